@@ -1,0 +1,73 @@
+"""Private federated multi-task learning: one model per client, and an epsilon that is true.
+
+Names are loaded on first use, so that planning a budget does not load torch.
+"""
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+# No dependency of this project may phone home because of it.
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "FederatedDataset": "coterie.data.federated",
+    "DataError": "coterie.data.federated",
+    "Source": "coterie.data.source",
+    "load": "coterie.data.formats",
+    "from_arrays": "coterie.data.formats",
+    "open_named": "coterie.data.catalogue",
+    "synthetic": "coterie.data.synthetic",
+    "Everyone": "coterie.privacy.sampling",
+    "FixedSize": "coterie.privacy.sampling",
+    "Poisson": "coterie.privacy.sampling",
+    "Guarantee": "coterie.privacy.accounting",
+    "Plan": "coterie.plan",
+    "Privacy": "coterie.plan",
+    "Speed": "coterie.engines.simulate",
+    "simulate": "coterie.engines.simulate",
+    "evaluate": "coterie.evaluate",
+    "SGD": "coterie.solvers.sgd",
+    "Linear": "coterie.models",
+    "MLP": "coterie.models",
+    "CNN": "coterie.models",
+    "PMTL": "coterie.methods.pmtl",
+    "FedAvg": "coterie.methods.fedavg",
+    "Local": "coterie.methods.local",
+}
+__all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from coterie.data.catalogue import open_named as open_named
+    from coterie.data.federated import DataError as DataError
+    from coterie.data.federated import FederatedDataset as FederatedDataset
+    from coterie.data.formats import from_arrays as from_arrays
+    from coterie.data.formats import load as load
+    from coterie.data.source import Source as Source
+    from coterie.data.synthetic import synthetic as synthetic
+    from coterie.engines.simulate import Speed as Speed
+    from coterie.engines.simulate import simulate as simulate
+    from coterie.evaluate import evaluate as evaluate
+    from coterie.methods.fedavg import FedAvg as FedAvg
+    from coterie.methods.local import Local as Local
+    from coterie.methods.pmtl import PMTL as PMTL
+    from coterie.models import CNN as CNN
+    from coterie.models import MLP as MLP
+    from coterie.models import Linear as Linear
+    from coterie.plan import Plan as Plan
+    from coterie.plan import Privacy as Privacy
+    from coterie.privacy.accounting import Guarantee as Guarantee
+    from coterie.privacy.sampling import Everyone as Everyone
+    from coterie.privacy.sampling import FixedSize as FixedSize
+    from coterie.privacy.sampling import Poisson as Poisson
+    from coterie.solvers.sgd import SGD as SGD
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'coterie' has no attribute {name!r}")

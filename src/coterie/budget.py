@@ -1,0 +1,91 @@
+"""`coterie account` and `coterie calibrate`: budgets before any data; never loads torch."""
+
+import argparse
+from typing import Any
+
+from coterie.privacy.accounting import Gaussian, Guarantee, Relation, calibrate, default_delta
+from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
+
+
+def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> Sampler:
+    """Make the sampler that the flags name."""
+    if sampling == "everyone":
+        if cohort is not None:
+            raise ValueError(
+                f"--cohort {cohort:g} does not go with --sampling everyone: leave one of them out"
+            )
+        return Everyone()
+    if sampling == "fixed":
+        if cohort is None or cohort != int(cohort):
+            raise ValueError(
+                f"--sampling fixed needs a whole number of clients a round, got --cohort {cohort}"
+            )
+        return FixedSize(int(cohort), visible)
+    return Poisson(cohort, visible)
+
+
+def account(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Find epsilon for the noise given, or the noise for the epsilon given."""
+    clients, rounds = arguments.clients, arguments.rounds
+    for name, value in (("clients", clients), ("rounds", rounds)):
+        if value < 1:
+            raise ValueError(f"--{name} {value}: expected at least 1")
+    delta = default_delta(clients) if arguments.delta is None else arguments.delta
+    relation: Relation = arguments.relation or "zero_out"
+    sampler = make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible)
+    participation = sampler.participation(clients)
+    if arguments.command == "calibrate":
+        noise = calibrate(
+            arguments.epsilon,
+            delta,
+            weights=(1.0,) * rounds,
+            participation=participation,
+            relation=relation,
+        )
+    else:
+        noise = arguments.noise_multiplier
+    guarantee = Guarantee(
+        events=(Gaussian(noise),) * rounds,
+        participation=participation,
+        relation=relation,
+        delta=delta,
+        clients=clients,
+    )
+    found = guarantee.to_json()
+    return {
+        "epsilon": found["epsilon"],
+        "delta": delta,
+        "noise_multiplier": noise,
+        "views": found["views"],
+        "clients": clients,
+        "cohort": sampler.expected(clients),
+        "rounds": rounds,
+        "relation": relation,
+        "sampling": sampler.kind,
+        "cohort_visible": participation.visible,
+        "accountant": found["accountant"],
+        "statement": guarantee.statement(),
+    }
+
+
+def describe(found: dict[str, Any]) -> str:
+    """Say it to a person."""
+    rows = [
+        ("epsilon (other clients)", _number(found["epsilon"])),
+        ("delta", _number(found["delta"])),
+        ("noise multiplier", _number(found["noise_multiplier"])),
+        *(
+            (f"epsilon ({view.replace('_', ' ')})", _number(e))
+            for view, e in found["views"].items()
+            if view != "other_clients"
+        ),
+        ("relation", found["relation"]),
+        ("accountant", found["accountant"]),
+    ]
+    width = max(len(name) for name, _ in rows)
+    table = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    return f"{table}\n\n{found['statement']}"
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"

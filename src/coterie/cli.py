@@ -1,0 +1,118 @@
+"""The command line: words in, words out. Progress and errors go to stderr, results to stdout.
+
+Every command exits 0 on success and 2 on bad input, with one line that says what was given, what
+was expected and what to do. `account` and `calibrate` load neither torch nor data.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from coterie import __version__
+from coterie.options import add_account, add_data, add_demo, add_methods, add_report, add_run
+
+_OVERVIEW = """\
+Private federated multi-task learning: one model per client, and an epsilon that is true.
+
+start here
+  coterie run --data districts --method pmtl --epsilon 1
+  coterie account --clients 205 --cohort 100 --rounds 1000 --noise-multiplier 10
+  coterie calibrate --clients 205 --cohort 100 --rounds 1000 --epsilon 2
+  coterie data show districts
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; give its exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.action(arguments) or 0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("COTERIE_DEBUG") or not _is_users(error):
+            raise
+        print(f"coterie {arguments.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="coterie",
+        description=_OVERVIEW,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"coterie {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_run(commands, _run)
+    add_demo(commands, _demo)
+    add_account(commands, _account, calibrate=False)
+    add_account(commands, _account, calibrate=True)
+    add_methods(commands, _methods)
+    add_data(commands, _data_show)
+    add_report(commands, _report)
+    return parser
+
+
+def _is_users(error: Exception) -> bool:
+    """Tell a user's mistake (bad values, files, folders) from a fault of ours."""
+    from coterie.privacy.ledger import LedgerError
+
+    return isinstance(error, ValueError | OSError | LedgerError)
+
+
+def _account(arguments: argparse.Namespace) -> None:
+    from coterie.budget import account, describe
+
+    found = account(arguments)
+    if arguments.json:
+        print(json.dumps(found, indent=2, allow_nan=False))
+    else:
+        print(describe(found))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from coterie.commands import run
+
+    return run(arguments)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from coterie.commands import demo
+
+    return demo(arguments)
+
+
+def _methods(arguments: argparse.Namespace) -> None:
+    from coterie.commands import methods
+
+    methods(arguments)
+
+
+def _data_show(arguments: argparse.Namespace) -> None:
+    from coterie.commands import data_show
+
+    data_show(arguments)
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from coterie.commands import report
+
+    report(arguments)
+
+
+def entry() -> Any:
+    """Run as a script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

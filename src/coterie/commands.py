@@ -1,0 +1,401 @@
+"""What the commands that touch data do: build a run plan from flags, run it, show it."""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from coterie.budget import make_sampler
+from coterie.config import ConfigError, to_table
+from coterie.data.describe import describe
+from coterie.data.federated import FederatedDataset
+from coterie.engines.simulate import Progress as RoundProgress
+from coterie.evaluate import mean_loss
+from coterie.methods.base import registered
+from coterie.privacy.accounting import epsilon_by_round
+from coterie.report import write_report
+from coterie.run import (
+    Result,
+    RunPlan,
+    execute,
+    load_plan,
+    plan_from_table,
+    read_toml,
+)
+from coterie.tree import Tree, stack
+
+_WATCHED_CLIENTS = 200
+_MARKS = 8
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `coterie run`."""
+    if arguments.resume is not None:
+        folder = Path(arguments.resume)
+        _refuse_with_resume(arguments)
+        run_plan = load_plan(folder / "plan.toml")
+    else:
+        run_plan = plan_from_table(_table(arguments))
+        folder = Path(arguments.out) if arguments.out else _new_folder(run_plan)
+        if (folder / "plan.toml").exists():
+            raise FileExistsError(
+                f"{folder} already holds a run; go on with `coterie run --resume {folder}`, "
+                "or choose another --out"
+            )
+    watch = _Watch(quiet=arguments.quiet)
+    try:
+        result = execute(run_plan, folder=folder, observer=watch.open)
+    except KeyboardInterrupt:
+        watch.close()
+        print(f"interrupted; go on with: coterie run --resume {folder}", file=sys.stderr)
+        return 130
+    finally:
+        watch.close()
+    write_report([folder], folder / "report.html")
+    if arguments.json:
+        print(json.dumps(result.summary, allow_nan=False))
+    else:
+        Console().print(_results_table([result]))
+        print(result.outcome.guarantee.statement())
+        print(f"\nrun folder {folder}, report {folder / 'report.html'}")
+    return 0
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Carry out `coterie demo`: local, FedAvg and PMTL on the same data, with a report."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    out = Path(arguments.out or f"runs/demo-{stamp}")
+    results, folders = [], []
+    for method in ("local", "fedavg", "pmtl"):
+        table: dict[str, Any] = {
+            "data": {"name": arguments.data},
+            "method": {"kind": method},
+            "privacy": {"epsilon": arguments.epsilon},
+        }
+        if arguments.simulation_seed is not None:
+            table["simulation_seed"] = arguments.simulation_seed
+            table["data"]["split_seed"] = arguments.simulation_seed
+        print(f"training {method} on {arguments.data} ...", file=sys.stderr)
+        watch = _Watch(quiet=False)
+        try:
+            folder = out / method
+            results.append(execute(plan_from_table(table), folder=folder, observer=watch.open))
+            folders.append(folder)
+        finally:
+            watch.close()
+    report = out / "report.html"
+    write_report(folders, report)
+    Console().print(_results_table(results))
+    print(results[-1].outcome.guarantee.statement())
+    print(f"\nreport: {report}")
+    return 0
+
+
+def methods(arguments: argparse.Namespace) -> None:
+    """Carry out `coterie methods`."""
+    found = {}
+    for name, method in registered().items():
+        summary = (method.__doc__ or "").strip().splitlines()[0]
+        found[name] = {"summary": summary, "settings": to_table(method())}
+        found[name]["settings"].pop("kind", None)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, about in found.items():
+        print(f"{name}: {about['summary']}")
+        for key, value in about["settings"].items():
+            print(f"    method.{key} = {json.dumps(value)}")
+
+
+def data_show(arguments: argparse.Namespace) -> None:
+    """Carry out `coterie data show`."""
+    choice = plan_from_table(
+        {
+            "data": _data_table(arguments),
+            "method": {"kind": "local"},
+            "privacy": {"epsilon": math.inf},
+        }
+    ).data
+    facts = {"data": choice.name, **describe(choice.open())}
+    if arguments.json:
+        print(json.dumps(facts, indent=2, allow_nan=False))
+        return
+    for key, value in facts.items():
+        for line in _lines(key, value):
+            print(line)
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Carry out `coterie report`."""
+    folders = [Path(run) for run in arguments.runs]
+    out = Path(arguments.out) if arguments.out else folders[0] / "report.html"
+    write_report(folders, out)
+    print(out)
+
+
+def _lines(key: str, value: Any) -> list[str]:
+    label = key.replace("_", " ")
+    if isinstance(value, Mapping):
+        parts = ", ".join(f"{name} {_short(item)}" for name, item in value.items())
+        return [f"{label:<20} {parts}"]
+    if isinstance(value, list | tuple):
+        return [f"{label if i == 0 else '':<20} {_short(item)}" for i, item in enumerate(value)]
+    return [f"{label:<20} {_short(value)}"]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _results_table(results: Sequence[Result]) -> Table:
+    first = results[0].summary
+    better = "smaller" if first["metric"] == "nmse" else "larger"
+    table = Table(title=f"{first['data']}: {first['clients']} clients, one model each")
+    table.add_column("method")
+    table.add_column(f"test {first['metric']} ({better} is better)", justify="right")
+    table.add_column("better off than alone", justify="right")
+    table.add_column("epsilon", justify="right")
+    table.add_column("delta", justify="right")
+    table.add_column("rounds", justify="right")
+    for result in results:
+        row = result.summary
+        share = row["share_better_than_local"]
+        told = "-" if share is None or row["method"] == "local" else f"{share:.0%} of clients"
+        table.add_row(
+            row["method"],
+            f"{_short(row['value'])} ± {_short(row['standard_error'])}",
+            told,
+            _short(row["epsilon"]),
+            f"{row['delta']:.3g}",
+            str(row["rounds"]),
+        )
+    told = "epsilon: zero-out of one client, view of the other clients; metrics are not covered"
+    if first["relation"] == "replace":
+        told = told.replace("zero-out of", "replacement of")
+    if first["simulation"]:
+        told += "; SIMULATION: known seed, protects nobody"
+    table.caption = told
+    return table
+
+
+def _refuse_with_resume(arguments: argparse.Namespace) -> None:
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(arguments).items()
+        if name not in ("resume", "json", "quiet", "command", "action")
+        and value not in (None, [], False)
+    ]
+    if given:
+        raise ConfigError(f"--resume goes on with the plan as it is; leave out {', '.join(given)}")
+
+
+def _new_folder(run_plan: RunPlan) -> Path:
+    stem = Path(run_plan.data.name).stem.replace(":", "-")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{stem}-{run_plan.method.kind}-{stamp}"
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
+
+
+def _table(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Lay flags over the TOML plan, and `--set` over both."""
+    table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
+    _overlay(table, "data", _data_table(arguments))
+    if "name" not in table["data"]:
+        raise ConfigError("no data: give --data NAME|FILE, for example --data districts")
+    _lay_method(table, arguments)
+    _lay_privacy(table, arguments)
+    if arguments.cohort is not None or arguments.sampling or arguments.cohort_visible:
+        sampler = make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible)
+        table["sampler"] = to_table(sampler)
+    speed = {name: getattr(arguments, name) for name in ("device", "block", "store")}
+    _overlay(table, "speed", speed)
+    for name in ("rounds", "simulation_seed"):
+        if getattr(arguments, name) is not None:
+            table[name] = getattr(arguments, name)
+    if arguments.no_local:
+        table["compare_with_local"] = False
+    for setting in arguments.set:
+        _assign(table, setting)
+    if table.get("simulation_seed") is not None:
+        table["data"].setdefault("split_seed", table["simulation_seed"])
+    return table
+
+
+def _lay_method(table: dict[str, Any], arguments: argparse.Namespace) -> None:
+    method = table.setdefault("method", {})
+    if arguments.method is not None and method.get("kind") != arguments.method:
+        table["method"] = method = {"kind": arguments.method}
+    method.setdefault("kind", "pmtl")
+    if arguments.model is not None:
+        method["model"] = {"kind": arguments.model}
+
+
+def _lay_privacy(table: dict[str, Any], arguments: argparse.Namespace) -> None:
+    privacy = {name: getattr(arguments, name) for name in ("delta", "clip", "relation")}
+    if arguments.epsilon is not None or arguments.noise_multiplier is not None:
+        given = table.setdefault("privacy", {})
+        given.pop("epsilon", None)
+        given.pop("noise_multiplier", None)
+        privacy |= {"epsilon": arguments.epsilon, "noise_multiplier": arguments.noise_multiplier}
+    _overlay(table, "privacy", privacy)
+    if not {"epsilon", "noise_multiplier"} & table["privacy"].keys():
+        table["privacy"]["epsilon"] = 1.0
+
+
+def _data_table(arguments: argparse.Namespace) -> dict[str, Any]:
+    source: dict[str, Any] = {
+        "client": arguments.client_column,
+        "target": _listed(arguments.target),
+        "features": arguments.features and arguments.features.split(","),
+        "task": arguments.task,
+        "classes": _classes(arguments.classes),
+        "missing": arguments.missing,
+        "targets_are_clients": arguments.targets_are_clients or None,
+    }
+    for text in arguments.levels:
+        name, values = _pair(text, "--levels")
+        source["levels"] = {**(source.get("levels") or {}), name: values.split(",")}
+    options = {
+        name: _literal(value) for name, value in (_pair(o, "--option") for o in arguments.option)
+    }
+    table: dict[str, Any] = {
+        "name": arguments.data,
+        "test": getattr(arguments, "test", None),
+        "standardise": getattr(arguments, "standardise", None),
+        "options": options or None,
+        "source": {key: value for key, value in source.items() if value is not None} or None,
+    }
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _listed(text: str | None) -> str | list[str] | None:
+    return text.split(",") if text and "," in text else text
+
+
+def _classes(text: str | None) -> int | list[str] | None:
+    if text is None or text.isdecimal():
+        return None if text is None else int(text)
+    return text.split(",")
+
+
+def _overlay(table: dict[str, Any], section: str, values: Mapping[str, Any]) -> None:
+    place = table.setdefault(section, {})
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _overlay(place, key, value)
+        elif value is not None:
+            place[key] = value
+    if not place and section == "speed":
+        del table[section]
+
+
+def _assign(table: dict[str, Any], setting: str) -> None:
+    path, value = _pair(setting, "--set")
+    *sections, key = path.split(".")
+    place = table
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {setting}: {section} is not a table of the plan")
+    place[key] = _literal(value)
+
+
+def _pair(text: str, flag: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{flag} {text!r}: expected KEY=VALUE, for example method.lam=0.3")
+    return key.strip(), value.strip()
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+class _Watch:
+    """Shows rounds, loss and epsilon so far on stderr; watches, and steers nothing."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._bar: Progress | None = None
+
+    def open(self, run_plan: RunPlan, data: FederatedDataset) -> "_Watch | _Silent":
+        """Get ready for a run."""
+        if self._quiet:
+            return _Silent()
+        self._plan = run_plan.plan()
+        self._data = data
+        self._seen = 0.0
+        self._loss = math.nan
+        ids = np.arange(data.spec.clients)
+        self._ids = ids[:: max(1, len(ids) // _WATCHED_CLIENTS)].astype(np.int64)
+        self._marks = self._spend()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(self._plan.method.kind, total=self._plan.posts)
+        return self
+
+    def __call__(self, progress: RoundProgress) -> None:
+        """Show a round."""
+        if self._bar is None:
+            return
+        last = progress.round == progress.rounds
+        if last or time.monotonic() - self._seen > 1.0:
+            self._loss = self._measure(progress)
+            self._seen = time.monotonic()
+        spent = next(e for mark, e in self._marks if mark >= progress.round)
+        told = f"{self._plan.method.kind}  loss {self._loss:.4g}  epsilon so far <= {spent:.3g}"
+        self._bar.update(self._task, completed=progress.round, description=told)
+
+    def close(self) -> None:
+        """Take the bar down."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _spend(self) -> list[tuple[int, float]]:
+        """Epsilon after some of the rounds; shown is the next mark's, an upper bound."""
+        posts, clients = self._plan.posts, self._data.spec.clients
+        marks = sorted({math.ceil(posts * part / _MARKS) for part in range(1, _MARKS + 1)} - {0})
+        guarantee = self._plan.guarantee(clients)
+        spent = epsilon_by_round(
+            guarantee.events, guarantee.participation, guarantee.relation, guarantee.delta, marks
+        )
+        return list(zip(marks, spent, strict=True))
+
+    def _measure(self, progress: RoundProgress) -> float:
+        shared = progress.shared
+
+        def models(ids: Any) -> Tree:
+            rows = progress.store.take(ids, lambda count: stack(shared, count))
+            return rows if rows.keys() == shared.keys() else stack(shared, len(ids))
+
+        return mean_loss(self._plan.method.model, models, self._data, self._ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Silent:
+    def __call__(self, progress: RoundProgress) -> None:
+        """Show nothing."""

@@ -1,0 +1,148 @@
+"""Plans as text: frozen dataclasses to and from plain tables, unknown keys refused."""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """Raised when a table does not fit the dataclass it describes."""
+
+
+def to_table(value: Any) -> Any:
+    """Turn a dataclass (or a plain value) into tables, lists and scalars; None fields are left out.
+
+    A dataclass registered under a name (it has `kind`) writes that name first.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        table: dict[str, Any] = {}
+        kind = getattr(type(value), "kind", None)
+        if isinstance(kind, str):
+            table["kind"] = kind
+        for field in dataclasses.fields(value):
+            if field.init and getattr(value, field.name) is not None:
+                table[field.name] = to_table(getattr(value, field.name))
+        return table
+    if isinstance(value, Mapping):
+        return {str(key): to_table(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_table(item) for item in value]
+    return value
+
+
+def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+    """Build a dataclass from a table.
+
+    Args:
+        cls: The dataclass; if it has `choices()`, `kind` in the table picks the class.
+        table: Plain values.
+        where: The table's name, for errors.
+    """
+    values = dict(table)
+    target: Any = cls
+    choices = getattr(cls, "choices", None)
+    if choices is not None:
+        names = choices()
+        kind = values.pop("kind", None)
+        if kind not in names:
+            raise ConfigError(
+                f"[{where}] kind = {kind!r}: expected one of {', '.join(sorted(names))}"
+            )
+        target = names[kind]
+    known = {field.name: field for field in dataclasses.fields(target) if field.init}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"[{where}] does not know {', '.join(unknown)}; expected among {', '.join(known)}"
+        )
+    hints = typing.get_type_hints(target)
+    built = {key: _convert(hints[key], item, f"{where}.{key}") for key, item in values.items()}
+    try:
+        return typing.cast(T, target(**built))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"[{where}] {error}") from error
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(typing.get_args(hint), value, where)
+    if origin is typing.Literal:
+        if value not in typing.get_args(hint):
+            options = ", ".join(repr(option) for option in typing.get_args(hint))
+            raise ConfigError(f"{where} = {value!r}: expected one of {options}")
+        return value
+    if isinstance(value, Mapping) and _takes_table(hint):
+        return from_table(hint, value, where)
+    if origin is tuple and isinstance(value, list | tuple):
+        inner = typing.get_args(hint)
+        return tuple(_convert(inner[0], item, where) for item in value)
+    if isinstance(value, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping):
+        inner = typing.get_args(hint)
+        return {key: _convert(inner[1], item, f"{where}.{key}") for key, item in value.items()}
+    return _scalar(hint, value, where)
+
+
+def _takes_table(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or hasattr(hint, "choices")
+
+
+def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    failures: list[str] = []
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return _convert(option, value, where)
+        except ConfigError as error:
+            failures.append(str(error))
+    raise ConfigError("; ".join(failures))
+
+
+def _scalar(hint: Any, value: Any, where: str) -> Any:
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint in (bool, str) and isinstance(value, hint):
+        return value
+    name = getattr(hint, "__name__", str(hint))
+    raise ConfigError(f"{where} = {value!r}: expected {name}")
+
+
+def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """Write nested tables as TOML: scalars and lists first, then one section per table."""
+    lines = [f"{_key(key)} = {_literal(item)}" for key, item in table.items() if not _nested(item)]
+    for key, item in table.items():
+        if _nested(item):
+            path = f"{prefix}{_key(key)}"
+            lines += ["", f"[{path}]", to_toml(item, f"{path}.").rstrip("\n")]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _nested(item: Any) -> bool:
+    return isinstance(item, Mapping)
+
+
+def _key(key: str) -> str:
+    plain = key.replace("_", "").replace("-", "").isalnum() and key.isascii()
+    return key if plain else _literal(key)
+
+
+def _literal(item: Any) -> str:
+    if isinstance(item, bool):
+        return "true" if item else "false"
+    if isinstance(item, str):
+        return json.dumps(item, ensure_ascii=True).replace("\x7f", "\\u007f")
+    if isinstance(item, list | tuple):
+        return "[" + ", ".join(_literal(part) for part in item) + "]"
+    if isinstance(item, int | float):
+        return repr(item)
+    raise ConfigError(f"{item!r} cannot be written to a plan: expected text, numbers or lists")

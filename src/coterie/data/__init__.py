@@ -1,0 +1,1 @@
+"""Client-partitioned data: the container, loaders, embedded examples and generators."""

@@ -1,0 +1,38 @@
+"""Data by name: what can be opened without a file."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from coterie.data.embedded import digits, districts
+from coterie.data.federated import DataError, FederatedDataset
+from coterie.data.synthetic import KINDS, Synthetic, synthetic
+
+_MAKERS: dict[str, Callable[..., FederatedDataset | Synthetic]] = {
+    "districts": districts,
+    "digits": digits,
+    "synthetic": synthetic,
+    **{f"synthetic:{kind}": partial(synthetic, kind) for kind in KINDS},
+}
+NAMES: tuple[str, ...] = tuple(_MAKERS)
+
+
+def open_named(name: str, **options: Any) -> FederatedDataset:
+    """Open data by name, with the options of the function that makes it.
+
+    Raises:
+        DataError: If there is no such name or option.
+    """
+    if name not in _MAKERS:
+        raise DataError(
+            f"no data named {name!r}; the names are {', '.join(NAMES)}; "
+            "a path to a file also works, if the file exists"
+        )
+    known = inspect.signature(_MAKERS[name]).parameters
+    for option in options:
+        if option not in known:
+            offered = f"its options are {', '.join(known)}" if known else "it has no options"
+            raise DataError(f"{name} has no option {option!r}; {offered}")
+    made = _MAKERS[name](**options)
+    return made.data if isinstance(made, Synthetic) else made

@@ -1,0 +1,240 @@
+"""Federated data: ragged clients as flat arrays with offsets, one copy, never pooled.
+
+`FederatedDataset` holds the rows of client k at `offsets[k]:offsets[k + 1]`. No method of it
+returns rows of several clients mixed together; `blocks` hands them out side by side (`Clients`),
+which is all that a stacked method ever sees.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+Task = Literal["regression", "binary", "multiclass", "multilabel"]
+TASKS: tuple[str, ...] = get_args(Task)
+Features: TypeAlias = Tensor | sparse.csr_matrix
+
+
+class DataError(ValueError):
+    """Raised for bad input: says where, what was found and what to do."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is public before training: no field may be computed from the rows of clients.
+
+    `outputs` is the width of the prediction: 1 for regression and binary, the number of declared
+    classes or labels otherwise. `shape` is that of one row.
+    """
+
+    shape: tuple[int, ...]
+    outputs: int
+    task: Task
+    clients: int
+
+    @property
+    def features(self) -> int:
+        """The numbers in one row."""
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Clients:
+    """c clients side by side; client i has rows `starts[i] : starts[i] + counts[i]`.
+
+    Kernels read the flat arrays in place; `x`, `y` and `mask` are the same rows padded to the
+    longest client, for code over stacked tensors.
+    """
+
+    spec: Spec
+    ids: Tensor
+    starts: Tensor
+    counts: Tensor
+    features: Features
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return int(self.ids.numel())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows live."""
+        return self.targets.device
+
+    @property
+    def longest(self) -> int:
+        """The largest number of rows of a client here."""
+        return int(self.counts.max()) if len(self) else 0
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Flat row numbers, shape (c, longest); padding repeats the client's first row."""
+        steps = torch.arange(self.longest)
+        inside = steps[None, :] < self.counts[:, None]
+        return torch.where(inside, self.starts[:, None] + steps[None, :], self.starts[:, None])
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """Which padded rows are real, shape (c, longest), bool."""
+        return (torch.arange(self.longest)[None, :] < self.counts[:, None]).to(self.device)
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Padded features, shape (c, longest, *row), zeros where padded; dense even if sparse."""
+        return self.rows(self.index, self.mask)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """Padded targets, shape (c, longest[, outputs]), zeros where padded."""
+        return self.labels(self.index, self.mask)
+
+    def rows(self, index: Tensor, mask: Tensor) -> Tensor:
+        """Gather flat rows by number, zeros where the mask is false."""
+        if isinstance(self.features, Tensor):
+            found = self.features[index.to(self.device)]
+        else:
+            picked = self.features[index.reshape(-1).numpy()].toarray()
+            found = torch.from_numpy(picked).reshape(*index.shape, -1)
+        return found * _spread(mask, found)
+
+    def labels(self, index: Tensor, mask: Tensor) -> Tensor:
+        """Gather flat targets by number, zeros where the mask is false."""
+        found = self.targets[index.to(self.device)]
+        return found * _spread(mask, found).to(found.dtype)
+
+
+@dataclass(frozen=True)
+class FederatedDataset:
+    """Named clients with ragged rows.
+
+    Attributes:
+        spec: Public facts.
+        names: One name per client, unique.
+        offsets: Row ranges, shape (clients + 1,), int64.
+        features: (rows, *spec.shape) float32, dense or CSR.
+        targets: (rows,) float32 (regression, binary 0/1) or int64 (multiclass), or
+            (rows, outputs) float32 (multilabel).
+        source_split: 0 train / 1 test per row where the source declares a split.
+        title: A name for tables.
+        notes: What the loader did (rows dropped, constants declared), in words.
+    """
+
+    spec: Spec
+    names: Sequence[str]
+    offsets: NDArray[np.int64]
+    features: Features
+    targets: Tensor
+    source_split: NDArray[np.int8] | None = None
+    title: str = "data"
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.spec.clients != len(self.names) or len(self.offsets) != len(self.names) + 1:
+            raise DataError(
+                f"{self.title}: {len(self.names)} names, {len(self.offsets)} offsets and "
+                f"spec.clients = {self.spec.clients} do not fit together"
+            )
+        if int(self.offsets[-1]) != self.features.shape[0] or self.features.shape[0] != len(
+            self.targets
+        ):
+            raise DataError(
+                f"{self.title}: offsets end at {self.offsets[-1]}, but there are "
+                f"{self.features.shape[0]} feature rows and {len(self.targets)} targets"
+            )
+
+    def __len__(self) -> int:
+        return self.spec.clients
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Rows of each client."""
+        return np.diff(self.offsets)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether features are kept as CSR."""
+        return not isinstance(self.features, Tensor)
+
+    def to(self, device: torch.device | str) -> "FederatedDataset":
+        """Move dense rows to a device (sparse rows stay on the CPU)."""
+        if torch.device(device) == self.targets.device:
+            return self
+        if not isinstance(self.features, Tensor):
+            raise DataError(f"{self.title}: sparse rows run on the CPU only, not on {device}")
+        return replace(self, features=self.features.to(device), targets=self.targets.to(device))
+
+    def clients(self, ids: NDArray[np.int64]) -> Clients:
+        """Put the named clients side by side, in the order given."""
+        starts = self.offsets[ids]
+        return Clients(
+            spec=self.spec,
+            ids=torch.from_numpy(np.ascontiguousarray(ids, dtype=np.int64)),
+            starts=torch.from_numpy(starts),
+            counts=torch.from_numpy(self.offsets[ids + 1] - starts),
+            features=self.features,
+            targets=self.targets,
+        )
+
+    def blocks(self, ids: NDArray[np.int64], size: int) -> Iterator[Clients]:
+        """Hand out clients in blocks of at most `size`, those of like size together."""
+        ids = np.asarray(ids, dtype=np.int64)
+        ordered = ids[np.argsort(self.offsets[ids + 1] - self.offsets[ids], kind="stable")]
+        for start in range(0, len(ordered), size):
+            yield self.clients(ordered[start : start + size])
+
+    def split(self, test: float | int, seed: int) -> tuple["FederatedDataset", "FederatedDataset"]:
+        """Split inside every client, at random; a client always keeps a row for training.
+
+        Args:
+            test: A share of each client's rows (float, rounded to the nearest row), or a number
+                of rows per client (int).
+            seed: Seed of the split.
+        """
+        if not (0 < test < 1 or (isinstance(test, int) and test >= 1)):
+            raise DataError(
+                f"test = {test!r}: expected a share between 0 and 1 or a row count >= 1"
+            )
+        counts = self.counts
+        wanted = np.full_like(counts, test) if isinstance(test, int) else np.rint(counts * test)
+        held = np.minimum(wanted.astype(np.int64), np.maximum(counts - 1, 0))
+        generator = np.random.Generator(np.random.Philox(key=seed))
+        owner = np.repeat(np.arange(len(counts)), counts)
+        order = np.lexsort((generator.random(len(owner)), owner))
+        rank = np.arange(len(owner)) - np.repeat(self.offsets[:-1], counts)
+        is_test = np.zeros(len(owner), dtype=bool)
+        is_test[order] = rank < held[owner]
+        return self.where(~is_test), self.where(is_test)
+
+    def split_by_source(self) -> tuple["FederatedDataset", "FederatedDataset"]:
+        """Split as the source declares."""
+        if self.source_split is None:
+            raise DataError(f"{self.title} declares no split; use split(test=..., seed=...)")
+        return self.where(self.source_split == 0), self.where(self.source_split == 1)
+
+    def where(self, keep: NDArray[np.bool_]) -> "FederatedDataset":
+        """Keep some rows of every client; clients stay, even without rows."""
+        owner = np.repeat(np.arange(len(self)), self.counts)
+        counts = np.bincount(owner[keep], minlength=len(self))
+        index = np.flatnonzero(keep)
+        rows = (
+            self.features[torch.from_numpy(index).to(self.targets.device)]
+            if isinstance(self.features, Tensor)
+            else self.features[index]
+        )
+        return replace(
+            self,
+            offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            features=rows,
+            targets=self.targets[torch.from_numpy(index).to(self.targets.device)],
+            source_split=None if self.source_split is None else self.source_split[index],
+        )
+
+
+def _spread(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *([1] * (like.dim() - mask.dim()))).to(like.device)

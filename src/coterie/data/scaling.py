@@ -1,0 +1,244 @@
+"""Scaling that tells nobody about anybody: inside each client, or by constants declared beforehand.
+
+Means and deviations over the rows of all clients would be a release without noise. Hence two ways
+only: `standardise_clients` uses a client's own training rows for that client alone, and
+`apply_constants` uses numbers that were public before the rows were read.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from coterie.data.federated import DataError, Features, FederatedDataset
+
+_BLOCK = 1 << 23  # numbers worked on at a time, in float64
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Scales of the (client, column) cells that hold a stored number, by sorted cell number."""
+
+    cells: NDArray[np.int64]
+    scale: NDArray[np.float64]
+
+
+def standardise_clients(
+    train: FederatedDataset, test: FederatedDataset | None = None
+) -> tuple[FederatedDataset, FederatedDataset | None]:
+    """Centre and scale the features of each client by the client's own training rows.
+
+    Scales are population standard deviations (division by the number of rows); a column that does
+    not vary inside a client, and so every column of a client with one training row, is centred
+    only; a client without training rows is left as it is. Sparse features are divided by the same
+    deviations, implied zeros counted, but not centred, since that would fill them.
+
+    Args:
+        train: The training rows, from which the constants are taken.
+        test: Rows of the same clients, scaled by the constants of their client's training rows.
+
+    Raises:
+        DataError: If `test` has other clients or other columns than `train`.
+    """
+    if test is not None and (
+        test.spec.shape != train.spec.shape
+        or test.is_sparse != train.is_sparse
+        or test.names != train.names
+    ):
+        raise DataError(
+            f"{train.title}: training and test rows do not belong together ({len(train)} and "
+            f"{len(test)} clients, rows of shape {train.spec.shape} and {test.spec.shape}, sparse "
+            f"{train.is_sparse} and {test.is_sparse}); split one dataset"
+        )
+    if train.is_sparse:
+        cells = _sparse_cells(train)
+        note = "features scaled (not centred: sparse) by each client's own training rows"
+        return (
+            _noted(train, _scale_cells(train, cells), note),
+            None if test is None else _noted(test, _scale_cells(test, cells), note),
+        )
+    center, scale = _dense_moments(train)
+    note = "features centred and scaled by each client's own training rows"
+    return (
+        _noted(train, _scale_rows(train, center, scale), note),
+        None if test is None else _noted(test, _scale_rows(test, center, scale), note),
+    )
+
+
+def apply_constants(
+    data: FederatedDataset,
+    center: ArrayLike,
+    scale: ArrayLike,
+    *,
+    clip: float | None = None,
+    target_center: float = 0.0,
+    target_scale: float = 1.0,
+) -> FederatedDataset:
+    """Scale features to (x - center) / scale, cut at +-clip, and targets likewise, uncut.
+
+    The constants have to be public: declared without a look at the rows.
+
+    Args:
+        data: The rows to scale.
+        center: One number, or one for each number of a row; zero for sparse features.
+        scale: One positive number, or one for each number of a row.
+        clip: The largest absolute value left in the scaled features.
+        target_center: Subtracted from targets; regression only.
+        target_scale: Divides targets; regression only.
+
+    Raises:
+        DataError: If a constant cannot be applied to this data.
+    """
+    centers, scales = _constants(data, center, scale, clip)
+    if data.spec.task != "regression" and (target_center, target_scale) != (0.0, 1.0):
+        raise DataError(f"{data.title}: {data.spec.task} targets are labels and cannot be scaled")
+    if not (np.isfinite(target_center) and np.isfinite(target_scale) and target_scale > 0):
+        raise DataError(
+            f"target_center = {target_center}, target_scale = {target_scale}: expected a number "
+            "and a positive number"
+        )
+    features: Features
+    if isinstance(data.features, torch.Tensor):
+        out = np.empty(_flat(data).shape, dtype=np.float32)
+        for rows in _row_blocks(data):
+            scaled = (_flat(data)[rows] - centers) / scales
+            out[rows] = scaled if clip is None else np.clip(scaled, -clip, clip)
+        features = _like(data, out)
+    else:
+        values = data.features.data / scales[data.features.indices]
+        features = _with_values(data, values if clip is None else np.clip(values, -clip, clip))
+    cut = "" if clip is None else f", cut at +-{clip:g}"
+    note = f"features scaled by declared constants{cut}"
+    if data.spec.task == "regression" and (target_center, target_scale) != (0.0, 1.0):
+        note += f"; target (y - {target_center:g}) / {target_scale:g}"
+    targets = data.targets
+    if data.spec.task == "regression":
+        targets = ((targets.double() - target_center) / target_scale).float()
+    return replace(_noted(data, features, note), targets=targets)
+
+
+def _constants(
+    data: FederatedDataset, center: ArrayLike, scale: ArrayLike, clip: float | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    try:
+        centers, scales = (
+            np.broadcast_to(np.asarray(given, dtype=np.float64), data.spec.shape).reshape(-1)
+            for given in (center, scale)
+        )
+    except ValueError as error:
+        raise DataError(
+            f"{data.title}: center of shape {np.shape(center)} and scale of shape "
+            f"{np.shape(scale)} do not fit rows of shape {data.spec.shape}"
+        ) from error
+    if not (np.isfinite(centers).all() and np.isfinite(scales).all() and (scales > 0).all()):
+        raise DataError(f"{data.title}: centers have to be finite, scales finite and positive")
+    if data.is_sparse and centers.any():
+        raise DataError(f"{data.title}: sparse features cannot be centred; give center = 0")
+    if clip is not None and not clip > 0:
+        raise DataError(f"clip = {clip}: expected a positive number, or None for no cut")
+    return centers, scales
+
+
+def _noted(data: FederatedDataset, features: Features, note: str) -> FederatedDataset:
+    return replace(data, features=features, notes=(*data.notes, note))
+
+
+def _flat(data: FederatedDataset) -> NDArray[np.float32]:
+    assert isinstance(data.features, torch.Tensor)
+    flat: NDArray[np.float32] = data.features.detach().cpu().reshape(-1, data.spec.features).numpy()
+    return flat
+
+
+def _like(data: FederatedDataset, flat: NDArray[np.float32]) -> torch.Tensor:
+    assert isinstance(data.features, torch.Tensor)
+    return torch.from_numpy(flat).reshape(data.features.shape).to(data.features.device)
+
+
+def _row_blocks(data: FederatedDataset) -> Iterator[slice]:
+    rows, step = int(data.offsets[-1]), max(1, _BLOCK // data.spec.features)
+    for start in range(0, rows, step):
+        yield slice(start, min(rows, start + step))
+
+
+def _dense_moments(
+    train: FederatedDataset,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Find each client's column means and deviations, shape (clients, features) each."""
+    flat = _flat(train)
+    center = np.zeros((len(train), train.spec.features))
+    scale = np.ones_like(center)
+    # `reduceat` answers an empty range with the row after it: only clients with rows take part.
+    held = np.flatnonzero(train.counts)
+    for ids in _client_blocks(train, held):
+        counts = train.counts[ids]
+        first, last = train.offsets[ids[0]], train.offsets[ids[-1] + 1]
+        rows = flat[first:last].astype(np.float64)
+        starts = train.offsets[ids] - first
+        center[ids] = np.add.reduceat(rows, starts, axis=0) / counts[:, None]
+        rows -= np.repeat(center[ids], counts, axis=0)
+        np.square(rows, out=rows)
+        deviation = np.sqrt(np.add.reduceat(rows, starts, axis=0) / counts[:, None])
+        scale[ids] = np.where(deviation > 0, deviation, 1.0)
+    return center, scale
+
+
+def _client_blocks(data: FederatedDataset, held: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    step = max(1, _BLOCK // data.spec.features)
+    block = data.offsets[held] // step
+    yield from (ids for ids in np.split(held, np.flatnonzero(np.diff(block)) + 1) if len(ids))
+
+
+def _scale_rows(
+    data: FederatedDataset, center: NDArray[np.float64], scale: NDArray[np.float64]
+) -> torch.Tensor:
+    flat = _flat(data)
+    owner = np.repeat(np.arange(len(data)), data.counts)
+    out = np.empty(flat.shape, dtype=np.float32)
+    for rows in _row_blocks(data):
+        out[rows] = (flat[rows] - center[owner[rows]]) / scale[owner[rows]]
+    return _like(data, out)
+
+
+def _cell_numbers(data: FederatedDataset) -> NDArray[np.int64]:
+    """Number the (client, column) cell of every stored entry."""
+    assert not isinstance(data.features, torch.Tensor)
+    stored = np.diff(data.features.indptr[data.offsets])
+    owner = np.repeat(np.arange(len(data), dtype=np.int64), stored)
+    cells: NDArray[np.int64] = owner * data.spec.features + data.features.indices
+    return cells
+
+
+def _sparse_cells(train: FederatedDataset) -> _Cells:
+    assert not isinstance(train.features, torch.Tensor)
+    cells, inverse = np.unique(_cell_numbers(train), return_inverse=True)
+    values = train.features.data.astype(np.float64)
+    counts = train.counts[cells // train.spec.features]
+    mean = np.bincount(inverse, weights=values, minlength=len(cells)) / np.maximum(counts, 1)
+    stored = np.bincount(inverse, minlength=len(cells))
+    square = np.bincount(inverse, weights=(values - mean[inverse]) ** 2, minlength=len(cells))
+    # Entries that are not stored are zeros, each mean^2 away from the mean.
+    deviation = np.sqrt((square + (counts - stored) * mean**2) / np.maximum(counts, 1))
+    return _Cells(cells, np.where(deviation > 0, deviation, 1.0))
+
+
+def _scale_cells(data: FederatedDataset, known: _Cells) -> sparse.csr_matrix:
+    assert not isinstance(data.features, torch.Tensor)
+    wanted = _cell_numbers(data)
+    place = np.searchsorted(known.cells, wanted)
+    # A cell without an entry in training has deviation 0 there, hence scale 1.
+    padded = np.append(known.cells, -1)
+    scale = np.where(padded[place] == wanted, np.append(known.scale, 1.0)[place], 1.0)
+    return _with_values(data, data.features.data / scale)
+
+
+def _with_values(data: FederatedDataset, values: NDArray[np.floating]) -> sparse.csr_matrix:
+    assert not isinstance(data.features, torch.Tensor)
+    parts: Sequence[object] = (
+        values.astype(np.float32),
+        data.features.indices.copy(),
+        data.features.indptr.copy(),
+    )
+    return sparse.csr_matrix(parts, shape=data.features.shape)

@@ -1,0 +1,1 @@
+"""Engines run a plan: the round is written once, in `rounds`."""

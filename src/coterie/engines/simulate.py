@@ -1,0 +1,230 @@
+"""The in-process engine: all clients here, vectorised in blocks, on the CPU or a GPU.
+
+Block size, device and store are settings of speed: they never touch the guarantee, and results
+agree over block sizes to float tolerance (sums of contributions agree exactly: see `mechanisms`).
+"""
+
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.engines.rounds import RoundState, Timing, client_half, server_half
+from coterie.engines.store import Ids, Store
+from coterie.plan import Plan
+from coterie.privacy.accounting import Guarantee
+from coterie.privacy.billboard import Billboard, Bounded, Post
+from coterie.privacy.entropy import open_entropy
+from coterie.rng import Rng
+from coterie.tree import Tree, size, to
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What an observer is shown after a round; nothing it does comes back."""
+
+    round: int
+    rounds: int
+    shared: Tree
+    store: Store
+
+
+class Observer(Protocol):
+    """Watches a run. Returns None, and so steers nothing."""
+
+    def __call__(self, progress: Progress) -> None:
+        """Look at the state after a round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Settings that change how fast a run is and nothing else.
+
+    Attributes:
+        block: Clients computed side by side; 0 chooses by the model's size.
+        device: "cpu" or "cuda".
+        store: "memory", or "disk" to keep personal models memory-mapped, so that clients x
+            parameters may exceed memory.
+    """
+
+    block: int = 0
+    device: str = "cpu"
+    store: Literal["memory", "disk"] = "memory"
+
+    def __post_init__(self) -> None:
+        if self.block < 0:
+            raise ValueError(f"block = {self.block}: expected a number of clients, or 0 to choose")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"device = {self.device!r}: no CUDA device is available; use 'cpu'")
+
+    def clients(self, tree: Tree) -> int:
+        """Give the block size for clients with such a tree."""
+        room = 256e6 if self.device == "cpu" else 8e9
+        return self.block or int(np.clip(room / (32 * max(size(tree), 1)), 1, 16384))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: one model per client, the public transcript, and what it guarantees."""
+
+    plan: Plan
+    spec: Spec
+    shared: Tree
+    models: Store
+    billboard: Billboard
+    guarantee: Guarantee
+    timing: Timing
+
+    @property
+    def posts(self) -> tuple[Post, ...]:
+        """The public transcript."""
+        return self.billboard.posts
+
+    def rows(self, ids: Ids) -> Tree:
+        """Give the models of some clients, stacked."""
+        return self.models.take(ids, lambda count: {})
+
+    def model(self, client: int) -> Tree:
+        """Give one client's model parameters."""
+        return {name: leaf[client] for name, leaf in self.models.leaves.items()}
+
+
+def simulate(
+    plan: Plan,
+    data: FederatedDataset,
+    *,
+    observe: Observer | None = None,
+    folder: Path | None = None,
+    speed: Speed | None = None,
+) -> Outcome:
+    """Run a plan on clients held in this process.
+
+    Args:
+        plan: What to do and what to spend.
+        data: Training rows.
+        observe: Called after every round.
+        folder: Where to keep ledger, posts and personal state; a run with a folder survives a
+            crash and goes on where it stood when called again with the same plan and data.
+        speed: Block size, device, store.
+    """
+    return _Simulation(plan, data, folder, speed or Speed()).run(observe)
+
+
+class _Simulation:
+    """One run: the state that lives between rounds."""
+
+    def __init__(
+        self, plan: Plan, data: FederatedDataset, folder: Path | None, speed: Speed
+    ) -> None:
+        self.plan, self.speed, self.folder = plan, speed, folder
+        self.data = data if speed.device == "cpu" else data.to(speed.device)
+        seed = plan.simulation_seed
+        self.rng = Rng.fresh() if seed is None else Rng.seeded(seed)
+        # The start is public: it comes from the specification and a fixed stream.
+        self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
+        self.billboard = plan.open(data.spec, self.shared, folder)
+        self.store = self._open_store("personal")
+
+    def run(self, observe: Observer | None) -> Outcome:
+        """Do the rounds that are still to do, then personalise."""
+        started = time.perf_counter()
+        try:
+            self._recover()
+            for number in range(self.billboard.next, self.plan.posts):
+                self._round(number, self.billboard)
+                if observe is not None:
+                    observe(Progress(number + 1, self.plan.posts, self.shared, self.store))
+            rounds = time.perf_counter() - started
+            models = self._personalise()
+        finally:
+            self.billboard.ledger.close()
+        return Outcome(
+            plan=self.plan,
+            spec=self.data.spec,
+            shared=self.shared,
+            models=models,
+            billboard=self.billboard,
+            guarantee=self.plan.guarantee(self.data.spec.clients),
+            timing=Timing(rounds, time.perf_counter() - started),
+        )
+
+    def _recover(self) -> None:
+        for post in self.billboard.posts:
+            self.shared = self.plan.method.server_update(self.shared, post)
+        self.store.recover(self.billboard.next)
+
+    def _round(self, number: int, billboard: Billboard) -> None:
+        entropy = open_entropy(self.plan.simulation_seed, "cohort", number)
+        cohort = self.plan.sampler.draw(self.data.spec.clients, entropy)
+        self.shared, _ = server_half(
+            self.plan.method, billboard, self.shared, self._parts(number, cohort)
+        )
+        self.store.commit()
+
+    def _parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
+        """Compute the cohort by blocks; new personal rows are staged before the post exists."""
+        shared = to(self.shared, self.speed.device)
+        mechanism = self.billboard.mechanism(number)
+        state = RoundState(self.plan.method, mechanism, shared, self.rng, number)
+        self.store.discard()
+        for block in self.data.blocks(cohort, self.speed.clients(self.shared)):
+            ids = block.ids.numpy()
+            part, after = client_half(state, self.store.take(ids, self._enrol(shared)), block)
+            self.store.stage(ids, after)
+            yield part
+        self.store.seal(number)
+
+    def _personalise(self) -> Store:
+        """Make every client's model, drawn or not."""
+        method, spec = self.plan.method, self.data.spec
+        shared = to(self.shared, self.speed.device)
+        coins = self.rng.at("personalise")
+        models: Store | None = None
+        everyone = np.arange(spec.clients, dtype=np.int64)
+        for block in self.data.blocks(everyone, self.speed.clients(self.shared)):
+            ids = block.ids.numpy()
+            personal = self.store.take(ids, self._enrol(shared))
+            rows = method.personalise(shared, personal, block, coins)
+            if models is None:
+                models = self._open_store("models", {name: row[:1] for name, row in rows.items()})
+            models.put(ids, rows)
+        if models is None:
+            raise ValueError("there are no clients to make models for")
+        models.flush()
+        return models
+
+    def _enrol(self, shared: Tree) -> "_Enrol":
+        return _Enrol(self.plan, shared, self.data.spec)
+
+    def _open_store(self, name: str, template: Tree | None = None) -> Store:
+        if template is None:
+            template = self.plan.method.enrol(self.shared, self.data.spec, 1)
+        clients, device = self.data.spec.clients, self.speed.device
+        if self.folder is not None:
+            return Store(template, clients, self.folder / name, device)
+        if self.speed.store == "memory":
+            return Store(template, clients, None, device)
+        scratch = Path(tempfile.mkdtemp(prefix="coterie-"))
+        store = Store(template, clients, scratch, device)
+        weakref.finalize(store, shutil.rmtree, scratch, ignore_errors=True)
+        return store
+
+
+@dataclass(frozen=True)
+class _Enrol:
+    """Makes the first personal state of clients from the shared tree of the round."""
+
+    plan: Plan
+    shared: Tree
+    spec: Spec
+
+    def __call__(self, count: int) -> Tree:
+        return self.plan.method.enrol(self.shared, self.spec, count)

@@ -1,0 +1,156 @@
+"""Personal state of clients, by row: in memory, or memory-mapped on disk with a redo journal.
+
+Rows of clients that never took part are neither touched nor written: a client enrols when it first
+takes part. With a folder, the new rows of a round are staged in a journal *before* the round's post
+is released and applied after it; so after a crash either the post is out and the journal brings the
+rows up to it, or it is not and the journal is thrown away.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.privacy.transcript import write_atomically
+from coterie.tree import Tree
+
+Ids = NDArray[np.int64]
+
+
+class Store:
+    """Stacked personal state of all clients.
+
+    Args:
+        template: One client's state, stacked (leading axis 1); fixes names, shapes and types.
+        clients: How many clients there are.
+        folder: Where to keep the rows on disk; None keeps them in memory.
+        device: Where rows are handed out (and live, when in memory; on disk they stay there).
+    """
+
+    def __init__(
+        self,
+        template: Tree,
+        clients: int,
+        folder: Path | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._folder = folder
+        self._device = torch.device(device)
+        self._maps: list[np.memmap[tuple[int, ...], np.dtype[np.float32]]] = []
+        self.leaves: dict[str, Tensor] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        for name, leaf in template.items():
+            self.leaves[name] = self._allocate(name, leaf, clients)
+        self.started = self._allocate("started", torch.zeros(1, dtype=torch.bool), clients)
+        self._staged = 0
+
+    def take(self, ids: Ids, enrol: Callable[[int], Tree]) -> Tree:
+        """Read rows; clients without a row get the one that `enrol(count)` makes."""
+        index = torch.from_numpy(ids)
+        fresh = ~self.started[index]
+        rows = {
+            name: leaf[index.to(leaf.device)].to(self._device) for name, leaf in self.leaves.items()
+        }
+        if rows and bool(fresh.any()):
+            new = enrol(int(fresh.sum()))
+            for name, row in rows.items():
+                row[fresh.to(row.device)] = new[name].to(row.device, row.dtype)
+        return rows
+
+    def put(self, ids: Ids, rows: Tree) -> None:
+        """Write rows."""
+        index = torch.from_numpy(ids)
+        for name, leaf in self.leaves.items():
+            leaf[index.to(leaf.device)] = rows[name].to(leaf.device, leaf.dtype)
+        self.started[index] = True
+
+    def stage(self, ids: Ids, rows: Tree) -> None:
+        """Hold a block's new rows until the round's post is out (in memory: write them)."""
+        if self._folder is None:
+            self.put(ids, rows)
+            return
+        journal = self._journal()
+        journal.mkdir(exist_ok=True)
+        arrays = {f"row.{name}": rows[name].cpu().numpy() for name in self.leaves}
+        path = journal / f"{self._staged:06d}.npz"
+        with path.open("wb") as file:
+            np.savez(file, allow_pickle=False, ids=ids, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        self._staged += 1
+
+    def seal(self, round: int) -> None:
+        """Close a round's journal: from here on it may be applied."""
+        if self._folder is not None:
+            self._journal().mkdir(exist_ok=True)
+            note = json.dumps({"round": round, "blocks": self._staged}).encode()
+            write_atomically(self._journal() / "sealed.json", note)
+
+    def commit(self) -> None:
+        """Apply the journal of a round whose post is out, and drop it."""
+        if self._folder is None:
+            return
+        blocks = json.loads((self._journal() / "sealed.json").read_text())["blocks"]
+        for number in range(blocks):
+            with np.load(self._journal() / f"{number:06d}.npz", allow_pickle=False) as arrays:
+                rows = {name: torch.from_numpy(arrays[f"row.{name}"]) for name in self.leaves}
+                self.put(arrays["ids"], rows)
+        self.flush()
+        self.discard()
+
+    def discard(self) -> None:
+        """Drop the journal."""
+        if self._folder is not None:
+            # The seal goes first: half a journal must never look whole.
+            (self._journal() / "sealed.json").unlink(missing_ok=True)
+            shutil.rmtree(self._journal(), ignore_errors=True)
+        self._staged = 0
+
+    def recover(self, released: int) -> None:
+        """After a crash: apply the journal if its round's post is out, else drop it."""
+        if self._folder is None:
+            return
+        seal = self._journal() / "sealed.json"
+        if seal.exists() and json.loads(seal.read_text())["round"] == released - 1:
+            self.commit()
+        else:
+            self.discard()
+
+    def flush(self) -> None:
+        """Write memory-mapped rows through to disk."""
+        for mapped in self._maps:
+            mapped.flush()
+
+    def _journal(self) -> Path:
+        assert self._folder is not None
+        return self._folder / "journal"
+
+    def _allocate(self, name: str, leaf: Tensor, clients: int) -> Tensor:
+        shape = (clients, *leaf.shape[1:])
+        if self._folder is None:
+            device = "cpu" if leaf.dtype is torch.bool else self._device
+            make = torch.zeros if leaf.dtype is torch.bool else torch.empty
+            return make(shape, dtype=leaf.dtype, device=device)
+        path = self._folder / f"{name}.npy"
+        kind = np.dtype(str(leaf.dtype).removeprefix("torch."))
+        if path.exists():
+            mapped = np.lib.format.open_memmap(path, mode="r+")
+        else:
+            partial = path.with_suffix(".partial")
+            np.lib.format.open_memmap(partial, mode="w+", dtype=kind, shape=shape).flush()
+            partial.replace(path)
+            mapped = np.lib.format.open_memmap(path, mode="r+")
+        if mapped.shape != shape or mapped.dtype != kind:
+            raise ValueError(
+                f"{path} holds {mapped.shape} {mapped.dtype}, expected {shape} {kind}; "
+                "it belongs to another plan: choose another folder"
+            )
+        self._maps.append(mapped)
+        return torch.from_numpy(mapped)

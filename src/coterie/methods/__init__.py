@@ -1,0 +1,1 @@
+"""Methods, one file each; `coterie.methods.base.registered()` finds them."""

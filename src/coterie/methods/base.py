@@ -1,0 +1,103 @@
+"""What a method is: a frozen dataclass of pure functions over stacked clients.
+
+A method never sees a mechanism, a ledger or another client's rows mixed with its own: it turns
+(shared, personal, own rows) into (personal', contribution), and a `Post` into a new shared tree.
+Privacy happens between the two, in the engine. One file per method, found by `register`.
+"""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import ClassVar, TypeVar
+
+from torch import Tensor
+
+from coterie.data.federated import Clients, Spec
+from coterie.models import Model
+from coterie.privacy.billboard import Post
+from coterie.privacy.mechanisms import Shape
+from coterie.rng import Rng
+from coterie.tree import Tree, stack
+
+__all__ = ["Method", "Post", "Shape", "register", "registered"]
+
+_METHODS: dict[str, type["Method"]] = {}
+M = TypeVar("M", bound=type["Method"])
+
+
+class Method(ABC):
+    """A frozen dataclass whose fields are its hyperparameters; it has no other state.
+
+    Class attributes:
+        kind: Its registered name.
+        shape: What it needs posted.
+        not_applicable: Utility contracts that do not apply, with the reason; privacy contracts
+            have no exceptions.
+    """
+
+    kind: ClassVar[str] = ""
+    shape: ClassVar[Shape] = Shape.SUM
+    not_applicable: ClassVar[Mapping[str, str]] = {}
+    model: Model
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Make the first shared tree from public facts alone."""
+        return self.model.init(spec, rng)
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Give the shapes of one client's contribution; by default those of the shared tree."""
+        return shared
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Make the personal state of clients that take part for the first time, stacked."""
+        return stack(shared, clients)
+
+    @abstractmethod
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Do a client's work of a round: new personal state, and what it would contribute."""
+
+    def settle(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
+        """Take note of how much of the contribution the clip kept; the client's own business."""
+        return after
+
+    @abstractmethod
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Move the shared tree by what was posted: post-processing, nothing more."""
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Make each client's model after the last round; free, since nothing is posted."""
+        return personal
+
+    @classmethod
+    def choices(cls) -> Mapping[str, type["Method"]]:
+        """Give the registered methods by name."""
+        return registered()
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Put a method on the list under a name."""
+
+    def put(cls: M) -> M:
+        if name in _METHODS and _METHODS[name].__module__ != cls.__module__:
+            raise ValueError(
+                f"method name {name!r} is taken by {_METHODS[name].__module__}; choose another"
+            )
+        cls.kind = name
+        _METHODS[name] = cls
+        return cls
+
+    return put
+
+
+def registered() -> Mapping[str, type[Method]]:
+    """Find every method: the files beside this one, and the entry points `coterie.methods`."""
+    package = importlib.import_module("coterie.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"coterie.methods.{module.name}")
+    for point in entry_points(group="coterie.methods"):
+        point.load()
+    return dict(sorted(_METHODS.items()))

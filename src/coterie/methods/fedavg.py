@@ -1,0 +1,70 @@
+"""FedAvg and FedProx: one model for everybody.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017; Li et al., "Federated Optimization in Heterogeneous
+Networks" (FedProx), MLSys 2020. A client starts from the shared model, works on
+
+    mean_i loss(x_i, w) + prox/2 |w - shared|^2      (prox = 0: FedAvg)
+
+and contributes w' - shared, with the same weight for every client (weights by row counts are
+private data that the noise does not cover). Everybody is evaluated on the shared model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.sgd import SGD
+from coterie.tree import Tree, add, stack, subtract
+
+
+@register("fedavg")
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
+    """One shared model, trained together, used by all.
+
+    Attributes:
+        model: The model.
+        prox: Weight of FedProx's pull towards the shared model; 0 is FedAvg.
+        solver: "exact" for linear least squares with prox > 0, "sgd", or "auto".
+        sgd: Local steps of a round.
+    """
+
+    shape = Shape.SUM
+    not_applicable: ClassVar[Mapping[str, str]] = {
+        "beats_shared_noise": "everybody gets the shared model: there is no personal part to judge"
+    }
+    model: Model = field(default_factory=Linear)
+    prox: float = 0.0
+    solver: How = "auto"
+    sgd: SGD = field(default_factory=lambda: SGD(epochs=5))
+
+    def __post_init__(self) -> None:
+        if not self.prox >= 0:
+            raise ValueError(f"prox = {self.prox}: expected a number >= 0")
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Keep nothing between rounds."""
+        return {}
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Work from the shared model; contribute the difference to it."""
+        start = stack(shared, len(clients))
+        problem = LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.prox)
+        after = problem.solve(start, clients, rng, round=round, anchor=shared)
+        return personal, subtract(after, shared)
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Move the shared model by the posted mean."""
+        return add(shared, post.mean)
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Give everybody the shared model."""
+        return stack(shared, len(clients))

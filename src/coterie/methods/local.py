@@ -1,0 +1,58 @@
+"""Local: every client learns alone; nothing is posted, so others learn nothing.
+
+    min_w  mean_i loss(x_i, w) + lam/2 |w|^2
+
+The baseline of "does joining help me?".
+"""
+
+from dataclasses import dataclass, field
+
+from coterie.data.federated import Clients
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.sgd import SGD
+from coterie.tree import Tree
+
+
+@register("local")
+@dataclass(frozen=True, kw_only=True)
+class Local(Method):
+    """One model per client, from its own rows alone.
+
+    Attributes:
+        model: The model of every client.
+        lam: Ridge penalty towards the model's start (zero for linear models).
+        solver: "exact" for linear least squares, "sgd", or "auto".
+        sgd: Steps from the start; many epochs, since there is only one round.
+    """
+
+    shape = Shape.NONE
+    model: Model = field(default_factory=Linear)
+    lam: float = 0.1
+    solver: How = "auto"
+    sgd: SGD = field(default_factory=lambda: SGD(epochs=50))
+
+    def __post_init__(self) -> None:
+        if not self.lam >= 0:
+            raise ValueError(f"lam = {self.lam}: expected a number >= 0")
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Contribute nothing."""
+        return personal, {}
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Contribute nothing."""
+        return {}
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Keep the public start."""
+        return shared
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Fit every client's own rows, pulled towards the public start."""
+        problem = LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
+        return problem.solve(personal, clients, rng, round=0, anchor=shared)

@@ -1,0 +1,184 @@
+"""The options of each command, with help and an example; no command is carried out here."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+Action = Callable[[argparse.Namespace], Any]
+Commands = Any  # argparse keeps the type of its subparsers private
+
+
+def _command(commands: Commands, name: str, help: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=help,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_account(commands: Commands, action: Action, *, calibrate: bool) -> None:
+    """Add `account` (noise to epsilon) or `calibrate` (epsilon to noise)."""
+    name = "calibrate" if calibrate else "account"
+    given = "--epsilon 2" if calibrate else "--noise-multiplier 10"
+    parser = _command(
+        commands,
+        name,
+        "from a budget to the noise it needs" if calibrate else "from noise to the epsilon it buys",
+        f"coterie {name} --clients 205 --cohort 100 --rounds 1000 {given} --delta 1e-5 --json",
+    )
+    parser.add_argument("--clients", type=int, required=True, help="how many clients there are")
+    parser.add_argument("--cohort", type=float, help="expected clients a round (default: all)")
+    parser.add_argument("--rounds", type=int, required=True, help="how many posts")
+    if calibrate:
+        parser.add_argument("--epsilon", type=float, required=True, help="the budget")
+    else:
+        parser.add_argument(
+            "--noise-multiplier", type=float, required=True, help="noise of the sum over the clip"
+        )
+    parser.add_argument("--delta", type=float, help="default min(1e-5, 1/(10 clients))")
+    _add_view(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(action=action)
+
+
+def _add_view(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--relation",
+        choices=("zero_out", "replace"),
+        default=None,
+        help="neighbours: a client's contributions zeroed (default) or replaced by another's",
+    )
+    parser.add_argument(
+        "--sampling", choices=("poisson", "everyone", "fixed"), help="default poisson"
+    )
+    parser.add_argument(
+        "--cohort-visible", action="store_true", help="others can see who takes part"
+    )
+
+
+def add_run(commands: Commands, action: Action) -> None:
+    """Add `run`."""
+    parser = _command(
+        commands,
+        "run",
+        "train one model per client under a budget, from flags or a TOML plan",
+        "coterie run --data districts --method pmtl --epsilon 1 --set method.lam=0.3",
+    )
+    parser.add_argument("--plan", metavar="FILE", help="a TOML plan; flags override it")
+    parser.add_argument("--method", metavar="NAME", help="see `coterie methods` (default pmtl)")
+    parser.add_argument("--model", metavar="NAME", help="linear (default), mlp or cnn")
+    add_source(parser, positional=False)
+    budget = parser.add_argument_group("budget")
+    budget.add_argument("--epsilon", type=float, help="of the whole run; inf for no privacy")
+    budget.add_argument("--noise-multiplier", type=float, help="instead of --epsilon")
+    budget.add_argument("--delta", type=float, help="default min(1e-5, 1/(10 clients))")
+    budget.add_argument("--clip", type=float, help="bound on a client's contribution (default 0.5)")
+    budget.add_argument("--rounds", type=int, help="default: as many as the budget bears, 3 to 25")
+    budget.add_argument("--cohort", type=float, help="expected clients a round (default: all)")
+    _add_view(budget)  # type: ignore[arg-type]
+    run = parser.add_argument_group("run")
+    run.add_argument(
+        "--simulation-seed", type=int, help="reproducible noise: a simulation, protects nobody"
+    )
+    run.add_argument("--out", metavar="DIR", help="run folder (default runs/DATA-METHOD-TIME)")
+    run.add_argument("--resume", metavar="DIR", help="go on with an interrupted run")
+    run.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
+    )
+    run.add_argument("--device", help="cpu (default) or cuda")
+    run.add_argument("--block", type=int, help="clients computed side by side")
+    run.add_argument("--store", choices=("memory", "disk"), help="where personal models live")
+    run.add_argument(
+        "--no-local", action="store_true", help="do not train the learning-alone baseline"
+    )
+    run.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    run.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    parser.set_defaults(action=action)
+
+
+def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
+    """Add the options that say which data, and how to read them."""
+    group = parser.add_argument_group("data")
+    helped = "a name (districts, digits, synthetic:KIND) or a file (csv, parquet, npz, mat, json)"
+    if positional:
+        group.add_argument("data", metavar="NAME|FILE", help=helped)
+    else:
+        group.add_argument("--data", metavar="NAME|FILE", help=helped)
+        group.add_argument("--test", type=_share, help="held out: a share, or rows per client")
+        group.add_argument(
+            "--standardise", choices=("none", "client"), help="scale by each client's own rows"
+        )
+    group.add_argument("--client-column", metavar="COLUMN", help="default client")
+    group.add_argument("--target", metavar="COLUMN[,COLUMN]", help="default y")
+    group.add_argument("--features", metavar="COLUMN,COLUMN", help="default: all other columns")
+    group.add_argument("--task", choices=("regression", "binary", "multiclass", "multilabel"))
+    group.add_argument("--classes", metavar="N|A,B,C", help="declared classes")
+    group.add_argument(
+        "--levels", metavar="COLUMN=A,B,C", action="append", default=[], help="declared levels"
+    )
+    group.add_argument("--missing", choices=("error", "drop"), help="rows with gaps")
+    group.add_argument(
+        "--targets-are-clients", action="store_true", help="each target column is a client"
+    )
+    group.add_argument(
+        "--option", metavar="KEY=VALUE", action="append", default=[], help="of a named data set"
+    )
+
+
+def add_demo(commands: Commands, action: Action) -> None:
+    """Add `demo`."""
+    parser = _command(
+        commands,
+        "demo",
+        "local, FedAvg and PMTL side by side on real data, with a report",
+        "coterie demo --epsilon 1",
+    )
+    parser.add_argument("--data", default="districts", help="default districts")
+    parser.add_argument("--epsilon", type=float, default=1.0, help="default 1")
+    parser.add_argument("--out", metavar="DIR", help="default runs/demo-TIME")
+    parser.add_argument("--simulation-seed", type=int, help="reproducible, protects nobody")
+    parser.set_defaults(action=action)
+
+
+def add_methods(commands: Commands, action: Action) -> None:
+    """Add `methods`."""
+    parser = _command(commands, "methods", "the methods and their settings", "coterie methods")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(action=action)
+
+
+def add_data(commands: Commands, action: Action) -> None:
+    """Add `data show`."""
+    parser = _command(
+        commands, "data", "look at client-partitioned data", "coterie data show districts"
+    )
+    inner = parser.add_subparsers(dest="data_command", required=True, metavar="show")
+    show = _command(
+        inner,
+        "show",
+        "clients, rows per client, features, classes (for the data's owner; not private)",
+        "coterie data show exam.csv --client-column school --target score",
+    )
+    add_source(show, positional=True)
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    show.set_defaults(action=action)
+
+
+def add_report(commands: Commands, action: Action) -> None:
+    """Add `report`."""
+    parser = _command(
+        commands, "report", "one HTML page for one run or several", "coterie report runs/*"
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
+    parser.add_argument("--out", metavar="FILE", help="default RUN/report.html of the first run")
+    parser.set_defaults(action=action)
+
+
+def _share(text: str) -> float | int:
+    try:
+        return float(text) if "." in text or "e" in text.lower() else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 0.25 or 2") from None

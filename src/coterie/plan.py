@@ -1,0 +1,180 @@
+"""The plan: one frozen value that owns the guarantee, made before any data is touched.
+
+A plan exists only if it can be accounted for: method, privacy, sampling and rounds fix the events
+by round, the events fix epsilon. `Plan.open` is the only maker of a billboard.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.config import from_table, to_table, to_toml
+from coterie.data.federated import Spec
+from coterie.methods.base import Method, Shape
+from coterie.privacy.accounting import Guarantee, Relation, calibrate, default_delta
+from coterie.privacy.billboard import Billboard
+from coterie.privacy.entropy import open_entropy
+from coterie.privacy.ledger import Ledger
+from coterie.privacy.mechanisms import Exact, GaussianSum, Mechanism
+from coterie.privacy.sampling import Poisson, Sampler
+from coterie.privacy.transcript import FolderTranscript, MemoryTranscript, Transcript
+from coterie.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """What may be spent, and how it is measured.
+
+    Attributes:
+        epsilon: The budget of the whole run, for the view of the other clients; `inf` for a run
+            without privacy. Give either this or `noise_multiplier`.
+        noise_multiplier: The noise of every round's sum, in units of the clip.
+        delta: Default min(1e-5, 1 / (10 clients)).
+        relation: "zero_out" (a client's contributions replaced by zeros) or "replace" (by another
+            client's).
+        clip: The bound on the l2 norm of a client's contribution of one round.
+        budget: Weights of the rounds (a weight multiplies the round's share of mu); empty = even.
+    """
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    relation: Relation = "zero_out"
+    clip: float = 0.5
+    budget: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError(
+                f"epsilon = {self.epsilon}, noise_multiplier = {self.noise_multiplier}: "
+                "give exactly one of them"
+            )
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise ValueError(f"epsilon = {self.epsilon}: expected a positive number, or inf")
+        if self.noise_multiplier is not None and not 0 < self.noise_multiplier < math.inf:
+            raise ValueError(
+                f"noise_multiplier = {self.noise_multiplier}: expected a positive number"
+            )
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta = {self.delta}: expected a number between 0 and 1")
+        if self.relation not in ("zero_out", "replace"):
+            raise ValueError(f"relation = {self.relation!r}: expected 'zero_out' or 'replace'")
+        if not 0 < self.clip < math.inf:
+            raise ValueError(f"clip = {self.clip}: expected a positive number")
+        if any(not 0 < weight < math.inf for weight in self.budget):
+            raise ValueError(f"budget = {self.budget}: expected positive weights, one per round")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Method, privacy, sampling and rounds; owns the guarantee.
+
+    Attributes:
+        method: What is computed.
+        privacy: What may be spent.
+        sampler: Who takes part; by default everyone, by independent coins with a hidden cohort
+            when `Poisson(cohort)` names an expected cohort.
+        rounds: How many posts; ignored by methods that post nothing.
+        simulation_seed: Makes noise and cohorts reproducible, and the run a simulation: its
+            outputs say so, and it protects nobody.
+    """
+
+    method: Method
+    privacy: Privacy
+    sampler: Sampler = field(default_factory=Poisson)
+    rounds: int = 25
+    simulation_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds = {self.rounds}: expected at least 1")
+        if self.privacy.budget and len(self.privacy.budget) != self.rounds:
+            raise ValueError(
+                f"budget has {len(self.privacy.budget)} weights for {self.rounds} rounds: "
+                "give one weight per round"
+            )
+
+    @property
+    def posts(self) -> int:
+        """How many posts the plan pays for."""
+        return 0 if self.method.shape is Shape.NONE else self.rounds
+
+    def delta(self, clients: int) -> float:
+        """Give the delta at which epsilon is stated."""
+        return default_delta(clients) if self.privacy.delta is None else self.privacy.delta
+
+    def noise_multipliers(self, clients: int) -> tuple[float, ...]:
+        """Calibrate: the noise multiplier of each round; empty without noise or posts."""
+        privacy = self.privacy
+        weights = privacy.budget or (1.0,) * self.rounds
+        if self.posts == 0 or privacy.epsilon == math.inf:
+            return ()
+        base = privacy.noise_multiplier
+        if base is None:
+            assert privacy.epsilon is not None
+            base = calibrate(
+                privacy.epsilon,
+                self.delta(clients),
+                weights=weights,
+                participation=self.sampler.participation(clients),
+                relation=privacy.relation,
+            )
+        return tuple(base / weight for weight in weights)
+
+    def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
+        """Give the mechanism of each round."""
+        noise = self.noise_multipliers(clients)
+        if not noise:
+            return (Exact(),) * self.posts
+        return tuple(GaussianSum(self.privacy.clip, multiplier) for multiplier in noise)
+
+    def guarantee(self, clients: int, posts: int | None = None) -> Guarantee:
+        """State what the plan (or its first so many posts) guarantees."""
+        return self._guarantee(self.mechanisms(clients)[:posts], clients)
+
+    def open(self, spec: Spec, shared: Tree, folder: Path | None = None) -> Billboard:
+        """Open the billboard: calibrate, open ledger and transcript, go on where they stand."""
+        mechanisms = self.mechanisms(spec.clients)
+        # Fails here, before anything is spent, if sampling and relation cannot be accounted for.
+        self._guarantee(mechanisms, spec.clients)
+        events = [mechanism.event() for mechanism in mechanisms]
+        path = None if folder is None else folder / "ledger.jsonl"
+        transcript: Transcript = (
+            MemoryTranscript() if folder is None else FolderTranscript(folder / "posts")
+        )
+        return Billboard(
+            mechanisms=mechanisms,
+            template=self.method.contribution(shared),
+            cohort=self.sampler.expected(spec.clients),
+            ledger=Ledger(events, path, self.digest(spec)),
+            transcript=transcript,
+            entropy=lambda index: open_entropy(self.simulation_seed, "noise", index),
+        )
+
+    def digest(self, spec: Spec) -> str:
+        """Name this plan on data of this spec, for the ledger."""
+        return hashlib.sha256((to_toml(self.to_table()) + repr(spec)).encode()).hexdigest()
+
+    def to_table(self) -> dict[str, Any]:
+        """Give the plan as plain tables."""
+        table = to_table(self)
+        assert isinstance(table, dict)
+        return table
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> "Plan":
+        """Read a plan from plain tables; unknown keys are refused."""
+        return from_table(cls, table, "plan")
+
+    def _guarantee(self, mechanisms: tuple[Mechanism, ...], clients: int) -> Guarantee:
+        return Guarantee(
+            events=tuple(mechanism.event() for mechanism in mechanisms),
+            participation=self.sampler.participation(clients),
+            relation=self.privacy.relation,
+            delta=self.delta(clients),
+            clients=clients,
+            simulation=self.simulation_seed is not None,
+        )

@@ -1,0 +1,1 @@
+"""Mechanisms, sampling, the billboard and the account: nothing else releases anything."""

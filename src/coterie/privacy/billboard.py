@@ -1,0 +1,187 @@
+"""The billboard: the one door between clients and everybody else.
+
+Clients hand over a `Bounded` (clipped and summed inside `bound`), the server may only `post` it:
+charge the ledger, add, perturb, keep. What comes out is a `Post`, the only thing `server_update`
+takes. Both types carry a seal that exists in this file alone, as an `InitVar`, so that neither a
+constructor nor `dataclasses.replace` can forge one. Python cannot stop a determined author: the
+seal is a fence, and the contract tests stand behind it.
+
+**Guarantee (billboard lemma; Hsu, Huang, Roth, Roughgarden, Wu 2016):** if everything posted is
+(epsilon, delta)-DP in each client's data, and client i's model is a function of client i's own data
+and the posts, then the vector of all other clients' models is (epsilon, delta)-DP in client i's
+data, against all others together. The first premise is this file, the second a contract test
+(tests/contracts/).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.privacy.accounting import Event
+from coterie.privacy.entropy import Entropy
+from coterie.privacy.ledger import Ledger
+from coterie.privacy.mechanisms import Mechanism
+from coterie.privacy.transcript import FolderTranscript, Transcript
+from coterie.tree import Tree, add, map_leaves
+
+_SEAL = object()
+
+
+class ForgedError(TypeError):
+    """Raised when a sealed value is made outside the billboard."""
+
+
+def _check(seal: object, kind: str, maker: str) -> None:
+    if seal is not _SEAL:
+        raise ForgedError(
+            f"a {kind} is made by {maker} alone; it cannot be built or copied by hand"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """A sum of bounded contributions on its way to the server; adds to its like."""
+
+    total: Tree
+    mechanism: Mechanism
+    seal: InitVar[object] = None
+
+    def __post_init__(self, seal: object) -> None:
+        _check(seal, "Bounded", "bound()")
+
+    def __add__(self, other: "Bounded") -> "Bounded":
+        if self.mechanism != other.mechanism:
+            raise ValueError("contributions bounded by different mechanisms cannot be added")
+        return Bounded(add(self.total, other.total), self.mechanism, _SEAL)
+
+
+@dataclass(frozen=True, eq=False)
+class Post:
+    """A released value, paid for; public from here on."""
+
+    value: Tree
+    index: int
+    event: Event
+    cohort: float
+    seal: InitVar[object] = None
+
+    def __post_init__(self, seal: object) -> None:
+        _check(seal, "Post", "Billboard.post()")
+
+    @property
+    def mean(self) -> Tree:
+        """The sum over the *expected* cohort, a public number, in float32."""
+        return map_leaves(lambda leaf: (leaf / self.cohort).float(), self.value)
+
+
+def bound(mechanism: Mechanism, rows: Tree) -> tuple[Bounded, Tensor]:
+    """Clip each client's contribution and sum: the last step on the client's side.
+
+    Returns:
+        The sealed sum, and the factor kept of each row (the clients' own business).
+    """
+    clipped, kept = mechanism.clip(rows)
+    return Bounded(mechanism.reduce(clipped), mechanism, _SEAL), kept
+
+
+class Billboard:
+    """Posts a plan's releases in order, each charged before it exists.
+
+    Args:
+        mechanisms: One per round.
+        template: Shapes of a contribution, unstacked.
+        cohort: The expected cohort, the public denominator.
+        ledger: The account.
+        transcript: Where posts are kept.
+        entropy: Opens the noise source of a post's index.
+    """
+
+    def __init__(
+        self,
+        *,
+        mechanisms: Sequence[Mechanism],
+        template: Tree,
+        cohort: float,
+        ledger: Ledger,
+        transcript: Transcript,
+        entropy: Callable[[int], Entropy],
+    ) -> None:
+        self._mechanisms = tuple(mechanisms)
+        self._template = {name: tuple(leaf.shape) for name, leaf in template.items()}
+        self._cohort = cohort
+        self._ledger = ledger
+        self._transcript = transcript
+        self._entropy = entropy
+        self._settle_account()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The account."""
+        return self._ledger
+
+    @property
+    def next(self) -> int:
+        """The index of the first post that is not out."""
+        return len(self._ledger.released)
+
+    def mechanism(self, index: int) -> Mechanism:
+        """Give the mechanism of a round."""
+        return self._mechanisms[index]
+
+    def read(self, index: int) -> Post:
+        """Read a released post."""
+        if index not in self._ledger.released:
+            raise KeyError(f"post {index} is not released; {self.next} posts are")
+        return self._seal(index, self._transcript.read(index))
+
+    @property
+    def posts(self) -> tuple[Post, ...]:
+        """The public transcript."""
+        return tuple(self.read(index) for index in range(self.next))
+
+    def post(self, parts: Iterable[Bounded]) -> Post:
+        """Charge, add, perturb, keep. An empty cohort posts noise and is charged like any other."""
+        index = self.next
+        self._ledger.charge(index)
+        mechanism = self._mechanisms[index]
+        total: Tree = {
+            name: torch.zeros(shape, dtype=torch.float64) for name, shape in self._template.items()
+        }
+        for part in parts:
+            self._admit(part, mechanism)
+            total = add(total, part.total)
+        value = mechanism.perturb(total, self._entropy(index))
+        self._ledger.release(index, self._transcript.write(index, value))
+        return self._seal(index, value)
+
+    def _admit(self, part: Bounded, mechanism: Mechanism) -> None:
+        if not isinstance(part, Bounded):
+            raise ForgedError(f"expected a Bounded made by bound(), got {type(part).__name__}")
+        if part.mechanism != mechanism:
+            raise ValueError(
+                f"a contribution was bounded by {part.mechanism}, this round posts through "
+                f"{mechanism}; bound it with the plan's mechanism of this round"
+            )
+        shapes = {name: tuple(leaf.shape) for name, leaf in part.total.items()}
+        if shapes != self._template:
+            raise ValueError(f"a contribution has shapes {shapes}, expected {self._template}")
+
+    def _seal(self, index: int, value: Tree) -> Post:
+        event = self._mechanisms[index].event()
+        return Post(value, index, event, self._cohort, _SEAL)
+
+    def _settle_account(self) -> None:
+        # A crash between a post's rename and its line in the ledger: the post is out, so it counts
+        # as released and is never redone.
+        if isinstance(self._transcript, FolderTranscript):
+            for index in sorted(self._ledger.charged - set(self._ledger.released)):
+                if self._transcript.has(index):
+                    self._ledger.release(index, self._transcript.digest(index))
+            for index, digest in self._ledger.released.items():
+                if not self._transcript.has(index) or self._transcript.digest(index) != digest:
+                    raise ValueError(
+                        f"{self._transcript.folder}: post {index} is missing or altered; "
+                        "the run cannot go on from it, start a new one"
+                    )

@@ -1,0 +1,75 @@
+"""Where cohorts and noise get their randomness: the operating system, or a seed when simulating.
+
+An adversary who guesses a client's data can subtract the guess from a post and look at the noise
+itself; a statistical generator (PCG, Mersenne twister) could then be recognised. So every word of
+a real run comes from `os.urandom`. A seeded source exists for simulations alone, and whatever it
+touches is labelled "simulation".
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from coterie.rng_keys import derive_key
+
+
+class Entropy(Protocol):
+    """A source of independent uniform 64-bit words."""
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Draw words that were never drawn before."""
+
+
+@dataclass(frozen=True)
+class SystemEntropy:
+    """The operating system's cryptographic generator."""
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Draw words from `os.urandom`."""
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+
+@dataclass
+class SeededEntropy:
+    """A reproducible stream, for simulations only."""
+
+    seed: int
+    purpose: str
+    index: int
+    _bits: np.random.Philox = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._bits = np.random.Philox(key=derive_key(self.seed, self.purpose, self.index))
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Draw the next words of the stream."""
+        return np.asarray(self._bits.random_raw(count), dtype=np.uint64).reshape(count)
+
+
+def open_entropy(seed: int | None, purpose: str, index: int) -> Entropy:
+    """Open the source for one use: the system's unless a simulation seed is given."""
+    return SystemEntropy() if seed is None else SeededEntropy(seed, purpose, index)
+
+
+def uniforms(entropy: Entropy, count: int) -> NDArray[np.float64]:
+    """Draw uniforms in the open interval (0, 1)."""
+    return ((entropy.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+def normals(entropy: Entropy, count: int) -> NDArray[np.float64]:
+    """Draw standard normals by inverting the distribution function, with full tails.
+
+    One bit is the sign, 63 bits are the tail probability, so that values out to 9 standard
+    deviations are reached and each has a fine grid of its own; callers round the result to a
+    coarser public grid (see `mechanisms`).
+
+    **Guarantee:** none by itself. Test: tests/statistics/test_noise.py.
+    """
+    words = entropy.words(count)
+    tail = ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64
+    sign = np.where(words & np.uint64(1), 1.0, -1.0)
+    return np.asarray(sign * ndtri(tail), dtype=np.float64)

@@ -1,0 +1,149 @@
+"""The ledger: which planned releases have been paid for, durably, before they exist.
+
+A plan lists its events by round; the ledger admits exactly those, each index once. `charge` is on
+disk before the post is computed, `release` records that the post is. After a crash
+
+- a charged index without a post is redone: no second charge (nobody saw the first attempt), fresh
+  noise;
+- a released index is never redone: its post is read back.
+
+**Guarantee:** at every moment the events charged include every post that exists. Assumes that the
+file system keeps what `fsync` acknowledged. Tests: tests/privacy/test_ledger.py,
+tests/test_kill.py.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from coterie.privacy.accounting import Event
+
+
+class OverspentError(RuntimeError):
+    """Raised when a release is asked for that the plan does not hold."""
+
+
+class LedgerError(RuntimeError):
+    """Raised when a ledger on disk cannot be trusted or is in use."""
+
+
+class Ledger:
+    """Charges of a plan's events, in memory or in an append-only file.
+
+    Args:
+        events: The plan's events, one per round.
+        path: Where to keep the account; None keeps it in memory (nothing survives the process).
+        plan: A digest of the plan: a ledger on disk is refused to any other plan.
+    """
+
+    def __init__(self, events: Sequence[Event], path: Path | None = None, plan: str = "") -> None:
+        self.events = tuple(events)
+        self.charged: set[int] = set()
+        self.released: dict[int, str] = {}
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            self._file = _lock(path)
+            self._recover(path, plan)
+
+    def charge(self, index: int) -> None:
+        """Pay for the post of this index, before it exists.
+
+        Raises:
+            OverspentError: If the plan holds no such event, or its post is out already.
+        """
+        if not 0 <= index < len(self.events):
+            raise OverspentError(
+                f"post {index} was asked for, but the plan pays for {len(self.events)} posts "
+                f"(0 to {len(self.events) - 1}); make a new plan with more rounds"
+            )
+        if index in self.released:
+            raise OverspentError(f"post {index} is already released and is never made again")
+        if index in self.charged:
+            return  # a crash came between charge and release: nobody saw the first attempt
+        self._append({"charge": index})
+        self.charged.add(index)
+
+    def release(self, index: int, digest: str) -> None:
+        """Record that the post of a charged index exists."""
+        if index not in self.charged:
+            raise OverspentError(f"post {index} exists but was never charged")
+        if index not in self.released:
+            self._append({"release": index, "sha256": digest})
+            self.released[index] = digest
+
+    def close(self) -> None:
+        """Give up the lock on the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        self._file.write(json.dumps(entry).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _recover(self, path: Path, plan: str) -> None:
+        lines = path.read_bytes().split(b"\n")
+        torn = lines.pop()  # b"" unless the last write was cut off
+        entries = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
+        if not entries:
+            assert self._file is not None
+            self._file.truncate(0)
+            self._append({"plan": plan, "posts": len(self.events)})
+            return
+        if entries[0] != {"plan": plan, "posts": len(self.events)}:
+            raise LedgerError(
+                f"{path} belongs to another plan; resume with the plan it was started with, "
+                "or choose a new folder"
+            )
+        if torn:
+            assert self._file is not None
+            self._file.write(b"\n")  # the cut line stays, and reads as void
+        for entry in entries[1:]:
+            if "charge" in entry:
+                self.charged.add(int(entry["charge"]))
+            elif "release" in entry:
+                self.released[int(entry["release"])] = str(entry["sha256"])
+        if not (set(self.released) <= self.charged <= set(range(len(self.events)))):
+            raise LedgerError(f"{path} records posts that it never charged; it was altered")
+
+
+def _lock(path: Path) -> IO[bytes]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise LedgerError(
+            f"{path} is in use by another process; wait for it to end or choose another folder"
+        ) from error
+    return file
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        # A line cut off by a crash was never acknowledged; anything longer-lived is an alteration.
+        entry = {"void": line.decode(errors="replace")}
+    if not isinstance(entry, dict):
+        raise LedgerError(f"{path}, line {number}: expected an entry, found {line[:80]!r}")
+    return entry

@@ -1,0 +1,159 @@
+"""Who takes part in a round, and what the others may know of it.
+
+Poisson sampling with a hidden cohort is the default: every client joins by its own coin, so a
+client's participation tells nothing about another's, and amplification holds against any
+coalition. Under fixed-size sampling a coalition of all others knows from its own invitations
+whether the last client was drawn; its number is therefore stated beside the amplified one.
+
+This file does not import torch: planning must be instant.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.privacy.accounting import Participation
+from coterie.privacy.entropy import Entropy, uniforms
+
+
+class Sampler(ABC):
+    """Draws cohorts and says what accounting needs to know of them."""
+
+    kind: ClassVar[str] = ""
+
+    @abstractmethod
+    def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
+        """Draw the ids of a round's cohort, in ascending order."""
+
+    @abstractmethod
+    def expected(self, clients: int) -> float:
+        """Give the expected cohort size: the public denominator of every mean."""
+
+    @abstractmethod
+    def participation(self, clients: int) -> Participation:
+        """Describe the cohort for the accountant."""
+
+    @classmethod
+    def choices(cls) -> Mapping[str, type["Sampler"]]:
+        """Give the samplers by name."""
+        return {kind.kind: kind for kind in (Everyone, Poisson, FixedSize)}
+
+
+@dataclass(frozen=True)
+class Everyone(Sampler):
+    """All clients take part in every round."""
+
+    kind: ClassVar[str] = "everyone"
+
+    def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
+        """Draw everyone."""
+        return np.arange(clients, dtype=np.int64)
+
+    def expected(self, clients: int) -> float:
+        """Give the number of clients."""
+        return float(clients)
+
+    def participation(self, clients: int) -> Participation:
+        """Describe full participation."""
+        return Participation("everyone")
+
+
+@dataclass(frozen=True)
+class Poisson(Sampler):
+    """Every client joins independently with probability cohort / clients.
+
+    Args:
+        cohort: The expected number of clients in a round; None for all of them.
+        visible: Whether others can see who takes part. Hidden by default.
+    """
+
+    kind: ClassVar[str] = "poisson"
+    cohort: float | None = None
+    visible: bool = False
+
+    def rate(self, clients: int) -> float:
+        """Give the probability with which a client joins a round."""
+        return _rate(self.cohort, clients)
+
+    def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
+        """Draw by geometric gaps: time in the cohort, not in the number of clients.
+
+        **Guarantee:** each client is in with probability `rate`, independently. Test:
+        tests/statistics/test_sampling.py.
+        """
+        rate = self.rate(clients)
+        if rate == 1.0:
+            return np.arange(clients, dtype=np.int64)
+        found: list[NDArray[np.int64]] = []
+        position = -1
+        batch = 16 + math.ceil(clients * rate + 6 * math.sqrt(clients * rate))
+        while position < clients:
+            gaps = np.floor(np.log(uniforms(entropy, batch)) / math.log1p(-rate)) + 1
+            # One gap beyond the end is enough; capped so that the running sum stays an integer.
+            steps = position + np.cumsum(np.minimum(gaps, clients + 1.0))
+            found.append(steps[steps < clients].astype(np.int64))
+            position = int(steps[-1])
+        return np.concatenate(found)
+
+    def expected(self, clients: int) -> float:
+        """Give the expected cohort size."""
+        return self.rate(clients) * clients
+
+    def participation(self, clients: int) -> Participation:
+        """Describe Poisson sampling."""
+        return Participation("poisson", self.rate(clients), self.visible)
+
+
+@dataclass(frozen=True)
+class FixedSize(Sampler):
+    """A cohort of exactly `cohort` clients, drawn without replacement; relation `replace` only."""
+
+    kind: ClassVar[str] = "fixed"
+    cohort: int
+    visible: bool = False
+
+    def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
+        """Draw a uniform subset by Floyd's algorithm.
+
+        **Guarantee:** every subset of the given size is equally likely. Test:
+        tests/statistics/test_sampling.py.
+        """
+        _rate(self.cohort, clients)
+        chosen: set[int] = set()
+        for last in range(clients - self.cohort, clients):
+            pick = _below(last + 1, entropy)
+            chosen.add(last if pick in chosen else pick)
+        return np.array(sorted(chosen), dtype=np.int64)
+
+    def expected(self, clients: int) -> float:
+        """Give the cohort size."""
+        return float(self.cohort)
+
+    def participation(self, clients: int) -> Participation:
+        """Describe sampling without replacement."""
+        return Participation("fixed", _rate(self.cohort, clients), self.visible)
+
+
+def _rate(cohort: float | None, clients: int) -> float:
+    if cohort is None:
+        return 1.0
+    if not 0 < cohort <= clients:
+        raise ValueError(
+            f"cohort = {cohort}: expected a number between 0 and the number of clients "
+            f"({clients}); leave it out to let everyone take part"
+        )
+    return float(cohort) / clients
+
+
+def _below(limit: int, entropy: Entropy) -> int:
+    # Rejection keeps the draw unbiased.
+    ceiling = (1 << 64) - (1 << 64) % limit
+    while True:
+        word = int(entropy.words(1)[0])
+        if word < ceiling:
+            return word % limit

@@ -1,0 +1,63 @@
+"""Named random streams for everything but noise: `rng.at("client", round).keys(ids)`.
+
+A stream is a key; a name or number derives another key from it (BLAKE2b), so that a client's
+coins depend on its id and the round alone, never on which block it was computed in or on who else
+took part. Privacy noise and cohorts do not come from here: see `coterie.privacy.entropy`.
+"""
+
+import secrets
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coterie.rng_keys import derive_key
+
+
+@dataclass(frozen=True)
+class Rng:
+    """A random stream named by a 64-bit key.
+
+    >>> Rng.seeded(1).at("client", 3) == Rng.seeded(1).at("client", 3)
+    True
+    >>> Rng.seeded(1).at("client", 3) == Rng.seeded(1).at("client", 4)
+    False
+    """
+
+    key: int = field(repr=False)
+
+    @classmethod
+    def seeded(cls, seed: int) -> "Rng":
+        """Make the stream of a seed."""
+        return cls(derive_key("coterie", int(seed)))
+
+    @classmethod
+    def fresh(cls) -> "Rng":
+        """Make a stream from the operating system's entropy."""
+        return cls(secrets.randbits(64))
+
+    def at(self, *names: str | int) -> "Rng":
+        """Derive the stream of a name."""
+        return Rng(derive_key(self.key, *names))
+
+    def keys(self, ids: NDArray[np.int64] | torch.Tensor) -> NDArray[np.uint64]:
+        """Derive one key per client id: the client's own coins, for kernels."""
+        words = np.asarray(ids.cpu() if isinstance(ids, torch.Tensor) else ids).astype(np.uint64)
+        with np.errstate(over="ignore"):
+            return _mix(_mix(words + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(self.key))
+
+    def numpy(self) -> np.random.Generator:
+        """Make a NumPy generator of this stream."""
+        return np.random.Generator(np.random.Philox(key=self.key))
+
+    def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """Make a torch generator of this stream."""
+        return torch.Generator(device).manual_seed(self.key >> 1)
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    # The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

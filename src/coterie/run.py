@@ -1,0 +1,320 @@
+"""A run: data, a plan and a folder that holds everything a person keeps.
+
+- `plan.toml`: the resolved plan, data included; `coterie run --resume FOLDER` needs no more
+- `ledger.jsonl`: what was charged and released, in order
+- `posts/`: the public transcript, one file per post
+- `personal/`: personal state between rounds, and the journal of the round in progress
+- `models/`: one model per client, a row each (`clients.json` names the rows)
+- `guarantee.json`: what the run guarantees
+- `metrics.parquet`: per client: test rows, own error, error of learning alone (not private)
+- `result.json`: the summary that `coterie run --json` prints
+"""
+
+import json
+import math
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from coterie.config import ConfigError, from_table, to_table, to_toml
+from coterie.data.catalogue import NAMES, open_named
+from coterie.data.embedded import DISTRICTS_TEST_ROWS
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.formats import load
+from coterie.data.scaling import standardise_clients
+from coterie.data.source import Source
+from coterie.engines.simulate import Observer, Outcome, Speed, simulate
+from coterie.evaluate import Score, evaluate
+from coterie.methods.base import Method, Shape
+from coterie.methods.local import Local
+from coterie.models import Linear
+from coterie.plan import Plan, Privacy
+from coterie.privacy.accounting import Participation, calibrate, default_delta
+from coterie.privacy.sampling import Poisson, Sampler
+from coterie.privacy.transcript import write_atomically
+from coterie.rng import Rng
+from coterie.solvers.sgd import SGD
+from coterie.tree import size
+
+DEFAULT_TEST_SHARE = 0.25
+NETWORK_ROUNDS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataChoice:
+    """Which data, how to read it, and what is held out.
+
+    Attributes:
+        name: A name of the catalogue, or a path to a file.
+        options: Options of a named data set, e.g. `clients = 50` for digits.
+        source: How to read a file.
+        test: Rows held out in every client: a share, or a number of rows. None takes the source's
+            own split, else 2 rows for districts, else a quarter.
+        split_seed: Seed of a random split.
+        standardise: "client" scales every client's features by its own training rows.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: Source = field(default_factory=Source)
+    test: int | float | None = None
+    split_seed: int = 0
+    standardise: Literal["none", "client"] = "none"
+
+    def open(self) -> FederatedDataset:
+        """Load all rows."""
+        if self.name in NAMES:
+            return open_named(self.name, **dict(self.options))
+        return load(self.name, self.source)
+
+    def split(self) -> tuple[FederatedDataset, FederatedDataset]:
+        """Load, split inside clients, and standardise if asked: (training rows, test rows)."""
+        data = self.open()
+        if self.test is None and data.source_split is not None:
+            train, test = data.split_by_source()
+        else:
+            usual = DISTRICTS_TEST_ROWS if self.name == "districts" else DEFAULT_TEST_SHARE
+            train, test = data.split(usual if self.test is None else self.test, self.split_seed)
+        if self.standardise == "client":
+            train, scaled = standardise_clients(train, test)
+            assert scaled is not None
+            return train, scaled
+        return train, test
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """Everything that decides a run; written to plan.toml.
+
+    `rounds = None` is resolved by `resolve` before anything is spent.
+    """
+
+    data: DataChoice
+    method: Method
+    privacy: Privacy
+    sampler: Sampler = field(default_factory=Poisson)
+    rounds: int | None = None
+    simulation_seed: int | None = None
+    speed: Speed = field(default_factory=Speed)
+    compare_with_local: bool = True
+
+    def plan(self) -> Plan:
+        """Give the part that owns the guarantee."""
+        if self.rounds is None:
+            raise ValueError("rounds are not resolved yet: call resolve(run_plan, spec) first")
+        return Plan(
+            method=self.method,
+            privacy=self.privacy,
+            sampler=self.sampler,
+            rounds=self.rounds,
+            simulation_seed=self.simulation_seed,
+        )
+
+
+def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
+    """Choose the number of rounds from public facts.
+
+    The mean of m clipped vectors of p numbers over T rounds has relative error about
+    sqrt(p T) / (m mu); linear models get the largest T that keeps it below 0.3, from 3 to 25.
+    Networks cannot get anywhere in so few rounds and get a fixed number.
+    """
+    if method.shape is Shape.NONE:
+        return 1
+    if not isinstance(method.model, Linear):
+        return NETWORK_ROUNDS
+    if privacy.epsilon is None or privacy.epsilon == math.inf:
+        return 25
+    delta = default_delta(spec.clients) if privacy.delta is None else privacy.delta
+    noise = calibrate(
+        privacy.epsilon,
+        delta,
+        weights=(1.0,),
+        participation=Participation("everyone"),
+        relation=privacy.relation,
+    )
+    numbers = size(method.contribution(method.init(spec, Rng.seeded(0))))
+    return int(np.clip((0.3 * spec.clients / noise) ** 2 / numbers, 3, 25))
+
+
+def resolve(run_plan: RunPlan, spec: Spec) -> RunPlan:
+    """Fill in what was left to rules, so that plan.toml says it all."""
+    if run_plan.rounds is not None:
+        return run_plan
+    if run_plan.privacy.budget:
+        return replace(run_plan, rounds=len(run_plan.privacy.budget))
+    return replace(run_plan, rounds=rounds_by_rule(run_plan.method, run_plan.privacy, spec))
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run and its scores."""
+
+    summary: dict[str, Any]
+    outcome: Outcome
+    score: Score
+    local: Score | None
+
+
+def execute(
+    run_plan: RunPlan,
+    *,
+    folder: Path | None = None,
+    observer: Callable[[RunPlan, FederatedDataset], Observer] | None = None,
+) -> Result:
+    """Run a plan from data to scores; with a folder, resumable and kept.
+
+    Raises:
+        FileExistsError: If the folder holds another run.
+    """
+    started = time.perf_counter()
+    train, test = run_plan.data.split()
+    run_plan = resolve(run_plan, train.spec)
+    plan = run_plan.plan()
+    plan.guarantee(train.spec.clients)
+    if folder is not None:
+        _claim(folder, run_plan)
+    watch = observer(run_plan, train) if observer is not None else None
+    outcome = simulate(plan, train, observe=watch, folder=folder, speed=run_plan.speed)
+    score = evaluate(run_plan.method.model, outcome.rows, test)
+    local = _score_local(run_plan, train, test) if run_plan.compare_with_local else None
+    summary = summarise(run_plan, outcome, score, local, time.perf_counter() - started)
+    summary["run"] = None if folder is None else str(folder)
+    if folder is not None:
+        _keep(folder, summary, outcome, train, score=score, local=local)
+    return Result(summary, outcome, score, local)
+
+
+def load_plan(path: Path) -> RunPlan:
+    """Read a plan.toml.
+
+    Raises:
+        ConfigError: If it cannot be read or does not fit.
+    """
+    return plan_from_table(read_toml(path))
+
+
+def plan_from_table(table: Mapping[str, Any]) -> RunPlan:
+    """Build a run plan from plain tables; unknown keys are refused."""
+    return from_table(RunPlan, table, "plan")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; say where it is broken."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def summarise(
+    run_plan: RunPlan, outcome: Outcome, score: Score, local: Score | None, seconds: float
+) -> dict[str, Any]:
+    """Give the summary that others may script against; strict JSON."""
+    guarantee = outcome.guarantee
+    noise = outcome.plan.noise_multipliers(outcome.spec.clients)
+    return {
+        "method": run_plan.method.kind,
+        "data": run_plan.data.name,
+        "clients": outcome.spec.clients,
+        "rounds": outcome.plan.posts,
+        "epsilon": json_number(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "relation": guarantee.relation,
+        "view": "other clients",
+        "noise_multiplier": noise[0] if noise else None,
+        "clip": run_plan.privacy.clip if noise else None,
+        "metric": score.metric,
+        "value": json_number(score.value),
+        "standard_error": json_number(score.standard_error),
+        "share_better_than_local": (
+            None if local is None else json_number(score.share_better_than(local))
+        ),
+        "local_value": None if local is None else json_number(local.value),
+        "simulation": run_plan.simulation_seed is not None,
+        "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
+        "seconds": round(seconds, 3),
+    }
+
+
+def json_number(value: float) -> float | str | None:
+    """Write a number as strict JSON: infinity is "inf", not-a-number is null."""
+    if math.isnan(value):
+        return None
+    return "inf" if math.isinf(value) else value
+
+
+def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedDataset) -> Score:
+    """Score learning alone, with the same model and step size."""
+    if isinstance(run_plan.method, Local):
+        method = run_plan.method
+    else:
+        steps = getattr(run_plan.method, "sgd", SGD())
+        method = Local(model=run_plan.method.model)
+        method = replace(method, sgd=replace(steps, epochs=method.sgd.epochs, steps=None))
+    plan = Plan(
+        method=method,
+        privacy=Privacy(epsilon=math.inf),
+        rounds=1,
+        simulation_seed=run_plan.simulation_seed or 0,
+    )
+    speed = replace(run_plan.speed, store="memory")
+    outcome = simulate(plan, train, speed=speed)
+    return evaluate(method.model, outcome.rows, test)
+
+
+def _claim(folder: Path, run_plan: RunPlan) -> None:
+    """Make the folder this run's own, or make sure that it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = to_toml(_table(run_plan))
+    path = folder / "plan.toml"
+    if path.exists():
+        if path.read_text(encoding="utf-8") != text:
+            raise FileExistsError(
+                f"{folder} holds a run of another plan; resume it with --resume {folder}, "
+                "or choose another folder"
+            )
+        return
+    write_atomically(path, text.encode())
+
+
+def _table(run_plan: RunPlan) -> dict[str, Any]:
+    table = to_table(run_plan)
+    assert isinstance(table, dict)
+    return table
+
+
+def _keep(
+    folder: Path,
+    summary: Mapping[str, Any],
+    outcome: Outcome,
+    train: FederatedDataset,
+    *,
+    score: Score,
+    local: Score | None,
+) -> None:
+    guarantee = json.dumps(outcome.guarantee.to_json(), indent=2, allow_nan=False)
+    write_atomically(folder / "guarantee.json", guarantee.encode())
+    names = json.dumps(list(train.names)).encode()
+    write_atomically(folder / "models" / "clients.json", names)
+    columns = {
+        "client": pa.array(list(train.names)),
+        "train_rows": pa.array(train.counts),
+        "test_rows": pa.array(score.rows),
+        "error": pa.array(score.clients),
+    }
+    if local is not None:
+        columns["error_alone"] = pa.array(local.clients)
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), buffer)
+    write_atomically(folder / "metrics.parquet", buffer.getvalue().to_pybytes())
+    text = json.dumps(dict(summary), indent=2, allow_nan=False)
+    write_atomically(folder / "result.json", text.encode())

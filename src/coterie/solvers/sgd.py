@@ -1,0 +1,383 @@
+"""Local SGD of stacked clients: many models at once, each on its own rows.
+
+Client i minimises, by heavy-ball steps on batches of its own rows,
+
+    mean over own rows of loss(w) + lam/2 |w - anchor|^2
+
+One interface, three ways to compute it, equal up to rounding: linear models on the CPU run in a
+compiled kernel, all others as stacked tensors, where the sum of the clients' losses gives every
+client its own gradient in one backward pass; `fast=False` takes `torch.func` for the gradients of
+any model, the plain reference.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.data.federated import Clients, Task
+from coterie.models import Linear, Model, row_losses
+from coterie.rng import Rng
+from coterie.tree import Tree
+
+Integers = NDArray[np.int64]
+# Gradients of stacked parameters from rows x, targets y and the share of every row in its batch.
+Gradient = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], dict[str, Tensor]]
+# Parameters that a CPU thread works on at a time: about a core's cache.
+_CACHED = 1 << 18
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Heavy-ball SGD from a given start: v <- momentum v + g, w <- w - lr v, with v = 0 at first.
+
+    Attributes:
+        lr: Learning rate.
+        epochs: Passes over a client's rows, each in a new order.
+        steps: Steps of every client, instead of epochs.
+        batch: Rows a step; the last batch of an epoch may be smaller.
+        momentum: Share of the last step that is kept.
+        halve_every: Rounds after which the learning rate is halved, again and again; 0 for never.
+        fast: False takes the gradients of one client's `apply` by `torch.func`, for comparison.
+    """
+
+    lr: float = 0.1
+    epochs: int = 1
+    steps: int | None = None
+    batch: int = 10
+    momentum: float = 0.0
+    halve_every: int = 0
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr: given {self.lr}; expected a finite number > 0, such as 0.1")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"momentum: given {self.momentum}; expected 0 <= momentum < 1, such as 0.9"
+            )
+        for name in ("epochs", "steps", "batch"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name}: given {given}; expected a whole number of at least 1")
+        if self.halve_every < 0:
+            raise ValueError(
+                f"halve_every: given {self.halve_every}; expected a number of rounds, or 0 to keep "
+                "the learning rate"
+            )
+
+    def __call__(
+        self,
+        model: Model,
+        start: Tree,
+        clients: Clients,
+        rng: Rng,
+        *,
+        round: int = 0,
+        anchor: Tree | None = None,
+        lam: float = 0.0,
+    ) -> Tree:
+        """Train every client from its row of `start`, which is left as it is.
+
+        A client's result depends on its own rows, its id, `rng` and `round` alone; a client
+        without rows stays where it starts.
+
+        Args:
+            model: The model of all clients.
+            start: Stacked parameters, on the device of the rows.
+            clients: Their rows.
+            rng: The stream of the batches.
+            round: For the learning rate.
+            anchor: What `lam` pulls to, unstacked or stacked; None for zeros.
+            lam: Strength of the pull, >= 0.
+
+        Returns:
+            New stacked parameters.
+
+        Raises:
+            ValueError: On trees that do not fit the clients or one another.
+        """
+        pull = _Pull.checked(start, anchor, len(clients), lam)
+        keys, counts = rng.keys(clients.ids), clients.counts.numpy()
+        steps, lr = self.count_steps(counts), self.rate(round)
+        if self.fast and type(model) is Linear and _fits_kernel(start, clients):
+            return self._compiled(start, clients, pull, keys=keys, steps=steps, lr=lr)
+        result = {name: leaf.detach().clone() for name, leaf in start.items()}
+        batches = _drawer()(keys, counts, steps, self.batch)
+        gradient = (_stacked_gradient if self.fast else _general_gradient)(model, clients.spec.task)
+        for places in _portions(model, result, clients.device, steps):
+            rows = _Rows.plan(clients, places, batches, steps, result)
+            self._train(result, rows, gradient, pull, lr)
+        return result
+
+    def rate(self, round: int) -> float:
+        """Give the learning rate of a round.
+
+        >>> SGD(lr=0.1, halve_every=100).rate(250)
+        0.025
+        """
+        return self.lr * 0.5 ** (round // self.halve_every) if self.halve_every else self.lr
+
+    def count_steps(self, counts: Integers) -> Integers:
+        """Give the steps of clients with these numbers of rows; without rows there are none."""
+        if self.steps is not None:
+            return np.where(counts > 0, self.steps, 0).astype(np.int64)
+        return np.asarray(self.epochs * -(-counts // self.batch), dtype=np.int64)
+
+    def _train(
+        self, result: Tree, rows: "_Rows", gradient: Gradient, pull: "_Pull", lr: float
+    ) -> None:
+        params = {name: leaf[rows.places] for name, leaf in result.items()}
+        speeds = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+        anchors = pull.at(rows.places)
+        working: dict[str, Tensor] = {}
+        for step, busy in enumerate(rows.busy):
+            if step == 0 or busy != rows.busy[step - 1]:
+                working = {n: leaf[:busy].detach().requires_grad_() for n, leaf in params.items()}
+            grads = gradient(working, *rows.at(step))
+            with torch.no_grad():
+                for name, leaf in working.items():
+                    change = grads[name]
+                    if pull.lam > 0:
+                        change = torch.add(change, leaf - anchors[name][:busy], alpha=pull.lam)
+                    if self.momentum > 0:
+                        change = speeds[name][:busy].mul_(self.momentum).add_(change)
+                    leaf.sub_(change, alpha=lr)
+        for name, leaf in params.items():
+            result[name][rows.places] = leaf
+
+    def _compiled(
+        self, start: Tree, clients: Clients, pull: "_Pull", *, keys: Any, steps: Integers, lr: float
+    ) -> Tree:
+        from coterie.solvers.kernels import linear_sgd, linear_sgd_csr
+
+        features = clients.features
+        common: dict[str, Any] = {
+            "targets": clients.targets.contiguous().numpy(),
+            "starts": clients.starts.numpy(),
+            "counts": clients.counts.numpy(),
+            "keys": keys,
+            "steps": steps,
+            "batch": self.batch,
+            "lr": lr,
+            "momentum": self.momentum,
+            "lam": pull.lam,
+            "anchor_weight": _array(pull.anchors, "weight"),
+            "anchor_bias": _array(pull.anchors, "bias"),
+            "task": clients.spec.task,
+        }
+        weight, bias = _array(start, "weight"), _array(start, "bias")
+        if isinstance(features, Tensor):
+            common["features"] = features.flatten(1).contiguous().numpy()
+            trained = linear_sgd(weight, bias, **common)
+        else:
+            common |= {part: getattr(features, part) for part in ("indptr", "indices", "data")}
+            trained = linear_sgd_csr(weight, bias, **common)
+        named = dict(zip(("weight", "bias"), map(torch.from_numpy, trained), strict=True))
+        return {name: named[name] for name in start}
+
+
+@dataclass(frozen=True)
+class _Pull:
+    # anchors: of the type and device of the parameters, with a client axis of c or 1.
+    lam: float
+    anchors: dict[str, Tensor]
+
+    @classmethod
+    def checked(cls, start: Tree, anchor: Tree | None, clients: int, lam: float) -> "_Pull":
+        if not 0 <= lam < float("inf"):
+            raise ValueError(f"lam: given {lam}; expected a finite number >= 0")
+        for name, leaf in start.items():
+            if leaf.shape[:1] != (clients,):
+                raise ValueError(
+                    f"start[{name!r}]: given shape {tuple(leaf.shape)}; expected one row for each "
+                    f"of {clients} clients: stack the tree first"
+                )
+        if lam == 0:
+            return cls(lam, {})
+        if anchor is not None and anchor.keys() != start.keys():
+            raise ValueError(
+                f"anchor: given leaves {sorted(anchor)}; expected those of the start, "
+                f"{sorted(start)}"
+            )
+        return cls(lam, {name: _anchor(name, anchor, leaf) for name, leaf in start.items()})
+
+    def at(self, places: Tensor) -> dict[str, Tensor]:
+        return {
+            name: leaf if len(leaf) == 1 else leaf[places] for name, leaf in self.anchors.items()
+        }
+
+
+def _anchor(name: str, anchor: Tree | None, like: Tensor) -> Tensor:
+    if anchor is None:
+        return like.new_zeros(1, *like.shape[1:])
+    given = anchor[name].detach().to(like)
+    if given.shape not in (like.shape, like.shape[1:]):
+        raise ValueError(
+            f"anchor[{name!r}]: given shape {tuple(given.shape)}; expected "
+            f"{tuple(like.shape[1:])}, or {tuple(like.shape)} for one a client"
+        )
+    return given if given.shape == like.shape else given[None]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    # The batches of some clients, those with many steps first, so that the ones still at work are
+    # always the first. A batch that is not full repeats its first row with a share of zero: no
+    # masks, and no row from outside the batch can spoil it.
+    clients: Clients
+    places: Tensor  # (c,) where these clients are in the stack
+    index: Tensor  # (steps, c, batch) rows of the flat arrays
+    share: Tensor  # (steps, c, batch) one over the number of rows in the batch, or 0
+    busy: list[int]  # (steps,) how many clients take the step
+
+    @classmethod
+    def plan(
+        cls, clients: Clients, places: Integers, batches: Any, steps: Integers, params: Tree
+    ) -> "_Rows":
+        longest = int(steps[places].max(initial=0))
+        local = np.ascontiguousarray(batches[places, :longest].transpose(1, 0, 2))
+        missing = local < 0
+        index = np.where(missing, local[:, :, :1], local) + clients.starts.numpy()[places, None]
+        share = ~missing / np.maximum((~missing).sum(axis=2, keepdims=True), 1)
+        like = next(iter(params.values()))
+        busy = (steps[places][None, :] > np.arange(longest)[:, None]).sum(axis=1)
+        dense = isinstance(clients.features, Tensor)
+        return cls(
+            clients=clients,
+            places=torch.from_numpy(places).to(like.device),
+            index=torch.from_numpy(index).to(like.device if dense else "cpu"),
+            share=torch.from_numpy(share).to(like),
+            busy=busy.tolist(),
+        )
+
+    def at(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        share = self.share[step, : self.busy[step]]
+        index = self.index[step, : self.busy[step]]
+        if isinstance(self.clients.features, Tensor):
+            x = self.clients.features[index]
+        else:
+            picked = self.clients.features[index.reshape(-1).numpy()].toarray()
+            x = torch.from_numpy(picked).reshape(*index.shape, *self.clients.spec.shape)
+        return x.to(share), self.clients.targets[index], share
+
+
+def _stacked_gradient(model: Model, task: Task) -> Gradient:
+    def gradient(
+        params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor
+    ) -> dict[str, Tensor]:
+        with torch.enable_grad():
+            losses = row_losses(task, model.apply_stacked(params, x), y)
+            total = (losses * share).sum()
+        grads = torch.autograd.grad(total, tuple(params.values()), materialize_grads=True)
+        return dict(zip(params, grads, strict=True))
+
+    return gradient
+
+
+def _general_gradient(model: Model, task: Task) -> Gradient:
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        return (row_losses(task, model.apply(params, x), y) * share).sum()
+
+    gradient: Gradient = torch.func.vmap(torch.func.grad(loss))
+    return gradient
+
+
+def _portions(
+    model: Model, params: Tree, device: torch.device, steps: Integers
+) -> Iterator[Integers]:
+    # Those with many steps first. On the CPU few at a time: what a client needs then stays in
+    # cache from step to step; on other devices all at once.
+    order = np.argsort(-steps, kind="stable")
+    together = max(len(order), 1)
+    if device.type == "cpu":
+        numbers = sum(leaf[0].numel() for leaf in params.values()) if len(order) else 1
+        per_thread = model.clients_per_thread or max(1, _CACHED // numbers)
+        together = per_thread * torch.get_num_threads()
+    for first in range(0, len(order), together):
+        yield order[first : first + together]
+
+
+def _fits_kernel(start: Tree, clients: Clients) -> bool:
+    weight, features = start["weight"], clients.features
+    numbers = features.dtype if isinstance(features, Tensor) else _torch_type(features.dtype)
+    wanted = torch.int64 if clients.spec.task == "multiclass" else weight.dtype
+    return (
+        clients.device.type == weight.device.type == "cpu"
+        and weight.dtype in (torch.float32, torch.float64)
+        and numbers == weight.dtype
+        and clients.targets.dtype == wanted
+        and importlib.util.find_spec("numba") is not None
+    )
+
+
+def _torch_type(kind: Any) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, kind)).dtype
+
+
+def _array(tree: Tree, name: str) -> Any:
+    return tree[name].detach().contiguous().numpy() if name in tree else None
+
+
+def _drawer() -> Callable[..., NDArray[np.int32]]:
+    if importlib.util.find_spec("numba") is None:
+        return draw_plainly
+    from coterie.solvers.kernels import draw_batches
+
+    return draw_batches
+
+
+def draw_plainly(
+    keys: NDArray[np.uint64], counts: Integers, steps: Integers, batch: int
+) -> NDArray[np.int32]:
+    """Draw the batches of `kernels.draw_batches`, the same ones, where numba is missing."""
+    out = np.full((len(keys), int(steps.max(initial=0)), batch), -1, dtype=np.int32)
+    order = np.tile(np.arange(counts.max(initial=0)), (len(keys), 1))
+    state, done = keys.copy(), np.zeros(len(keys), dtype=np.int64)
+    while (active := (done < steps) & (counts > 0)).any():
+        reach = np.where(active, np.minimum(counts, (steps - done) * batch), 0)
+        jumps = _draw_jumps(state, counts, reach)
+        clients = np.arange(len(keys))
+        for place, jump in enumerate(jumps.T):
+            kept = order[:, place].copy()
+            order[:, place] = order[clients, place + jump]
+            order[clients, place + jump] = kept
+        for client in np.flatnonzero(active):
+            end = done[client] + -(-reach[client] // batch)
+            rows = out[client, done[client] : end].reshape(-1)
+            rows[: reach[client]] = order[client, : reach[client]]
+            done[client] = end
+    return out
+
+
+def _draw_jumps(state: NDArray[np.uint64], counts: Integers, reach: Integers) -> Integers:
+    # Jump p of a client is uniform below count - p: SplitMix64, reduced without bias (Lemire 2019).
+    # A refused word shifts all later ones of its client by one. Moves the states on.
+    places = np.arange(reach.max(initial=0))
+    inside = places < reach[:, None]
+    bounds = np.where(inside, counts[:, None] - places, 1).astype(np.uint64)
+    floors = (np.uint64(1 << 32) - bounds) % bounds
+    number: NDArray[np.uint64] = np.tile(places + 1, (len(reach), 1)).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        while True:
+            words = _mix(state[:, None] + number * _GOLDEN)
+            products = (words >> np.uint64(32)) * bounds
+            refused = (products & np.uint64(0xFFFFFFFF)) < floors
+            if not refused.any():
+                break
+            number += (refused.cumsum(axis=1) > 0).astype(np.uint64)
+        used = np.where(reach > 0, number[np.arange(len(reach)), reach - 1], np.uint64(0))
+        state += used * _GOLDEN
+    return (products >> np.uint64(32)).astype(np.int64)
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

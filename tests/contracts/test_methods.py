@@ -1,0 +1,258 @@
+"""Contracts that every registered method keeps. The privacy contracts have no exceptions.
+
+Privacy: purity, init from public facts, row independence (bitwise), replay from posts and own data,
+declared shape. Utility (a method may declare one not applicable, with a reason): learns.
+"""
+
+import math
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from coterie.config import to_toml
+from coterie.data.synthetic import synthetic
+from coterie.engines.rounds import RoundState, client_half
+from coterie.engines.simulate import Speed, simulate
+from coterie.evaluate import evaluate
+from coterie.methods.base import Shape, registered
+from coterie.models import MLP, Linear
+from coterie.plan import Plan, Privacy
+from coterie.privacy.mechanisms import GaussianSum
+from coterie.privacy.sampling import Poisson
+from coterie.rng import Rng
+
+METHODS = sorted(registered())
+CASES = [
+    ("regression", Linear()),
+    ("binary", Linear()),
+    ("multiclass", Linear()),
+    ("regression", MLP(hidden=(4,))),
+]
+every_method = pytest.mark.parametrize("name", METHODS)
+every_case = pytest.mark.parametrize(
+    "task,model", CASES, ids=[f"{task}-{type(model).__name__}" for task, model in CASES]
+)
+
+
+def make(name, model):
+    return registered()[name](model=model)
+
+
+def toy(task, clients=6, seed=0):
+    return synthetic(
+        "mean", clients=clients, rows=(3, 9), features=4, task=task, spread=0.3, seed=seed
+    ).data
+
+
+def state_of(method, data):
+    shared = method.init(data.spec, Rng.seeded(0))
+    shared = {k: v + 0.1 for k, v in shared.items()}
+    personal = method.enrol(shared, data.spec, data.spec.clients)
+    return shared, {k: v + 0.05 for k, v in personal.items()}
+
+
+def update(method, data, shared, personal, ids):
+    block = data.clients(np.asarray(ids, dtype=np.int64))
+    rows = {k: v[torch.as_tensor(ids)] for k, v in personal.items()}
+    after, sent = method.local_update(shared, rows, block, Rng.seeded(1), 0)
+    final = method.personalise(shared, after, block, Rng.seeded(2))
+    return after, sent, final
+
+
+def same(left, right):
+    assert left.keys() == right.keys()
+    return all(torch.equal(left[k], right[k]) for k in left)
+
+
+def close(left, right, tolerance=2e-5):
+    assert left.keys() == right.keys()
+    for k in left:
+        torch.testing.assert_close(left[k], right[k], rtol=tolerance, atol=tolerance)
+
+
+@every_method
+@every_case
+def test_pure(name, task, model):
+    method, data = make(name, model), toy(task)
+    shared, personal = state_of(method, data)
+    before = [{k: v.clone() for k, v in tree.items()} for tree in (shared, personal)]
+    features, targets = data.features.clone(), data.targets.clone()
+    first = update(method, data, shared, personal, range(6))
+    second = update(method, data, shared, personal, range(6))
+    assert all(same(a, b) for a, b in zip(first, second, strict=True))
+    assert same(shared, before[0]) and same(personal, before[1])
+    assert torch.equal(features, data.features) and torch.equal(targets, data.targets)
+
+
+@every_method
+@every_case
+def test_row_independence(name, task, model):
+    """Change everything about one client: no other client may move by a bit."""
+    method, data = make(name, model), toy(task)
+    shared, personal = state_of(method, data)
+    features, targets = data.features.clone(), data.targets.clone()
+    start, stop = data.offsets[2], data.offsets[3]
+    features[start:stop] = features[start:stop] * -3 + 1
+    targets[start:stop] = 0 if task == "multiclass" else 1 - targets[start:stop]
+    other = replace(data, features=features, targets=targets)
+    moved = {k: v.clone() for k, v in personal.items()}
+    for leaf in moved.values():
+        leaf[2] += 1
+    ours = update(method, data, shared, personal, range(6))
+    theirs = update(method, other, shared, moved, range(6))
+    rest = torch.tensor([0, 1, 3, 4, 5])
+    for mine, his in zip(ours, theirs, strict=True):
+        assert same({k: v[rest] for k, v in mine.items()}, {k: v[rest] for k, v in his.items()})
+    if method.shape is not Shape.NONE:
+        assert not same(ours[1], theirs[1]), "the changed client must matter to itself"
+
+
+@every_method
+@every_case
+def test_a_broken_client_spoils_nobody_else(name, task, model):
+    method, data = make(name, model), toy(task)
+    shared, personal = state_of(method, data)
+    features = data.features.clone()
+    features[data.offsets[4]] = math.nan
+    broken = replace(data, features=features)
+    ours = update(method, data, shared, personal, range(6))
+    theirs = update(method, broken, shared, personal, range(6))
+    rest = torch.tensor([0, 1, 2, 3, 5])
+    for mine, his in zip(ours, theirs, strict=True):
+        assert same({k: v[rest] for k, v in mine.items()}, {k: v[rest] for k, v in his.items()})
+
+
+@every_method
+@every_case
+def test_order_and_stack_size_do_not_matter(name, task, model):
+    method, data = make(name, model), toy(task)
+    shared, personal = state_of(method, data)
+    whole = update(method, data, shared, personal, range(6))
+    order = [3, 0, 5, 1, 4, 2]
+    shuffled = update(method, data, shared, personal, order)
+    for mine, his in zip(whole, shuffled, strict=True):
+        close({k: v[torch.tensor(order)] for k, v in mine.items()}, his)
+    for client in range(6):
+        alone = update(method, data, shared, personal, [client])
+        for mine, his in zip(whole, alone, strict=True):
+            close({k: v[client : client + 1] for k, v in mine.items()}, his)
+
+
+@every_method
+@every_case
+def test_declared_shape_and_template(name, task, model):
+    method, data = make(name, model), toy(task)
+    shared, personal = state_of(method, data)
+    after, sent, final = update(method, data, shared, personal, range(6))
+    template = method.contribution(shared)
+    assert {k: v.shape[1:] for k, v in sent.items()} == {k: v.shape for k, v in template.items()}
+    assert (method.shape is Shape.NONE) == (not template)
+    assert {k: v.shape for k, v in after.items()} == {k: v.shape for k, v in personal.items()}
+    first = method.init(data.spec, Rng.seeded(0))
+    assert {k: v.shape[1:] for k, v in final.items()} == {k: v.shape for k, v in first.items()}
+
+
+@every_method
+def test_init_knows_only_public_facts(name):
+    method = make(name, MLP(hidden=(4,)))
+    one, two = toy("regression", seed=0), toy("regression", seed=1)
+    assert one.spec == two.spec
+    assert same(method.init(one.spec, Rng.seeded(0)), method.init(two.spec, Rng.seeded(0)))
+
+
+@every_method
+@every_case
+@pytest.mark.parametrize("cohort", [None, 3.0])
+def test_replay(name, task, model, cohort):
+    """A client's model is rebuilt from its own data and the posts: the second premise of the lemma.
+
+    The replay holds one client alone: nobody else's rows exist. It is told in which rounds it took
+    part, as the client itself was.
+    """
+    method, data = make(name, model), toy(task)
+    plan = Plan(
+        method=method,
+        privacy=Privacy(noise_multiplier=1.0, clip=0.5),
+        sampler=Poisson(cohort),
+        rounds=4,
+        simulation_seed=5,
+    )
+    took_part = []
+    outcome = simulate(plan, data, observe=lambda p: took_part.append(p.store.started.clone()))
+    from coterie.privacy.entropy import open_entropy
+
+    cohorts = [
+        plan.sampler.draw(data.spec.clients, open_entropy(5, "cohort", r))
+        for r in range(plan.posts)
+    ]
+    for client in range(data.spec.clients):
+        rebuilt = _replay(plan, data, outcome.posts, cohorts, client)
+        close({k: v[None] for k, v in outcome.model(client).items()}, rebuilt, 5e-5)
+
+
+def _replay(plan, data, posts, cohorts, client):
+    own = data.where(np.repeat(np.arange(len(data)), data.counts) == client)
+    block = own.clients(np.array([client], dtype=np.int64))
+    method, rng = plan.method, Rng.seeded(plan.simulation_seed)
+    shared = method.init(data.spec, Rng.seeded(plan.simulation_seed).at("init"))
+    personal = None
+    for number, post in enumerate(posts):
+        if client in cohorts[number]:
+            if personal is None:
+                personal = method.enrol(shared, data.spec, 1)
+            state = RoundState(method, GaussianSum(0.5, 1.0), shared, rng, number)
+            _, personal = client_half(state, personal, block)
+        shared = method.server_update(shared, post)
+    if personal is None:
+        personal = method.enrol(shared, data.spec, 1)
+    return method.personalise(shared, personal, block, rng.at("personalise"))
+
+
+@every_method
+@every_case
+def test_block_size_is_a_matter_of_speed(name, task, model):
+    method, data = make(name, model), toy(task, clients=12)
+    plan = Plan(method=method, privacy=Privacy(epsilon=2.0), rounds=3, simulation_seed=3)
+    reference = simulate(plan, data, speed=Speed(block=12))
+    for block in (1, 5):
+        other = simulate(plan, data, speed=Speed(block=block))
+        close(reference.models.leaves, other.models.leaves, 5e-5)
+    again = simulate(plan, data, speed=Speed(block=12))
+    assert same(reference.models.leaves, again.models.leaves), "a seed must decide everything"
+
+
+@every_method
+def test_plan_round_trips_through_toml(name):
+    plan = Plan(method=registered()[name](), privacy=Privacy(epsilon=1.0), rounds=7)
+    assert Plan.from_table(tomllib.loads(to_toml(plan.to_table()))) == plan
+
+
+@every_method
+def test_learns(name):
+    """On easy synthetic clients the method halves the error of predicting the mean."""
+    method = registered()[name]()
+    if "learns" in method.not_applicable:
+        pytest.skip(f"{name}: learns does not apply: {method.not_applicable['learns']}")
+    data = synthetic("mean", clients=60, rows=30, features=4, spread=0.1, noise=0.1, seed=1).data
+    train, test = data.split(0.3, 0)
+    plan = Plan(method=method, privacy=Privacy(epsilon=8.0), rounds=15, simulation_seed=0)
+    outcome = simulate(plan, train)
+    score = evaluate(method.model, outcome.rows, test)
+    assert score.value < 0.5, score
+
+
+@every_method
+def test_epsilon_is_what_the_plan_promised(name):
+    data = toy("regression")
+    method = registered()[name]()
+    private = Plan(method=method, privacy=Privacy(epsilon=1.5, delta=1e-6), rounds=5)
+    outcome = simulate(private, data)
+    expected = 0.0 if method.shape is Shape.NONE else 1.5
+    assert outcome.guarantee.epsilon <= expected
+    assert outcome.guarantee.epsilon == pytest.approx(expected, rel=5e-3)
+    assert len(outcome.posts) == (0 if method.shape is Shape.NONE else 5)
+    bare = simulate(replace(private, privacy=Privacy(epsilon=math.inf)), data)
+    assert bare.guarantee.epsilon == (0.0 if method.shape is Shape.NONE else math.inf)

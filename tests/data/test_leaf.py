@@ -1,0 +1,153 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coterie.data.formats import Source, load
+from coterie.data.leaf import LEAF_CHARACTERS
+
+
+def test_one_file(tmp_path: Path, leaf_file) -> None:
+    users = {"w2": ([[1, 2], [3, 4]], [0, 1]), "none": ([], []), "w1": ([[5, 6]], [2])}
+    path = leaf_file(tmp_path / "a.json", **users)
+    data = load(path, Source(classes=4))
+    assert (data.names, data.counts.tolist()) == (("w2", "none", "w1"), [2, 0, 1])
+    assert data.features.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert data.targets.tolist() == [0, 1, 2]
+    assert (data.spec.task, data.spec.outputs) == ("multiclass", 4)
+    assert data.source_split is None
+
+
+def test_a_folder_with_train_and_test(tmp_path: Path, leaf_file) -> None:
+    folder = tmp_path / "toy"
+    leaf_file(folder / "train" / "0.json", a=([[1.0], [2.0]], [0.5, 1.5]), b=([[3.0]], [2.5]))
+    leaf_file(folder / "train" / "1.json", c=([[4.0]], [3.5]))
+    leaf_file(folder / "test" / "0.json", b=([[5.0]], [4.5]), a=([[6.0]], [5.5]))
+    data = load(folder)
+    assert data.names == ("a", "b", "c")
+    assert data.features.reshape(-1).tolist() == [1, 2, 6, 3, 5, 4]
+    assert data.source_split.tolist() == [0, 0, 1, 0, 1, 0]
+    train, test = data.split_by_source()
+    assert (train.counts.tolist(), test.counts.tolist()) == ([2, 1, 1], [1, 1, 0])
+    flat = load(folder / "train")
+    assert (flat.names, flat.source_split) == (("a", "b", "c"), None)
+
+
+def test_text_is_read_by_declared_characters(tmp_path: Path, leaf_file) -> None:
+    path = leaf_file(tmp_path / "a.json", w=(["ab", "ba"], ["c", "a"]))
+    source = Source(levels={"x": ("a", "b")}, classes=("a", "b", "c"))
+    data = load(path, source)
+    assert data.features.tolist() == [[0, 1], [1, 0]]
+    assert data.targets.tolist() == [2, 0]
+
+
+def test_options_apply_to_numbers(tmp_path: Path, leaf_file) -> None:
+    path = leaf_file(tmp_path / "a.json", w=([[1, 2, 3, 4], [5, 6, 7, 8]], [0.5, 1.5]))
+    assert load(path, Source(shape=(2, 2))).spec.shape == (2, 2)
+    source = Source(features=("1", "3"), center={"3": 4.0})
+    assert load(path, source).features.tolist() == [[2, 0], [6, 4]]
+    gap = leaf_file(tmp_path / "b.json", w=([[1, None], [5, 6]], [0.5, 1.5]))
+    assert load(gap, Source(missing="drop")).features.tolist() == [[5, 6]]
+
+
+def content(**changes) -> str:
+    whole = {
+        "users": ["v", "w"],
+        "num_samples": [1, 2],
+        "user_data": {"v": {"x": [[1, 2]], "y": [0]}, "w": {"x": [[3, 4], [5, 6]], "y": [1, 0]}},
+    }
+    for key, value in changes.items():
+        if key in whole:
+            whole[key] = value
+        else:
+            whole["user_data"][key] = value
+    return json.dumps({key: value for key, value in whole.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "words"),
+    [
+        (content()[:-30], Source(), ["not whole JSON", "line 1", "fetch it again"]),
+        ("", Source(), ["not whole JSON", "fetch it again"]),
+        ("[1, 2]", Source(), ["not LEAF json", "users"]),
+        (content(users=None), Source(), ["not LEAF json", "users"]),
+        (content(users="v"), Source(), ["not LEAF json", "list"]),
+        (content(users=[], num_samples=[], user_data={}), Source(), ["no clients", "at least one"]),
+        (content(users=["v", "v"]), Source(), ["duplicate client 'v'", "name each"]),
+        (content(users=["v", "u"]), Source(), ["client 'u'", "no x and y", "add them"]),
+        (content(num_samples=[1, 3]), Source(), ["client 'w'", "num_samples says 3", "2 rows"]),
+        (content(num_samples=[1]), Source(), ["2 users", "1 num_samples", "one of each"]),
+        (content(w={"x": [[3, 4], [5, 6]], "y": [1]}), Source(), ["'w'", "x has 2 rows, y 1"]),
+        (content(w={"x": [[3, 4], [5]], "y": [1, 0]}), Source(), ["'w', row 1", "1 values", "2"]),
+        (content(w={"x": [[3], [5]], "y": [1, 0]}), Source(), ["'w'", "(1,)", "(2,)"]),
+        (content(w={"x": [[3, 4], [5, "a"]], "y": [1, 0]}), Source(), ["'w', row 1", "'a'"]),
+        (content(w={"x": ["ab", "cd"], "y": [1, 0]}), Source(), ["'w', row 0", "'ab'", "levels"]),
+        (content(w={"x": [[3, 4], [5, None]], "y": [1, 0]}), Source(), ["row 1", "'w'", "gap"]),
+        (content(w={"x": [[3, 4], [5, float("inf")]], "y": [1, 0]}), Source(), ["row 1", "inf"]),
+        (content(w={"x": [[3, 4], [5, 6]], "y": [1, 7]}), Source(classes=2), ["'w'", "label 7"]),
+        (content(w={"x": [[3, 4], [5, 6]], "y": [1, [2]]}), Source(), ["'w'", "unequal widths"]),
+        (content(w={"x": [[3, 4], [5, 6]], "y": [1, "a"]}), Source(), ["text", "declare"]),
+        (content()[:-1] + ', "users": []}', Source(), ["'users'", "twice", "once"]),
+    ],
+)
+def test_bad_json_is_refused(tmp_path: Path, refuse, text, source, words) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    message = refuse(path, source)
+    for word in words:
+        assert word in message
+
+
+def test_bad_folders_and_text_are_refused(tmp_path: Path, refuse, leaf_file) -> None:
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    assert "no LEAF json here" in refuse(folder)
+    leaf_file(folder / "0.json", a=([[1.0]], [0.5]))
+    leaf_file(folder / "1.json", a=([[1.0]], [0.5]))
+    message = refuse(folder)
+    assert "1.json: duplicate client 'a', already in" in message
+    assert "0.json; name each client once" in message
+    leaf_file(folder / "1.json", b=([[1.0, 2.0]], [0.5]))
+    assert "client 'b': rows of shape (2,)" in refuse(folder)
+    path = leaf_file(tmp_path / "a.json", w=(["ab", "bz"], ["a", "b"]))
+    source = Source(levels={"x": ("a", "b")}, classes=("a", "b"))
+    assert "client 'w', row 1 (from 0), column 'x': found 'z'" in refuse(path, source)
+    path = leaf_file(tmp_path / "a.json", w=(["ab", "a"], ["a", "b"]))
+    assert "client 'w', row 1 (from 0): 1 values, where the first row has 2" in refuse(path, source)
+
+
+def test_femnist_sample(shared_data) -> None:
+    source = Source(classes=62, shape=(28, 28))
+    data = load(shared_data("femnist/raw_sample"), source)
+    assert data.names == ("f2210_96", "f2235_81", "f3868_35", "f3122_40")
+    assert data.counts.tolist() == [5, 5, 5, 8]
+    assert (data.spec.task, data.spec.outputs, data.spec.shape) == ("multiclass", 62, (28, 28))
+    train, test = data.split_by_source()
+    assert (train.counts.tolist(), test.counts.tolist()) == ([4, 4, 4, 7], [1, 1, 1, 1])
+
+
+def test_femnist_sample_equals_the_same_writers_of_the_whole(shared_data) -> None:
+    sample = load(shared_data("femnist/raw_sample"), Source(classes=62, shape=(28, 28)))
+    path = shared_data("femnist/femnist.npz")
+    writers = np.load(path)["writer"].tolist()
+    whole = load(path)
+    for k, name in enumerate(sample.names):
+        at = writers.index(name)
+        mine = sample.features[sample.offsets[k] : sample.offsets[k + 1]].numpy()
+        same = whole.features[whole.offsets[at] : whole.offsets[at + 1]].numpy()
+        assert mine.shape == same.shape
+        key = np.lexsort(mine.reshape(len(mine), -1).T), np.lexsort(same.reshape(len(same), -1).T)
+        np.testing.assert_allclose(mine[key[0]], same[key[1]], atol=1e-6)
+
+
+def test_shakespeare_sample(shared_data) -> None:
+    assert len(LEAF_CHARACTERS) == 80
+    path = shared_data("shakespeare/raw_sample/all_data_niid_0_keep_0_train_9.json")
+    source = Source(levels={"x": LEAF_CHARACTERS}, classes=LEAF_CHARACTERS)
+    data = load(path, source)
+    assert data.counts.tolist() == [60, 60, 60]
+    assert (data.spec.shape, data.spec.outputs) == ((80,), 80)
+    first = "".join(LEAF_CHARACTERS[int(code)] for code in data.features[0])
+    assert first.startswith("Give me leave, Caesar,-- Thou hast a sister")
+    assert LEAF_CHARACTERS[int(data.targets[0])] == "a"

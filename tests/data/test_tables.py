@@ -1,0 +1,321 @@
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from scipy import sparse
+
+from coterie.data import tables
+from coterie.data.formats import Source, load
+
+TEXT = """client,age,city,y,dose
+b,30,rome,1.5,0.1
+a,41,oslo,2.5,0.2
+b,52,oslo,3.5,0.3
+a,63,rome,4.5,0.4
+"""
+CITIES = Source(levels={"city": ("rome", "oslo", "lima")})
+
+
+def write(path: Path, text: str) -> Path:
+    if path.name.endswith(".gz"):
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_any(folder: Path, suffix: str) -> Path:
+    path = folder / f"toy{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(
+            pa.table(
+                {
+                    "client": ["b", "a", "b", "a"],
+                    "age": pa.array([30, 41, 52, 63], pa.int16()),
+                    "city": pa.array(["rome", "oslo", "oslo", "rome"]).dictionary_encode(),
+                    "y": [1.5, 2.5, 3.5, 4.5],
+                    "dose": pa.array([0.1, 0.2, 0.3, 0.4], pa.float32()),
+                }
+            ),
+            path,
+        )
+        return path
+    return write(path, TEXT.replace(",", "\t") if "tsv" in suffix else TEXT)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet"])
+def test_round_trip_with_declared_levels(tmp_path: Path, suffix) -> None:
+    path = write_any(tmp_path, suffix)
+    data = load(path, CITIES)
+    assert (data.title, data.names, data.counts.tolist()) == ("toy", ("b", "a"), [2, 2])
+    expected = [[30, 1, 0, 0, 0.1], [52, 0, 1, 0, 0.3], [41, 0, 1, 0, 0.2], [63, 1, 0, 0, 0.4]]
+    np.testing.assert_allclose(data.features, expected, rtol=1e-6)
+    assert data.targets.tolist() == [1.5, 3.5, 2.5, 4.5]
+    assert (data.spec.task, data.notes) == ("regression", ())
+    mapped = load(path, Source(**{**vars(CITIES), "memory_map": str(tmp_path / "mapped")}))
+    np.testing.assert_array_equal(mapped.features, data.features)
+    assert load(path, Source(sparse=True, features=("dose",))).is_sparse
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_text_columns_without_levels_are_left_out_by_name(tmp_path: Path, suffix) -> None:
+    data = load(write_any(tmp_path, suffix))
+    assert data.features.shape == (4, 2)
+    assert data.notes == ("text columns without declared levels left out: city",)
+
+
+def test_declared_features_and_constants(tmp_path: Path) -> None:
+    source = Source(
+        features=("dose", "age"), center={"age": 41.0, "y": 1.5}, scale={"age": 11.0}, clip=1.0
+    )
+    data = load(write(tmp_path / "toy.csv", TEXT), source)
+    np.testing.assert_allclose(data.features[:, 0], [0.1, 0.3, 0.2, 0.4], rtol=1e-6)
+    assert data.features[:, 1].tolist() == [-1, 1, 0, 1]
+    assert data.targets.tolist() == [0, 2, 1, 3]
+
+
+def test_clients_split_and_labels(tmp_path: Path) -> None:
+    text = 'who,z,split,label\n10, 1 ,0,no\n"9",2,1,yes\n\n10,3e0,1,yes\n'
+    source = Source(client="who", target="label", classes=("no", "yes"))
+    data = load(write(tmp_path / "toy.csv", text), source)
+    assert data.names == ("9", "10")
+    assert data.features.tolist() == [[2], [1], [3]]
+    assert data.targets.tolist() == [1, 0, 1]
+    assert (data.spec.task, data.source_split.tolist()) == ("binary", [1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "expected"),
+    [
+        (["0", "1", "1"], "binary", [0, 1, 1]),
+        (["-1", "1", "1"], "binary", [0, 1, 1]),
+        (["0", "2", "1"], "multiclass", [0, 2, 1]),
+        (["0", "2.0", "1"], "regression", [0, 2, 1]),
+    ],
+)
+def test_task_comes_from_how_targets_are_written(tmp_path: Path, values, task, expected) -> None:
+    text = "client,z,y\n" + "".join(f"a,1,{value}\n" for value in values)
+    data = load(write(tmp_path / "toy.csv", text))
+    assert (data.spec.task, data.targets.tolist()) == (task, expected)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_each_target_becomes_a_client(tmp_path: Path, suffix) -> None:
+    path = tmp_path / f"toy{suffix}"
+    if suffix == ".csv":
+        write(path, "client,z,kidney,liver\n1,1,5,\n2,2,NA,6\n3,3,7,8\n")
+    else:
+        columns = {"z": [1, 2, 3], "kidney": [5, None, 7], "liver": [None, 6, 8]}
+        parquet.write_table(pa.table(columns), path)
+    source = Source(target=("kidney", "liver"), targets_are_clients=True, task="regression")
+    data = load(path, source)
+    assert (data.names, data.counts.tolist()) == (("kidney", "liver"), [2, 2])
+    assert data.features.tolist() == [[1], [3], [2], [3]]
+    assert data.targets.tolist() == [5, 7, 6, 8]
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    text = "client,z,red,blue\na,1,0,1\nb,2,1,1\na,3,0,0\n"
+    data = load(write(tmp_path / "toy.csv", text), Source(target=("red", "blue")))
+    assert (data.spec.task, data.spec.outputs) == ("multilabel", 2)
+    assert data.targets.tolist() == [[0, 1], [0, 0], [1, 1]]
+
+
+def test_rows_with_gaps_are_dropped_and_counted(tmp_path: Path) -> None:
+    text = "client,z,c,y\na,1,u,1.5\na,,u,2.5\nb,3,,3.5\nb,4,v,NA\nb,5,v,5.5\n"
+    source = Source(missing="drop", levels={"c": ("u", "v")})
+    data = load(write(tmp_path / "toy.csv", text), source)
+    assert data.features.tolist() == [[1, 1, 0], [5, 0, 1]]
+    assert data.notes == ("3 rows with gaps dropped",)
+
+
+def test_a_folder_of_parquet_files(tmp_path: Path, refuse) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for part in range(3):
+        columns = {"client": [1, 2], "z": [part, -part], "y": [0.5, 1.5]}
+        columns["__index_level_0__"] = [0, 1]  # the row labels that pandas stores
+        parquet.write_table(pa.table(columns), folder / f"part-{part}.parquet")
+    data = load(folder)
+    assert (data.names, data.features.reshape(-1).tolist()) == (("1", "2"), [0, 1, 2, 0, -1, -2])
+    parquet.write_table(pa.table({"client": [1], "z": [3]}), folder / "part-3.parquet")
+    assert "the same columns" in refuse(folder)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_do_not_change_the_result(tmp_path: Path, monkeypatch, seed) -> None:
+    rng = np.random.default_rng(seed)
+    x, owner = rng.normal(size=(3000, 3)), rng.integers(0, 40, 3000)
+    lines = "".join(
+        f"c{k},{','.join(map(repr, row.tolist()))}\n" for k, row in zip(owner, x, strict=True)
+    )
+    path = write(tmp_path / "toy.csv", "client,u,v,y\n" + lines)
+    whole = load(path)
+    monkeypatch.setattr(tables, "_BLOCK", 1000)
+    pieces = load(path)
+    assert whole.names == pieces.names
+    np.testing.assert_array_equal(whole.features, pieces.features)
+    for k, name in enumerate(whole.names):
+        mine = whole.features[whole.offsets[k] : whole.offsets[k + 1]]
+        np.testing.assert_array_equal(mine, x[owner == int(name[1:]), :2].astype(np.float32))
+
+
+def line(number: int, new: str) -> str:
+    lines = TEXT.splitlines()
+    lines[number - 1] = new
+    return "\n".join(lines) + "\n"
+
+
+LABELS = "client,z,y\na,1,0\nb,2,{}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "words"),
+    [
+        ("", CITIES, ["Empty CSV", "damaged"]),
+        ("client,z,y\n", Source(), ["no clients", "at least one row"]),
+        (TEXT, Source(client="school"), ["no column 'school'", "client, age", "set client"]),
+        (TEXT, Source(target="score"), ["no column 'score'", "client, age", "set client"]),
+        (TEXT, Source(features=("size",)), ["no column 'size'", "'age'"]),
+        (TEXT, Source(levels={"size": ("a",)}), ["no column 'size'", "'age'"]),
+        (TEXT, Source(scale={"size": 1.0}), ["no column 'size'", "'age'"]),
+        (TEXT, Source(levels={"city": ("rome",)}, scale={"city": 2.0}), ["'city'", "leave"]),
+        (line(4, ",52,oslo,3.5,0.3"), CITIES, ["line 4", "client", "empty", "name the client"]),
+        (line(4, "  ,52,oslo,3.5,0.3"), CITIES, ["line 4", "client", "empty"]),
+        (line(4, "b,old,oslo,3.5,0.3"), CITIES, ["line 4", "'b'", "'age'", "'old'", "levels"]),
+        (line(4, "\n\nb,old,oslo,3.5,0.3"), CITIES, ["line 6", "'b'", "'age'", "'old'", "levels"]),
+        (line(2, '"b\nc",30,rome,1.5,x'), CITIES, ["line 2", r"'b\nc'", "'dose'", "'x'"]),
+        (line(4, "b,,oslo,3.5,0.3"), CITIES, ["line 4", "'b'", "'age'", "gap", 'missing="drop"']),
+        (line(4, "b,nan,oslo,3.5,0.3"), CITIES, ["line 4", "'age'", "gap", 'missing="drop"']),
+        (line(4, "b,inf,oslo,3.5,0.3"), CITIES, ["line 4", "'b'", "'age'", "inf", "correct"]),
+        (line(4, "b,1e99,oslo,3.5,0.3"), CITIES, ["line 4", "'age'", "1e+99", "scale"]),
+        (line(4, "b,52,bonn,3.5,0.3"), CITIES, ["line 4", "'b'", "'city'", "'bonn'", "declare"]),
+        (line(4, "b,52,,3.5,0.3"), CITIES, ["line 4", "'b'", "gap", 'missing="drop"']),
+        (line(4, "b,52,oslo,,0.3"), CITIES, ["line 4", "'b'", "target is missing", "drop"]),
+        (line(4, "b,52,oslo,high,0.3"), CITIES, ["line 4", "'b'", "'y'", "'high'", "classes"]),
+        (line(4, "b,52,oslo,3.5"), CITIES, ["line 4", "Expected 5 columns, got 4", "as many"]),
+        (line(4, "b,52,oslo,3.5,1,2"), CITIES, ["line 4", "Expected 5 columns, got 6", "as many"]),
+        (line(1, "client,age,age,y,dose"), CITIES, ["two columns", "'age'", "rename"]),
+        (LABELS.format(7), Source(classes=3), ["line 3", "'b'", "label 7", "0..2", "classes="]),
+        (LABELS.format("x"), Source(classes=("0", "1")), ["line 3", "'b'", "'x'", "0, 1"]),
+        (LABELS.format("x"), Source(), ["line 3", "'b'", "'x'", "classes by name"]),
+        (LABELS.format(99999), Source(), ["99999", 'task="regression"']),
+        ("client,z,y\na,word,1\n", Source(), ["no numeric column", "declare"]),
+        ("client,split,z,y\na,2,1,1.5\n", Source(), ["line 2", "'a'", "split", "0 (train)"]),
+    ],
+)
+def test_bad_csv_is_refused(tmp_path: Path, refuse, text, source, words) -> None:
+    for name in ("bad.csv", "bad.csv.gz"):
+        message = refuse(write(tmp_path / name, text), source)
+        for word in words:
+            assert word in message
+
+
+def test_an_error_far_down_names_its_line(tmp_path: Path, refuse, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "_BLOCK", 1000)
+    good = "".join(f"c{k % 9},{k},0.5\n" for k in range(5000))
+    message = refuse(write(tmp_path / "bad.csv", f"client,z,y\n{good}d,oops,1.5\n{good}"))
+    assert "line 5002, client 'd': column 'z': found 'oops'" in message
+    message = refuse(write(tmp_path / "bad.csv", f"client,z,y\n{good}d,1\n{good}"))
+    assert "line 5002: Expected 3 columns, got 2: d,1" in message
+    message = refuse(write(tmp_path / "bad.csv", f"client,z,y\n{good}d,1,\n"))
+    assert "line 5002, client 'd': the target is missing" in message
+
+
+def test_other_damage_is_refused(tmp_path: Path, refuse) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"client,z,y\na,1,2.5\n\xff\xfe,1,2.5\n")
+    assert "line 3" in refuse(path)
+    path = write(tmp_path / "bad.csv.gz", TEXT * 500)
+    path.write_bytes(path.read_bytes()[:-60])
+    assert "truncated" in refuse(path, CITIES)
+    path = write_any(tmp_path, ".parquet")
+    path.write_bytes(path.read_bytes()[:-60])
+    assert "truncated" in refuse(path, CITIES)
+    wide = ",".join(f"z{k}" for k in range(200_000))
+    write(tmp_path / "bad.csv", f"client,y,{wide}\n")
+    assert "as Parquet or npz" in refuse(tmp_path / "bad.csv")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"client": [1, None]}, ["row 2", "client", "empty"]),
+        ({"client": [1.5, 2.0]}, ["'client'", "real numbers", "whole numbers"]),
+        ({"z": ["1", "x"]}, ["row 2", "'b'", "column 'z'", "'x'"]),
+        ({"z": [1.0, None]}, ["row 2", "'b'", "column 'z'", "gap"]),
+        ({"z": [1.0, float("inf")]}, ["row 2", "'b'", "column 'z'", "inf"]),
+        ({"z": [[1.0], [2.0]]}, ["no numeric column", "declare"]),
+    ],
+)
+def test_bad_parquet_is_refused(tmp_path: Path, refuse, columns, words) -> None:
+    columns = {"client": ["a", "b"], "z": [1.0, 2.0], "y": [0.5, 1.5]} | columns
+    parquet.write_table(pa.table(columns), tmp_path / "bad.parquet")
+    message = refuse(tmp_path / "bad.parquet")
+    for word in words:
+        assert word in message
+
+
+def test_numbers_name_clients_the_same_in_every_type(tmp_path: Path) -> None:
+    for kind in (pa.int8(), pa.float64(), pa.string()):
+        owner = pa.array([10, 9, 10], pa.int64()).cast(kind)
+        columns = {"client": owner, "z": [1, 2, 3], "y": [0.5, 1.5, 2.5]}
+        parquet.write_table(pa.table(columns), tmp_path / "toy.parquet")
+        assert load(tmp_path / "toy.parquet").names == ("9", "10")
+
+
+MEASURE = """
+import sys, threading, time
+from coterie.data.formats import Source, load
+
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+before, highest, done = anonymous(), 0, threading.Event()
+
+def watch():
+    global highest
+    while not done.wait(0.005):
+        highest = max(highest, anonymous())
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+data = load(sys.argv[1], Source(memory_map=sys.argv[2]))
+done.set()
+watcher.join()
+print(len(data), data.features.shape[0], (highest - before) // 1000)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_large_csv_is_streamed_to_disk(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = [",".join(f"{value:.5f}" for value in row) for row in rng.normal(size=(1000, 20))]
+    path = tmp_path / "large.csv"
+    rows = 0
+    with path.open("w") as file:
+        file.write(f"client,y,{','.join(f'z{k}' for k in range(19))}\n")
+        while file.tell() < 200_000_000:
+            file.writelines(f"c{(rows + k) % 997},{text}\n" for k, text in enumerate(lines))
+            rows += len(lines)
+    command = [sys.executable, "-c", MEASURE, str(path), str(tmp_path / "mapped")]
+    clients, loaded, grown = map(int, subprocess.check_output(command).split())
+    path.unlink()
+    assert (clients, loaded) == (997, rows)
+    # the file is 200 MB, its rows as numbers 90 MB; batches and pyarrow's pool take about 70 MB
+    assert grown < 150
+
+
+def test_sparse_tables_stay_within_csr(tmp_path: Path) -> None:
+    text = "client,u,v,y\nb,0,1,0.5\na,0,0,1.5\nb,2,0,2.5\n"
+    data = load(write(tmp_path / "toy.csv", text), Source(sparse=True))
+    assert isinstance(data.features, sparse.csr_matrix)
+    assert data.features.nnz == 2
+    assert data.features.toarray().tolist() == [[0, 1], [2, 0], [0, 0]]

@@ -1,0 +1,163 @@
+"""PMTL against closed forms."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.synthetic import synthetic
+from coterie.engines.simulate import simulate
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.local import Local
+from coterie.methods.pmtl import PMTL
+from coterie.models import Linear
+from coterie.plan import Plan, Privacy
+from coterie.privacy.accounting import Gaussian
+from coterie.solvers.sgd import SGD
+
+BARE = Privacy(epsilon=math.inf)
+
+
+def means(values):
+    """Mean estimation: one row x = 1 per client, y = the client's value, no bias."""
+    m = len(values)
+    return FederatedDataset(
+        Spec((1,), 1, "regression", m),
+        [f"c{i}" for i in range(m)],
+        np.arange(m + 1),
+        torch.ones(m, 1),
+        torch.tensor(values, dtype=torch.float32),
+    )
+
+
+def fit(method, data, rounds=200, privacy=BARE, **kwargs):
+    plan = Plan(method=method, privacy=privacy, rounds=rounds, simulation_seed=0, **kwargs)
+    return simulate(plan, data)
+
+
+@pytest.mark.parametrize("lam", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("change_from", ["shared", "own"])
+@pytest.mark.parametrize("solver", ["exact", "sgd"])
+def test_mean_estimation_oracle(lam, change_from, solver):
+    """Hu et al.: w_k = (x_k + lam * xbar) / (1 + lam), shared = xbar."""
+    x = np.array([-2.0, 0.5, 1.0, 4.5])
+    method = PMTL(
+        model=Linear(bias=False),
+        lam=lam,
+        solver=solver,
+        change_from=change_from,
+        sgd=SGD(lr=0.15, steps=40),
+        last_epochs=60,
+    )
+    outcome = fit(method, means(x), rounds=400)
+    w = outcome.models.leaves["weight"].flatten().numpy()
+    np.testing.assert_allclose(outcome.shared["weight"].item(), x.mean(), atol=2e-3)
+    np.testing.assert_allclose(w, (x + lam * x.mean()) / (1 + lam), atol=2e-3)
+
+
+def test_own_change_from_integrates_noise_and_shared_forgets_it():
+    """The same noise: as printed the shared model is a random walk, from the shared one it is not.
+
+    With one common value and exact solves, shared_{t+1} = N(shared_t) + noise has slope
+    a = lam/(1+lam); its stationary variance is s^2/(1-a^2). As printed the walk's variance grows
+    like T s^2 (1 + slope effects) at least. Ratio of mean squared errors at T = 100, a = 1/2: > 20.
+    False-alarm rate: the walk's squared error over 200 independent coordinates is about
+    chi2_200-distributed; falling below a fifth of its mean has probability < 1e-20.
+    """
+    data = FederatedDataset(
+        Spec((200,), 200, "multilabel", 8),
+        [f"c{i}" for i in range(8)],
+        np.arange(9),
+        torch.zeros(8, 200),
+        torch.zeros(8, 200),
+    )
+    # A stand-in local problem without data: w' = (w*0 + lam*shared)/(1+lam) comes from squared loss
+    # on x = 1; use 200 separate one-feature problems through a ridge with orthogonal rows instead.
+    eye = FederatedDataset(
+        Spec((200,), 1, "regression", 8),
+        data.names,
+        np.arange(0, 8 * 200 + 1, 200),
+        torch.eye(200).repeat(8, 1) * math.sqrt(200),
+        torch.zeros(8 * 200),
+    )
+    errors = {}
+    for change in ("shared", "own"):
+        method = PMTL(model=Linear(bias=False), lam=1.0, solver="exact", change_from=change)
+        privacy = Privacy(noise_multiplier=0.1, clip=1.0)
+        outcome = fit(method, eye, rounds=100, privacy=privacy)
+        errors[change] = float(outcome.shared["weight"].double().square().mean())
+    noise = (0.1 * 1.0 / 8) ** 2
+    assert errors["shared"] == pytest.approx(noise / (1 - 0.25), rel=0.6)
+    assert errors["own"] > 20 * errors["shared"]
+
+
+def test_clip_below_the_deviation_moves_the_centre():
+    """The documented caveat: with a small clip the fixed point is median-like, not the mean."""
+    x = np.array([0.0, 0.0, 0.0, 0.0, 10.0])
+    method = PMTL(model=Linear(bias=False), lam=0.1, solver="exact")
+    tight = Privacy(noise_multiplier=1e-4, clip=0.01)
+    outcome = fit(method, means(x), rounds=3000, privacy=tight)
+    assert abs(outcome.shared["weight"].item()) < 0.2
+    wide = fit(method, means(x), rounds=300)
+    assert outcome.shared["weight"].item() < 0.2 < wide.shared["weight"].item()
+    assert wide.shared["weight"].item() == pytest.approx(2.0, abs=0.01)
+
+
+def test_never_drawn_clients_still_get_a_solved_model():
+    data = synthetic("mean", clients=50, rows=8, features=3, seed=0).data
+    from coterie.privacy.sampling import Poisson
+
+    plan = Plan(
+        method=PMTL(lam=0.5),
+        privacy=BARE,
+        sampler=Poisson(1.0),
+        rounds=2,
+        simulation_seed=1,
+    )
+    outcome = simulate(plan, data)
+    from coterie.solvers.ridge import solve_ridge
+
+    everyone = data.clients(np.arange(50))
+    expected = solve_ridge(everyone, anchor=outcome.shared, lam=0.5, bias=True)
+    for name, leaf in expected.items():
+        torch.testing.assert_close(outcome.models.leaves[name], leaf, rtol=1e-4, atol=1e-5)
+
+
+def test_fedprox_and_fedavg_differ_and_share_one_model():
+    data = synthetic("mean", clients=20, rows=10, features=3, seed=0).data
+    plain = fit(FedAvg(sgd=SGD(lr=0.05)), data, rounds=5)
+    prox = fit(FedAvg(prox=5.0, solver="sgd", sgd=SGD(lr=0.05)), data, rounds=5)
+    assert torch.equal(plain.models.leaves["weight"][0], plain.models.leaves["weight"][7])
+    assert not torch.allclose(plain.shared["weight"], prox.shared["weight"])
+
+
+def test_local_is_ridge():
+    from sklearn.linear_model import Ridge
+
+    data = synthetic("mean", clients=5, rows=12, features=3, seed=0).data
+    outcome = fit(Local(lam=0.2), data, rounds=1)
+    for client in range(5):
+        rows = slice(data.offsets[client], data.offsets[client + 1])
+        x = np.hstack([data.features[rows].numpy(), np.ones((12, 1))])
+        oracle = Ridge(alpha=0.2 * 12, fit_intercept=False).fit(x, data.targets[rows].numpy())
+        model = outcome.model(client)
+        got = np.append(model["weight"].numpy().ravel(), model["bias"].item())
+        np.testing.assert_allclose(got, oracle.coef_, atol=1e-5)
+
+
+def test_budget_by_round_reaches_the_mechanisms():
+    method = PMTL()
+    weights = (1.0, 2.0, 4.0)
+    plan = Plan(method=method, privacy=Privacy(epsilon=1.0, delta=1e-5, budget=weights), rounds=3)
+    events = plan.guarantee(100).events
+    assert [e.noise_multiplier * w for e, w in zip(events, weights, strict=True)] == pytest.approx(
+        [events[0].noise_multiplier] * 3
+    )
+    mu = math.sqrt(sum(1 / e.noise_multiplier**2 for e in events))
+    assert mu == pytest.approx(0.26805, rel=3e-3)
+    assert all(isinstance(event, Gaussian) for event in events)
+    with pytest.raises(ValueError, match="one weight per round"):
+        replace(plan, rounds=4)

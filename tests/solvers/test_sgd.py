@@ -1,0 +1,386 @@
+"""Local SGD against a plain torch.optim loop over one client, and its paths against one another."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.models import CNN, MLP, Linear, Model, row_losses
+from coterie.rng import Rng
+from coterie.solvers import sgd as module
+from coterie.solvers.kernels import draw_batches
+from coterie.solvers.sgd import SGD, draw_plainly
+from coterie.tree import stack
+
+TASKS = ("regression", "binary", "multiclass", "multilabel")
+COUNTS = (7, 1, 0, 13, 3, 8)
+MODELS = {
+    "linear": (Linear(), (6,)),
+    "linear without bias": (Linear(bias=False), (2, 3)),
+    "mlp": (MLP(hidden=(5,), activation="tanh"), (6,)),
+    "cnn": (CNN(channels=(2, 3), kernel=2, hidden=(4,)), (8, 7)),
+}
+RNG = Rng.seeded(5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tiny products: threads would only wait for one another and for others on the machine."""
+    # The first compiled loop sets the number of OpenMP threads for everybody; let it do so first.
+    draw_batches(RNG.keys(np.arange(2)), np.array([1, 1]), np.array([1, 1]), 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Plain(Model):
+    """A user's model: only what must be written."""
+
+    def init(self, spec, rng):
+        return {"slope": torch.ones(spec.features), "unused": torch.ones(2)}
+
+    def apply(self, params, x):
+        return (x.flatten(1) * params["slope"]).sum(dim=1).tanh()
+
+
+def dataset(task, shape=(6,), counts=COUNTS, is_sparse=False, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    rows, outputs = sum(counts), 1 if task in ("regression", "binary") else 4
+    x = torch.randn(rows, *shape, generator=generator, dtype=dtype)
+    if is_sparse:
+        x = x * (torch.rand(x.shape, generator=generator) < 0.5)
+    y = {
+        "regression": torch.randn(rows, generator=generator, dtype=dtype),
+        "binary": torch.randint(0, 2, (rows,), generator=generator).to(dtype),
+        "multiclass": torch.randint(0, outputs, (rows,), generator=generator),
+        "multilabel": torch.randint(0, 2, (rows, outputs), generator=generator).to(dtype),
+    }[task]
+    spec = Spec(shape, outputs, task, len(counts))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    names = [str(client) for client in range(len(counts))]
+    features = sparse.csr_matrix(x.reshape(rows, -1).numpy()) if is_sparse else x
+    return FederatedDataset(spec, names, offsets, features, y)
+
+
+def everyone(data):
+    return data.clients(np.arange(len(data)))
+
+
+def trees(model, data, seed=0):
+    """A stacked start, an unstacked anchor and a stacked one."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {name: leaf.shape for name, leaf in model.init(data.spec, RNG).items()}
+
+    def draw(*lead):
+        return {
+            name: 0.4 * torch.randn(*lead, *shape, generator=generator, dtype=numbers(data))
+            for name, shape in shapes.items()
+        }
+
+    return draw(len(data)), draw(), draw(len(data))
+
+
+def numbers(data):
+    return torch.float32 if data.is_sparse else data.features.dtype
+
+
+def plain_loop(settings, model, start, data, client, *, round=0, anchor=None, lam=0.0):
+    """One client by torch.optim.SGD, the proximal term as part of the loss, on the same batches."""
+    begin, end = data.offsets[client : client + 2]
+    x = data.features[begin:end]
+    x = torch.from_numpy(x.toarray()).reshape(-1, *data.spec.shape) if data.is_sparse else x
+    y = data.targets[begin:end]
+    counts = np.array([end - begin])
+    steps = settings.count_steps(counts)
+    batches = draw_batches(RNG.keys(np.array([client])), counts, steps, settings.batch)[0]
+    params = {name: leaf[client].clone().requires_grad_() for name, leaf in start.items()}
+    halvings = round // settings.halve_every if settings.halve_every else 0
+    optimiser = torch.optim.SGD(
+        params.values(), lr=settings.lr / 2**halvings, momentum=settings.momentum
+    )
+    for batch in batches:
+        rows = torch.from_numpy(batch[batch >= 0]).long()
+        loss = row_losses(data.spec.task, model.apply(params, x[rows]), y[rows]).mean()
+        for name, leaf in params.items():
+            centre = 0 if anchor is None else anchor[name]
+            centre = (
+                centre[client] if torch.is_tensor(centre) and centre.dim() > leaf.dim() else centre
+            )
+            loss = loss + lam / 2 * (leaf - centre).square().sum()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return {name: leaf.detach() for name, leaf in params.items()}
+
+
+def assert_trees_close(found, wanted, rtol=2e-4, atol=2e-5):
+    assert list(found) == list(wanted)
+    for name in found:
+        torch.testing.assert_close(found[name], wanted[name], rtol=rtol, atol=atol)
+
+
+def assert_matches_plain_loop(settings, model, data, **rest):
+    start = trees(model, data)[0]
+    found = settings(model, start, everyone(data), RNG, **rest)
+    for client in range(len(data)):
+        own = {name: leaf[client] for name, leaf in found.items()}
+        assert_trees_close(own, plain_loop(settings, model, start, data, client, **rest))
+        if data.counts[client] == 0:
+            assert all(torch.equal(own[name], start[name][client]) for name in own)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_path_equals_a_plain_loop(task, name, fast):
+    model, shape = MODELS[name]
+    data = dataset(task, shape)
+    settings = SGD(lr=0.1, epochs=2, batch=4, momentum=0.6, fast=fast)
+    anchor = trees(model, data)[1]
+    assert_matches_plain_loop(settings, model, data, anchor=anchor, lam=0.3)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("kind", ["none", "zero", "shared", "stacked"])
+@pytest.mark.parametrize("name", ["linear", "mlp"])
+def test_anchors(name, kind, fast):
+    model, shape = MODELS[name]
+    data = dataset("multiclass", shape)
+    _, shared, stacked = trees(model, data)
+    anchor = {"none": None, "zero": None, "shared": shared, "stacked": stacked}[kind]
+    settings = SGD(lr=0.1, steps=5, batch=4, fast=fast)
+    assert_matches_plain_loop(
+        settings, model, data, anchor=anchor, lam=0.0 if kind == "none" else 0.5
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sparse_rows_equal_dense_ones(name):
+    model, shape = MODELS[name]
+    data = dataset("multiclass", shape, is_sparse=True)
+    settings = SGD(lr=0.1, epochs=2, batch=4, momentum=0.3)
+    assert_matches_plain_loop(settings, model, data, anchor=trees(model, data)[1], lam=0.2)
+
+
+def test_linear_without_the_kernel_is_the_same(monkeypatch):
+    data = dataset("multiclass")
+    start, anchor, _ = trees(Linear(), data)
+    settings = SGD(lr=0.1, epochs=3, batch=4, momentum=0.5)
+    kernel = settings(Linear(), start, everyone(data), RNG, anchor=anchor, lam=0.1)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    assert not module._fits_kernel(start, everyone(data))
+    torch_only = settings(Linear(), start, everyone(data), RNG, anchor=anchor, lam=0.1)
+    assert_trees_close(torch_only, kernel)
+
+
+def test_double_precision_goes_through_every_path():
+    for name in ("linear", "mlp"):
+        model, shape = MODELS[name]
+        data = dataset("regression", shape, dtype=torch.float64)
+        start = trees(model, data)[0]
+        fast = SGD(epochs=2)(model, start, everyone(data), RNG)
+        slow = SGD(epochs=2, fast=False)(model, start, everyone(data), RNG)
+        assert_trees_close(fast, slow, rtol=1e-12, atol=1e-12)
+        assert all(leaf.dtype == torch.float64 for leaf in fast.values())
+    mixed = {name: leaf.float() for name, leaf in start.items()}
+    assert all(
+        leaf.dtype == torch.float32 for leaf in SGD()(model, mixed, everyone(data), RNG).values()
+    )
+
+
+def test_a_model_with_nothing_but_apply():
+    data = dataset("regression")
+    model = Plain()
+    start = stack(model.init(data.spec, RNG), len(data))
+    fast = SGD(epochs=2, momentum=0.5)(model, start, everyone(data), RNG)
+    slow = SGD(epochs=2, momentum=0.5, fast=False)(model, start, everyone(data), RNG)
+    assert_trees_close(fast, slow)
+    assert torch.equal(fast["unused"], start["unused"])
+
+
+def test_gradients_do_not_need_a_grad_mode():
+    model, shape = MODELS["cnn"]
+    data = dataset("multiclass", shape)
+    start = trees(model, data)[0]
+    wanted = SGD()(model, start, everyone(data), RNG)
+    with torch.no_grad():
+        found = SGD()(model, start, everyone(data), RNG)
+    assert all(torch.equal(found[name], wanted[name]) for name in found)
+    assert not any(leaf.requires_grad for leaf in found.values())
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_inputs_are_untouched_and_runs_repeat(name, fast):
+    model, shape = MODELS[name]
+    data = dataset("multiclass", shape)
+    start, _, anchor = trees(model, data)
+    before = [leaf.clone() for tree in (start, anchor) for leaf in tree.values()]
+    rows = data.features.clone(), data.targets.clone()
+    settings = SGD(epochs=2, momentum=0.5, fast=fast)
+    first = settings(model, start, everyone(data), RNG, anchor=anchor, lam=0.1)
+    again = settings(model, start, everyone(data), RNG, anchor=anchor, lam=0.1)
+    assert all(torch.equal(first[leaf], again[leaf]) for leaf in first)
+    after = [leaf for tree in (start, anchor) for leaf in tree.values()]
+    assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
+    assert torch.equal(rows[0], data.features) and torch.equal(rows[1], data.targets)
+
+
+@pytest.mark.parametrize("bad", ["changed", "nan", "infinite"])
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_client_depends_on_its_own_rows_alone(name, fast, bad):
+    model, shape = MODELS[name]
+    data, other = dataset("multiclass", shape), dataset("multiclass", shape)
+    spoilt = 3
+    value = {"changed": 2.0, "nan": math.nan, "infinite": math.inf}[bad]
+    other.features[data.offsets[spoilt]] = value
+    start, anchor, _ = trees(model, data)
+    settings = SGD(epochs=2, batch=4, momentum=0.5, fast=fast)
+    before = settings(model, start, everyone(data), RNG, anchor=anchor, lam=0.1)
+    after = settings(model, start, everyone(other), RNG, anchor=anchor, lam=0.1)
+    others = [client for client in range(len(data)) if client != spoilt]
+    for leaf in before:
+        assert torch.equal(before[leaf][others], after[leaf][others])
+    assert any(not torch.equal(before[leaf][spoilt], after[leaf][spoilt]) for leaf in before)
+    if bad != "changed":
+        assert not all(after[leaf][spoilt].isfinite().all() for leaf in after)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_order_and_company_do_not_matter(name, fast, monkeypatch):
+    model, shape = MODELS[name]
+    data = dataset("multiclass", shape)
+    start, anchor, own_anchor = trees(model, data)
+    settings = SGD(epochs=2, batch=4, momentum=0.5, fast=fast)
+    together = settings(model, start, everyone(data), RNG, anchor=own_anchor, lam=0.1)
+    order = np.array([4, 0, 5, 3, 1, 2])
+    mixed = settings(
+        model,
+        {leaf: rows[order] for leaf, rows in start.items()},
+        data.clients(order),
+        RNG,
+        anchor={leaf: rows[order] for leaf, rows in own_anchor.items()},
+        lam=0.1,
+    )
+    assert_trees_close(mixed, {leaf: rows[order] for leaf, rows in together.items()})
+    together = settings(model, start, everyone(data), RNG, anchor=anchor, lam=0.1)
+    for client in range(len(data)):
+        alone = settings(
+            model,
+            {leaf: rows[client : client + 1] for leaf, rows in start.items()},
+            data.clients(np.array([client])),
+            RNG,
+            anchor=anchor,
+            lam=0.1,
+        )
+        assert_trees_close(
+            alone, {leaf: rows[client : client + 1] for leaf, rows in together.items()}
+        )
+    if fast and name == "mlp":
+        monkeypatch.setattr(module, "_CACHED", 1)
+        few = settings(model, start, everyone(data), RNG, anchor=anchor, lam=0.1)
+        assert_trees_close(few, together)
+
+
+def test_learning_rate_halves():
+    settings = SGD(lr=0.2, halve_every=10)
+    assert [settings.rate(round) for round in (0, 9, 10, 25, 40)] == [0.2, 0.2, 0.1, 0.05, 0.0125]
+    assert SGD(lr=0.2).rate(1000) == 0.2
+    for name in ("linear", "mlp"):
+        model, shape = MODELS[name]
+        assert_matches_plain_loop(settings, model, dataset("binary", shape), round=25)
+
+
+def test_steps_instead_of_epochs():
+    counts = np.array(COUNTS)
+    assert SGD(epochs=3, batch=4).count_steps(counts).tolist() == [6, 3, 0, 12, 3, 6]
+    assert SGD(epochs=3, steps=5).count_steps(counts).tolist() == [5, 5, 0, 5, 5, 5]
+
+
+def test_nobody_and_nothing():
+    data = dataset("regression", counts=(0, 0))
+    for model in (Linear(), MLP()):
+        for fast in (True, False):
+            start = stack(model.init(data.spec, RNG), 2)
+            found = SGD(fast=fast)(model, start, everyone(data), RNG)
+            assert all(torch.equal(found[leaf], start[leaf]) for leaf in start)
+            none = {leaf: rows[:0] for leaf, rows in start.items()}
+            found = SGD(fast=fast)(model, none, data.clients(np.arange(0)), RNG)
+            assert all(len(rows) == 0 for rows in found.values())
+
+
+def test_batches_without_numba_are_the_same():
+    generator = np.random.default_rng(0)
+    for _ in range(40):
+        clients, batch = int(generator.integers(0, 7)), int(generator.integers(1, 12))
+        counts, steps = generator.integers(0, 30, clients), generator.integers(0, 9, clients)
+        keys = generator.integers(0, 2**64, clients, dtype=np.uint64)
+        found = draw_plainly(keys, counts, steps, batch)
+        assert np.array_equal(found, draw_batches(keys, counts, steps, batch))
+
+
+def test_refused_words_are_skipped():
+    # Bounds near 2^32 refuse words often, which no number of rows in a test could.
+    state, counts = np.array([7, 8], dtype=np.uint64), np.array([3 * 2**30 + 1, 2**31 + 3])
+    jumps = module._draw_jumps(state, counts, np.array([6, 4]))
+    word, mask = (1 << 64) - 1, (1 << 32) - 1
+    for client, reach in enumerate((6, 4)):
+        key = 7 + client
+        for place in range(reach):
+            bound = int(counts[client]) - place
+            while True:
+                key = (key + 0x9E3779B97F4A7C15) & word
+                mixed = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & word
+                mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & word
+                product = ((mixed ^ (mixed >> 31)) >> 32) * bound
+                if product & mask >= (2**32 - bound) % bound:
+                    break
+            assert jumps[client, place] == product >> 32
+        assert int(state[client]) == key
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lr", 0.0), ("lr", math.nan), ("lr", math.inf), ("momentum", 1.0), ("momentum", -0.1),
+        ("epochs", 0), ("steps", 0), ("batch", 0), ("halve_every", -1),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field}: given {value}; expected"):
+        SGD(**{field: value})
+
+
+def test_trees_that_do_not_fit_are_refused():
+    data = dataset("regression")
+    start, anchor, _ = trees(Linear(), data)
+    with pytest.raises(ValueError, match="expected one row for each of 6 clients: stack"):
+        SGD()(Linear(), anchor, everyone(data), RNG)
+    with pytest.raises(ValueError, match=r"anchor: given leaves \['weight'\]; expected"):
+        SGD()(Linear(), start, everyone(data), RNG, anchor={"weight": anchor["weight"]}, lam=1)
+    wrong = {"weight": anchor["weight"][:, :3], "bias": anchor["bias"]}
+    with pytest.raises(ValueError, match=r"anchor\['weight'\]: given shape \(1, 3\); expected"):
+        SGD()(Linear(), start, everyone(data), RNG, anchor=wrong, lam=1)
+    with pytest.raises(ValueError, match="lam: given -1; expected a finite number >= 0"):
+        SGD()(Linear(), start, everyone(data), RNG, lam=-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", MODELS)
+def test_cuda_agrees_with_the_cpu(name):
+    model, shape = MODELS[name]
+    data = dataset("multiclass", shape)
+    start, anchor, _ = trees(model, data)
+    settings = SGD(epochs=2, batch=4, momentum=0.5)
+    wanted = settings(model, start, everyone(data), RNG, anchor=anchor, lam=0.1)
+    moved = {leaf: rows.cuda() for leaf, rows in start.items()}
+    clients = data.to("cuda").clients(np.arange(len(data)))
+    found = settings(model, moved, clients, RNG, anchor=anchor, lam=0.1)
+    assert_trees_close({leaf: rows.cpu() for leaf, rows in found.items()}, wanted, atol=1e-3)

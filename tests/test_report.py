@@ -1,0 +1,440 @@
+"""The report: what it says, that it escapes, and that it needs nothing but itself."""
+
+import json
+import math
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import norm
+
+from coterie import charts
+from coterie.privacy.accounting import (
+    Event,
+    Gaussian,
+    Guarantee,
+    NonPrivate,
+    Participation,
+    Relation,
+    calibrate,
+)
+from coterie.report import write_report
+
+PLAN = """rounds = {rounds}
+compare_with_local = true
+
+[data]
+name = "{data}"
+split_seed = 0
+
+[method]
+kind = "{method}"
+
+[privacy]
+epsilon = {epsilon}
+"""
+VOID = {"meta", "br"}
+EVERYONE = Participation("everyone")
+NOISE = calibrate(1.0, 1e-5, weights=(1.0,) * 20, participation=EVERYONE, relation="zero_out")
+
+
+def make_run(
+    folder: Path,
+    *,
+    method: str = "pmtl",
+    events: tuple[Event, ...] = (Gaussian(NOISE),) * 20,
+    value: float | None = 0.31,
+    metric: str = "nmse",
+    clients: int = 60,
+    names: list[str] | None = None,
+    compared: bool = True,
+    simulation: bool = False,
+    data: str = "districts",
+    relation: Relation = "zero_out",
+    participation: Participation = EVERYONE,
+    empty: int = 3,
+    gain: float = 0.25,
+    **changes: object,
+) -> Path:
+    """Write the files of a finished run by hand, as `coterie.run` documents them."""
+    folder.mkdir(parents=True)
+    guarantee = Guarantee(events, participation, relation, 1e-5, clients, simulation)
+    draw = np.random.default_rng(7)
+    alone = draw.gamma(2.0, 0.3, clients)
+    error = alone * np.exp(draw.normal(-gain, 0.3, clients)) if events else alone.copy()
+    rows = np.full(clients, 4)
+    rows[:empty] = 0
+    error[:empty] = alone[:empty] = math.nan
+    columns = {
+        "client": pa.array(names or [f"district {i}" for i in range(clients)]),
+        "train_rows": pa.array(np.full(clients, 12)),
+        "test_rows": pa.array(rows),
+        "error": pa.array(error),
+    }
+    if compared:
+        columns["error_alone"] = pa.array(alone)
+    pq.write_table(pa.table(columns), folder / "metrics.parquet")
+    epsilon = guarantee.epsilon
+    told = "inf" if math.isinf(epsilon) else epsilon
+    summary = {
+        "method": method,
+        "data": data,
+        "clients": clients,
+        "rounds": len(events),
+        "epsilon": told,
+        "delta": guarantee.delta,
+        "relation": relation,
+        "view": "other clients",
+        "noise_multiplier": NOISE if events and told != "inf" else None,
+        "clip": 1.0 if events and told != "inf" else None,
+        "metric": metric,
+        "value": value,
+        "standard_error": 0.02,
+        "share_better_than_local": float((error < alone).sum() / max(1, (rows > 0).sum())),
+        "local_value": 0.6,
+        "simulation": simulation,
+        "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
+        "seconds": 1.5,
+        "run": str(folder),
+    }
+    if not compared:
+        summary |= {"share_better_than_local": None, "local_value": None}
+    (folder / "result.json").write_text(json.dumps(summary | changes))
+    (folder / "guarantee.json").write_text(json.dumps(guarantee.to_json()))
+    plan = PLAN.format(rounds=len(events), data=data, method=method, epsilon=told)
+    (folder / "plan.toml").write_text(plan, encoding="utf-8")
+    return folder
+
+
+def make_comparison(folder: Path) -> list[Path]:
+    return [
+        make_run(folder / "a", method="local", events=(), value=0.6),
+        make_run(folder / "b", method="fedavg", events=(NonPrivate(),) * 20, value=0.45),
+        make_run(folder / "c"),
+    ]
+
+
+class Checker(HTMLParser):
+    """Follows tags as they open and close; collects text, ids and references."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            self.attributes.append((name, value or ""))
+            if name == "id":
+                self.ids.append(value or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.texts.append(data)
+
+
+def check(page: str) -> Checker:
+    """Check what holds for every page, and give its parts."""
+    parts = Checker()
+    parts.feed(page)
+    parts.close()
+    assert parts.open == []
+    assert page.startswith("<!DOCTYPE html>")
+    assert len(parts.ids) == len(set(parts.ids))
+    targets = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', page)
+    assert {a or b for a, b in targets} <= set(parts.ids)
+    for name, value in parts.attributes:
+        assert name.startswith("xmlns") or "//" not in value, (name, value)
+        assert not name.startswith("on") and name != "src"
+    assert "script" not in parts.tags and "link" not in parts.tags
+    assert "http" not in charts.STYLE and "url(" not in charts.STYLE
+    assert len(page.encode()) < 1_000_000
+    return parts
+
+
+def read(folders: list[Path], out: Path) -> tuple[str, Checker]:
+    assert write_report(folders, out) == out
+    page = out.read_text(encoding="utf-8")
+    parts = check(page)
+    return " ".join(" ".join(parts.texts).split()), parts
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Checker, str]:
+    folder = tmp_path_factory.mktemp("comparison")
+    text, parts = read(make_comparison(folder), folder / "new" / "report.html")
+    return text, parts, (folder / "new" / "report.html").read_text(encoding="utf-8")
+
+
+def test_answer_comes_first(comparison: tuple[str, Checker, str]) -> None:
+    text, _, page = comparison
+    share = json.loads(re.search(r"(\d+) of 57 clients gain", text)[1]) / 57  # type: ignore[index]
+    answer = (
+        f"At epsilon 1, pmtl's test error is 0.31 against 0.6 alone; {100 * share:.0f} % of "
+        "clients are better off than alone."
+    )
+    assert answer in text
+    assert text.index(answer) < text.index("Results")
+    assert "districts, 60 clients, one model each" in text
+    assert "best of" not in text
+    assert '<html lang="en"><head>' in page and "prefers-color-scheme: dark" in page
+
+
+def test_table_tells_private_from_not(comparison: tuple[str, Checker, str]) -> None:
+    text, _, page = comparison
+    for cell in ("0.31 \u00b1 0.02", "0.45 \u00b1 0.02", "learns alone", "0 (nothing is released)"):
+        assert cell in text
+    assert '<span class="bad">NOT PRIVATE (inf)</span>' in page
+    assert "test nmse (smaller is better)" in text
+    assert "zero_out" in text and "1e-05" in text
+    assert "SIMULATION" not in text
+
+
+def test_guarantee_in_words_and_symbols(comparison: tuple[str, Checker, str]) -> None:
+    text, _, page = comparison
+    guarantee = Guarantee((Gaussian(NOISE),) * 20, EVERYONE, "zero_out", 1e-5, 60)
+    for line in guarantee.statement().splitlines():
+        assert line in text
+    assert "e<sup>&epsilon;</sup>" in page and "&epsilon; = 1, &delta; = 1e-05" in page
+    assert "not covered by epsilon" in text
+    # mu-Gaussian DP: the best test has Phi(Phi^-1(alpha) + mu) true positives.
+    mu = math.sqrt(20) / NOISE
+    for alarm in (0.01, 0.1):
+        best = 100 * float(norm.cdf(norm.ppf(alarm) + mu))
+        shown = math.ceil(10 * best) / 10
+        assert f"{shown:.1f} %" in text
+
+
+def test_clients_see_what_joining_does(comparison: tuple[str, Checker, str]) -> None:
+    text, _, _ = comparison
+    assert "The promise is an average over clients, not one per client" in text
+    assert "3 clients have no test rows and are not counted" in text
+    assert "district 59" in text and "district 0 " not in text
+    assert "median of 4 test rows" in text
+
+
+def test_every_chart_is_drawn(comparison: tuple[str, Checker, str]) -> None:
+    text, parts, page = comparison
+    # scores; spent and trade-off of one private guarantee; two for each run that shares
+    assert parts.tags.count("svg") == 1 + 2 + 2 * 2
+    for title in (
+        "test nmse (smaller is better), with two standard errors",
+        "Epsilon spent by round",
+        "f-DP trade-off: no attack gets below the curve",
+        "What each client gains (above 0) or loses",
+        "Alone against joined: below the line is a gain",
+    ):
+        assert title in text
+    assert "var(--gain)" in page and "currentColor" in page
+    drawn = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert not re.search(r"(fill|stroke): #", drawn), "a colour that does not follow the style"
+    assert "<style" not in drawn and "<metadata" not in drawn
+    assert "pip install" not in text
+
+
+def test_plan_and_versions_end_the_page(comparison: tuple[str, Checker, str]) -> None:
+    text, _, _ = comparison
+    assert 'kind = "pmtl"' in text and "[privacy] epsilon" in text
+    assert "dp-accounting" in text and "Page by coterie" in text
+
+
+def test_simulation_and_not_private_are_marked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", events=(NonPrivate(),) * 3, simulation=True)
+    text, _ = read([run], tmp_path / "report.html")
+    assert "Without any privacy, pmtl's test error is 0.31" in text
+    assert text.count("SIMULATION: known seed, protects nobody") == 2
+    assert text.count("NOT PRIVATE") == 3
+    assert "best possible attack" not in text
+
+
+def test_simulated_guarantee_says_that_it_is_none(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "run",
+        events=(Gaussian(3.0),) * 5,
+        simulation=True,
+        relation="replace",
+        participation=Participation("fixed", 0.2),
+        metric="accuracy",
+        value=0.8,
+    )
+    text, _ = read([run], tmp_path / "report.html")
+    assert "SIMULATION: noise from a known seed, not a guarantee." in text
+    assert "the noise of a simulation is known" in text
+    assert "pmtl's test accuracy is 0.8 against" in text
+    assert "share of test rows wrong" in text
+    assert "All other clients together know who was drawn" in text
+    assert "or any other in its place" in text
+
+
+def test_everything_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>\"><img src=x onerror=y>&amp;"
+    names = [f"{evil}{i}" for i in range(60)]
+    run = make_run(
+        tmp_path / "run", names=names, method=evil, data=evil.replace("/", "").replace('"', "")
+    )
+    plan = run / "plan.toml"
+    plan.write_text("# </pre><script src='//x'></script>\n[data]\nname = 'a'\n", encoding="utf-8")
+    text, parts = read([run], tmp_path / "report.html")
+    assert "img" not in parts.tags
+    assert evil in text and "</pre><script" in text
+
+
+def test_labels_of_runs_cannot_break_a_chart(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / "a", method="$\\frac{<b>$"),
+        make_run(tmp_path / "b", method="\u6c34</text>"),
+    ]
+    _, parts = read(runs, tmp_path / "report.html")
+    assert "svg" in parts.tags and "b" not in parts.tags
+
+
+def test_five_thousand_clients_stay_small(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / str(i), clients=5000, events=(Gaussian(NOISE + i),) * 20, gain=0.1 * i)
+        for i in range(3)
+    ]
+    text, _ = read(runs, tmp_path / "report.html")
+    assert "of 4997 clients are drawn" in text
+    assert "The 100 clients that lose most and the 100 that gain most" in text
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000
+
+
+def test_several_private_runs_add_up(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "a", value=0.5), make_run(tmp_path / "b", value=0.4)]
+    text, parts = read([*runs, runs[0]], tmp_path / "report.html")
+    assert "This is pmtl, epsilon 1 (2), the best of 3 private runs by these same metrics" in text
+    assert "spend together up to epsilon 3 at delta 3e-05" in text
+    assert "do not compare" not in text
+    # the same guarantee is stated once
+    assert text.count("Accountant:") == 1 and text.count("Epsilon spent by round") == 1
+    assert "pmtl, epsilon 1 (3)" in text
+    assert parts.tags.count("svg") == 1 + 2 + 3 * 2
+
+
+def test_runs_that_cannot_be_compared_say_so(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / "a", data="districts"),
+        make_run(tmp_path / "b", data="digits", metric="accuracy", relation="replace"),
+    ]
+    text, _ = read(runs, tmp_path / "report.html")
+    assert "do not compare their metrics" in text
+    assert "Epsilons at different relations or deltas cannot be compared" in text
+    assert "spend together" not in text
+    assert "0.31 \u00b1 0.02 accuracy" in text
+
+
+def test_epsilon_is_computed_anew(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epsilon=0.1)
+    text, _ = read([run], tmp_path / "report.html")
+    assert "At epsilon 1, pmtl" in text
+    assert "result.json says epsilon 0.1, but its guarantee.json amounts to 1" in text
+
+
+@pytest.mark.parametrize("changed", [{"compared": False}, {"empty": 60}, {"value": None}])
+def test_what_is_missing_is_said(tmp_path: Path, changed: dict[str, object]) -> None:
+    run = make_run(tmp_path / "run", share_better_than_local=None, **changed)  # type: ignore[arg-type]
+    text, _ = read([run], tmp_path / "report.html")
+    told = {
+        "compared": "This run did not compare itself with learning alone",
+        "empty": "No client has test rows",
+        "value": "test error is not a number",
+    }
+    assert told[next(iter(changed))] in text
+    assert "nan" not in text.split("Plan and versions")[0]
+
+
+def test_errors_that_are_equal_broken_or_far_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", clients=200, empty=0)
+    table = pq.read_table(run / "metrics.parquet").to_pydict()
+    error = np.array(table["error"])
+    error[:10], error[10], error[11] = table["error_alone"][:10], math.nan, 1e6
+    table["error"] = error
+    pq.write_table(pa.table(table), run / "metrics.parquet")
+    text, _ = read([run], tmp_path / "report.html")
+    assert "10 see no difference" in text
+    assert "1 have no finite error and are not drawn" in text
+    assert "1 clients lie beyond the left chart's axis" in text
+    table["error"] = table["error_alone"] = np.zeros(200)
+    pq.write_table(pa.table(table), run / "metrics.parquet")
+    text, _ = read([run], tmp_path / "report.html")
+    assert "0 of 200 clients gain (0 %), 0 lose (0 %), 200 see no difference" in text
+
+
+def test_learning_alone_has_a_page_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", method="local", events=(), value=0.6)
+    text, parts = read([run], tmp_path / "report.html")
+    assert "Without sharing anything, local's test error is 0.6." in text
+    assert "every client learns alone" in text
+    assert "svg" not in parts.tags
+
+
+def test_without_matplotlib_there_are_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("matplotlib", "matplotlib.figure", "matplotlib.ticker"):
+        monkeypatch.setitem(sys.modules, name, None)
+    text, parts = read(make_comparison(tmp_path), tmp_path / "report.html")
+    assert "svg" not in parts.tags
+    assert "pip install coterie[report]" in text
+    assert "rounds done epsilon 1 " in text and "true positives, at most" in text
+    assert "most gained" in text and "median" in text
+
+
+def test_charts_keep_the_settings_of_others(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "path", "text.usetex": True}):
+        text, _ = read(make_comparison(tmp_path), tmp_path / "report.html")
+        assert matplotlib.rcParams["svg.fonttype"] == "path"
+        assert matplotlib.rcParams["text.usetex"] is True
+    assert "rounds done" in text
+
+
+def test_same_runs_give_the_same_page(tmp_path: Path) -> None:
+    runs = make_comparison(tmp_path)
+    first = write_report(runs, tmp_path / "a.html").read_bytes()
+    assert write_report(runs, tmp_path / "b.html").read_bytes() == first
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_unfinished_run_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "result.json").unlink()
+    told = f"{run} has no finished run; resume it with `coterie run --resume {run}`"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        write_report([run], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["result.json", "guarantee.json", "plan.toml", "metrics.parquet"])
+def test_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "run")
+    (run / name).write_bytes(b"{]")
+    with pytest.raises(ValueError, match="cannot be read"):
+        write_report([run], tmp_path / "report.html")
+    (run / name).write_bytes(b"{}")
+    with pytest.raises(ValueError, match="cannot be read"):
+        write_report([run], tmp_path / "report.html")
+
+
+def test_no_folders(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run folders"):
+        write_report([], tmp_path / "report.html")
