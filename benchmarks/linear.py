@@ -10,19 +10,24 @@ a pull to the shared model. The loop is timed on a few clients and its rate take
 import argparse
 import statistics
 import time
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import numba
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from coterie.rng import Rng
 from coterie.solvers.kernels import linear_sgd
 
 LR, LAM = 0.1, 0.1
+Floats = NDArray[np.float32]
+Round = Callable[[int], object]
 
 
-def make(clients, rows, features):
+def make(clients: int, rows: int, features: int) -> tuple[Floats, Floats]:
     generator = np.random.default_rng(0)
     x = np.empty((clients * rows, features), np.float32)
     generator.standard_normal(out=x, dtype=np.float32)
@@ -33,14 +38,14 @@ def make(clients, rows, features):
     return x, y
 
 
-def kernel_round(x, y, clients, rows, steps, batch):
+def kernel_round(x: Floats, y: Floats, clients: int, rows: int, steps: int, batch: int) -> Round:
     """Prepare one round of every client and return it as a function of the round number."""
     shared = np.zeros((1, x.shape[1]), np.float32), np.zeros(1, np.float32)
     weight = np.zeros((clients, 1, x.shape[1]), np.float32)
     bias = np.zeros((clients, 1), np.float32)
     ids = np.arange(clients)
 
-    def run(number):
+    def run(number: int) -> object:
         return linear_sgd(
             weight, bias, features=x, targets=y, starts=ids * rows, counts=np.full(clients, rows),
             keys=Rng.seeded(0).at("client", number).keys(ids), steps=np.full(clients, steps),
@@ -51,17 +56,17 @@ def kernel_round(x, y, clients, rows, steps, batch):
     return run
 
 
-def loop_round(x, y, clients, rows, steps, batch):
+def loop_round(
+    features: Floats, targets: Floats, clients: int, rows: int, steps: int, batch: int
+) -> None:
     """Run one round as plain torch code would: a client, a batch, a backward pass at a time."""
-    x, y = torch.from_numpy(x), torch.from_numpy(y)
+    x, y = torch.from_numpy(features), torch.from_numpy(targets)
     shared = torch.zeros(x.shape[1]), torch.zeros(1)
     for client in range(clients):
-        own_x, own_y = (
-            x[client * rows : (client + 1) * rows],
-            y[client * rows : (client + 1) * rows],
-        )
+        own = slice(client * rows, (client + 1) * rows)
+        own_x, own_y = x[own], y[own]
         leaves = [leaf.clone().requires_grad_() for leaf in shared]
-        batches = []
+        batches: list[torch.Tensor] = []
         while len(batches) < steps:
             batches += torch.randperm(rows).split(batch)
         for chosen in batches[:steps]:
@@ -73,7 +78,7 @@ def loop_round(x, y, clients, rows, steps, batch):
                     leaf.sub_(LR * (gradient + LAM * (leaf - anchor)))
 
 
-def seconds(function, repeats):
+def seconds(function: Round, repeats: int) -> list[float]:
     times = []
     for number in range(repeats):
         begin = time.perf_counter()
@@ -82,7 +87,7 @@ def seconds(function, repeats):
     return times
 
 
-def resident(field):
+def resident(field: str) -> float:
     """Resident memory in MiB: VmRSS now, VmHWM the peak since the last reset."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
@@ -90,11 +95,18 @@ def resident(field):
     return float("nan")
 
 
-def describe(times):
+def describe(times: list[float]) -> str:
     return f"median {statistics.median(times):.3f} s, {min(times):.3f} .. {max(times):.3f}"
 
 
-def compare(settings):
+def title(settings: Namespace) -> str:
+    return (
+        f"{settings.clients:,} clients x {settings.rows} rows x {settings.features} features, "
+        f"{settings.steps} steps of batch {settings.batch}, {numba.get_num_threads()} threads"
+    )
+
+
+def compare(settings: Namespace) -> None:
     x, y = make(settings.clients, settings.rows, settings.features)
     shape = (settings.rows, settings.steps, settings.batch)
     few = min(settings.loop_clients, settings.clients)
@@ -109,14 +121,14 @@ def compare(settings):
         settings.clients * settings.steps / statistics.median(kernel),
     )
     whole = settings.clients * settings.steps / rates[0]
-    print(f"{settings}, {numba.get_num_threads()} threads")
+    print(title(settings))
     print(f"loop, {few} clients: {describe(loop)}: {rates[0]:,.0f} client-steps/s")
     print(f"loop, all {settings.clients} clients: {whole:.1f} s (extrapolated)")
     print(f"kernel, all clients: {describe(kernel)}: {rates[1]:,.0f} client-steps/s")
     print(f"ratio {rates[1] / rates[0]:.0f}")
 
 
-def million(settings):
+def million(settings: Namespace) -> None:
     x, y = make(settings.clients, settings.rows, settings.features)
     shape = (settings.rows, settings.steps, settings.batch)
     run = kernel_round(x, y, settings.clients, *shape)
@@ -125,7 +137,7 @@ def million(settings):
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     times = seconds(run, settings.repeats)
     peak = resident("VmHWM")
-    print(f"{settings}, {numba.get_num_threads()} threads")
+    print(title(settings))
     print(f"a round: {describe(times)}")
     print(f"client-steps/s: {settings.clients * settings.steps / statistics.median(times):,.0f}")
     sizes = (x.nbytes / 2**20, 4 * x.shape[1] * settings.clients / 2**20)
@@ -133,8 +145,8 @@ def million(settings):
     print(f"resident before {before:,.0f} MiB, peak {peak:,.0f} MiB: + {peak - before:,.0f} MiB")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--million", action="store_true", help="1,000,000 clients, kernel alone")
     parser.add_argument("--clients", type=int)
     parser.add_argument("--rows", type=int)

@@ -164,8 +164,14 @@ def test_linear_starts_from_zeros():
     assert "bias" not in Linear(bias=False).init(Spec((4,), 1, "binary", 5), Rng.seeded(0))
 
 
+@pytest.fixture(params=["pixel by pixel", "one kernel"])
+def maxima(request, monkeypatch):
+    """Both ways to take maxima over windows: that of the CPU and that of a GPU."""
+    monkeypatch.setattr(stacked, "_has_one_kernel", lambda images: request.param == "one kernel")
+
+
 @pytest.mark.parametrize("pool", [1, 2, 3])
-def test_convolution_passes_gradcheck(pool):
+def test_convolution_passes_gradcheck(pool, maxima):
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 2, 4, 5, 2), (2, 2, 2, 2, 2), (2, 2))
     inputs = tuple(
@@ -178,7 +184,19 @@ def test_convolution_passes_gradcheck(pool):
     assert torch.autograd.gradcheck(lambda w, b: stacked.convolve(first, w, b, pool), inputs[1:])
 
 
-def test_ties_inside_a_window_go_to_the_first_pixel_as_in_torch():
+def test_linear_layer_passes_gradcheck_twice():
+    generator = torch.Generator().manual_seed(0)
+    inputs = tuple(
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 3, 4), (2, 5, 4), (2, 5))
+    )
+    assert torch.autograd.gradcheck(stacked.linear, inputs)
+    assert torch.autograd.gradgradcheck(stacked.linear, inputs)
+    grads = torch.autograd.grad(stacked.linear(*inputs).sum(), inputs)
+    assert all(grad.is_contiguous() for grad in grads)
+
+
+def test_ties_inside_a_window_go_to_the_first_pixel_as_in_torch(maxima):
     # Blank parts of an image make equal pixels everywhere.
     model = CNN(channels=(2,), kernel=3)
     spec = Spec((9, 9), 3, "multiclass", 2)
@@ -194,7 +212,7 @@ def test_ties_inside_a_window_go_to_the_first_pixel_as_in_torch():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_not_a_number_stays_with_its_client():
+def test_not_a_number_stays_with_its_client(maxima):
     model = CNN(channels=(2, 3), kernel=3)
     params, x = clients_of(model, Spec((13, 13), 4, "multiclass", 3))
     params = {name: leaf.requires_grad_() for name, leaf in params.items()}

@@ -38,16 +38,16 @@ MUTANTS = (
     Mutant(
         "clip skipped",
         "tree.py",
-        "kept = torch.where(norms > bound, bound / norms.clamp_min(bound), torch.ones_like(norms))",
-        "kept = torch.ones_like(norms)",
+        "    over = relative > bound / unit\n",
+        "    over = relative > math.inf\n",
         "tests/properties/test_sensitivity.py",
     ),
     Mutant(
         "float32 norms",
         "tree.py",
-        "[(_flat(leaf) / unit[:, None]).square().sum(dim=1) for leaf in doubles.values()]",
-        "[(_flat(leaf) / unit[:, None]).float().square().sum(dim=1).double()"
-        " for leaf in doubles.values()]",
+        "torch.stack([_flat(leaf).square().sum(dim=1) for leaf in units.values()]).sum(dim=0)",
+        "torch.stack([_flat(leaf).float().square().sum(dim=1).double() for leaf in units.values()]"
+        ").sum(dim=0)",
         "tests/properties/test_sensitivity.py",
     ),
     Mutant(

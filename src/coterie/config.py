@@ -25,8 +25,14 @@ def to_table(value: Any) -> Any:
         if isinstance(kind, str):
             table["kind"] = kind
         for field in dataclasses.fields(value):
-            if field.init and getattr(value, field.name) is not None:
-                table[field.name] = to_table(getattr(value, field.name))
+            item = getattr(value, field.name)
+            if field.init and item is not None:
+                table[field.name] = to_table(item)
+            elif field.init and field.default is not None:
+                raise ConfigError(
+                    f"{type(value).__name__}.{field.name} is None, which a plan cannot say: "
+                    f"leaving it out would mean {field.default!r}"
+                )
         return table
     if isinstance(value, Mapping):
         return {str(key): to_table(item) for key, item in value.items()}
@@ -49,7 +55,7 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     if choices is not None:
         names = choices()
         kind = values.pop("kind", None)
-        if kind not in names:
+        if not isinstance(kind, str) or kind not in names:
             raise ConfigError(
                 f"[{where}] kind = {kind!r}: expected one of {', '.join(sorted(names))}"
             )
@@ -108,7 +114,10 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} = {value!r}: too large for a float") from None
     if hint is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if hint in (bool, str) and isinstance(value, hint):
@@ -140,9 +149,21 @@ def _literal(item: Any) -> str:
     if isinstance(item, bool):
         return "true" if item else "false"
     if isinstance(item, str):
-        return json.dumps(item, ensure_ascii=True).replace("\x7f", "\\u007f")
+        return _text(item)
     if isinstance(item, list | tuple):
         return "[" + ", ".join(_literal(part) for part in item) + "]"
-    if isinstance(item, int | float):
-        return repr(item)
+    if isinstance(item, float):
+        return float.__repr__(item)
+    if isinstance(item, int):
+        return int.__repr__(item)
     raise ConfigError(f"{item!r} cannot be written to a plan: expected text, numbers or lists")
+
+
+def _text(item: str) -> str:
+    try:
+        item.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{item!r} cannot be written to a plan: it is not valid Unicode"
+        ) from None
+    return json.dumps(item, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from coterie import __version__, charts
 from coterie.charts import Html, element, join, percent, short, table
 from coterie.privacy.accounting import Gaussian, Guarantee
-from coterie.privacy.transcript import write_atomically
+from coterie.privacy.files import write_atomically
 
 Array = NDArray[np.float64]
 

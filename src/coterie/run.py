@@ -37,8 +37,8 @@ from coterie.methods.local import Local
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.accounting import Participation, calibrate, default_delta
+from coterie.privacy.files import write_atomically
 from coterie.privacy.sampling import Poisson, Sampler
-from coterie.privacy.transcript import write_atomically
 from coterie.rng import Rng
 from coterie.solvers.sgd import SGD
 from coterie.tree import size

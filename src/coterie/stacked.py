@@ -5,18 +5,19 @@ width * rows neighbours in memory, so unfolding is a plain strided copy, one mat
 client is the whole convolution, and its output already has the layout of the next layer.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Map rows (c, n, in) by weights (c, out, in) and biases (c, out) to (c, n, out)."""
-    if bias is None:
-        return torch.bmm(x, weight.mT)
-    return torch.baddbmm(bias[:, None, :], x, weight.mT)
+    mapped: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return mapped
 
 
 def rows_last(x: Tensor) -> Tensor:
@@ -41,6 +42,25 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
     return pooled
 
 
+class _Linear(torch.autograd.Function):
+    # Autograd through baddbmm gives the weights' gradient transposed in memory, which makes every
+    # later sum with the weights slow.
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        if bias is None:
+            return torch.bmm(x, weight.mT)
+        return torch.baddbmm(bias[:, None, :], x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        x_grad = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
+        bias_grad = grad.sum(dim=1) if ctx.needs_input_grad[2] else None
+        return x_grad, torch.bmm(grad.mT, x), bias_grad
+
+
 class _Convolve(torch.autograd.Function):
     # Autograd through unfold, product, maximum and rectifier makes twice the traffic: it keeps
     # the unpooled images and always folds the gradient back, which the first layer never needs.
@@ -63,7 +83,7 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, pooled, *beats = ctx.saved_tensors
         columns = _columns(x, weight.shape[-1]) if ctx.columns is None else ctx.columns
-        grad = grad * _indicator(pooled, pooled.new_zeros(()))
+        grad = torch.ops.aten.threshold_backward(grad, pooled, 0)
         images = _spread(grad, beats, ctx.image_shape, ctx.pool).flatten(2)
         weight_grad = torch.bmm(images, columns.mT).reshape(weight.shape)
         bias_grad = grad.sum(dim=(2, 3, 4))
@@ -102,18 +122,25 @@ def _fold(columns: Tensor, shape: tuple[int, ...], kernel: int) -> Tensor:
 
 
 def _maxima(images: Tensor, pool: int) -> tuple[Tensor, list[Tensor]]:
-    # Pixel by pixel of the window; beats[j] is 1 where pixel j + 1 exceeds all before it, so the
-    # first of equal pixels wins, as in torch.nn.MaxPool2d.
+    # With what _spread needs to know. The first of equal pixels wins, as in torch.nn.MaxPool2d.
+    if _has_one_kernel(images):
+        found = functional.max_pool3d(images, (pool, pool, 1), return_indices=True)
+        return found[0], [found[1]]
+    # Pixel by pixel of the window; beats[j] is 1 where pixel j + 1 exceeds all before it.
     first, *others = _pixels(images, pool)
     best, beats = first, []
     for pixel in others:
-        beats.append(_indicator(pixel, best))
+        # A mask of numbers: products with booleans are not vectorised.
+        beats.append(torch.gt(pixel, best, out=torch.empty_like(best)))
         best = torch.maximum(best, pixel)
     return (best.clone() if best is first else best), beats
 
 
 def _spread(grad: Tensor, beats: list[Tensor], shape: tuple[int, ...], pool: int) -> Tensor:
     # The adjoint of _maxima: the last pixel that beat all before it takes the gradient.
+    if _has_one_kernel(grad):
+        flat = grad.new_zeros(*shape[:2], math.prod(shape[2:]))
+        return flat.scatter_(2, beats[0].flatten(2), grad.flatten(2)).reshape(shape)
     fills = shape[2] % pool == 0 and shape[3] % pool == 0
     images = grad.new_empty(shape) if fills else grad.new_zeros(shape)
     first, *others = _pixels(images, pool)
@@ -126,6 +153,11 @@ def _spread(grad: Tensor, beats: list[Tensor], shape: tuple[int, ...], pool: int
     return images
 
 
+def _has_one_kernel(images: Tensor) -> bool:
+    # On a GPU one launch for all pixels pays; on the CPU that code is not vectorised.
+    return images.is_cuda
+
+
 def _pixels(images: Tensor, pool: int) -> list[Tensor]:
     # Views (c, C, H // pool, W // pool, n), one for each place in a window.
     high, wide = images.shape[2] // pool, images.shape[3] // pool
@@ -134,9 +166,3 @@ def _pixels(images: Tensor, pool: int) -> list[Tensor]:
         for down in range(pool)
         for along in range(pool)
     ]
-
-
-def _indicator(left: Tensor, right: Tensor) -> Tensor:
-    # 1.0 where left > right; a float mask, since products with booleans are not vectorised.
-    mask = torch.empty(left.shape, dtype=left.dtype, device=left.device)
-    return torch.gt(left, right, out=mask)

@@ -4,6 +4,7 @@
 method is written once. `clip_rows` is the only place in the project where a contribution is cut.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -69,29 +70,36 @@ def clip_rows(rows: Tree, bound: float) -> tuple[Tree, Tensor]:
     Returns:
         The clipped rows, and the factor kept of each row (0 for a non-finite one), shape (c,).
     """
-    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in rows.values()]
-    finite = torch.stack([leaf.isfinite().all(dim=1) for leaf in flat]).all(dim=0)
+    clients = next(iter(rows.values())).shape[0]
+    finite = torch.stack([_flat(leaf).isfinite().all(dim=1) for leaf in rows.values()]).all(dim=0)
     doubles = {
         name: torch.where(_column(finite, leaf), leaf, torch.zeros_like(leaf)).double()
         for name, leaf in rows.items()
     }
-    # Divided by the largest entry first: squares of huge float32 values overflow no float64, but
-    # those of float64 rows could.
-    largest = torch.stack([_flat(leaf).abs().amax(dim=1) for leaf in doubles.values()]).amax(dim=0)
-    unit = largest.clamp_min(torch.finfo(torch.float64).tiny)
-    squares = torch.stack(
-        [(_flat(leaf) / unit[:, None]).square().sum(dim=1) for leaf in doubles.values()]
-    )
-    numbers = sum(leaf.shape[1] for leaf in flat)
+    # In units of the row's largest entry: squares of huge entries would overflow, and a factor
+    # bound / norm can be so small that it has lost its digits.
+    none = torch.zeros(clients, 1, dtype=torch.float64, device=finite.device)
+    unit = none.squeeze(1).clamp_min(torch.finfo(torch.float64).tiny)
+    for leaf in doubles.values():
+        unit = torch.maximum(unit, torch.cat([_flat(leaf).abs(), none], dim=1).amax(dim=1))
+    units = {name: leaf / _column(unit, leaf) for name, leaf in doubles.items()}
+    squares = torch.stack([_flat(leaf).square().sum(dim=1) for leaf in units.values()]).sum(dim=0)
+    numbers = sum(_flat(leaf).shape[1] for leaf in rows.values())
     # The computed norm may be low by a relative (numbers + a few) * 2^-53: raise it by more.
-    norms = squares.sum(dim=0).sqrt() * unit * (1 + (numbers + 16) * 2.0**-52)
-    kept = torch.where(norms > bound, bound / norms.clamp_min(bound), torch.ones_like(norms))
+    relative = squares.sqrt() * (1 + (numbers + 16) * 2.0**-52)
+    over = relative > bound / unit
+    factor = bound / relative.clamp_min(torch.finfo(torch.float64).tiny)
+    kept = torch.where(over, (factor / unit).clamp_max(1.0), torch.ones_like(unit))
     kept = torch.where(finite, kept, torch.zeros_like(kept))
-    return {name: leaf * _column(kept, leaf) for name, leaf in doubles.items()}, kept
+
+    def clip(whole: Tensor, scaled: Tensor) -> Tensor:
+        return torch.where(_column(over, whole), scaled * _column(factor, scaled), whole)
+
+    return map_leaves(clip, doubles, units), kept
 
 
 def _flat(leaf: Tensor) -> Tensor:
-    return leaf.reshape(leaf.shape[0], -1)
+    return leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
 
 
 def _column(vector: Tensor, leaf: Tensor) -> Tensor:

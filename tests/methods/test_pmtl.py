@@ -128,8 +128,8 @@ def test_never_drawn_clients_still_get_a_solved_model():
 
 def test_fedprox_and_fedavg_differ_and_share_one_model():
     data = synthetic("mean", clients=20, rows=10, features=3, seed=0).data
-    plain = fit(FedAvg(sgd=SGD(lr=0.05)), data, rounds=5)
-    prox = fit(FedAvg(prox=5.0, solver="sgd", sgd=SGD(lr=0.05)), data, rounds=5)
+    plain = fit(FedAvg(sgd=SGD(lr=0.05, batch=2)), data, rounds=5)
+    prox = fit(FedAvg(prox=5.0, solver="sgd", sgd=SGD(lr=0.05, batch=2)), data, rounds=5)
     assert torch.equal(plain.models.leaves["weight"][0], plain.models.leaves["weight"][7])
     assert not torch.allclose(plain.shared["weight"], prox.shared["weight"])
 

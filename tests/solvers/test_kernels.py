@@ -120,12 +120,7 @@ def _one_torch_thread():
     torch.set_num_threads(threads)
 
 
-SETTINGS = (
-    {},
-    {"momentum": 0.8},
-    {"lam": 0.4},
-    {"momentum": 0.8, "lam": 0.4},
-)
+SETTINGS = ({}, {"momentum": 0.8}, {"lam": 0.4}, {"momentum": 0.8, "lam": 0.4})
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -151,14 +146,10 @@ def test_an_anchor_for_each_client(task):
     assert_walks(both(weight, bias, rows, settings), weight, bias, rows, settings)
     shared = {"lam": 0.7, "anchor_weight": weight[:1], "anchor_bias": bias[:1]}
     same = {"lam": 0.7, "anchor_weight": weight[0], "anchor_bias": bias[0]}
-    assert_same(
-        linear_sgd(weight, bias, **rows, **shared), linear_sgd(weight, bias, **rows, **same)
-    )
-    zeros = {"anchor_weight": 0 * weight[0], "anchor_bias": 0 * bias[0]}
-    assert_same(
-        linear_sgd(weight, bias, **rows, lam=0.7),
-        linear_sgd(weight, bias, **rows, lam=0.7, **zeros),
-    )
+    zeros = {"lam": 0.7, "anchor_weight": 0 * weight[0], "anchor_bias": 0 * bias[0]}
+    for one, other in ((shared, same), ({"lam": 0.7}, zeros)):
+        left, right = (linear_sgd(weight, bias, **rows, **given) for given in (one, other))
+        assert_same(left, right)
 
 
 def assert_same(left, right):

@@ -74,10 +74,10 @@ class Clients:
 
     @cached_property
     def index(self) -> Tensor:
-        """Flat row numbers, shape (c, longest); padding repeats the client's first row."""
+        """Flat row numbers, shape (c, longest); padding points anywhere and is always masked."""
         steps = torch.arange(self.longest)
         inside = steps[None, :] < self.counts[:, None]
-        return torch.where(inside, self.starts[:, None] + steps[None, :], self.starts[:, None])
+        return torch.where(inside, self.starts[:, None] + steps[None, :], 0)
 
     @cached_property
     def mask(self) -> Tensor:
@@ -101,12 +101,12 @@ class Clients:
         else:
             picked = self.features[index.reshape(-1).numpy()].toarray()
             found = torch.from_numpy(picked).reshape(*index.shape, -1)
-        return found * _spread(mask, found)
+        return torch.where(_spread(mask, found), found, torch.zeros_like(found))
 
     def labels(self, index: Tensor, mask: Tensor) -> Tensor:
         """Gather flat targets by number, zeros where the mask is false."""
         found = self.targets[index.to(self.device)]
-        return found * _spread(mask, found).to(found.dtype)
+        return torch.where(_spread(mask, found), found, torch.zeros_like(found))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.privacy.transcript import write_atomically
+from coterie.privacy.files import sync_folder, write_atomically
 from coterie.tree import Tree
 
 Ids = NDArray[np.int64]
@@ -40,6 +40,8 @@ class Store:
         folder: Path | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        if "started" in template:
+            raise ValueError("a leaf may not be called 'started': the store keeps flags there")
         self._folder = folder
         self._device = torch.device(device)
         self._maps: list[np.memmap[tuple[int, ...], np.dtype[np.float32]]] = []
@@ -76,6 +78,8 @@ class Store:
         if self._folder is None:
             self.put(ids, rows)
             return
+        if self._staged == 0:
+            self.discard()  # a seal left over must never cover new blocks
         journal = self._journal()
         journal.mkdir(exist_ok=True)
         arrays = {f"row.{name}": rows[name].cpu().numpy() for name in self.leaves}
@@ -90,6 +94,7 @@ class Store:
         """Close a round's journal: from here on it may be applied."""
         if self._folder is not None:
             self._journal().mkdir(exist_ok=True)
+            sync_folder(self._journal().parent)
             note = json.dumps({"round": round, "blocks": self._staged}).encode()
             write_atomically(self._journal() / "sealed.json", note)
 

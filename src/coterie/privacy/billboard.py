@@ -13,7 +13,9 @@ data, against all others together. The first premise is this file, the second a 
 (tests/contracts/).
 """
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import InitVar, dataclass
 
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from coterie.privacy.accounting import Event
 from coterie.privacy.entropy import Entropy
-from coterie.privacy.ledger import Ledger
+from coterie.privacy.ledger import Ledger, OverspentError
 from coterie.privacy.mechanisms import Mechanism
 from coterie.privacy.transcript import FolderTranscript, Transcript
 from coterie.tree import Tree, add, map_leaves
@@ -46,15 +48,21 @@ class Bounded:
 
     total: Tree
     mechanism: Mechanism
+    marks: frozenset[int] = frozenset()
     seal: InitVar[object] = None
 
     def __post_init__(self, seal: object) -> None:
         _check(seal, "Bounded", "bound()")
 
+    def __init_subclass__(cls) -> None:
+        raise ForgedError("a Bounded is made by bound() alone; it cannot be subclassed")
+
     def __add__(self, other: "Bounded") -> "Bounded":
         if self.mechanism != other.mechanism:
             raise ValueError("contributions bounded by different mechanisms cannot be added")
-        return Bounded(add(self.total, other.total), self.mechanism, _SEAL)
+        _check_once(self.marks, other.marks)
+        marks = self.marks | other.marks
+        return Bounded(add(self.total, other.total), self.mechanism, marks, _SEAL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +84,12 @@ class Post:
         return map_leaves(lambda leaf: (leaf / self.cohort).float(), self.value)
 
 
+def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
+    if not seen.isdisjoint(marks):
+        # Twice the same part would be twice the sensitivity that the noise was made for.
+        raise ValueError("the same contribution was handed in twice; it counts once in a post")
+
+
 def bound(mechanism: Mechanism, rows: Tree) -> tuple[Bounded, Tensor]:
     """Clip each client's contribution and sum: the last step on the client's side.
 
@@ -83,7 +97,8 @@ def bound(mechanism: Mechanism, rows: Tree) -> tuple[Bounded, Tensor]:
         The sealed sum, and the factor kept of each row (the clients' own business).
     """
     clipped, kept = mechanism.clip(rows)
-    return Bounded(mechanism.reduce(clipped), mechanism, _SEAL), kept
+    marks = frozenset([secrets.randbits(64)])
+    return Bounded(mechanism.reduce(clipped), mechanism, marks, _SEAL), kept
 
 
 class Billboard:
@@ -114,7 +129,13 @@ class Billboard:
         self._ledger = ledger
         self._transcript = transcript
         self._entropy = entropy
-        self._settle_account()
+        self._posting = False
+        try:
+            self._check_events()
+            self._settle_account()
+        except Exception:
+            ledger.close()
+            raise
 
     @property
     def ledger(self) -> Ledger:
@@ -143,21 +164,43 @@ class Billboard:
 
     def post(self, parts: Iterable[Bounded]) -> Post:
         """Charge, add, perturb, keep. An empty cohort posts noise and is charged like any other."""
-        index = self.next
+        if self._posting:
+            raise RuntimeError("a post is being made already; posts are made one after another")
+        self._posting = True
+        try:
+            return self._post(self.next, parts)
+        finally:
+            self._posting = False
+
+    def _post(self, index: int, parts: Iterable[Bounded]) -> Post:
+        if self._transcript.has(index):
+            raise OverspentError(
+                f"post {index} was written before its release could be recorded; it is out and is "
+                "never made again: reopen the run"
+            )
         self._ledger.charge(index)
         mechanism = self._mechanisms[index]
         total: Tree = {
             name: torch.zeros(shape, dtype=torch.float64) for name, shape in self._template.items()
         }
+        seen: set[int] = set()
         for part in parts:
             self._admit(part, mechanism)
+            _check_once(seen, part.marks)
+            seen |= part.marks
             total = add(total, part.total)
         value = mechanism.perturb(total, self._entropy(index))
         self._ledger.release(index, self._transcript.write(index, value))
         return self._seal(index, value)
 
+    def _check_events(self) -> None:
+        if tuple(mechanism.event() for mechanism in self._mechanisms) != self._ledger.events:
+            raise ValueError(
+                "the ledger's events are not those of the mechanisms; make both from one plan"
+            )
+
     def _admit(self, part: Bounded, mechanism: Mechanism) -> None:
-        if not isinstance(part, Bounded):
+        if type(part) is not Bounded:
             raise ForgedError(f"expected a Bounded made by bound(), got {type(part).__name__}")
         if part.mechanism != mechanism:
             raise ValueError(
@@ -176,6 +219,12 @@ class Billboard:
         # A crash between a post's rename and its line in the ledger: the post is out, so it counts
         # as released and is never redone.
         if isinstance(self._transcript, FolderTranscript):
+            unknown = self._transcript.indices() - self._ledger.charged
+            if unknown:
+                raise ValueError(
+                    f"{self._transcript.folder} holds posts {sorted(unknown)[:5]} that the ledger "
+                    "never charged; the ledger was lost or altered: start a new run"
+                )
             for index in sorted(self._ledger.charged - set(self._ledger.released)):
                 if self._transcript.has(index):
                     self._ledger.release(index, self._transcript.digest(index))

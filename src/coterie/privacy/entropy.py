@@ -63,13 +63,16 @@ def uniforms(entropy: Entropy, count: int) -> NDArray[np.float64]:
 def normals(entropy: Entropy, count: int) -> NDArray[np.float64]:
     """Draw standard normals by inverting the distribution function, with full tails.
 
-    One bit is the sign, 63 bits are the tail probability, so that values out to 9 standard
-    deviations are reached and each has a fine grid of its own; callers round the result to a
-    coarser public grid (see `mechanisms`).
+    Two words a number: one bit is the sign, 127 bits are the tail probability. In float64 that
+    probability has 53 significant bits wherever it lies, so that values far out in the tail are as
+    finely spaced as those in the middle; callers round the result to a coarser public grid (see
+    `mechanisms`). With a single word, cells of that grid beyond 7 deviations would be reached by no
+    word at all, and their neighbours' absence would tell.
 
     **Guarantee:** none by itself. Test: tests/statistics/test_noise.py.
     """
-    words = entropy.words(count)
-    tail = ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64
+    words, finer = entropy.words(count), entropy.words(count)
+    fraction = (finer.astype(np.float64) + 0.5) * 2.0**-64
+    tail = ((words >> np.uint64(1)).astype(np.float64) + fraction) * 2.0**-64
     sign = np.where(words & np.uint64(1), 1.0, -1.0)
     return np.asarray(sign * ndtri(tail), dtype=np.float64)

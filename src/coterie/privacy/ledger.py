@@ -13,6 +13,7 @@ tests/test_kill.py.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from coterie.privacy.accounting import Event
+from coterie.privacy.files import sync_folder
 
 
 class OverspentError(RuntimeError):
@@ -44,10 +46,15 @@ class Ledger:
         self.events = tuple(events)
         self.charged: set[int] = set()
         self.released: dict[int, str] = {}
+        self._path = path
         self._file: IO[bytes] | None = None
         if path is not None:
             self._file = _lock(path)
-            self._recover(path, plan)
+            try:
+                self._recover(path, plan)
+            except BaseException:
+                self.close()
+                raise
 
     def charge(self, index: int) -> None:
         """Pay for the post of this index, before it exists.
@@ -93,8 +100,12 @@ class Ledger:
         self.close()
 
     def _append(self, entry: dict[str, Any]) -> None:
-        if self._file is None:
+        if self._path is None:
             return
+        if self._file is None:
+            raise LedgerError(
+                f"{self._path} is closed: nothing can be charged or released any more"
+            )
         self._file.write(json.dumps(entry).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -103,26 +114,44 @@ class Ledger:
         lines = path.read_bytes().split(b"\n")
         torn = lines.pop()  # b"" unless the last write was cut off
         entries = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
+        assert self._file is not None
+        # The events are part of the header: the account must never state another noise than paid.
+        events = hashlib.sha256(repr(self.events).encode()).hexdigest()
+        header = {"plan": plan, "posts": len(self.events), "events": events}
         if not entries:
-            assert self._file is not None
             self._file.truncate(0)
-            self._append({"plan": plan, "posts": len(self.events)})
+            self._append(header)
+            sync_folder(path.parent)
             return
-        if entries[0] != {"plan": plan, "posts": len(self.events)}:
+        if entries[0] != header:
             raise LedgerError(
                 f"{path} belongs to another plan; resume with the plan it was started with, "
                 "or choose a new folder"
             )
         if torn:
-            assert self._file is not None
             self._file.write(b"\n")  # the cut line stays, and reads as void
+            self._file.flush()
         for entry in entries[1:]:
-            if "charge" in entry:
-                self.charged.add(int(entry["charge"]))
-            elif "release" in entry:
-                self.released[int(entry["release"])] = str(entry["sha256"])
+            self._take(path, entry)
+        self._check(path)
+
+    def _take(self, path: Path, entry: dict[str, Any]) -> None:
+        if entry.keys() == {"charge"} and type(entry["charge"]) is int:
+            self.charged.add(entry["charge"])
+        elif (
+            entry.keys() == {"release", "sha256"}
+            and type(entry["release"]) is int
+            and isinstance(entry["sha256"], str)
+        ):
+            self.released[entry["release"]] = entry["sha256"]
+        elif entry.keys() != {"void"}:
+            raise LedgerError(f"{path} holds an entry that is neither charge nor release: {entry}")
+
+    def _check(self, path: Path) -> None:
         if not (set(self.released) <= self.charged <= set(range(len(self.events)))):
             raise LedgerError(f"{path} records posts that it never charged; it was altered")
+        if set(self.released) != set(range(len(self.released))):
+            raise LedgerError(f"{path} lacks the release of an early post; it was altered")
 
 
 def _lock(path: Path) -> IO[bytes]:
@@ -140,7 +169,7 @@ def _lock(path: Path) -> IO[bytes]:
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        entry = json.loads(line)
+        entry = json.loads(line.decode())  # as text: bytes would be guessed to be UTF-16
     except ValueError:
         # A line cut off by a crash was never acknowledged; anything longer-lived is an alteration.
         entry = {"void": line.decode(errors="replace")}

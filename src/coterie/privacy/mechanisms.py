@@ -65,9 +65,10 @@ class GaussianSum:
     def __post_init__(self) -> None:
         for name in ("bound", "noise_multiplier"):
             value = getattr(self, name)
-            if not (0 < value < math.inf):
+            # Far from the ends of float64, so that squares and grid steps are ordinary numbers.
+            if not (1e-100 <= value <= 1e100):
                 raise ValueError(
-                    f"{name} = {value}: expected a positive finite number; "
+                    f"{name} = {value}: expected a positive number between 1e-100 and 1e100; "
                     "for a run without privacy ask for epsilon = inf instead"
                 )
 
@@ -75,10 +76,10 @@ class GaussianSum:
         """Give the public grid step for rows of so many numbers, a power of two.
 
         Fine against the noise (2^-20 of its standard deviation) and against the clip (rounding a
-        row moves it by at most 2^-15 of the bound), but never finer than 2^-30 of the bound, so
+        row moves it by at most 2^-10 of the bound), but never finer than 2^-30 of the bound, so
         that sums over 2^22 clients stay exact in float64.
         """
-        fine = min(self.noise_multiplier * 2.0**-20, 2.0**-14 / math.sqrt(max(numbers, 1)))
+        fine = min(self.noise_multiplier * 2.0**-20, 2.0**-9 / math.sqrt(max(numbers, 1)))
         return float(2.0 ** math.floor(math.log2(self.bound * max(fine, 2.0**-30))))
 
     def clip(self, rows: Tree) -> tuple[Tree, Tensor]:
@@ -94,6 +95,8 @@ class GaussianSum:
 
     def sensitivity(self, relation: Relation) -> float:
         """Give the bound, twice under replace."""
+        if relation not in ("zero_out", "replace"):
+            raise ValueError(f"relation = {relation!r}: expected 'zero_out' or 'replace'")
         return self.bound * (2.0 if relation == "replace" else 1.0)
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:

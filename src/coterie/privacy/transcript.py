@@ -6,14 +6,16 @@ and the folder synced, so a crash leaves either no post or a whole one.
 
 import hashlib
 import io
-import os
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from coterie.tree import Tree
+from coterie.privacy.files import write_atomically
+from coterie.tree import Tree, map_leaves
+
+_PREFIX = "leaf."  # keeps a leaf called "file" apart from the arguments of numpy.savez
 
 
 class Transcript(Protocol):
@@ -37,12 +39,12 @@ class MemoryTranscript:
 
     def write(self, index: int, value: Tree) -> str:
         """Keep a value; there is no file, hence no digest."""
-        self._values[index] = value
+        self._values[index] = map_leaves(torch.clone, value)
         return ""
 
     def read(self, index: int) -> Tree:
         """Read a kept value."""
-        return self._values[index]
+        return map_leaves(torch.clone, self._values[index])
 
     def has(self, index: int) -> bool:
         """Say whether a value is kept under this index."""
@@ -65,7 +67,9 @@ class FolderTranscript:
     def read(self, index: int) -> Tree:
         """Read a kept value."""
         with np.load(self._path(index), allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+            return {
+                name.removeprefix(_PREFIX): torch.from_numpy(arrays[name]) for name in arrays.files
+            }
 
     def digest(self, index: int) -> str:
         """Hash a kept file."""
@@ -75,27 +79,16 @@ class FolderTranscript:
         """Say whether a value is kept under this index."""
         return self._path(index).exists()
 
+    def indices(self) -> set[int]:
+        """Give the indices of all kept values."""
+        return {int(path.stem) for path in self.folder.glob("*.npz")}
+
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:06d}.npz"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash it is whole or absent, and stays once this returns."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def _pack(value: Tree) -> bytes:
     buffer = io.BytesIO()
-    arrays = {name: leaf.numpy() for name, leaf in value.items()}
+    arrays = {f"{_PREFIX}{name}": leaf.numpy() for name, leaf in value.items()}
     np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()

@@ -203,8 +203,8 @@ def _check_plan(counts: Array, keys: Array, steps: Array, batch: int) -> None:
             raise ValueError(
                 f"{name}: given {given.min()} .. {given.max()}; expected 0 .. 2^31 - 1"
             )
-    if batch < 1:
-        raise ValueError(f"batch: given {batch}; expected at least 1 row")
+    if not 1 <= batch < 2**31:
+        raise ValueError(f"batch: given {batch}; expected 1 .. 2^31 - 1 rows")
 
 
 def _checked_rows(

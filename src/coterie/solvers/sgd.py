@@ -27,9 +27,9 @@ from coterie.tree import Tree
 
 Integers = NDArray[np.int64]
 # Gradients of stacked parameters from rows x, targets y and the share of every row in its batch.
-Gradient = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], dict[str, Tensor]]
-# Parameters that a CPU thread works on at a time: about a core's cache.
-_CACHED = 1 << 18
+Gradient = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], list[Tensor]]
+# Parameters that a CPU thread works on at a time: about its share of the last cache.
+_CACHED = 1 << 20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -134,23 +134,39 @@ class SGD:
         self, result: Tree, rows: "_Rows", gradient: Gradient, pull: "_Pull", lr: float
     ) -> None:
         params = {name: leaf[rows.places] for name, leaf in result.items()}
-        speeds = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+        speeds = [torch.zeros_like(leaf) for leaf in params.values()] if self.momentum > 0 else []
         anchors = pull.at(rows.places)
         working: dict[str, Tensor] = {}
         for step, busy in enumerate(rows.busy):
             if step == 0 or busy != rows.busy[step - 1]:
                 working = {n: leaf[:busy].detach().requires_grad_() for n, leaf in params.items()}
+                speeds = [leaf[:busy] for leaf in speeds]
+                anchors = [leaf[:busy] for leaf in anchors]
             grads = gradient(working, *rows.at(step))
             with torch.no_grad():
-                for name, leaf in working.items():
-                    change = grads[name]
-                    if pull.lam > 0:
-                        change = torch.add(change, leaf - anchors[name][:busy], alpha=pull.lam)
-                    if self.momentum > 0:
-                        change = speeds[name][:busy].mul_(self.momentum).add_(change)
-                    leaf.sub_(change, alpha=lr)
+                self._move(list(working.values()), grads, speeds, anchors, lr=lr, lam=pull.lam)
         for name, leaf in params.items():
             result[name][rows.places] = leaf
+
+    def _move(
+        self,
+        leaves: list[Tensor],
+        grads: list[Tensor],
+        speeds: list[Tensor],
+        anchors: list[Tensor],
+        *,
+        lr: float,
+        lam: float,
+    ) -> None:
+        # One launch for all leaves. Gradients are not written to: two leaves may share one.
+        if lam > 0:
+            pulls = torch._foreach_sub(leaves, anchors)
+            grads = list(torch._foreach_add(grads, pulls, alpha=lam))
+        if self.momentum > 0:
+            torch._foreach_mul_(speeds, self.momentum)
+            torch._foreach_add_(speeds, grads)
+            grads = speeds
+        torch._foreach_add_(leaves, grads, alpha=-lr)
 
     def _compiled(
         self, start: Tree, clients: Clients, pull: "_Pull", *, keys: Any, steps: Integers, lr: float
@@ -208,10 +224,14 @@ class _Pull:
             )
         return cls(lam, {name: _anchor(name, anchor, leaf) for name, leaf in start.items()})
 
-    def at(self, places: Tensor) -> dict[str, Tensor]:
-        return {
-            name: leaf if len(leaf) == 1 else leaf[places] for name, leaf in self.anchors.items()
-        }
+    def at(self, places: Tensor) -> list[Tensor]:
+        # Repeated for every client where that saves launches; in cache it would only take room.
+        return [
+            (leaf.expand(len(places), *leaf.shape[1:]).contiguous() if leaf.is_cuda else leaf)
+            if len(leaf) == 1
+            else leaf[places]
+            for leaf in self.anchors.values()
+        ]
 
 
 def _anchor(name: str, anchor: Tree | None, like: Tensor) -> Tensor:
@@ -269,14 +289,11 @@ class _Rows:
 
 
 def _stacked_gradient(model: Model, task: Task) -> Gradient:
-    def gradient(
-        params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor
-    ) -> dict[str, Tensor]:
+    def gradient(params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
         with torch.enable_grad():
             losses = row_losses(task, model.apply_stacked(params, x), y)
             total = (losses * share).sum()
-        grads = torch.autograd.grad(total, tuple(params.values()), materialize_grads=True)
-        return dict(zip(params, grads, strict=True))
+        return list(torch.autograd.grad(total, tuple(params.values()), materialize_grads=True))
 
     return gradient
 
@@ -285,7 +302,11 @@ def _general_gradient(model: Model, task: Task) -> Gradient:
     def loss(params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         return (row_losses(task, model.apply(params, x), y) * share).sum()
 
-    gradient: Gradient = torch.func.vmap(torch.func.grad(loss))
+    by_client = torch.func.vmap(torch.func.grad(loss))
+
+    def gradient(params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
+        return list(by_client(params, x, y, share).values())
+
     return gradient
 
 

@@ -1,0 +1,93 @@
+"""The container: padding never shows another client's row, splits keep every client's rows."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from coterie.data.federated import DataError, FederatedDataset, Spec
+
+
+def make(counts=(2, 0, 4, 1, 0), features=3):
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    total = int(offsets[-1])
+    return FederatedDataset(
+        Spec((features,), 1, "regression", len(counts)),
+        [f"c{i}" for i in range(len(counts))],
+        offsets,
+        torch.arange(1.0, total * features + 1).reshape(total, features),
+        torch.arange(1.0, total + 1),
+    )
+
+
+def rows_of(data, client):
+    return data.features[data.offsets[client] : data.offsets[client + 1]]
+
+
+@pytest.mark.parametrize("as_sparse", [False, True])
+def test_padded_rows_are_the_clients_own_or_zero(as_sparse):
+    data = make()
+    kept = data
+    if as_sparse:
+        kept = FederatedDataset(
+            data.spec,
+            data.names,
+            data.offsets,
+            sparse.csr_matrix(data.features.numpy()),
+            data.targets,
+        )
+    block = kept.clients(np.array([4, 2, 1, 0, 3]))
+    for place, client in enumerate(block.ids.tolist()):
+        own = rows_of(data, client)
+        assert torch.equal(block.x[place, : len(own)], own)
+        assert not block.x[place, len(own) :].any()
+        assert not block.y[place, len(own) :].any()
+        assert block.mask[place].sum() == len(own)
+
+
+def test_a_neighbours_nan_does_not_reach_an_empty_client():
+    data = make()
+    data.features[2:] = math.nan
+    data.targets[2:] = math.nan
+    block = data.clients(np.arange(5))
+    for client in (0, 1, 4):
+        assert block.x[client].isfinite().all() and block.y[client].isfinite().all()
+
+
+def test_blocks_cover_every_client_once_and_put_like_sizes_together():
+    data = make((5, 1, 3, 2, 4))
+    seen = [block.ids.tolist() for block in data.blocks(np.arange(5), 2)]
+    assert sorted([i for block in seen for i in block]) == [0, 1, 2, 3, 4]
+    assert [data.counts[i] for i in [i for block in seen for i in block]] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("test", [1, 2, 0.25, 0.5, 0.99])
+def test_split_is_inside_clients_and_leaves_a_training_row(test):
+    data = make((2, 1, 4, 7, 0))
+    train, held = data.split(test, seed=3)
+    for client, count in enumerate(data.counts):
+        both = torch.cat([rows_of(train, client), rows_of(held, client)])
+        assert torch.equal(both.sort(dim=0).values, rows_of(data, client))
+        assert count == 0 or train.counts[client] >= 1
+        wanted = test if isinstance(test, int) else round(count * test)
+        assert held.counts[client] == min(wanted, max(count - 1, 0))
+    again, _ = data.split(test, seed=3)
+    assert torch.equal(again.features, train.features)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, 1.0, math.nan])
+def test_a_bad_split_is_refused(bad):
+    with pytest.raises(DataError, match="expected a share"):
+        make().split(bad, 0)
+
+
+def test_the_parts_must_fit():
+    data = make()
+    with pytest.raises(DataError, match="do not fit"):
+        FederatedDataset(data.spec, ["a"], data.offsets, data.features, data.targets)
+    with pytest.raises(DataError, match="offsets end"):
+        FederatedDataset(data.spec, data.names, data.offsets, data.features[:3], data.targets)
+    with pytest.raises(DataError, match="declares no split"):
+        data.split_by_source()
