@@ -45,8 +45,8 @@ MUTANTS = (
     Mutant(
         "float32 norms",
         "tree.py",
-        "torch.stack([_flat(leaf).square().sum(dim=1) for leaf in units.values()]).sum(dim=0)",
-        "torch.stack([_flat(leaf).float().square().sum(dim=1).double() for leaf in units.values()]"
+        "torch.stack([flat.square().sum(dim=1) for flat in scaled.values()]).sum(dim=0)",
+        "torch.stack([flat.float().square().sum(dim=1).double() for flat in scaled.values()]"
         ").sum(dim=0)",
         "tests/properties/test_sensitivity.py",
     ),
@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "a weight added after the clip",
         "privacy/mechanisms.py",
-        "return map_leaves(lambda leaf: torch.round(leaf / step) * step, clipped), kept",
-        "return map_leaves(lambda leaf: 2 * torch.round(leaf / step) * step, clipped), kept",
+        "leaf.mul_(1 / step).round_().mul_(step), clipped)",
+        "leaf.mul_(1 / step).round_().mul_(2 * step), clipped)",
         "tests/properties/test_sensitivity.py",
     ),
     Mutant(

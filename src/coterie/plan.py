@@ -18,7 +18,7 @@ from coterie.privacy.accounting import Guarantee, Relation, calibrate, default_d
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.mechanisms import Exact, GaussianSum, Mechanism
+from coterie.privacy.mechanisms import MOST_CLIENTS, Exact, GaussianSum, Mechanism
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.privacy.transcript import FolderTranscript, MemoryTranscript, Transcript
 from coterie.tree import Tree
@@ -137,6 +137,11 @@ class Plan:
 
     def open(self, spec: Spec, shared: Tree, folder: Path | None = None) -> Billboard:
         """Open the billboard: calibrate, open ledger and transcript, go on where they stand."""
+        if spec.clients > MOST_CLIENTS:
+            raise ValueError(
+                f"{spec.clients} clients: sums are exact for at most {MOST_CLIENTS}; "
+                "split the federation"
+            )
         mechanisms = self.mechanisms(spec.clients)
         # Fails here, before anything is spent, if sampling and relation cannot be accounted for.
         self._guarantee(mechanisms, spec.clients)

@@ -70,37 +70,39 @@ def clip_rows(rows: Tree, bound: float) -> tuple[Tree, Tensor]:
     Returns:
         The clipped rows, and the factor kept of each row (0 for a non-finite one), shape (c,).
     """
-    clients = next(iter(rows.values())).shape[0]
-    finite = torch.stack([_flat(leaf).isfinite().all(dim=1) for leaf in rows.values()]).all(dim=0)
-    doubles = {
-        name: torch.where(_column(finite, leaf), leaf, torch.zeros_like(leaf)).double()
-        for name, leaf in rows.items()
+    flats = {name: _flat(leaf) for name, leaf in rows.items()}
+    clients = next(iter(flats.values())).shape[0]
+    largest = torch.zeros(clients, dtype=torch.float64, device=next(iter(flats.values())).device)
+    for flat in flats.values():
+        if flat.shape[1]:
+            # The largest entry is NaN or infinite exactly if an entry of the row is.
+            largest = torch.maximum(largest, flat.abs().amax(dim=1).double())
+    finite = largest.isfinite()
+    # float64 rows are measured in units of their largest entry: squares of huge entries would
+    # overflow, and a factor bound / norm could be so small that it has lost its digits. Squares of
+    # float32 numbers are ordinary float64 numbers.
+    wide = any(leaf.dtype == torch.float64 for leaf in rows.values())
+    tiny = torch.finfo(torch.float64).tiny
+    unit = largest.clamp_min(tiny) if wide else torch.ones_like(largest)
+    scaled = {
+        name: flat.double() / unit[:, None] if wide else flat.double()
+        for name, flat in flats.items()
     }
-    # In units of the row's largest entry: squares of huge entries would overflow, and a factor
-    # bound / norm can be so small that it has lost its digits.
-    none = torch.zeros(clients, 1, dtype=torch.float64, device=finite.device)
-    unit = none.squeeze(1).clamp_min(torch.finfo(torch.float64).tiny)
-    for leaf in doubles.values():
-        unit = torch.maximum(unit, torch.cat([_flat(leaf).abs(), none], dim=1).amax(dim=1))
-    units = {name: leaf / _column(unit, leaf) for name, leaf in doubles.items()}
-    squares = torch.stack([_flat(leaf).square().sum(dim=1) for leaf in units.values()]).sum(dim=0)
-    numbers = sum(_flat(leaf).shape[1] for leaf in rows.values())
+    squares = torch.stack([flat.square().sum(dim=1) for flat in scaled.values()]).sum(dim=0)
+    numbers = sum(flat.shape[1] for flat in flats.values())
     # The computed norm may be low by a relative (numbers + a few) * 2^-53: raise it by more.
     relative = squares.sqrt() * (1 + (numbers + 16) * 2.0**-52)
     over = relative > bound / unit
-    factor = bound / relative.clamp_min(torch.finfo(torch.float64).tiny)
-    kept = torch.where(over, (factor / unit).clamp_max(1.0), torch.ones_like(unit))
-    kept = torch.where(finite, kept, torch.zeros_like(kept))
-
-    def clip(whole: Tensor, scaled: Tensor) -> Tensor:
-        return torch.where(_column(over, whole), scaled * _column(factor, scaled), whole)
-
-    return map_leaves(clip, doubles, units), kept
+    factor = torch.where(over, bound / relative.clamp_min(tiny), unit)
+    kept = torch.where(finite, (factor / unit).clamp_max(1.0), torch.zeros_like(factor))
+    clipped = {}
+    for name, leaf in rows.items():
+        cut = scaled[name] * factor[:, None]
+        if wide:  # a row inside the bound stays as it was, to the last bit
+            cut = torch.where(over[:, None], cut, flats[name].double())
+        clipped[name] = cut.masked_fill_(~finite[:, None], 0.0).reshape(leaf.shape)
+    return clipped, kept
 
 
 def _flat(leaf: Tensor) -> Tensor:
     return leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
-
-
-def _column(vector: Tensor, leaf: Tensor) -> Tensor:
-    return vector.reshape(-1, *([1] * (leaf.dim() - 1)))

@@ -160,10 +160,12 @@ def test_normals_invert_the_distribution_function():
     exponents = range(1, 64)
     words = np.array([2**e + bit for e in exponents for bit in (0, 1)], dtype=np.uint64)
 
+    left = [words]
+
     class Given:
         def words(self, count):
-            # Any further words that a finer tail may ask for are half-way.
-            return words if count == len(words) else np.full(count, 2**63, dtype=np.uint64)
+            # Any further words, which make the tail finer, are half-way.
+            return left.pop() if left else np.full(count, 2**63, dtype=np.uint64)
 
     drawn = normals(Given(), len(words))
     assert np.array_equal(drawn[::2], -drawn[1::2])
@@ -183,10 +185,10 @@ def test_both_signs_and_the_centre_are_reached():
 
 
 def test_the_tail_is_finer_than_the_grid():
-    # The post's grid may be as fine as 2^-31 of the deviation (many numbers, large multiplier). If
-    # a single word of 64 bits fixes the value, cells of that grid far out are reached by no word
-    # at all: with 115,646 numbers, 100 rounds and multiplier 37.3 (epsilon 1 at delta 1e-5), posts
-    # that are impossible under the neighbour have probability 2.8e-5, above delta itself.
+    # The grid may be a 2^-26th of the deviation or finer (many numbers, large multiplier). If one
+    # word of 64 bits fixed the value, cells of that grid far out would be reached by no word at
+    # all: with 5 million numbers, 100 rounds and multiplier 37.3 (epsilon 1 at delta 1e-5), posts
+    # that are impossible under the neighbour would have probability 2.9e-4, far above delta.
     class FirstWordFixed:
         def __init__(self, word):
             self.word, self.rest = word, SeededEntropy(5, "noise", 0)
@@ -286,7 +288,9 @@ def test_system_entropy_reads_the_operating_system(monkeypatch):
     monkeypatch.setattr(os, "urandom", fake)
     words = SystemEntropy().words(3)
     assert asked == [24]
-    assert words.tolist() == [int.from_bytes(bytes(range(8 * i, 8 * i + 8)), "little") for i in range(3)]
+    assert words.tolist() == [
+        int.from_bytes(bytes(range(8 * i, 8 * i + 8)), "little") for i in range(3)
+    ]
 
 
 def test_a_real_run_draws_every_word_of_its_noise_from_the_system(monkeypatch):
@@ -307,7 +311,7 @@ def test_a_real_run_draws_every_word_of_its_noise_from_the_system(monkeypatch):
 
 def test_numpy_and_torch_seeds_do_not_touch_the_noise():
     def seeded_all():
-        np.random.seed(0)  # noqa: NPY002
+        np.random.seed(0)
         torch.manual_seed(0)
         return board(seed=None).post([]).value["w"]
 
@@ -350,7 +354,9 @@ def distinguishes(mechanism, trials=4000):
         noisy = mechanism.perturb(base, SeededEntropy(9, "noise", trial))["w"].numpy()
         shifts.append(float(noisy @ direction) / mechanism.bound)
     with_client, without = np.array(shifts[1::2]), np.array(shifts[::2])
-    return with_client.mean() - without.mean(), np.concatenate([with_client - with_client.mean(), without])
+    return with_client.mean() - without.mean(), np.concatenate(
+        [with_client - with_client.mean(), without]
+    )
 
 
 def test_a_client_shifts_the_post_by_at_most_the_bound_against_full_noise():

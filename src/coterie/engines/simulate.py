@@ -67,8 +67,12 @@ class Speed:
 
     def clients(self, tree: Tree) -> int:
         """Give the block size for clients with such a tree."""
-        room = 256e6 if self.device == "cpu" else 8e9
-        return self.block or int(np.clip(room / (32 * max(size(tree), 1)), 1, 16384))
+        row = 32.0 * max(size(tree), 1)  # bytes: float64 copies of a contribution
+        if self.device != "cpu":
+            return self.block or int(np.clip(8e9 / row, 1, 16384))
+        # Blocks that stay in a core's cache, but never so few clients that threads run dry, unless
+        # memory asks for it.
+        return self.block or int(np.clip(16e6 / row, max(1.0, min(64.0, 1e9 / row)), 4096))
 
 
 @dataclass(frozen=True)

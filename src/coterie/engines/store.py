@@ -54,11 +54,12 @@ class Store:
         self._staged = 0
 
     def take(self, ids: Ids, enrol: Callable[[int], Tree]) -> Tree:
-        """Read rows; clients without a row get the one that `enrol(count)` makes."""
-        index = torch.from_numpy(ids)
+        """Copy rows out; clients without a row get the one that `enrol(count)` makes."""
+        index = _index(ids)
         fresh = ~self.started[index]
         rows = {
-            name: leaf[index.to(leaf.device)].to(self._device) for name, leaf in self.leaves.items()
+            name: leaf[_on(index, leaf)].to(self._device, copy=True)
+            for name, leaf in self.leaves.items()
         }
         if rows and bool(fresh.any()):
             new = enrol(int(fresh.sum()))
@@ -68,9 +69,9 @@ class Store:
 
     def put(self, ids: Ids, rows: Tree) -> None:
         """Write rows."""
-        index = torch.from_numpy(ids)
+        index = _index(ids)
         for name, leaf in self.leaves.items():
-            leaf[index.to(leaf.device)] = rows[name].to(leaf.device, leaf.dtype)
+            leaf[_on(index, leaf)] = rows[name].to(leaf.device, leaf.dtype)
         self.started[index] = True
 
     def stage(self, ids: Ids, rows: Tree) -> None:
@@ -159,3 +160,14 @@ class Store:
             )
         self._maps.append(mapped)
         return torch.from_numpy(mapped)
+
+
+def _index(ids: Ids) -> Tensor | slice:
+    """Neighbouring rows as a slice, which is faster to read and write than an index."""
+    if len(ids) and int(ids[-1]) - int(ids[0]) == len(ids) - 1 and bool((np.diff(ids) == 1).all()):
+        return slice(int(ids[0]), int(ids[-1]) + 1)
+    return torch.from_numpy(ids)
+
+
+def _on(index: Tensor | slice, leaf: Tensor) -> Tensor | slice:
+    return index if isinstance(index, slice) else index.to(leaf.device)

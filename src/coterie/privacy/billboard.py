@@ -14,6 +14,7 @@ data, against all others together. The first premise is this file, the second a 
 """
 
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import InitVar, dataclass
@@ -129,7 +130,7 @@ class Billboard:
         self._ledger = ledger
         self._transcript = transcript
         self._entropy = entropy
-        self._posting = False
+        self._posting = threading.Lock()
         try:
             self._check_events()
             self._settle_account()
@@ -164,13 +165,12 @@ class Billboard:
 
     def post(self, parts: Iterable[Bounded]) -> Post:
         """Charge, add, perturb, keep. An empty cohort posts noise and is charged like any other."""
-        if self._posting:
+        if not self._posting.acquire(blocking=False):
             raise RuntimeError("a post is being made already; posts are made one after another")
-        self._posting = True
         try:
             return self._post(self.next, parts)
         finally:
-            self._posting = False
+            self._posting.release()
 
     def _post(self, index: int, parts: Iterable[Bounded]) -> Post:
         if self._transcript.has(index):

@@ -62,6 +62,7 @@ class Ledger:
         Raises:
             OverspentError: If the plan holds no such event, or its post is out already.
         """
+        self._check_open()
         if not 0 <= index < len(self.events):
             raise OverspentError(
                 f"post {index} was asked for, but the plan pays for {len(self.events)} posts "
@@ -100,15 +101,16 @@ class Ledger:
         self.close()
 
     def _append(self, entry: dict[str, Any]) -> None:
-        if self._path is None:
-            return
+        self._check_open()
         if self._file is None:
-            raise LedgerError(
-                f"{self._path} is closed: nothing can be charged or released any more"
-            )
+            return
         self._file.write(json.dumps(entry).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def _check_open(self) -> None:
+        if self._path is not None and self._file is None:
+            raise LedgerError(f"{self._path} is closed: it takes no further charge or release")
 
     def _recover(self, path: Path, plan: str) -> None:
         lines = path.read_bytes().split(b"\n")
@@ -116,7 +118,8 @@ class Ledger:
         entries = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
         assert self._file is not None
         # The events are part of the header: the account must never state another noise than paid.
-        events = hashlib.sha256(repr(self.events).encode()).hexdigest()
+        named = [(type(e).__name__, float(getattr(e, "noise_multiplier", 0))) for e in self.events]
+        events = hashlib.sha256(repr(named).encode()).hexdigest()
         header = {"plan": plan, "posts": len(self.events), "events": events}
         if not entries:
             self._file.truncate(0)

@@ -21,6 +21,9 @@ from coterie.privacy.accounting import Event, Gaussian, NonPrivate, Relation
 from coterie.privacy.entropy import Entropy, normals
 from coterie.tree import Tree, clip_rows, map_leaves, size
 
+MOST_CLIENTS = 1 << 22
+"""Sums over more clients could exceed 2^53 grid steps, and would no longer be exact."""
+
 
 class Shape(Enum):
     """What a method needs posted: nothing, or a sum of contributions."""
@@ -87,7 +90,8 @@ class GaussianSum:
         numbers = sum(leaf[0].numel() if len(leaf) else 0 for leaf in rows.values())
         step = self.grid(numbers)
         clipped, kept = clip_rows(rows, self.bound - step * math.sqrt(numbers) / 2)
-        return map_leaves(lambda leaf: torch.round(leaf / step) * step, clipped), kept
+        # In place: the clipped rows are this function's own. 1/step is exact, a power of two.
+        return map_leaves(lambda leaf: leaf.mul_(1 / step).round_().mul_(step), clipped), kept
 
     def reduce(self, rows: Tree) -> Tree:
         """Sum over clients, exactly."""

@@ -57,6 +57,8 @@ class FolderTranscript:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        for partial in folder.glob("*.partial"):
+            partial.unlink()  # a post that a crash cut off was never out; nobody shall read it
 
     def write(self, index: int, value: Tree) -> str:
         """Keep a value, atomically and synced."""
@@ -81,7 +83,7 @@ class FolderTranscript:
 
     def indices(self) -> set[int]:
         """Give the indices of all kept values."""
-        return {int(path.stem) for path in self.folder.glob("*.npz")}
+        return {int(path.stem) for path in self.folder.glob("*.npz") if path.stem.isdecimal()}
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:06d}.npz"
