@@ -1,8 +1,8 @@
 """How the defaults were chosen: on synthetic federations, never on real test rows.
 
-For each setting of a method, test error on a grid of synthetic federations (clients, rows, features,
-spread, noise) at epsilon 1, as regret: the error over the best error of that method on that
-federation. The default is the setting with the smallest mean log-regret. Run:
+For each setting of a method, test error on a grid of synthetic federations (clients, rows,
+features, spread, noise) at epsilon 1, as regret: the error over the best error of that method on
+that federation. The default is the setting with the smallest mean log-regret. Run:
 
     python benchmarks/defaults.py pmtl | fedavg | local
 """

@@ -17,7 +17,6 @@ import time
 
 import numpy as np
 import torch
-from linear import loop_round
 
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
@@ -25,6 +24,7 @@ from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.sgd import SGD
+from linear import loop_round
 
 STEPS, BATCH = 10, 10
 METHOD = PMTL(solver="sgd", sgd=SGD(lr=0.1, steps=STEPS, batch=BATCH), last_solve=False)

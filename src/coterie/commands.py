@@ -1,7 +1,6 @@
 """What the commands that touch data do: build a run plan from flags, run it, show it."""
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
@@ -11,19 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from coterie.budget import make_sampler
 from coterie.config import ConfigError, to_table
 from coterie.data.describe import describe
-from coterie.data.federated import FederatedDataset
-from coterie.engines.simulate import Progress as RoundProgress
-from coterie.evaluate import mean_loss
 from coterie.methods.base import registered
-from coterie.privacy.accounting import epsilon_by_round
 from coterie.report import write_report
 from coterie.run import (
     Result,
@@ -33,10 +26,7 @@ from coterie.run import (
     plan_from_table,
     read_toml,
 )
-from coterie.tree import Tree, stack
-
-_WATCHED_CLIENTS = 200
-_MARKS = 8
+from coterie.watch import Watch
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{folder} already holds a run; go on with `coterie run --resume {folder}`, "
                 "or choose another --out"
             )
-    watch = _Watch(quiet=arguments.quiet)
+    watch = Watch(quiet=arguments.quiet)
     try:
         result = execute(run_plan, folder=folder, observer=watch.open)
     except KeyboardInterrupt:
@@ -87,7 +77,7 @@ def demo(arguments: argparse.Namespace) -> int:
             table["simulation_seed"] = arguments.simulation_seed
             table["data"]["split_seed"] = arguments.simulation_seed
         print(f"training {method} on {arguments.data} ...", file=sys.stderr)
-        watch = _Watch(quiet=False)
+        watch = Watch(quiet=False)
         try:
             folder = out / method
             results.append(execute(plan_from_table(table), folder=folder, observer=watch.open))
@@ -326,76 +316,3 @@ def _literal(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-class _Watch:
-    """Shows rounds, loss and epsilon so far on stderr; watches, and steers nothing."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._bar: Progress | None = None
-
-    def open(self, run_plan: RunPlan, data: FederatedDataset) -> "_Watch | _Silent":
-        """Get ready for a run."""
-        if self._quiet:
-            return _Silent()
-        self._plan = run_plan.plan()
-        self._data = data
-        self._seen = 0.0
-        self._loss = math.nan
-        ids = np.arange(data.spec.clients)
-        self._ids = ids[:: max(1, len(ids) // _WATCHED_CLIENTS)].astype(np.int64)
-        self._marks = self._spend()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._bar.start()
-        self._task = self._bar.add_task(self._plan.method.kind, total=self._plan.posts)
-        return self
-
-    def __call__(self, progress: RoundProgress) -> None:
-        """Show a round."""
-        if self._bar is None:
-            return
-        last = progress.round == progress.rounds
-        if last or time.monotonic() - self._seen > 1.0:
-            self._loss = self._measure(progress)
-            self._seen = time.monotonic()
-        spent = next(e for mark, e in self._marks if mark >= progress.round)
-        told = f"{self._plan.method.kind}  loss {self._loss:.4g}  epsilon so far <= {spent:.3g}"
-        self._bar.update(self._task, completed=progress.round, description=told)
-
-    def close(self) -> None:
-        """Take the bar down."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def _spend(self) -> list[tuple[int, float]]:
-        """Epsilon after some of the rounds; shown is the next mark's, an upper bound."""
-        posts, clients = self._plan.posts, self._data.spec.clients
-        marks = sorted({math.ceil(posts * part / _MARKS) for part in range(1, _MARKS + 1)} - {0})
-        guarantee = self._plan.guarantee(clients)
-        spent = epsilon_by_round(
-            guarantee.events, guarantee.participation, guarantee.relation, guarantee.delta, marks
-        )
-        return list(zip(marks, spent, strict=True))
-
-    def _measure(self, progress: RoundProgress) -> float:
-        shared = progress.shared
-
-        def models(ids: Any) -> Tree:
-            rows = progress.store.take(ids, lambda count: stack(shared, count))
-            return rows if rows.keys() == shared.keys() else stack(shared, len(ids))
-
-        return mean_loss(self._plan.method.model, models, self._data, self._ids)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Silent:
-    def __call__(self, progress: RoundProgress) -> None:
-        """Show nothing."""

@@ -196,3 +196,15 @@ def test_sparse_centres_and_scaled_labels_are_refused() -> None:
         apply_constants(synthetic(task="binary").data, 0, 1, target_center=0.5)
     kept = synthetic(task="multiclass").data
     assert torch.equal(apply_constants(kept, 0, 2).targets, kept.targets)
+
+
+def test_the_hint_speaks_of_unscaled_rows_only():
+    from coterie.data.scaling import scaling_hint
+
+    data = synthetic("mean", clients=20, rows=5, features=3, seed=0).data
+    assert scaling_hint(data) is None
+    big = replace(data, features=data.features * 100)
+    assert "features are of size" in scaling_hint(big)
+    assert "below" in scaling_hint(replace(data, features=data.features * 1e-3))
+    assert "targets" in scaling_hint(replace(data, targets=data.targets * 100))
+    assert scaling_hint(replace(big, features=big.features / 100)) is None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
+from torch import Tensor
 
 from coterie.data.federated import DataError, Features, FederatedDataset
 
@@ -242,3 +243,29 @@ def _with_values(data: FederatedDataset, values: NDArray[np.floating]) -> sparse
         data.features.indptr.copy(),
     )
     return sparse.csr_matrix(parts, shape=data.features.shape)
+
+
+def scaling_hint(data: FederatedDataset, clients: int = 200) -> str | None:
+    """Say if rows look unscaled, from the first clients; for the data's owner, not private.
+
+    Learning rates and clips are made for features and targets of about unit size.
+    """
+    rows = int(data.offsets[min(clients, len(data))])
+    if rows == 0 or not isinstance(data.features, Tensor):
+        return None
+    sizes = data.features[:rows].flatten(1).double().square().mean(dim=0).sqrt()
+    target = float(data.targets[:rows].double().square().mean().sqrt())
+    off = []
+    if float(sizes.max()) > 10:
+        off.append(f"some features are of size {float(sizes.max()):.3g}")
+    if 0 < float(sizes.max()) < 0.1:
+        off.append(f"all features are below {float(sizes.max()):.3g}")
+    if data.spec.task == "regression" and (target > 10 or 0 < target < 0.1):
+        off.append(f"targets are of size {target:.3g}")
+    if not off:
+        return None
+    return (
+        f"{data.title}: {' and '.join(off)}; learning rates and clips are made for size 1: scale "
+        "by public constants (data.source.center and data.source.scale), or features by "
+        "--standardise client"
+    )

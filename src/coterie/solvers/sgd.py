@@ -327,19 +327,15 @@ def _portions(
 
 def _fits_kernel(start: Tree, clients: Clients) -> bool:
     weight, features = start["weight"], clients.features
-    numbers = features.dtype if isinstance(features, Tensor) else _torch_type(features.dtype)
+    dense = features if isinstance(features, Tensor) else torch.from_numpy(features.data[:0])
     wanted = torch.int64 if clients.spec.task == "multiclass" else weight.dtype
     return (
         clients.device.type == weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.float64)
-        and numbers == weight.dtype
+        and dense.dtype == weight.dtype
         and clients.targets.dtype == wanted
         and importlib.util.find_spec("numba") is not None
     )
-
-
-def _torch_type(kind: Any) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, kind)).dtype
 
 
 def _array(tree: Tree, name: str) -> Any:

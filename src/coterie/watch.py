@@ -1,0 +1,98 @@
+"""Watching a run: rounds, loss and epsilon so far, on stderr. It watches, and steers nothing."""
+
+import dataclasses
+import math
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from coterie.data.federated import FederatedDataset
+from coterie.data.scaling import scaling_hint
+from coterie.engines.simulate import Progress as RoundProgress
+from coterie.evaluate import mean_loss
+from coterie.privacy.accounting import epsilon_by_round
+from coterie.run import RunPlan
+from coterie.tree import Tree, stack
+
+_WATCHED_CLIENTS = 200
+_MARKS = 8
+
+
+class Watch:
+    """A progress bar that an engine may call after every round."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._bar: Progress | None = None
+
+    def open(self, run_plan: RunPlan, data: FederatedDataset) -> "Watch | _Silent":
+        """Get ready for a run."""
+        if self._quiet:
+            return _Silent()
+        hint = scaling_hint(data)
+        if hint is not None:
+            print(f"hint: {hint}", file=sys.stderr)
+        self._plan = run_plan.plan()
+        self._data = data
+        self._seen = 0.0
+        self._loss = math.nan
+        ids = np.arange(data.spec.clients)
+        self._ids = ids[:: max(1, len(ids) // _WATCHED_CLIENTS)].astype(np.int64)
+        self._marks = self._spend()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(self._plan.method.kind, total=self._plan.posts)
+        return self
+
+    def __call__(self, progress: RoundProgress) -> None:
+        """Show a round."""
+        if self._bar is None:
+            return
+        last = progress.round == progress.rounds
+        if last or time.monotonic() - self._seen > 1.0:
+            self._loss = self._measure(progress)
+            self._seen = time.monotonic()
+        spent = next(e for mark, e in self._marks if mark >= progress.round)
+        told = f"{self._plan.method.kind}  loss {self._loss:.4g}  epsilon so far <= {spent:.3g}"
+        self._bar.update(self._task, completed=progress.round, description=told)
+
+    def close(self) -> None:
+        """Take the bar down."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _spend(self) -> list[tuple[int, float]]:
+        """Epsilon after some of the rounds; shown is the next mark's, an upper bound."""
+        posts, clients = self._plan.posts, self._data.spec.clients
+        marks = sorted({math.ceil(posts * part / _MARKS) for part in range(1, _MARKS + 1)} - {0})
+        guarantee = self._plan.guarantee(clients)
+        spent = epsilon_by_round(
+            guarantee.events, guarantee.participation, guarantee.relation, guarantee.delta, marks
+        )
+        return list(zip(marks, spent, strict=True))
+
+    def _measure(self, progress: RoundProgress) -> float:
+        shared = progress.shared
+
+        def models(ids: Any) -> Tree:
+            rows = progress.store.take(ids, lambda count: stack(shared, count))
+            return rows if rows.keys() == shared.keys() else stack(shared, len(ids))
+
+        return mean_loss(self._plan.method.model, models, self._data, self._ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Silent:
+    def __call__(self, progress: RoundProgress) -> None:
+        """Show nothing."""
