@@ -10,9 +10,11 @@ from scipy import sparse
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.models import CNN, MLP, Linear, Model, row_losses
 from coterie.rng import Rng
+from coterie.solvers import batches
 from coterie.solvers import sgd as module
+from coterie.solvers.batches import draw_plainly
 from coterie.solvers.kernels import draw_batches
-from coterie.solvers.sgd import SGD, draw_plainly
+from coterie.solvers.sgd import SGD
 from coterie.tree import stack
 
 TASKS = ("regression", "binary", "multiclass", "multilabel")
@@ -328,7 +330,7 @@ def test_batches_without_numba_are_the_same():
 def test_refused_words_are_skipped():
     # Bounds near 2^32 refuse words often, which no number of rows in a test could.
     state, counts = np.array([7, 8], dtype=np.uint64), np.array([3 * 2**30 + 1, 2**31 + 3])
-    jumps = module._draw_jumps(state, counts, np.array([6, 4]))
+    jumps = batches._draw_jumps(state, counts, np.array([6, 4]))
     word, mask = (1 << 64) - 1, (1 << 32) - 1
     for client, reach in enumerate((6, 4)):
         key = 7 + client
@@ -373,12 +375,17 @@ def test_trees_that_do_not_fit_are_refused():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 6}], ids=["ragged", "recorded"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("name", MODELS)
-def test_cuda_agrees_with_the_cpu(name):
+def test_cuda_agrees_with_the_cpu(name, momentum, length):
+    """With an even number of steps a step is recorded and replayed: twice, on other numbers."""
     model, shape = MODELS[name]
     data = dataset("multiclass", shape)
     start, anchor, _ = trees(model, data)
-    settings = SGD(epochs=2, batch=4, momentum=0.5)
+    settings = SGD(**length, batch=4, momentum=momentum)
+    first = data.to("cuda").clients(np.arange(len(data)))
+    settings(model, {k: v.cuda() + 1 for k, v in start.items()}, first, RNG, anchor=anchor, lam=0.1)
     wanted = settings(model, start, everyone(data), RNG, anchor=anchor, lam=0.1)
     moved = {leaf: rows.cuda() for leaf, rows in start.items()}
     clients = data.to("cuda").clients(np.arange(len(data)))

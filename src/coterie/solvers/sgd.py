@@ -23,14 +23,14 @@ from torch import Tensor
 from coterie.data.federated import Clients, Task
 from coterie.models import Linear, Model, row_losses
 from coterie.rng import Rng
+from coterie.solvers.batches import Integers, Rows, draw_plainly
+from coterie.solvers.graphs import Batch, Recipe, Recording, Step, bucket, record
 from coterie.tree import Tree
 
-Integers = NDArray[np.int64]
 # Gradients of stacked parameters from rows x, targets y and the share of every row in its batch.
 Gradient = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], list[Tensor]]
 # Parameters that a CPU thread works on at a time: about its share of the last cache.
 _CACHED = 1 << 20
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +110,9 @@ class SGD:
             return self._compiled(start, clients, pull, keys=keys, steps=steps, lr=lr)
         result = {name: leaf.detach().clone() for name, leaf in start.items()}
         batches = _drawer()(keys, counts, steps, self.batch)
-        gradient = (_stacked_gradient if self.fast else _general_gradient)(model, clients.spec.task)
         for places in _portions(model, result, clients.device, steps):
-            rows = _Rows.plan(clients, places, batches, steps, result)
-            self._train(result, rows, gradient, pull, lr)
+            rows = Rows.plan(clients, places, batches, steps, result)
+            self._train(model, result, rows, pull=pull, lr=lr)
         return result
 
     def rate(self, round: int) -> float:
@@ -130,12 +129,18 @@ class SGD:
             return np.where(counts > 0, self.steps, 0).astype(np.int64)
         return np.asarray(self.epochs * -(-counts // self.batch), dtype=np.int64)
 
-    def _train(
-        self, result: Tree, rows: "_Rows", gradient: Gradient, pull: "_Pull", lr: float
-    ) -> None:
+    def _train(self, model: Model, result: Tree, rows: Rows, *, pull: "_Pull", lr: float) -> None:
+        task = rows.clients.spec.task
+        gradient = (_stacked_gradient if self.fast else _general_gradient)(model, task)
         params = {name: leaf[rows.places] for name, leaf in result.items()}
         speeds = [torch.zeros_like(leaf) for leaf in params.values()] if self.momentum > 0 else []
         anchors = pull.at(rows.places)
+        recording = self._recording(model, params, rows, lam=pull.lam, lr=lr)
+        if recording is not None:
+            recording.run(params, anchors, (rows.at(step) for step in range(len(rows.busy))))
+            for name, leaf in params.items():
+                result[name][rows.places] = leaf
+            return
         working: dict[str, Tensor] = {}
         for step, busy in enumerate(rows.busy):
             if step == 0 or busy != rows.busy[step - 1]:
@@ -147,6 +152,29 @@ class SGD:
                 self._move(list(working.values()), grads, speeds, anchors, lr=lr, lam=pull.lam)
         for name, leaf in params.items():
             result[name][rows.places] = leaf
+
+    def _recording(
+        self, model: Model, params: Tree, rows: Rows, *, lam: float, lr: float
+    ) -> Recording | None:
+        """Find the recorded step of a stack on a GPU whose clients all take every step."""
+        like = next(iter(params.values()))
+        even = len(rows.busy) > 1 and min(rows.busy) == len(like)
+        if not (self.fast and like.is_cuda and even and like.dtype == torch.float32):
+            return None
+        targets, spec = rows.clients.targets, rows.clients.spec
+        recipe = Recipe(
+            maker=_Maker(self, model, spec.task, lr, lam),
+            leaves=tuple((name, tuple(leaf.shape[1:])) for name, leaf in params.items()),
+            clients=bucket(len(like)),
+            row=spec.shape,
+            label=tuple(targets.shape[1:]),
+            label_type=targets.dtype,
+            batch=self.batch,
+            pulled=lam > 0,
+            heavy=self.momentum > 0,
+            device=like.device,
+        )
+        return record(recipe)
 
     def _move(
         self,
@@ -200,6 +228,29 @@ class SGD:
 
 
 @dataclass(frozen=True)
+class _Maker:
+    # Makes the step that is recorded; compared by value, so that equal settings share a recording.
+    sgd: SGD
+    model: Model
+    task: Task
+    lr: float
+    lam: float
+
+    def __call__(self) -> Step:
+        gradient = _stacked_gradient(self.model, self.task)
+
+        def step(
+            params: dict[str, Tensor], speeds: list[Tensor], anchors: list[Tensor], batch: Batch
+        ) -> None:
+            grads = gradient(params, *batch)
+            with torch.no_grad():
+                leaves = list(params.values())
+                self.sgd._move(leaves, grads, speeds, anchors, lr=self.lr, lam=self.lam)
+
+        return step
+
+
+@dataclass(frozen=True)
 class _Pull:
     # anchors: of the type and device of the parameters, with a client axis of c or 1.
     lam: float
@@ -244,48 +295,6 @@ def _anchor(name: str, anchor: Tree | None, like: Tensor) -> Tensor:
             f"{tuple(like.shape[1:])}, or {tuple(like.shape)} for one a client"
         )
     return given if given.shape == like.shape else given[None]
-
-
-@dataclass(frozen=True)
-class _Rows:
-    # The batches of some clients, those with many steps first, so that the ones still at work are
-    # always the first. A batch that is not full repeats its first row with a share of zero: no
-    # masks, and no row from outside the batch can spoil it.
-    clients: Clients
-    places: Tensor  # (c,) where these clients are in the stack
-    index: Tensor  # (steps, c, batch) rows of the flat arrays
-    share: Tensor  # (steps, c, batch) one over the number of rows in the batch, or 0
-    busy: list[int]  # (steps,) how many clients take the step
-
-    @classmethod
-    def plan(
-        cls, clients: Clients, places: Integers, batches: Any, steps: Integers, params: Tree
-    ) -> "_Rows":
-        longest = int(steps[places].max(initial=0))
-        local = np.ascontiguousarray(batches[places, :longest].transpose(1, 0, 2))
-        missing = local < 0
-        index = np.where(missing, local[:, :, :1], local) + clients.starts.numpy()[places, None]
-        share = ~missing / np.maximum((~missing).sum(axis=2, keepdims=True), 1)
-        like = next(iter(params.values()))
-        busy = (steps[places][None, :] > np.arange(longest)[:, None]).sum(axis=1)
-        dense = isinstance(clients.features, Tensor)
-        return cls(
-            clients=clients,
-            places=torch.from_numpy(places).to(like.device),
-            index=torch.from_numpy(index).to(like.device if dense else "cpu"),
-            share=torch.from_numpy(share).to(like),
-            busy=busy.tolist(),
-        )
-
-    def at(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        share = self.share[step, : self.busy[step]]
-        index = self.index[step, : self.busy[step]]
-        if isinstance(self.clients.features, Tensor):
-            x = self.clients.features[index]
-        else:
-            picked = self.clients.features[index.reshape(-1).numpy()].toarray()
-            x = torch.from_numpy(picked).reshape(*index.shape, *self.clients.spec.shape)
-        return x.to(share), self.clients.targets[index], share
 
 
 def _stacked_gradient(model: Model, task: Task) -> Gradient:
@@ -348,53 +357,3 @@ def _drawer() -> Callable[..., NDArray[np.int32]]:
     from coterie.solvers.kernels import draw_batches
 
     return draw_batches
-
-
-def draw_plainly(
-    keys: NDArray[np.uint64], counts: Integers, steps: Integers, batch: int
-) -> NDArray[np.int32]:
-    """Draw the batches of `kernels.draw_batches`, the same ones, where numba is missing."""
-    out = np.full((len(keys), int(steps.max(initial=0)), batch), -1, dtype=np.int32)
-    order = np.tile(np.arange(counts.max(initial=0)), (len(keys), 1))
-    state, done = keys.copy(), np.zeros(len(keys), dtype=np.int64)
-    while (active := (done < steps) & (counts > 0)).any():
-        reach = np.where(active, np.minimum(counts, (steps - done) * batch), 0)
-        jumps = _draw_jumps(state, counts, reach)
-        clients = np.arange(len(keys))
-        for place, jump in enumerate(jumps.T):
-            kept = order[:, place].copy()
-            order[:, place] = order[clients, place + jump]
-            order[clients, place + jump] = kept
-        for client in np.flatnonzero(active):
-            end = done[client] + -(-reach[client] // batch)
-            rows = out[client, done[client] : end].reshape(-1)
-            rows[: reach[client]] = order[client, : reach[client]]
-            done[client] = end
-    return out
-
-
-def _draw_jumps(state: NDArray[np.uint64], counts: Integers, reach: Integers) -> Integers:
-    # Jump p of a client is uniform below count - p: SplitMix64, reduced without bias (Lemire 2019).
-    # A refused word shifts all later ones of its client by one. Moves the states on.
-    places = np.arange(reach.max(initial=0))
-    inside = places < reach[:, None]
-    bounds = np.where(inside, counts[:, None] - places, 1).astype(np.uint64)
-    floors = (np.uint64(1 << 32) - bounds) % bounds
-    number: NDArray[np.uint64] = np.tile(places + 1, (len(reach), 1)).astype(np.uint64)
-    with np.errstate(over="ignore"):
-        while True:
-            words = _mix(state[:, None] + number * _GOLDEN)
-            products = (words >> np.uint64(32)) * bounds
-            refused = (products & np.uint64(0xFFFFFFFF)) < floors
-            if not refused.any():
-                break
-            number += (refused.cumsum(axis=1) > 0).astype(np.uint64)
-        used = np.where(reach > 0, number[np.arange(len(reach)), reach - 1], np.uint64(0))
-        state += used * _GOLDEN
-    return (products >> np.uint64(32)).astype(np.int64)
-
-
-def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
