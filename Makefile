@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 export DO_NOT_TRACK := 1
 
-.PHONY: setup run test fast test-slow lint type imports fmt bench golden check clean help
+.PHONY: mutants setup run test fast test-slow lint type imports fmt bench check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ bench: setup     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/cnn.py --device cpu
+
+mutants: setup   ## break the mechanism on purpose; every mutant must be caught
+	$(BIN)/python tools/mutants.py
 
 check: test      ## what CI runs
 
