@@ -3,22 +3,26 @@
 In README.md and under docs/, in document order, with one namespace and one empty working folder a
 document: `python` blocks are executed; `console` blocks are run (lines after "$ ") and what they
 print is compared (numbers to 0.2 %, "..." stands for any lines). Lines of `sh` blocks that start
-with `coterie` have to parse.
+with `coterie` have to parse, and `toml` blocks have to be plans.
 """
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import math
 import re
 import shlex
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import coterie
 from coterie.cli import build_parser, main
 from coterie.methods.base import registered
+from coterie.run import plan_from_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -120,6 +124,13 @@ def test_the_comparison_itself():
     assert matches("...\nb 2\n...\n", "a 1\nb 2\nc 3\n") and not matches("...\nb 2\n", "b 2\nc 3\n")
 
 
+@pytest.mark.parametrize("name", sorted(set(coterie.__all__) - {"__version__"}))
+def test_public_names_are_what_they_are_whatever_was_imported(name):
+    # A module of the same name would take the place of a name that is loaded on first use.
+    home = importlib.import_module(coterie._HOMES[name])
+    assert getattr(coterie, name) is getattr(home, name)
+
+
 @with_blocks("sh")
 def test_commands_parse(page):
     for block in blocks(page, "sh"):
@@ -131,6 +142,12 @@ def test_commands_parse(page):
                 build_parser().parse_args(words[1:])
             except SystemExit:
                 pytest.fail(f"{page.name}, line {block.line}: does not parse: {line}")
+
+
+@with_blocks("toml")
+def test_plans_are_plans(page):
+    for block in blocks(page, "toml"):
+        plan_from_table(tomllib.loads(block.text))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ data, against all others together. The first premise is this file, the second a 
 (tests/contracts/).
 """
 
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +23,8 @@ from dataclasses import InitVar, dataclass
 import torch
 from torch import Tensor
 
-from coterie.privacy.accounting import Event
-from coterie.privacy.entropy import Entropy
+from coterie.privacy.accounting import Event, Gaussian
+from coterie.privacy.entropy import DrawnAhead, Entropy
 from coterie.privacy.ledger import Ledger, OverspentError
 from coterie.privacy.mechanisms import Mechanism
 from coterie.privacy.transcript import FolderTranscript, Transcript
@@ -180,6 +181,10 @@ class Billboard:
             )
         self._ledger.charge(index)
         mechanism = self._mechanisms[index]
+        entropy = self._entropy(index)
+        if isinstance(mechanism.event(), Gaussian):
+            numbers = sum(math.prod(shape) for shape in self._template.values())
+            entropy = DrawnAhead(entropy, numbers)
         total: Tree = {
             name: torch.zeros(shape, dtype=torch.float64) for name, shape in self._template.items()
         }
@@ -189,7 +194,7 @@ class Billboard:
             _check_once(seen, part.marks)
             seen |= part.marks
             total = add(total, part.total)
-        value = mechanism.perturb(total, self._entropy(index))
+        value = mechanism.perturb(total, entropy)
         self._ledger.release(index, self._transcript.write(index, value))
         return self._seal(index, value)
 

@@ -7,6 +7,7 @@ touches is labelled "simulation".
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,8 +72,37 @@ def normals(entropy: Entropy, count: int) -> NDArray[np.float64]:
 
     **Guarantee:** none by itself. Test: tests/statistics/test_noise.py.
     """
+    if isinstance(entropy, DrawnAhead):
+        return entropy.normals(count)
     words, finer = entropy.words(count), entropy.words(count)
     fraction = (finer.astype(np.float64) + 0.5) * 2.0**-64
     tail = ((words >> np.uint64(1)).astype(np.float64) + fraction) * 2.0**-64
     sign = np.where(words & np.uint64(1), 1.0, -1.0)
     return np.asarray(sign * ndtri(tail), dtype=np.float64)
+
+
+class DrawnAhead:
+    """Normals of a source, drawn in a thread while the contributions are still being computed.
+
+    Noise does not depend on data, so it may be drawn before the sum is known; each number is
+    handed out once.
+    """
+
+    def __init__(self, source: Entropy, count: int) -> None:
+        self._source, self._count, self._used = source, count, 0
+        self._thread = ThreadPoolExecutor(1)
+        self._drawn = self._thread.submit(normals, source, count)
+        self._thread.shutdown(wait=False)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Draw fresh words of the source, once the normals are drawn."""
+        self._drawn.result()
+        return self._source.words(count)
+
+    def normals(self, count: int) -> NDArray[np.float64]:
+        """Hand out the next numbers; those beyond the ones drawn ahead are drawn now."""
+        drawn = self._drawn.result()
+        if self._used + count > self._count:
+            return normals(self._source, count)
+        first, self._used = self._used, self._used + count
+        return drawn[first : self._used]

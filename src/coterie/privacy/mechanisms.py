@@ -108,11 +108,13 @@ class GaussianSum:
         step = self.grid(size(total))
         deviation = self.noise_multiplier * self.bound
 
-        def noisy(leaf: Tensor) -> Tensor:
-            noise = torch.from_numpy(normals(entropy, leaf.numel())).reshape(leaf.shape)
-            return leaf + torch.round(noise * (deviation / step)) * step
-
-        return {name: noisy(total[name]) for name in sorted(total)}
+        noise = torch.from_numpy(normals(entropy, size(total))) * (deviation / step)
+        names = sorted(total)
+        parts = noise.round_().mul_(step).split([total[name].numel() for name in names])
+        return {
+            name: total[name] + part.reshape(total[name].shape)
+            for name, part in zip(names, parts, strict=True)
+        }
 
     def event(self) -> Event:
         """Name a Gaussian release."""
