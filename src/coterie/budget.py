@@ -6,6 +6,8 @@ from typing import Any
 from coterie.privacy.accounting import Gaussian, Guarantee, Relation, calibrate, default_delta
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
 
+_MOST_ROUNDS = 1_000_000
+
 
 def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> Sampler:
     """Make the sampler that the flags name."""
@@ -27,9 +29,7 @@ def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> S
 def account(arguments: argparse.Namespace) -> dict[str, Any]:
     """Find epsilon for the noise given, or the noise for the epsilon given."""
     clients, rounds = arguments.clients, arguments.rounds
-    for name, value in (("clients", clients), ("rounds", rounds)):
-        if value < 1:
-            raise ValueError(f"--{name} {value}: expected at least 1")
+    _check(arguments)
     delta = default_delta(clients) if arguments.delta is None else arguments.delta
     relation: Relation = arguments.relation or "zero_out"
     sampler = make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible)
@@ -66,6 +66,20 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
         "accountant": found["accountant"],
         "statement": guarantee.statement(),
     }
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name in ("clients", "rounds"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name} {getattr(arguments, name)}: expected at least 1")
+    if arguments.rounds > _MOST_ROUNDS:
+        raise ValueError(f"--rounds {arguments.rounds}: expected at most {_MOST_ROUNDS:,}")
+    # Beyond these, floating point cannot tell the numbers from nothing.
+    for name, least, most in (("delta", 1e-30, 1 - 1e-9), ("noise_multiplier", 1e-5, 1e9)):
+        value = getattr(arguments, name, None)
+        if value is not None and not least <= value <= most:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} {value:g}: expected a number from {least:g} to {most:g}")
 
 
 def describe(found: dict[str, Any]) -> str:

@@ -5,11 +5,12 @@ was expected and what to do. `account` and `calibrate` load neither torch nor da
 """
 
 import argparse
+import io
 import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from coterie import __version__
 from coterie.options import add_account, add_data, add_demo, add_methods, add_report, add_run
@@ -43,9 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, instead of after the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="coterie",
         description=_OVERVIEW,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -111,6 +119,9 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def entry() -> Any:
     """Run as a script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± must not fail a run
     sys.exit(main())
 
 

@@ -17,9 +17,9 @@ from coterie.budget import make_sampler
 from coterie.config import ConfigError, to_table
 from coterie.data.describe import describe
 from coterie.methods.base import registered
+from coterie.privacy.accounting import Guarantee
 from coterie.report import write_report
 from coterie.run import (
-    Result,
     RunPlan,
     execute,
     load_plan,
@@ -28,6 +28,12 @@ from coterie.run import (
 )
 from coterie.watch import Watch
 
+_SHAPES = {
+    "--set": ("KEY=VALUE", "method.lam=0.3"),
+    "--option": ("KEY=VALUE", "clients=50"),
+    "--levels": ("COLUMN=A,B,C", "kind=day,night"),
+}
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `coterie run`."""
@@ -35,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         folder = Path(arguments.resume)
         _refuse_with_resume(arguments)
         run_plan = load_plan(folder / "plan.toml")
+        if (folder / "result.json").exists():
+            return _show_finished(folder, as_json=arguments.json)
     else:
         run_plan = plan_from_table(_table(arguments))
         folder = Path(arguments.out) if arguments.out else _new_folder(run_plan)
@@ -48,18 +56,33 @@ def run(arguments: argparse.Namespace) -> int:
         result = execute(run_plan, folder=folder, observer=watch.open)
     except KeyboardInterrupt:
         watch.close()
-        print(f"interrupted; go on with: coterie run --resume {folder}", file=sys.stderr)
+        begun = (folder / "plan.toml").exists()
+        told = f"go on with: coterie run --resume {folder}" if begun else "nothing was spent"
+        print(f"interrupted; {told}", file=sys.stderr)
         return 130
     finally:
         watch.close()
-    write_report([folder], folder / "report.html")
-    if arguments.json:
-        print(json.dumps(result.summary, allow_nan=False))
-    else:
-        Console().print(_results_table([result]))
-        print(result.outcome.guarantee.statement())
-        print(f"\nrun folder {folder}, report {folder / 'report.html'}")
+    _show(folder, result.summary, result.outcome.guarantee, as_json=arguments.json)
     return 0
+
+
+def _show_finished(folder: Path, *, as_json: bool) -> int:
+    """Show a run that is done as it was: its last solve is not drawn a second time."""
+    summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
+    summary["run"] = str(folder)
+    _show(folder, summary, Guarantee.from_json(stated), as_json=as_json)
+    return 0
+
+
+def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_json: bool) -> None:
+    write_report([folder], folder / "report.html")
+    if as_json:
+        print(json.dumps(summary, allow_nan=False))
+        return
+    Console().print(_results_table([summary]))
+    print(guarantee.statement())
+    print(f"\nrun folder {folder}, report {folder / 'report.html'}")
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -86,7 +109,7 @@ def demo(arguments: argparse.Namespace) -> int:
             watch.close()
     report = out / "report.html"
     write_report(folders, report)
-    Console().print(_results_table(results))
+    Console().print(_results_table([result.summary for result in results]))
     print(results[-1].outcome.guarantee.statement())
     print(f"\nreport: {report}")
     return 0
@@ -148,8 +171,15 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _results_table(results: Sequence[Result]) -> Table:
-    first = results[0].summary
+def _score(row: Mapping[str, Any]) -> str:
+    if row["value"] is None:
+        return "-"
+    error = row["standard_error"]
+    return _short(row["value"]) + ("" if error is None else f" ± {_short(error)}")
+
+
+def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    first = rows[0]
     better = "smaller" if first["metric"] == "nmse" else "larger"
     table = Table(title=f"{first['data']}: {first['clients']} clients, one model each")
     table.add_column("method")
@@ -158,13 +188,12 @@ def _results_table(results: Sequence[Result]) -> Table:
     table.add_column("epsilon", justify="right")
     table.add_column("delta", justify="right")
     table.add_column("rounds", justify="right")
-    for result in results:
-        row = result.summary
+    for row in rows:
         share = row["share_better_than_local"]
-        told = "-" if share is None or row["method"] == "local" else f"{share:.0%} of clients"
+        told = "-" if share is None else f"{share:.0%} of clients"
         table.add_row(
             row["method"],
-            f"{_short(row['value'])} ± {_short(row['standard_error'])}",
+            _score(row),
             told,
             _short(row["epsilon"]),
             f"{row['delta']:.3g}",
@@ -184,7 +213,9 @@ def _refuse_with_resume(arguments: argparse.Namespace) -> None:
         f"--{name.replace('_', '-')}"
         for name, value in vars(arguments).items()
         if name not in ("resume", "json", "quiet", "command", "action")
-        and value not in (None, [], False)
+        and value is not None
+        and value is not False  # by identity: 0 is a value too
+        and value != []
     ]
     if given:
         raise ConfigError(f"--resume goes on with the plan as it is; leave out {', '.join(given)}")
@@ -203,14 +234,11 @@ def _new_folder(run_plan: RunPlan) -> Path:
 def _table(arguments: argparse.Namespace) -> dict[str, Any]:
     """Lay flags over the TOML plan, and `--set` over both."""
     table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
+    _check_tables(table)
     _overlay(table, "data", _data_table(arguments))
-    if "name" not in table["data"]:
-        raise ConfigError("no data: give --data NAME|FILE, for example --data districts")
     _lay_method(table, arguments)
     _lay_privacy(table, arguments)
-    if arguments.cohort is not None or arguments.sampling or arguments.cohort_visible:
-        sampler = make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible)
-        table["sampler"] = to_table(sampler)
+    _lay_sampler(table, arguments)
     speed = {name: getattr(arguments, name) for name in ("device", "block", "store")}
     _overlay(table, "speed", speed)
     for name in ("rounds", "simulation_seed"):
@@ -220,16 +248,53 @@ def _table(arguments: argparse.Namespace) -> dict[str, Any]:
         table["compare_with_local"] = False
     for setting in arguments.set:
         _assign(table, setting)
-    if table.get("simulation_seed") is not None:
-        table["data"].setdefault("split_seed", table["simulation_seed"])
+    _check_tables(table)
+    _lay_defaults(table)
     return table
+
+
+def _check_tables(table: Mapping[str, Any]) -> None:
+    for name in ("data", "method", "privacy", "sampler", "speed"):
+        if not isinstance(table.get(name, {}), dict):
+            key = {"data": "name", "method": "kind", "sampler": "kind"}.get(name, "...")
+            raise ConfigError(
+                f"plan.{name} = {table[name]!r}: expected a table, such as {name}.{key} = ..."
+            )
+
+
+def _lay_defaults(table: dict[str, Any]) -> None:
+    """Fill in what neither plan nor flags nor `--set` said."""
+    if "name" not in table["data"]:
+        raise ConfigError("no data: give --data NAME|FILE, for example --data districts")
+    method, privacy, seed = table["method"], table["privacy"], table.get("simulation_seed")
+    method.setdefault("kind", "pmtl")
+    for place, kind in ((method.get("model"), "linear"), (table.get("sampler"), "poisson")):
+        if isinstance(place, dict):
+            place.setdefault("kind", kind)
+    if not {"epsilon", "noise_multiplier"} & privacy.keys():
+        privacy["epsilon"] = 1.0
+    if isinstance(seed, int) and seed >= 0:
+        table["data"].setdefault("split_seed", seed)
+
+
+def _lay_sampler(table: dict[str, Any], arguments: argparse.Namespace) -> None:
+    if arguments.cohort is None and not arguments.sampling and not arguments.cohort_visible:
+        return
+    given = table.get("sampler", {})
+    if arguments.sampling and given.get("kind") != arguments.sampling:
+        given = {}
+    sampler = make_sampler(
+        arguments.sampling or given.get("kind"),
+        given.get("cohort") if arguments.cohort is None else arguments.cohort,
+        arguments.cohort_visible or given.get("visible", False),
+    )
+    table["sampler"] = to_table(sampler)
 
 
 def _lay_method(table: dict[str, Any], arguments: argparse.Namespace) -> None:
     method = table.setdefault("method", {})
     if arguments.method is not None and method.get("kind") != arguments.method:
         table["method"] = method = {"kind": arguments.method}
-    method.setdefault("kind", "pmtl")
     if arguments.model is not None:
         method["model"] = {"kind": arguments.model}
 
@@ -242,8 +307,6 @@ def _lay_privacy(table: dict[str, Any], arguments: argparse.Namespace) -> None:
         given.pop("noise_multiplier", None)
         privacy |= {"epsilon": arguments.epsilon, "noise_multiplier": arguments.noise_multiplier}
     _overlay(table, "privacy", privacy)
-    if not {"epsilon", "noise_multiplier"} & table["privacy"].keys():
-        table["privacy"]["epsilon"] = 1.0
 
 
 def _data_table(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -307,7 +370,8 @@ def _assign(table: dict[str, Any], setting: str) -> None:
 def _pair(text: str, flag: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(f"{flag} {text!r}: expected KEY=VALUE, for example method.lam=0.3")
+        shape, example = _SHAPES[flag]
+        raise ConfigError(f"{flag} {text!r}: expected {shape}, for example {example}")
     return key.strip(), value.strip()
 
 

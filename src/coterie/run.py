@@ -2,6 +2,7 @@
 
 - `plan.toml`: the resolved plan, data included; `coterie run --resume FOLDER` needs no more
 - `ledger.jsonl`: what was charged and released, in order
+- `data.json`: a fingerprint of the training rows, so that a run never goes on with others
 - `posts/`: the public transcript, one file per post
 - `personal/`: personal state between rounds, and the journal of the round in progress
 - `models/`: one model per client, a row each (`clients.json` names the rows)
@@ -31,7 +32,6 @@ from coterie.data.formats import load
 from coterie.data.scaling import standardise_clients
 from coterie.data.source import Source
 from coterie.engines.simulate import Observer, Outcome, Speed, simulate
-from coterie.evaluate import Score, evaluate
 from coterie.methods.base import Method, Shape
 from coterie.methods.local import Local
 from coterie.models import Linear
@@ -40,6 +40,7 @@ from coterie.privacy.accounting import Participation, calibrate, default_delta
 from coterie.privacy.files import write_atomically
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.rng import Rng
+from coterie.scores import Score, evaluate
 from coterie.solvers.sgd import SGD
 from coterie.tree import size
 
@@ -68,9 +69,24 @@ class DataChoice:
     split_seed: int = 0
     standardise: Literal["none", "client"] = "none"
 
+    def __post_init__(self) -> None:
+        if self.split_seed < 0:
+            raise ValueError(f"split_seed = {self.split_seed}: expected a whole number >= 0")
+        if self.name in NAMES and self.source != Source():
+            raise ValueError(
+                f"{self.name} is made by name: options of files (--target, --levels, ...) do not "
+                "apply to it; leave them out"
+            )
+        if self.name not in NAMES and self.options:
+            raise ValueError(
+                f"{self.name} is a file: --option {', '.join(self.options)} belongs to data made "
+                "by name; leave it out"
+            )
+
     def open(self) -> FederatedDataset:
         """Load all rows."""
-        if self.name in NAMES:
+        path = Path(self.name)
+        if self.name in NAMES or not (path.suffix or path.exists()):
             return open_named(self.name, **dict(self.options))
         return load(self.name, self.source)
 
@@ -104,6 +120,12 @@ class RunPlan:
     simulation_seed: int | None = None
     speed: Speed = field(default_factory=Speed)
     compare_with_local: bool = True
+
+    def __post_init__(self) -> None:
+        if self.simulation_seed is not None and self.simulation_seed < 0:
+            raise ValueError(
+                f"simulation_seed = {self.simulation_seed}: expected a whole number >= 0"
+            )
 
     def plan(self) -> Plan:
         """Give the part that owns the guarantee."""
@@ -145,11 +167,13 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
 
 def resolve(run_plan: RunPlan, spec: Spec) -> RunPlan:
     """Fill in what was left to rules, so that plan.toml says it all."""
-    if run_plan.rounds is not None:
-        return run_plan
-    if run_plan.privacy.budget:
-        return replace(run_plan, rounds=len(run_plan.privacy.budget))
-    return replace(run_plan, rounds=rounds_by_rule(run_plan.method, run_plan.privacy, spec))
+    privacy, rounds = run_plan.privacy, run_plan.rounds
+    if privacy.delta is None:
+        privacy = replace(privacy, delta=default_delta(spec.clients))
+    if rounds is None:
+        by_rule = rounds_by_rule(run_plan.method, privacy, spec)
+        rounds = len(privacy.budget) if privacy.budget else by_rule
+    return replace(run_plan, privacy=privacy, rounds=rounds)
 
 
 @dataclass(frozen=True)
@@ -178,12 +202,17 @@ def execute(
     run_plan = resolve(run_plan, train.spec)
     plan = run_plan.plan()
     plan.guarantee(train.spec.clients)
+    run_plan.method.check(train.spec)
     if folder is not None:
         _claim(folder, run_plan)
+        _recognise(folder, train)
     watch = observer(run_plan, train) if observer is not None else None
     outcome = simulate(plan, train, observe=watch, folder=folder, speed=run_plan.speed)
     score = evaluate(run_plan.method.model, outcome.rows, test)
-    local = _score_local(run_plan, train, test) if run_plan.compare_with_local else None
+    local = None
+    if run_plan.compare_with_local:
+        alone = isinstance(run_plan.method, Local)
+        local = score if alone else _score_local(run_plan, train, test)
     summary = summarise(run_plan, outcome, score, local, time.perf_counter() - started)
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
@@ -230,6 +259,7 @@ def summarise(
         "delta": guarantee.delta,
         "relation": guarantee.relation,
         "view": "other clients",
+        "views": {view: json_number(epsilon) for view, epsilon in guarantee.views.items()},
         "noise_multiplier": noise[0] if noise else None,
         "clip": run_plan.privacy.clip if noise else None,
         "metric": score.metric,
@@ -254,12 +284,9 @@ def json_number(value: float) -> float | str | None:
 
 def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedDataset) -> Score:
     """Score learning alone, with the same model and step size."""
-    if isinstance(run_plan.method, Local):
-        method = run_plan.method
-    else:
-        steps = getattr(run_plan.method, "sgd", SGD())
-        method = Local(model=run_plan.method.model)
-        method = replace(method, sgd=replace(steps, epochs=method.sgd.epochs, steps=None))
+    steps = getattr(run_plan.method, "sgd", SGD())
+    method = Local(model=run_plan.method.model)
+    method = replace(method, sgd=replace(steps, epochs=method.sgd.epochs, steps=None))
     plan = Plan(
         method=method,
         privacy=Privacy(epsilon=math.inf),
@@ -273,7 +300,12 @@ def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedData
 
 def _claim(folder: Path, run_plan: RunPlan) -> None:
     """Make the folder this run's own, or make sure that it is."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"{folder}: cannot be made a run folder ({error.strerror}); choose another --out"
+        ) from error
     text = to_toml(_table(run_plan))
     path = folder / "plan.toml"
     if path.exists():
@@ -284,6 +316,19 @@ def _claim(folder: Path, run_plan: RunPlan) -> None:
             )
         return
     write_atomically(path, text.encode())
+
+
+def _recognise(folder: Path, train: FederatedDataset) -> None:
+    """Refuse to go on with other rows than the run was started with."""
+    digest = train.fingerprint()
+    path = folder / "data.json"
+    if not path.exists():
+        write_atomically(path, json.dumps({"fingerprint": digest}).encode())
+    elif json.loads(path.read_text(encoding="utf-8")).get("fingerprint") != digest:
+        raise ValueError(
+            f"{folder}: the training rows are not those the run was started with; "
+            "restore them, or start a new run"
+        )
 
 
 def _table(run_plan: RunPlan) -> dict[str, Any]:

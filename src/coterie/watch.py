@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
 from coterie.engines.simulate import Progress as RoundProgress
-from coterie.evaluate import mean_loss
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.run import RunPlan
+from coterie.scores import mean_loss
 from coterie.tree import Tree, stack
 
 _WATCHED_CLIENTS = 200

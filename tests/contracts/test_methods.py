@@ -16,13 +16,13 @@ from coterie.config import to_toml
 from coterie.data.synthetic import synthetic
 from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.simulate import Speed, simulate
-from coterie.evaluate import evaluate
 from coterie.methods.base import Shape, registered
 from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.mechanisms import GaussianSum
 from coterie.privacy.sampling import Poisson
 from coterie.rng import Rng
+from coterie.scores import evaluate
 
 METHODS = sorted(registered())
 CASES = [

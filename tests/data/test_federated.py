@@ -91,3 +91,39 @@ def test_the_parts_must_fit():
         FederatedDataset(data.spec, data.names, data.offsets, data.features[:3], data.targets)
     with pytest.raises(DataError, match="declares no split"):
         data.split_by_source()
+
+
+def test_parts_of_mapped_data_are_mapped_and_cleaned_up(tmp_path):
+    """A split of rows that do not fit in memory must not bring them there."""
+    import gc
+
+    from coterie.data.formats import load
+    from coterie.data.source import Source
+
+    generator = np.random.default_rng(0)
+    client = np.repeat(np.arange(50), 40)
+    np.savez(
+        tmp_path / "d.npz",
+        X=generator.normal(size=(2000, 3)),
+        y=generator.normal(size=2000),
+        client=client,
+    )
+    plain = load(tmp_path / "d.npz")
+    mapped = load(tmp_path / "d.npz", Source(memory_map=str(tmp_path / "map")))
+    assert mapped.mapped is not None
+    for one, two in zip(plain.split(0.25, 1), mapped.split(0.25, 1), strict=True):
+        assert torch.equal(one.features, two.features) and torch.equal(one.targets, two.targets)
+        assert one.fingerprint() == two.fingerprint()
+    train, held = mapped.split(0.25, 1)
+    assert len(list(tmp_path.glob("part-*"))) >= 2
+    del train, held, one, two
+    gc.collect()
+    assert not list(tmp_path.glob("part-*"))
+
+
+def test_a_fingerprint_notices_changes():
+    data = make()
+    before = data.fingerprint()
+    assert make().fingerprint() == before
+    data.targets[0] += 1
+    assert data.fingerprint() != before

@@ -269,10 +269,10 @@ class OneStream:
         return SeededEntropy(1, "noise", 0).words(count)
 
 
-def test_noise_reused_between_leaves_is_caught():
-    made = board(posts=1)
+def test_noise_reused_between_posts_is_caught():
+    made = board(posts=2)
     made._entropy = lambda index: OneStream()
-    assert correlated(series_of([made.post([])]))
+    assert correlated(series_of([made.post([]), made.post([])]))
 
 
 # Where it comes from.

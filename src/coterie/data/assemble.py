@@ -114,6 +114,7 @@ def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
         source_split=np.asarray(arrays["split"]) if "split" in arrays else None,
         title=title,
         notes=(*table.notes, *target.notes, *_notes(source, survey)),
+        mapped=source.memory_map,
     )
 
 

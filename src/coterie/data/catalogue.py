@@ -34,5 +34,9 @@ def open_named(name: str, **options: Any) -> FederatedDataset:
         if option not in known:
             offered = f"its options are {', '.join(known)}" if known else "it has no options"
             raise DataError(f"{name} has no option {option!r}; {offered}")
-    made = _MAKERS[name](**options)
+    try:
+        made = _MAKERS[name](**options)
+    except TypeError as error:
+        given = ", ".join(f"{option} = {value!r}" for option, value in options.items())
+        raise DataError(f"{name} with {given}: a value of the wrong type ({error})") from error
     return made.data if isinstance(made, Synthetic) else made

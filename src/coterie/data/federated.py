@@ -5,9 +5,14 @@ returns rows of several clients mixed together; `blocks` hands them out side by 
 which is all that a stacked method ever sees.
 """
 
+import hashlib
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -19,6 +24,8 @@ from torch import Tensor
 Task = Literal["regression", "binary", "multiclass", "multilabel"]
 TASKS: tuple[str, ...] = get_args(Task)
 Features: TypeAlias = Tensor | sparse.csr_matrix
+_CHUNK = 1 << 16  # rows copied at a time between memory maps
+_HASHED = 1 << 22  # numbers of features that a fingerprint looks at, about
 
 
 class DataError(ValueError):
@@ -123,6 +130,8 @@ class FederatedDataset:
         source_split: 0 train / 1 test per row where the source declares a split.
         title: A name for tables.
         notes: What the loader did (rows dropped, constants declared), in words.
+        mapped: The folder of the arrays where they are memory-mapped; parts of the data (splits)
+            are then mapped beside it too, and removed with the last reference to them.
     """
 
     spec: Spec
@@ -133,6 +142,7 @@ class FederatedDataset:
     source_split: NDArray[np.int8] | None = None
     title: str = "data"
     notes: tuple[str, ...] = ()
+    mapped: str | None = None
 
     def __post_init__(self) -> None:
         if self.spec.clients != len(self.names) or len(self.offsets) != len(self.names) + 1:
@@ -222,18 +232,48 @@ class FederatedDataset:
         owner = np.repeat(np.arange(len(self)), self.counts)
         counts = np.bincount(owner[keep], minlength=len(self))
         index = np.flatnonzero(keep)
-        rows = (
-            self.features[torch.from_numpy(index).to(self.targets.device)]
-            if isinstance(self.features, Tensor)
-            else self.features[index]
-        )
-        return replace(
+        part = replace(
             self,
             offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            features=rows,
+            features=self._rows(index),
             targets=self.targets[torch.from_numpy(index).to(self.targets.device)],
             source_split=None if self.source_split is None else self.source_split[index],
         )
+        return part
+
+    def _rows(self, index: NDArray[np.int64]) -> Features:
+        if not isinstance(self.features, Tensor):
+            return self.features[index]
+        if self.mapped is None or len(index) == 0:
+            return self.features[torch.from_numpy(index).to(self.targets.device)]
+        folder = Path(tempfile.mkdtemp(prefix="part-", dir=Path(self.mapped).parent))
+        shape = (len(index), *self.features.shape[1:])
+        written = np.lib.format.open_memmap(
+            folder / "features.npy", mode="w+", dtype=np.float32, shape=shape
+        )
+        for start in range(0, len(index), _CHUNK):
+            chunk = index[start : start + _CHUNK]
+            written[start : start + _CHUNK] = self.features[torch.from_numpy(chunk)].numpy()
+        written.flush()
+        rows = torch.from_numpy(np.load(folder / "features.npy", mmap_mode="c"))
+        weakref.finalize(rows, shutil.rmtree, folder, ignore_errors=True)
+        return rows
+
+    def fingerprint(self) -> str:
+        """Hash sizes, targets and a spread of features: enough to notice that rows changed.
+
+        Made of private rows: keep it where the rows are kept.
+        """
+        digest = hashlib.blake2b(repr(self.spec).encode(), digest_size=16)
+        digest.update(self.offsets.tobytes())
+        digest.update(self.targets.cpu().contiguous().numpy().tobytes())
+        values = self.features if isinstance(self.features, Tensor) else self.features.data
+        every = max(1, len(values) * int(np.prod(values.shape[1:], dtype=np.int64)) // _HASHED)
+        spread = np.asarray(
+            values[::every].cpu() if isinstance(values, Tensor) else values[::every]
+        )
+        digest.update(np.ascontiguousarray(spread).tobytes())
+        return digest.hexdigest()
 
 
 def _spread(mask: Tensor, like: Tensor) -> Tensor:

@@ -83,7 +83,8 @@ def open_table(path: Path, source: Source) -> Table:
         if name not in file.names:
             raise DataError(
                 f"{path}: no column {name!r}, the columns are {', '.join(file.names)}; name the "
-                "columns in the first line, or set client and target to those used"
+                "columns in the first line, or set client and target to those used "
+                "(--client-column, --target)"
             )
     own = {*taken, source.client, source.split}
     others = [n for n in file.names if n not in own and not n.startswith("__index_level_")]

@@ -4,6 +4,7 @@ Block size, device and store are settings of speed: they never touch the guarant
 agree over block sizes to float tolerance (sums of contributions agree exactly: see `mechanisms`).
 """
 
+import re
 import shutil
 import tempfile
 import time
@@ -62,6 +63,8 @@ class Speed:
     def __post_init__(self) -> None:
         if self.block < 0:
             raise ValueError(f"block = {self.block}: expected a number of clients, or 0 to choose")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device = {self.device!r}: expected 'cpu' or 'cuda'")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"device = {self.device!r}: no CUDA device is available; use 'cpu'")
 

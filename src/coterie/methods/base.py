@@ -46,6 +46,10 @@ class Method(ABC):
         """Make the first shared tree from public facts alone."""
         return self.model.init(spec, rng)
 
+    def check(self, spec: Spec) -> None:
+        """Refuse data that this method cannot work on, before anything is spent."""
+        self.init(spec, Rng.seeded(0))
+
     def contribution(self, shared: Tree) -> Tree:
         """Give the shapes of one client's contribution; by default those of the shared tree."""
         return shared

@@ -10,6 +10,7 @@ and contributes w' - shared, with the same weight for every client (weights by r
 private data that the noise does not cover). Everybody is evaluated on the shared model.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -45,8 +46,17 @@ class FedAvg(Method):
     sgd: SGD = field(default_factory=lambda: SGD(epochs=5))
 
     def __post_init__(self) -> None:
-        if not self.prox >= 0:
-            raise ValueError(f"prox = {self.prox}: expected a number >= 0")
+        if not 0 <= self.prox < math.inf:
+            raise ValueError(f"prox = {self.prox}: expected a finite number >= 0")
+
+    def check(self, spec: Spec) -> None:
+        """Refuse models that do not fit the rows, and exact solves that do not exist."""
+        super().check(spec)
+        self.problem().is_exact(spec)
+
+    def problem(self) -> LocalProblem:
+        """Give the local problem of a round."""
+        return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.prox)
 
     def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds."""
@@ -57,8 +67,7 @@ class FedAvg(Method):
     ) -> tuple[Tree, Tree]:
         """Work from the shared model; contribute the difference to it."""
         start = stack(shared, len(clients))
-        problem = LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.prox)
-        after = problem.solve(start, clients, rng, round=round, anchor=shared)
+        after = self.problem().solve(start, clients, rng, round=round, anchor=shared)
         return personal, subtract(after, shared)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:

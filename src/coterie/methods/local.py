@@ -5,9 +5,10 @@
 The baseline of "does joining help me?".
 """
 
+import math
 from dataclasses import dataclass, field
 
-from coterie.data.federated import Clients
+from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -35,8 +36,17 @@ class Local(Method):
     sgd: SGD = field(default_factory=lambda: SGD(epochs=50))
 
     def __post_init__(self) -> None:
-        if not self.lam >= 0:
-            raise ValueError(f"lam = {self.lam}: expected a number >= 0")
+        if not 0 <= self.lam < math.inf:
+            raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
+
+    def check(self, spec: Spec) -> None:
+        """Refuse models that do not fit the rows, and exact solves that do not exist."""
+        super().check(spec)
+        self.problem().is_exact(spec)
+
+    def problem(self) -> LocalProblem:
+        """Give the local problem."""
+        return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
 
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
@@ -54,5 +64,4 @@ class Local(Method):
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit every client's own rows, pulled towards the public start."""
-        problem = LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
-        return problem.solve(personal, clients, rng, round=0, anchor=shared)
+        return self.problem().solve(personal, clients, rng, round=0, anchor=shared)

@@ -24,10 +24,11 @@ unsquared norm (not the objective). A client enrols with the shared model of the
 first takes part; under full participation that is the printed start.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from coterie.data.federated import Clients
+from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -62,8 +63,18 @@ class PMTL(Method):
     last_epochs: int = 5
 
     def __post_init__(self) -> None:
-        if not self.lam >= 0:
-            raise ValueError(f"lam = {self.lam}: expected a number >= 0")
+        if not 0 <= self.lam < math.inf:
+            raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
+        if self.last_epochs < 1:
+            raise ValueError(
+                f"last_epochs = {self.last_epochs}: expected at least 1; to leave the last solve "
+                "out, set last_solve = false"
+            )
+
+    def check(self, spec: Spec) -> None:
+        """Refuse models that do not fit the rows, and exact solves that do not exist."""
+        super().check(spec)
+        self.problem().is_exact(spec)
 
     def problem(self) -> LocalProblem:
         """Give the local problem of a round."""

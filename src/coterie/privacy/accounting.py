@@ -137,8 +137,11 @@ def calibrate(
     """
     check_relation(relation)
     check_delta(delta)
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon = {epsilon}: expected a positive finite number")
+    if not 0 < epsilon <= 1e4:
+        raise ValueError(
+            f"epsilon = {epsilon}: expected a positive number of at most 10,000, which protects "
+            "nobody already; for no noise at all, run with epsilon inf"
+        )
     if len(weights) == 0 or not all(weight > 0 and math.isfinite(weight) for weight in weights):
         raise ValueError(
             f"weights = {list(weights)[:5]}...: expected one positive finite number a round; "
@@ -320,7 +323,7 @@ class Guarantee:
             "everyone": f"all {self.clients} clients take part in every round",
             "poisson": f"each of {self.clients} clients joins a round by its own coin",
             "fixed": f"cohorts of fixed size are drawn from {self.clients} clients",
-        }[who.kind]
+        }["everyone" if who.rate == 1 else who.kind]
         bounded = self.epsilon < 700
         odds = f"a factor of at most {math.exp(self.epsilon):.3g}" if bounded else "any factor"
         lines = [
@@ -329,14 +332,17 @@ class Guarantee:
             f"except with probability about {self.delta:.3g}.",
             f"Protected: {_UNIT}; compared are runs in which {_RELATIONS[self.relation]}.",
             f"Seen by: the other clients, who see every release and {seen} who took part.",
-            f"Sampling: {drawn} (probability {who.rate:.4g}).",
+            f"Sampling: {drawn}" + (f" (probability {who.rate:.4g})." if who.rate < 1 else "."),
             f"Accountant: {self.profile.accountant}.",
             "Not covered: the server, which sees each bounded contribution before noise; metrics; "
             "settings chosen by looking at results; a personal model that its client gives away.",
         ]
         if "coalition_of_all_others" in self.views:
             together = self.views["coalition_of_all_others"]
-            lines.insert(3, f"All other clients together know who was drawn: {together:.4g}.")
+            told = f"All other clients together know who was drawn: epsilon = {together:.4g}."
+            lines.insert(3, told)
+        if self.epsilon == math.inf:
+            lines.insert(0, "NOT PRIVATE: epsilon is infinite.")
         if self.simulation:
             lines.insert(0, "SIMULATION: noise from a known seed, not a guarantee.")
         return "\n".join(lines)

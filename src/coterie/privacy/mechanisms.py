@@ -110,7 +110,7 @@ class GaussianSum:
 
         noise = torch.from_numpy(normals(entropy, size(total))) * (deviation / step)
         names = sorted(total)
-        parts = noise.round_().mul_(step).split([total[name].numel() for name in names])
+        parts = torch.split(noise.round_().mul_(step), [total[name].numel() for name in names])
         return {
             name: total[name] + part.reshape(total[name].shape)
             for name, part in zip(names, parts, strict=True)
