@@ -6,8 +6,11 @@ method is written once. `clip_rows` is the only place in the project where a con
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Tree = Mapping[str, Tensor]
@@ -23,6 +26,11 @@ def map_leaves(function: Callable[..., Tensor], *trees: Tree) -> Tree:
                 "combine only trees made from one another"
             )
     return {name: function(*(tree[name] for tree in trees)) for name in first}
+
+
+def map_arrays(arrays: Mapping[str, NDArray[Any]]) -> Tree:
+    """Make a tree of NumPy arrays, without copying them."""
+    return {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
 
 
 def add(left: Tree, right: Tree) -> Tree:

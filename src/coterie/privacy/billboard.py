@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import InitVar, dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from coterie.privacy.accounting import Event, Gaussian
@@ -28,7 +28,7 @@ from coterie.privacy.entropy import DrawnAhead, Entropy
 from coterie.privacy.ledger import Ledger, OverspentError
 from coterie.privacy.mechanisms import Mechanism
 from coterie.privacy.transcript import FolderTranscript, Transcript
-from coterie.tree import Tree, add, map_leaves
+from coterie.tree import Tree, add, map_arrays
 
 _SEAL = object()
 
@@ -83,7 +83,8 @@ class Post:
     @property
     def mean(self) -> Tree:
         """The sum over the *expected* cohort, a public number, in float32."""
-        return map_leaves(lambda leaf: (leaf / self.cohort).float(), self.value)
+        means = {name: leaf.numpy() / self.cohort for name, leaf in self.value.items()}
+        return map_arrays({name: mean.astype(np.float32) for name, mean in means.items()})
 
 
 def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
@@ -185,16 +186,16 @@ class Billboard:
         if isinstance(mechanism.event(), Gaussian):
             numbers = sum(math.prod(shape) for shape in self._template.values())
             entropy = DrawnAhead(entropy, numbers)
-        total: Tree = {
-            name: torch.zeros(shape, dtype=torch.float64) for name, shape in self._template.items()
-        }
+        # NumPy, on one thread: torch would wake its threads for each of these small sums.
+        total = {name: np.zeros(shape) for name, shape in self._template.items()}
         seen: set[int] = set()
         for part in parts:
             self._admit(part, mechanism)
             _check_once(seen, part.marks)
             seen |= part.marks
-            total = add(total, part.total)
-        value = mechanism.perturb(total, entropy)
+            for name, sum_ in total.items():
+                np.add(sum_, part.total[name].numpy(), out=sum_)
+        value = mechanism.perturb(map_arrays(total), entropy)
         self._ledger.release(index, self._transcript.write(index, value))
         return self._seal(index, value)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from coterie.privacy.accounting import Event, Gaussian, NonPrivate, Relation
 from coterie.privacy.entropy import Entropy, normals
-from coterie.tree import Tree, clip_rows, map_leaves, size
+from coterie.tree import Tree, clip_rows, map_arrays, map_leaves, size
 
 MOST_CLIENTS = 1 << 22
 """Sums over more clients could exceed 2^53 grid steps, and would no longer be exact."""
@@ -108,13 +108,13 @@ class GaussianSum:
         step = self.grid(size(total))
         deviation = self.noise_multiplier * self.bound
 
-        noise = torch.from_numpy(normals(entropy, size(total))) * (deviation / step)
-        names = sorted(total)
-        parts = torch.split(noise.round_().mul_(step), [total[name].numel() for name in names])
-        return {
-            name: total[name] + part.reshape(total[name].shape)
-            for name, part in zip(names, parts, strict=True)
-        }
+        noise = np.rint(normals(entropy, size(total)) * (deviation / step)) * step
+        noisy, used = {}, 0
+        for name in sorted(total):
+            leaf = total[name].numpy()
+            noisy[name] = leaf + noise[used : used + leaf.size].reshape(leaf.shape)
+            used += leaf.size
+        return map_arrays(noisy)
 
     def event(self) -> Event:
         """Name a Gaussian release."""
