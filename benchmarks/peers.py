@@ -39,7 +39,7 @@ LR, LAM, CLIP, NOISE = 0.1, 0.1, 0.5, 1.0
 WARM_UP = 2
 # On a GPU ours records a step for each size of cohort; most sizes should have been seen before the
 # clock counts, and its rounds are short.
-OUR_WARM_UP, OUR_ROUNDS = {"cpu": WARM_UP, "cuda": 40}, {"cpu": 1, "cuda": 4}
+OUR_WARM_UP, OUR_ROUNDS = {"cpu": WARM_UP, "cuda": 5}, {"cpu": 1, "cuda": 4}
 # Imported by pfl 0.6 for privacy accountants, distributions and a sampler in a second process.
 UNUSED = (
     "dp_accounting", "dp_accounting.dp_event",
@@ -243,7 +243,7 @@ def ours(given: argparse.Namespace) -> float:
     from coterie.models import CNN
     from coterie.plan import Plan, Privacy
     from coterie.privacy.entropy import open_entropy
-    from coterie.privacy.sampling import Poisson
+    from coterie.privacy.sampling import FixedSize
     from coterie.solvers.sgd import SGD
 
     plan = Plan(
@@ -254,8 +254,8 @@ def ours(given: argparse.Namespace) -> float:
             lam=LAM,
             last_solve=False,
         ),
-        privacy=Privacy(noise_multiplier=NOISE, clip=CLIP),
-        sampler=Poisson(COHORT),
+        privacy=Privacy(noise_multiplier=NOISE, clip=CLIP, relation="replace"),
+        sampler=FixedSize(COHORT),  # as pfl draws them
         rounds=OUR_WARM_UP[given.device] + OUR_ROUNDS[given.device] * given.rounds,
         simulation_seed=0,
     )

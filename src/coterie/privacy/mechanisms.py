@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from coterie.privacy.accounting import Event, Gaussian, NonPrivate, Relation
@@ -95,7 +96,7 @@ class GaussianSum:
 
     def reduce(self, rows: Tree) -> Tree:
         """Sum over clients, exactly."""
-        return map_leaves(lambda leaf: leaf.sum(dim=0).cpu(), rows)
+        return _sum(rows)
 
     def sensitivity(self, relation: Relation) -> float:
         """Give the bound, twice under replace."""
@@ -134,7 +135,7 @@ class Exact:
 
     def reduce(self, rows: Tree) -> Tree:
         """Sum over clients."""
-        return map_leaves(lambda leaf: leaf.sum(dim=0).cpu(), rows)
+        return _sum(rows)
 
     def sensitivity(self, relation: Relation) -> float:
         """Give infinity."""
@@ -147,3 +148,14 @@ class Exact:
     def event(self) -> Event:
         """Name a release without privacy."""
         return NonPrivate()
+
+
+def _sum(rows: Tree) -> Tree:
+    """Sum over clients, and bring the sums to the CPU in one transfer."""
+    sums = {name: leaf.sum(dim=0) for name, leaf in rows.items()}
+    flat = torch.cat([leaf.reshape(-1) for leaf in sums.values()]).cpu()
+    parts = torch.split(flat, [leaf.numel() for leaf in sums.values()])
+    return {
+        name: part.reshape(leaf.shape)
+        for (name, leaf), part in zip(sums.items(), parts, strict=True)
+    }

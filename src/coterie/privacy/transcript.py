@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from coterie.privacy.files import write_atomically
-from coterie.tree import Tree, map_leaves
+from coterie.tree import Tree, map_arrays
 
 _PREFIX = "leaf."  # keeps a leaf called "file" apart from the arguments of numpy.savez
 
@@ -39,12 +39,12 @@ class MemoryTranscript:
 
     def write(self, index: int, value: Tree) -> str:
         """Keep a value; there is no file, hence no digest."""
-        self._values[index] = map_leaves(torch.clone, value)
+        self._values[index] = _copy(value)
         return ""
 
     def read(self, index: int) -> Tree:
         """Read a kept value."""
-        return map_leaves(torch.clone, self._values[index])
+        return _copy(self._values[index])
 
     def has(self, index: int) -> bool:
         """Say whether a value is kept under this index."""
@@ -87,6 +87,10 @@ class FolderTranscript:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:06d}.npz"
+
+
+def _copy(value: Tree) -> Tree:
+    return map_arrays({name: leaf.numpy().copy() for name, leaf in value.items()})
 
 
 def _pack(value: Tree) -> bytes:

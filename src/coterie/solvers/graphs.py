@@ -38,7 +38,7 @@ class Recipe:
 
 def bucket(clients: int) -> int:
     """Round a stack up, so that cohorts of nearly the same size share a recording."""
-    return clients if clients < 32 else -(-clients // 8) * 8
+    return clients if clients < 32 else -(-clients // 4) * 4
 
 
 class Recording:

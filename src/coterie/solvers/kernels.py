@@ -13,7 +13,7 @@ call. The losses are 1/2 (p - y)^2 (regression), logistic on 0/1 (binary), softm
 from typing import Any
 
 import numpy as np
-from numba import get_num_threads
+from numba import get_num_threads, set_num_threads
 from numpy.typing import NDArray
 
 from coterie.solvers._linear import (
@@ -30,6 +30,7 @@ from coterie.solvers._linear import (
 Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
 
+_SMALL = 1 << 18  # row numbers that one thread draws in about a millisecond
 _LOSSES = {
     "regression": SQUARED,
     "binary": LOGISTIC,
@@ -55,7 +56,13 @@ def draw_batches(
     """
     _check_plan(counts, keys, steps, batch)
     out = np.full((len(keys), int(steps.max(initial=0)), batch), -1, dtype=np.int32)
-    draw_all(keys, counts, steps, batch, out, _parts(len(keys)), int(counts.max(initial=0)))
+    threads = get_num_threads()
+    if out.size < _SMALL:
+        set_num_threads(1)  # waking threads can take longer than the draws
+    try:
+        draw_all(keys, counts, steps, batch, out, _parts(len(keys)), int(counts.max(initial=0)))
+    finally:
+        set_num_threads(threads)
     return out
 
 
