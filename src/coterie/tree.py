@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Tree = Mapping[str, Tensor]
+_SMALL = 1 << 18
 
 
 def map_leaves(function: Callable[..., Tensor], *trees: Tree) -> Tree:
@@ -35,7 +36,14 @@ def map_arrays(arrays: Mapping[str, NDArray[Any]]) -> Tree:
 
 def add(left: Tree, right: Tree) -> Tree:
     """Add leaf by leaf (an unstacked tree broadcasts over a stacked one)."""
-    return map_leaves(torch.add, left, right)
+    return map_leaves(_add, left, right)
+
+
+def _add(left: Tensor, right: Tensor) -> Tensor:
+    if left.device.type == "cpu" and left.numel() < _SMALL and not left.requires_grad:
+        # NumPy, on one thread: waking torch's threads takes longer than a small sum.
+        return torch.from_numpy(np.asarray(left.numpy() + right.numpy()))
+    return torch.add(left, right)
 
 
 def subtract(left: Tree, right: Tree) -> Tree:

@@ -125,8 +125,9 @@ class FixedSize(Sampler):
         """
         _rate(self.cohort, clients)
         chosen: set[int] = set()
-        for last in range(clients - self.cohort, clients):
-            pick = _below(last + 1, entropy)
+        words = entropy.words(self.cohort).tolist()
+        for word, last in zip(words, range(clients - self.cohort, clients), strict=True):
+            pick = _below(last + 1, word, entropy)
             chosen.add(last if pick in chosen else pick)
         return np.array(sorted(chosen), dtype=np.int64)
 
@@ -150,10 +151,9 @@ def _rate(cohort: float | None, clients: int) -> float:
     return float(cohort) / clients
 
 
-def _below(limit: int, entropy: Entropy) -> int:
+def _below(limit: int, word: int, entropy: Entropy) -> int:
     # Rejection keeps the draw unbiased.
     ceiling = (1 << 64) - (1 << 64) % limit
-    while True:
+    while word >= ceiling:
         word = int(entropy.words(1)[0])
-        if word < ceiling:
-            return word % limit
+    return word % limit
