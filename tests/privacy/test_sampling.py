@@ -142,10 +142,10 @@ def test_samplers_are_found_by_name():
 
 def test_integers_below_a_limit_reject_the_biased_remainder():
     limit = 3  # 2^64 = 1 mod 3: exactly one word, the last, must be thrown away
-    assert _below(limit, Script(2**64 - 1, 5)) == 2
-    assert _below(limit, Script(2**64 - 2)) == (2**64 - 2) % 3
-    assert _below(1, Script(2**64 - 1)) == 0
-    assert _below(2**63 + 1, Script(2**64 - 1, 2**63 + 1, 2**63)) == 2**63
+    assert _below(limit, 2**64 - 1, Script(5)) == 2
+    assert _below(limit, 2**64 - 2, Script()) == (2**64 - 2) % 3
+    assert _below(1, 2**64 - 1, Script()) == 0
+    assert _below(2**63 + 1, 2**64 - 1, Script(2**63 + 1, 2**63)) == 2**63
 
 
 def test_uniforms_are_inside_the_open_interval():

@@ -205,7 +205,7 @@ class Careless(FixedSize):
     def draw(self, clients, entropy):
         chosen = set()
         for last in range(clients - self.cohort, clients):
-            pick = _below(last + 1, entropy)
+            pick = _below(last + 1, int(entropy.words(1)[0]), entropy)
             free = next(i for i in itertools.count() if i not in chosen)
             chosen.add(free if pick in chosen else pick)
         return np.array(sorted(chosen))
