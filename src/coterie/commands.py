@@ -190,7 +190,8 @@ def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("rounds", justify="right")
     for row in rows:
         share = row["share_better_than_local"]
-        told = "-" if share is None else f"{share:.0%} of clients"
+        alone = row["rounds"] == 0  # nothing was posted: there is nobody to be compared with
+        told = "-" if share is None or alone else f"{share:.0%} of clients"
         table.add_row(
             row["method"],
             _score(row),
