@@ -231,6 +231,12 @@ def test_plan_round_trips_through_toml(name):
 
 
 @every_method
+def test_only_utility_contracts_may_be_declared_not_applicable(name):
+    assert set(registered()[name].not_applicable) <= {"learns"}
+    assert all(len(reason) > 20 for reason in registered()[name].not_applicable.values())
+
+
+@every_method
 def test_learns(name):
     """On easy synthetic clients the method halves the error of predicting the mean."""
     method = registered()[name]()

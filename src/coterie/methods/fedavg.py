@@ -11,9 +11,7 @@ private data that the noise does not cover). Everybody is evaluated on the share
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
@@ -37,9 +35,6 @@ class FedAvg(Method):
     """
 
     shape = Shape.SUM
-    not_applicable: ClassVar[Mapping[str, str]] = {
-        "beats_shared_noise": "everybody gets the shared model: there is no personal part to judge"
-    }
     model: Model = field(default_factory=Linear)
     prox: float = 0.0
     solver: How = "auto"
