@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 export DO_NOT_TRACK := 1
 
-.PHONY: mutants setup run test fast test-slow lint type imports fmt bench check clean help
+.PHONY: mutants setup run test fast test-slow test-gpu lint type imports fmt bench check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,9 @@ fast: setup      ## the daily subset, under 90 seconds
 test-slow: setup ## full tables and long Monte-Carlo
 	$(BIN)/python -m pytest -q -n 2 -m slow
 
+test-gpu: setup  ## tests that need CUDA
+	$(BIN)/python -m pytest -q -m gpu
+
 lint: setup      ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,7 +52,9 @@ fmt: setup       ## format
 bench: setup     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/linear.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/cnn.py --device cpu
+	$(BIN)/python benchmarks/districts.py
 
 mutants: setup   ## break the mechanism on purpose; every mutant must be caught
 	$(BIN)/python tools/mutants.py

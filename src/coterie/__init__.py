@@ -20,6 +20,9 @@ _HOMES = {
     "Source": "coterie.data.source",
     "load": "coterie.data.formats",
     "from_arrays": "coterie.data.formats",
+    "from_targets": "coterie.data.formats",
+    "standardise_clients": "coterie.data.scaling",
+    "apply_constants": "coterie.data.scaling",
     "open_named": "coterie.data.catalogue",
     "synthetic": "coterie.data.synthetic",
     "Everyone": "coterie.privacy.sampling",
@@ -46,7 +49,10 @@ if TYPE_CHECKING:
     from coterie.data.federated import DataError as DataError
     from coterie.data.federated import FederatedDataset as FederatedDataset
     from coterie.data.formats import from_arrays as from_arrays
+    from coterie.data.formats import from_targets as from_targets
     from coterie.data.formats import load as load
+    from coterie.data.scaling import apply_constants as apply_constants
+    from coterie.data.scaling import standardise_clients as standardise_clients
     from coterie.data.source import Source as Source
     from coterie.data.synthetic import synthetic as synthetic
     from coterie.engines.simulate import Speed as Speed
