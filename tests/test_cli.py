@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -207,7 +208,7 @@ def test_every_sampling_and_relation(coterie, sampling, relation):
 def test_fixed_cohorts_print_the_number_of_the_coalition_beside_epsilon(coterie):
     line = f"run {SMALL} --sampling fixed --cohort 5 --relation replace --rounds 2 --quiet"
     done = coterie(line)
-    assert "All other clients together know who was drawn" in done.out
+    assert "know from their own invitations who was drawn" in done.out
 
 
 def test_fixed_cohorts_give_the_number_of_the_coalition_to_scripts(coterie):
@@ -526,7 +527,8 @@ def test_an_unknown_key_is_refused_and_the_known_ones_listed(coterie, setting, l
 def test_account_gives_the_tables_numbers(coterie, flags, epsilon):
     found = coterie(f"account {PLAN_205} --noise-multiplier 10 --json {flags}").json
     assert found["epsilon"] == pytest.approx(epsilon, rel=0.01)
-    assert found["views"]["other_clients"] == found["epsilon"]
+    seen = "outsider" if "fixed" in flags else "other_clients"
+    assert found["views"][seen] == found["epsilon"]
     assert found["views"]["server"] == "inf"
     assert (found["delta"], found["noise_multiplier"]) == (0.0048780487, 10)
     if "fixed" in flags:
@@ -992,3 +994,125 @@ def test_the_plan_states_its_delta_and_rounds(coterie):
     plan = tomllib.loads(Path("stated/plan.toml").read_text())
     assert plan["privacy"]["delta"] == 1e-5
     assert plan["rounds"] >= 1
+
+
+def test_classes_read_off_the_rows_are_said_wherever_epsilon_is(coterie, pages):
+    Path("l.csv").write_text("client,x,y\n" + "".join(f"c{i % 9},{i},{i % 3}\n" for i in range(90)))
+    loud = coterie("run --data l.csv --rounds 2 --json --out r")
+    assert "classes taken" in loud.err
+    assert "classes taken" in loud.json["assumed_public"][0]
+    assert "Assumed public" in coterie("run --resume r").out
+    assert "classes taken" in Path("r/report.html").read_text()
+    declared = coterie("run --data l.csv --classes 3 --rounds 2 --json --quiet --out d").json
+    assert declared["assumed_public"] == []
+
+
+def test_steps_that_are_too_large_for_a_client_are_made_smaller(coterie):
+    flags = "run --data districts --set method.solver=sgd --simulation-seed 1 --quiet --json"
+    assert coterie(flags).json["value"] < 0.6
+
+
+def test_printed_bounds_are_never_below_the_true_ones(coterie):
+    exact = coterie(f"account {PLAN_205} --noise-multiplier 10 --json").json["epsilon"]
+    text = coterie(f"account {PLAN_205} --noise-multiplier 10").out
+    shown = [float(part) for part in re.findall(r"epsilon[^=\n]*?(?:=|  )\s*([\d.]+)", text)]
+    assert len(shown) >= 2 and all(exact <= value < exact * 1.001 for value in shown)
+
+
+def killed_run(coterie, folder):
+    """Make a folder as a kill leaves it: no result, all posts but the last."""
+    coterie(f"run {SMALL} --rounds 4 --quiet --json --simulation-seed 1 --out {folder}")
+    for name in ("result.json", "guarantee.json", "metrics.parquet"):
+        Path(folder, name).unlink()
+
+
+def lose_the_account(run):
+    shutil.rmtree(run / "posts")
+    (run / "ledger.jsonl").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage,told",
+    [
+        (lambda run: shutil.rmtree(run / "personal"), "personal state is gone"),
+        (lambda run: os.truncate(run / "personal" / "weight.npy", 140), "damaged"),
+        (lambda run: (run / "personal" / "weight.npy").write_text("x"), "damaged"),
+        (lambda run: (run / "plan.toml").unlink(), "plan.toml"),
+        (
+            lambda run: (shutil.rmtree(run / "posts"), (run / "ledger.jsonl").unlink()),
+            "ledger is empty",
+        ),
+        (lambda run: (run / "ledger.jsonl").unlink(), "never charged"),
+    ],
+    ids=["no-personal", "short", "garbage", "no-plan", "no-ledger-no-posts", "no-ledger"],
+)
+def test_a_damaged_run_is_refused(coterie, damage, told):
+    killed_run(coterie, "hurt")
+    damage(Path("hurt"))
+    done = coterie("run --resume hurt --quiet --json")
+    assert done.code == 2
+    assert told in done.err and "Traceback" not in done.err
+
+
+def test_a_folder_with_parts_of_a_run_is_not_taken_over(coterie):
+    killed_run(coterie, "parts")
+    Path("parts/plan.toml").unlink()
+    done = coterie(f"run {SMALL} --rounds 3 --quiet --json --out parts")
+    assert done.code == 2 and "without its plan.toml" in done.err
+    assert not Path("parts/plan.toml").exists()
+
+
+def test_two_processes_do_not_share_a_folder(coterie):
+    from coterie.privacy.ledger import locked
+
+    with locked(Path("busy")):
+        done = coterie(f"run {SMALL} --rounds 2 --quiet --json --out busy")
+    assert done.code == 2 and "in use by another process" in done.err
+    assert not Path("busy/plan.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "line,told",
+    [
+        (
+            "account --clients 9 --cohort inf --rounds 2 --noise-multiplier 1 --sampling fixed",
+            "whole",
+        ),
+        (
+            "account --clients 9 --cohort nan --rounds 2 --noise-multiplier 1 --sampling fixed",
+            "whole",
+        ),
+        ("account --clients 99999999999999999999 --rounds 2 --noise-multiplier 1", "at most"),
+        ("account --clients 9 --rounds 99999999999 --noise-multiplier 1", "at most"),
+        (
+            "account --clients 9 --rounds 2 --noise-multiplier 1 --sampling everyone "
+            "--cohort-visible",
+            "no cohort",
+        ),
+        (f"run {SMALL} --noise-multiplier 1e-9 --quiet", "1e-5"),
+        (f"run {SMALL} --epsilon 1 --delta 1e-300 --quiet", "1e-30"),
+    ],
+)
+def test_more_mistakes(coterie, line, told):
+    done = coterie(line)
+    assert done.code == 2 and told in done.err
+
+
+def test_a_column_is_one_thing(coterie):
+    Path("c.csv").write_text("client,x,y\na,1,2.5\nb,2,3.5\n")
+    done = coterie("data show c.csv --target client")
+    assert done.code == 2 and "both the client and a target" in done.err
+
+
+def test_a_broken_certificate_is_named(coterie):
+    coterie(f"run {SMALL} --rounds 2 --quiet --json --out cert")
+    Path("cert/guarantee.json").write_text('{"epsilon": 0.0001}')
+    done = coterie("run --resume cert --json")
+    assert done.code == 2 and "guarantee.json" in done.err
+
+
+def test_runs_on_the_same_data_are_added_up(coterie):
+    done = coterie("demo --data synthetic --simulation-seed 0 --out demo")
+    spent = float(re.search(r"sees all of them: epsilon = ([\d.]+)", done.out).group(1))
+    # Two mu-GDP runs: mu = 0.26805 sqrt(2) at delta 1e-5 (Gaussian DP in closed form).
+    assert spent == pytest.approx(1.465, rel=5e-3)

@@ -281,7 +281,7 @@ def test_simulated_guarantee_says_that_it_is_none(tmp_path: Path) -> None:
     assert "the noise of a simulation is known" in text
     assert "pmtl's test accuracy is 0.8 against" in text
     assert "share of test rows wrong" in text
-    assert "All other clients together know who was drawn" in text
+    assert "know from their own invitations who was drawn" in text
     assert "or any other in its place" in text
 
 

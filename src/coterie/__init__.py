@@ -73,6 +73,10 @@ if TYPE_CHECKING:
     from coterie.solvers.sgd import SGD as SGD
 
 
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)

@@ -5,8 +5,10 @@ from typing import Any
 
 from coterie.privacy.accounting import Gaussian, Guarantee, Relation, calibrate, default_delta
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
+from coterie.privacy.words import round_up
 
 _MOST_ROUNDS = 1_000_000
+_MOST_CLIENTS = 1_000_000_000_000
 
 
 def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> Sampler:
@@ -16,9 +18,11 @@ def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> S
             raise ValueError(
                 f"--cohort {cohort:g} does not go with --sampling everyone: leave one of them out"
             )
+        if visible:
+            raise ValueError("--cohort-visible: with everyone in every round there is no cohort")
         return Everyone()
     if sampling == "fixed":
-        if cohort is None or cohort != int(cohort):
+        if cohort is None or not float(cohort).is_integer():
             raise ValueError(
                 f"--sampling fixed needs a whole number of clients a round, got --cohort {cohort}"
             )
@@ -56,6 +60,7 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
         "epsilon": found["epsilon"],
         "delta": delta,
         "noise_multiplier": noise,
+        "view": found["view"],
         "views": found["views"],
         "clients": clients,
         "cohort": sampler.expected(clients),
@@ -69,6 +74,8 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    if arguments.clients > _MOST_CLIENTS:
+        raise ValueError(f"--clients {arguments.clients}: expected at most {_MOST_CLIENTS:,}")
     for name in ("clients", "rounds"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name} {getattr(arguments, name)}: expected at least 1")
@@ -85,13 +92,13 @@ def _check(arguments: argparse.Namespace) -> None:
 def describe(found: dict[str, Any]) -> str:
     """Say it to a person."""
     rows = [
-        ("epsilon (other clients)", _number(found["epsilon"])),
+        (f"epsilon ({found['view']})", _bound(found["epsilon"])),
         ("delta", _number(found["delta"])),
         ("noise multiplier", _number(found["noise_multiplier"])),
         *(
-            (f"epsilon ({view.replace('_', ' ')})", _number(e))
+            (f"epsilon ({view.replace('_', ' ')})", _bound(e))
             for view, e in found["views"].items()
-            if view != "other_clients"
+            if view not in ("outsider", found["view"].replace(" ", "_"))
         ),
         ("relation", found["relation"]),
         ("accountant", found["accountant"]),
@@ -99,6 +106,10 @@ def describe(found: dict[str, Any]) -> str:
     width = max(len(name) for name, _ in rows)
     table = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
     return f"{table}\n\n{found['statement']}"
+
+
+def _bound(epsilon: float | str) -> str:
+    return epsilon if isinstance(epsilon, str) else round_up(epsilon, 6)
 
 
 def _number(value: float | str) -> str:

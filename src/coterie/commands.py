@@ -18,6 +18,7 @@ from coterie.config import ConfigError, to_table
 from coterie.data.describe import describe
 from coterie.methods.base import registered
 from coterie.privacy.accounting import Guarantee
+from coterie.privacy.words import round_up, spent_together
 from coterie.report import write_report
 from coterie.run import (
     RunPlan,
@@ -68,10 +69,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show_finished(folder: Path, *, as_json: bool) -> int:
     """Show a run that is done as it was: its last solve is not drawn a second time."""
-    summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
-    summary["run"] = str(folder)
-    _show(folder, summary, Guarantee.from_json(stated), as_json=as_json)
+    try:
+        summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
+        guarantee, summary["run"] = Guarantee.from_json(stated), str(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder}: result.json or guarantee.json is missing or damaged ({error!r}); "
+            "restore them, or remove result.json to make both again"
+        ) from error
+    _show(folder, summary, guarantee, as_json=as_json)
     return 0
 
 
@@ -111,7 +118,7 @@ def demo(arguments: argparse.Namespace) -> int:
     write_report(folders, report)
     Console().print(_results_table([result.summary for result in results]))
     print(results[-1].outcome.guarantee.statement())
-    print(f"\nreport: {report}")
+    print(f"\n{spent_together([result.outcome.guarantee for result in results])}\nreport: {report}")
     return 0
 
 
@@ -171,6 +178,10 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _bound(epsilon: float | str) -> str:
+    return epsilon if isinstance(epsilon, str) else round_up(epsilon)
+
+
 def _score(row: Mapping[str, Any]) -> str:
     if row["value"] is None:
         return "-"
@@ -196,13 +207,12 @@ def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             row["method"],
             _score(row),
             told,
-            _short(row["epsilon"]),
+            _bound(row["epsilon"]),
             f"{row['delta']:.3g}",
             str(row["rounds"]),
         )
-    told = "epsilon: zero-out of one client, view of the other clients; metrics are not covered"
-    if first["relation"] == "replace":
-        told = told.replace("zero-out of", "replacement of")
+    what = "replacement" if first["relation"] == "replace" else "zero-out"
+    told = f"epsilon: {what} of one client, view of {first['view']}; metrics are not covered"
     if first["simulation"]:
         told += "; SIMULATION: known seed, protects nobody"
     table.caption = told

@@ -54,12 +54,12 @@ class Privacy:
             )
         if self.epsilon is not None and not self.epsilon > 0:
             raise ValueError(f"epsilon = {self.epsilon}: expected a positive number, or inf")
-        if self.noise_multiplier is not None and not 0 < self.noise_multiplier < math.inf:
+        if self.noise_multiplier is not None and not 1e-5 <= self.noise_multiplier <= 1e9:
             raise ValueError(
-                f"noise_multiplier = {self.noise_multiplier}: expected a positive number"
+                f"noise_multiplier = {self.noise_multiplier}: expected a number from 1e-5 to 1e9"
             )
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ValueError(f"delta = {self.delta}: expected a number between 0 and 1")
+        if self.delta is not None and not 1e-30 <= self.delta < 1:
+            raise ValueError(f"delta = {self.delta}: expected a number from 1e-30 to below 1")
         if self.relation not in ("zero_out", "replace"):
             raise ValueError(f"relation = {self.relation!r}: expected 'zero_out' or 'replace'")
         if not 0 < self.clip < math.inf:
@@ -89,8 +89,8 @@ class Plan:
     simulation_seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds = {self.rounds}: expected at least 1")
+        if not isinstance(self.rounds, int) or self.rounds < 1:
+            raise ValueError(f"rounds = {self.rounds}: expected a whole number of at least 1")
         if self.privacy.budget and len(self.privacy.budget) != self.rounds:
             raise ValueError(
                 f"budget has {len(self.privacy.budget)} weights for {self.rounds} rounds: "

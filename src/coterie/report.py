@@ -23,6 +23,7 @@ from coterie import __version__, charts
 from coterie.charts import Html, element, join, percent, short, table
 from coterie.privacy.accounting import Gaussian, Guarantee
 from coterie.privacy.files import write_atomically
+from coterie.privacy.words import round_up
 
 Array = NDArray[np.float64]
 
@@ -147,7 +148,7 @@ def _name(runs: Sequence[_Run]) -> list[_Run]:
     for run in runs:
         label = run.label
         if methods[label] > 1 and run.shares:
-            label = f"{label}, epsilon {run.epsilon:.4g}"
+            label = f"{label}, epsilon {round_up(run.epsilon)}"
         seen[label] += 1
         named.append(replace(run, label=f"{label} ({seen[label]})" if seen[label] > 1 else label))
     return named
@@ -180,7 +181,7 @@ def _opening(runs: Sequence[_Run]) -> Html:
     if not run.shares:
         lead = "Without sharing anything"
     elif run.private:
-        lead = f"At epsilon {run.epsilon:.4g}"
+        lead = f"At epsilon {round_up(run.epsilon)}"
     else:
         lead = "Without any privacy"
     what = _VALUES.get(result["metric"], f"test {result['metric']}")
@@ -234,7 +235,7 @@ def _row(run: _Run, metric: str) -> list[str]:
     error = run.number("standard_error")
     value = short(run.number("value")) + ("" if math.isnan(error) else f" \u00b1 {short(error)}")
     share = run.number("share_better_than_local")
-    epsilon: str = f"{run.epsilon:.4g}"
+    epsilon: str = f"{round_up(run.epsilon)}"
     if not run.shares:
         epsilon = "0 (nothing is released)"
     elif not run.private:
@@ -265,14 +266,14 @@ def _cautions(runs: Sequence[_Run]) -> list[str]:
         delta = sum(run.guarantee.delta for run in private)
         told.append(
             "Each epsilon is of one run. If clients see all private runs on the same data, these "
-            f"spend together up to epsilon {spent:.4g} at delta {delta:.3g}."
+            f"spend together up to epsilon {round_up(spent)} at delta {delta:.3g}."
         )
     for run in runs:
         claimed = run.number("epsilon")
         if claimed < run.epsilon * 0.999 - 1e-9:
             told.append(
                 f"{run.label}: result.json says epsilon {claimed:.4g}, but its guarantee.json "
-                f"amounts to {run.epsilon:.4g}, which is shown."
+                f"amounts to {round_up(run.epsilon)}, which is shown."
             )
     return told
 
@@ -307,7 +308,7 @@ def _words(guarantee: Guarantee, clip: float | None) -> Html:
     symbols = Html(
         "Pr[<i>M</i>(<i>D</i>) &isin; <i>S</i>] &le; e<sup>&epsilon;</sup> "
         "Pr[<i>M</i>(<i>D</i>&prime;) &isin; <i>S</i>] + &delta; for every set <i>S</i>, "
-        f"&epsilon; = {guarantee.epsilon:.4g}, &delta; = {guarantee.delta:.3g}"
+        f"&epsilon; = {round_up(guarantee.epsilon)}, &delta; = {guarantee.delta:.3g}"
     )
     meaning = (
         f"M is all {len(noise)} posts together; D and D\u2032 differ in one client by "

@@ -38,7 +38,9 @@ from coterie.models import Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.accounting import Participation, calibrate, default_delta
 from coterie.privacy.files import write_atomically
+from coterie.privacy.ledger import locked
 from coterie.privacy.sampling import Poisson, Sampler
+from coterie.privacy.words import view_of
 from coterie.rng import Rng
 from coterie.scores import Score, evaluate
 from coterie.solvers.sgd import SGD
@@ -200,14 +202,26 @@ def execute(
     started = time.perf_counter()
     train, test = run_plan.data.split()
     run_plan = resolve(run_plan, train.spec)
-    plan = run_plan.plan()
-    plan.guarantee(train.spec.clients)
+    run_plan.plan().guarantee(train.spec.clients)
     run_plan.method.check(train.spec)
-    if folder is not None:
+    if folder is None:
+        return _carry_out(run_plan, (train, test), None, observer, started)
+    with locked(folder):
         _claim(folder, run_plan)
         _recognise(folder, train)
+        return _carry_out(run_plan, (train, test), folder, observer, started)
+
+
+def _carry_out(
+    run_plan: RunPlan,
+    data: tuple[FederatedDataset, FederatedDataset],
+    folder: Path | None,
+    observer: Callable[[RunPlan, FederatedDataset], Observer] | None,
+    started: float,
+) -> Result:
+    train, test = data
     watch = observer(run_plan, train) if observer is not None else None
-    outcome = simulate(plan, train, observe=watch, folder=folder, speed=run_plan.speed)
+    outcome = simulate(run_plan.plan(), train, observe=watch, folder=folder, speed=run_plan.speed)
     score = evaluate(run_plan.method.model, outcome.rows, test)
     local = None
     if run_plan.compare_with_local:
@@ -258,9 +272,10 @@ def summarise(
         "epsilon": json_number(guarantee.epsilon),
         "delta": guarantee.delta,
         "relation": guarantee.relation,
-        "view": "other clients",
+        "view": view_of(guarantee),
         "views": {view: json_number(epsilon) for view, epsilon in guarantee.views.items()},
-        "noise_multiplier": noise[0] if noise else None,
+        "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
+        "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
         "clip": run_plan.privacy.clip if noise else None,
         "metric": score.metric,
         "value": json_number(score.value),
@@ -270,6 +285,7 @@ def summarise(
         ),
         "local_value": None if local is None else json_number(local.value),
         "simulation": run_plan.simulation_seed is not None,
+        "assumed_public": list(guarantee.assumed),
         "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
         "seconds": round(seconds, 3),
     }
@@ -300,14 +316,13 @@ def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedData
 
 def _claim(folder: Path, run_plan: RunPlan) -> None:
     """Make the folder this run's own, or make sure that it is."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"{folder}: cannot be made a run folder ({error.strerror}); choose another --out"
-        ) from error
     text = to_toml(_table(run_plan))
     path = folder / "plan.toml"
+    parts = ("ledger.jsonl", "posts", "personal", "models", "result.json")
+    if not path.exists() and any((folder / part).exists() for part in parts):
+        raise FileExistsError(
+            f"{folder} holds parts of a run without its plan.toml; choose another folder"
+        )
     if path.exists():
         if path.read_text(encoding="utf-8") != text:
             raise FileExistsError(

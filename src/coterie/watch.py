@@ -14,6 +14,7 @@ from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
 from coterie.engines.simulate import Progress as RoundProgress
 from coterie.privacy.accounting import epsilon_by_round
+from coterie.privacy.words import round_up
 from coterie.run import RunPlan
 from coterie.scores import mean_loss
 from coterie.tree import Tree, stack
@@ -33,9 +34,9 @@ class Watch:
         """Get ready for a run."""
         if self._quiet:
             return _Silent()
-        hint = scaling_hint(data)
-        if hint is not None:
-            print(f"hint: {hint}", file=sys.stderr)
+        for hint in (scaling_hint(data), *(f"{data.title}: {note}" for note in data.assumed)):
+            if hint is not None:
+                print(f"hint: {hint}", file=sys.stderr)
         self._plan = run_plan.plan()
         self._data = data
         self._seen = 0.0
@@ -63,7 +64,10 @@ class Watch:
             self._loss = self._measure(progress)
             self._seen = time.monotonic()
         spent = next(e for mark, e in self._marks if mark >= progress.round)
-        told = f"{self._plan.method.kind}  loss {self._loss:.4g}  epsilon so far <= {spent:.3g}"
+        told = f"{self._plan.method.kind}  loss {self._loss:.4g}"
+        told += f"  epsilon so far <= {round_up(spent, 3)}"
+        if self._plan.simulation_seed is not None:
+            told = f"SIMULATION  {told}"
         self._bar.update(self._task, completed=progress.round, description=told)
 
     def close(self) -> None:

@@ -499,7 +499,8 @@ def test_versions_are_stated_even_from_a_source_tree(monkeypatch):
 def test_views():
     assert guarantee().views == {"other_clients": guarantee().epsilon, "server": math.inf}
     fixed = guarantee(participation=Participation("fixed", 0.2), relation="replace")
-    assert fixed.views["coalition_of_all_others"] > fixed.views["other_clients"]
+    assert fixed.views["coalition_of_all_others"] > fixed.views["outsider"] == fixed.epsilon
+    assert fixed.views["other_clients"] == fixed.views["coalition_of_all_others"]
     assert guarantee(events=[]).views == {"other_clients": 0.0, "server": 0.0}
 
 
@@ -518,9 +519,9 @@ def test_guarantee_queries_its_profile():
         ({"participation": Participation("poisson", 0.2, visible=True)}, ["see every", "and see"]),
         (
             {"participation": Participation("fixed", 0.2), "relation": "replace"},
-            ["fixed size", "All other clients together"],
+            ["fixed size", "an outsider", "know from their own invitations"],
         ),
-        ({"events": [NonPrivate()]}, ["epsilon = inf", "any factor", "without noise"]),
+        ({"events": [NonPrivate()]}, ["epsilon = inf", "NOT PRIVATE", "any number of"]),
         ({"simulation": True}, ["SIMULATION: noise from a known seed, not a guarantee"]),
     ],
 )
@@ -601,3 +602,25 @@ profile([Gaussian(1.0)], Participation("everyone"), "zero_out").epsilon(1e-5)
 assert not {"torch", "dp_accounting", "scipy.stats"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_hidden_fixed_cohort_of_two_hides_nothing_from_the_other_client():
+    """Two clients, one drawn: whoever is not invited knows that the other is.
+
+    The other client sees the victim's exact attendance, Binomial(10, 1/2) releases of 2/z-GDP.
+    """
+    plan = guarantee(
+        events=[Gaussian(4.0)] * 10,
+        participation=Participation("fixed", 0.5),
+        relation="replace",
+        clients=2,
+    )
+    exact = sum(
+        math.comb(10, n)
+        / 2**10
+        * float(np.exp(gaussian_log_delta(5.8, np.array([math.sqrt(n) / 2])))[0])
+        for n in range(1, 11)
+    )
+    assert plan.views["other_clients"] >= 5.8 > plan.epsilon
+    assert exact > 1e-5, "5.8 is not reached: the amplified epsilon does not hold for that client"
+    assert "an outsider" in plan.statement()

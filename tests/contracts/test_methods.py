@@ -112,6 +112,37 @@ def test_row_independence(name, task, model):
 
 @every_method
 @every_case
+@pytest.mark.parametrize("rows", [1, 30])
+def test_how_many_rows_a_client_has_is_nobody_elses_business(name, task, model, rows):
+    """Give one client fewer or more rows, far from the origin: no other may move by a bit."""
+    method, data = make(name, model), toy(task)
+    data = replace(data, features=data.features + 100)
+    shared, personal = state_of(method, data)
+    owner = np.repeat(np.arange(6), data.counts)
+    picked = np.resize(np.flatnonzero(owner == 2), rows)
+    index = torch.from_numpy(
+        np.concatenate([np.flatnonzero(owner < 2), picked, np.flatnonzero(owner > 2)])
+    )
+    counts = data.counts.copy()
+    counts[2] = rows
+    other = replace(
+        data,
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        features=data.features[index],
+        targets=data.targets[index],
+    )
+    ours = update(method, data, shared, personal, range(6))
+    theirs = update(method, other, shared, personal, range(6))
+    rest = torch.tensor([0, 1, 3, 4, 5])
+    for mine, his in zip(ours, theirs, strict=True):
+        if isinstance(model, Linear):
+            assert same({k: v[rest] for k, v in mine.items()}, {k: v[rest] for k, v in his.items()})
+        else:
+            close({k: v[rest] for k, v in mine.items()}, {k: v[rest] for k, v in his.items()})
+
+
+@every_method
+@every_case
 def test_a_broken_client_spoils_nobody_else(name, task, model):
     method, data = make(name, model), toy(task)
     shared, personal = state_of(method, data)

@@ -204,7 +204,6 @@ LABELS = "client,z,y\na,1,0\nb,2,{}\n"
         (LABELS.format(7), Source(classes=3), ["line 3", "'b'", "label 7", "0..2", "classes="]),
         (LABELS.format("x"), Source(classes=("0", "1")), ["line 3", "'b'", "'x'", "0, 1"]),
         (LABELS.format("x"), Source(), ["line 3", "'b'", "'x'", "classes by name"]),
-        (LABELS.format(99999), Source(), ["99999", 'task="regression"']),
         ("client,z,y\na,word,1\n", Source(), ["no numeric column", "declare"]),
         ("client,split,z,y\na,2,1,1.5\n", Source(), ["line 2", "'a'", "split", "0 (train)"]),
     ],
@@ -319,3 +318,17 @@ def test_sparse_tables_stay_within_csr(tmp_path: Path) -> None:
     assert isinstance(data.features, sparse.csr_matrix)
     assert data.features.nnz == 2
     assert data.features.toarray().tolist() == [[0, 1], [2, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    "highest,task", [(1, "binary"), (5, "multiclass"), (70, "regression"), (99999, "regression")]
+)
+def test_whole_numbers_in_text_are_classes_only_if_they_are_few(tmp_path, highest, task) -> None:
+    """Exam scores from 0 to 70 are no 71 classes; what was read off the rows is said."""
+    path = tmp_path / "scores.csv"
+    path.write_text(LABELS.format(highest))
+    data = load(path)
+    assert data.spec.task == task
+    assert any("classes taken" in note for note in data.assumed) == (task != "regression")
+    declared = load(path, Source(task="regression"))
+    assert declared.spec.task == "regression" and not declared.assumed

@@ -48,4 +48,4 @@ def test_models_on_disk_take_no_memory_of_their_own():
     _, in_memory = measure("memory")
     assert models > 300, "the models must be large for the test to mean something"
     # What is left after the run is the models: all of them in memory, or next to nothing.
-    assert in_memory - on_disk > 0.9 * models
+    assert in_memory - on_disk > 0.6 * models

@@ -115,6 +115,7 @@ def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
         title=title,
         notes=(*table.notes, *target.notes, *_notes(source, survey)),
         mapped=source.memory_map,
+        assumed=target.assumed,
     )
 
 

@@ -130,6 +130,8 @@ class FederatedDataset:
         source_split: 0 train / 1 test per row where the source declares a split.
         title: A name for tables.
         notes: What the loader did (rows dropped, constants declared), in words.
+        assumed: What was read off the rows and is taken for public knowledge (the classes, where
+            none were declared); stated with every guarantee on this data.
         mapped: The folder of the arrays where they are memory-mapped; parts of the data (splits)
             are then mapped beside it too, and removed with the last reference to them.
     """
@@ -143,6 +145,7 @@ class FederatedDataset:
     title: str = "data"
     notes: tuple[str, ...] = ()
     mapped: str | None = None
+    assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.spec.clients != len(self.names) or len(self.offsets) != len(self.names) + 1:
@@ -157,6 +160,14 @@ class FederatedDataset:
                 f"{self.title}: offsets end at {self.offsets[-1]}, but there are "
                 f"{self.features.shape[0]} feature rows and {len(self.targets)} targets"
             )
+
+        if self.spec.task == "multiclass" and len(self.targets):
+            least, most = int(self.targets.min()), int(self.targets.max())
+            if least < 0 or most >= self.spec.outputs:
+                raise DataError(
+                    f"{self.title}: classes from {least} to {most} were found, expected 0 to "
+                    f"{self.spec.outputs - 1}: number the classes from 0, or declare more"
+                )
 
     def __len__(self) -> int:
         return self.spec.clients

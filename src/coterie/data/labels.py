@@ -11,6 +11,7 @@ from coterie.data.federated import DataError, Task
 from coterie.data.source import Batch, Source, Table
 
 _MOST_UNDECLARED = 10_000
+_MOST_GUESSED = 19  # whole numbers up to here, written in text, are taken for classes
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Target:
         signed: Whether -1 and +1 stand for 0 and 1.
         declared: Whether the classes were declared.
         notes: What was decided, in words.
+        assumed: What was read off the rows and is taken for public.
     """
 
     task: Task
@@ -78,6 +80,7 @@ class Target:
     signed: bool = False
     declared: bool = True
     notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -118,12 +121,17 @@ def plan_target(table: Table, source: Source, found: Range) -> Target:
     signed = names is None and task == "binary" and found.signed
     notes: tuple[str, ...] = ("labels -1 and +1 read as 0 and 1",) if signed else ()
     outputs = {"multilabel": found.width, "multiclass": size}.get(task, 1)
+    assumed: tuple[str, ...] = ()
     if source.task is None and size is None and task in ("binary", "multiclass"):
-        notes += (_undeclared(1 if task == "binary" else int(found.highest)),)
+        assumed = (_undeclared(1 if task == "binary" else int(found.highest)),)
+    elif source.task is None and table.guessed and found.whole and task == "regression":
+        notes += ("whole-number targets above 19 read as numbers to predict: declare task=",)
     if outputs is None:
         outputs = _count(table, found)
-        notes = notes or (_undeclared(outputs - 1),)
-    return Target(task, outputs, names, signed, declared=size is not None, notes=notes)
+        assumed = assumed or (_undeclared(outputs - 1),)
+    notes += assumed
+    declared = size is not None
+    return Target(task, outputs, names, signed, declared=declared, notes=notes, assumed=assumed)
 
 
 def encode_target(table: Table, batch: Batch, target: Target) -> NDArray[Any]:
@@ -167,6 +175,8 @@ def _task(table: Table, source: Source, found: Range) -> Task:
     if source.classes is not None:
         return "binary" if source.class_count == 2 else "multiclass"
     if found.real or (found.real is None and not found.two):
+        return "regression"
+    if table.guessed and (found.highest > _MOST_GUESSED or found.lowest < -1):
         return "regression"
     return "binary" if found.two else "multiclass"
 

@@ -95,6 +95,13 @@ class Source:
         for kind, names in groups.items():
             if isinstance(names, str) or len(set(names)) < len(names):
                 raise DataError(f"{kind} = {names!r}: expected a list of names, none given twice")
+        taken = (*self.targets, *self.features)
+        if not self.targets_are_clients and self.client in taken:
+            raise DataError(f"column {self.client!r} is both the client and a target or feature")
+        if set(self.targets) & set(self.features):
+            raise DataError(
+                f"target = {self.target!r} is among the features too: leave it out there"
+            )
         size = self.class_count
         if size is not None and size < (1 if self.task == "multilabel" else 2):
             raise DataError(f"classes = {self.classes!r}: at least two classes are needed")
@@ -205,6 +212,7 @@ class Table:
         place: Says where a row is, e.g. "line 7".
         notes: What the reader did, in words.
         sparse: Whether features are CSR.
+        guessed: Whether whole numbers are so by their looks alone, as in text files.
     """
 
     where: str
@@ -214,6 +222,7 @@ class Table:
     place: Callable[[int], str] = "row {} (from 0)".format
     notes: tuple[str, ...] = ()
     sparse: bool = False
+    guessed: bool = False
 
     def error(self, batch: Batch, row: int, found: str) -> DataError:
         """Make the error for one row of a batch."""

@@ -100,7 +100,8 @@ def open_table(path: Path, source: Source) -> Table:
     listed = ", ".join(left_out)
     notes = (f"text columns without declared levels left out: {listed}",) if left_out else ()
     read = partial(_read, file, tuple(features), plan, source)
-    return Table(str(path), (len(plan.names),), plan, read, file.place, notes)
+    guessed = ".parquet" not in path.name and not path.is_dir()
+    return Table(str(path), (len(plan.names),), plan, read, file.place, notes, guessed=guessed)
 
 
 def _read(

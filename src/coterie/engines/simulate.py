@@ -10,7 +10,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -24,6 +24,7 @@ from coterie.plan import Plan
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Bounded, Post
 from coterie.privacy.entropy import open_entropy
+from coterie.privacy.ledger import LedgerError
 from coterie.rng import Rng
 from coterie.tree import Tree, size, to
 
@@ -138,7 +139,11 @@ class _Simulation:
         # The start is public: it comes from the specification and a fixed stream.
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
         self.billboard = plan.open(data.spec, self.shared, folder)
-        self.store = self._open_store("personal")
+        try:
+            self.store = self._open_store("personal")
+        except BaseException:
+            self.billboard.ledger.close()
+            raise
 
     def run(self, observe: Observer | None) -> Outcome:
         """Do the rounds that are still to do, then personalise."""
@@ -159,11 +164,24 @@ class _Simulation:
             shared=self.shared,
             models=models,
             billboard=self.billboard,
-            guarantee=self.plan.guarantee(self.data.spec.clients),
+            guarantee=replace(
+                self.plan.guarantee(self.data.spec.clients), assumed=self.data.assumed
+            ),
             timing=Timing(rounds, time.perf_counter() - started),
         )
 
     def _recover(self) -> None:
+        ledger, started = self.billboard.ledger, bool(self.store.started.any())
+        if started and not ledger.charged and self.folder is not None:
+            raise LedgerError(
+                f"{self.folder}: personal state is here, but the ledger is empty: posts may be out "
+                "that it does not count; start a new run in a new folder"
+            )
+        if ledger.released and self.store.is_new and self.folder is not None:
+            raise LedgerError(
+                f"{self.folder}: posts are out, but the personal state is gone; "
+                "restore the folder, or start a new run"
+            )
         for post in self.billboard.posts:
             self.shared = self.plan.method.server_update(self.shared, post)
         self.store.recover(self.billboard.next)

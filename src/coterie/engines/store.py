@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ class Store:
             raise ValueError("a leaf may not be called 'started': the store keeps flags there")
         self._folder = folder
         self._device = torch.device(device)
+        self.is_new = False
         self._maps: list[np.memmap[tuple[int, ...], np.dtype[np.float32]]] = []
         self.leaves: dict[str, Tensor] = {}
         if folder is not None:
@@ -146,13 +148,12 @@ class Store:
             return make(shape, dtype=leaf.dtype, device=device)
         path = self._folder / f"{name}.npy"
         kind = np.dtype(str(leaf.dtype).removeprefix("torch."))
-        if path.exists():
-            mapped = np.lib.format.open_memmap(path, mode="r+")
-        else:
+        if not path.exists():
+            self.is_new = True
             partial = path.with_suffix(".partial")
             np.lib.format.open_memmap(partial, mode="w+", dtype=kind, shape=shape).flush()
             partial.replace(path)
-            mapped = np.lib.format.open_memmap(path, mode="r+")
+        mapped = _open_map(path)
         if mapped.shape != shape or mapped.dtype != kind:
             raise ValueError(
                 f"{path} holds {mapped.shape} {mapped.dtype}, expected {shape} {kind}; "
@@ -160,6 +161,19 @@ class Store:
             )
         self._maps.append(mapped)
         return torch.from_numpy(mapped)
+
+
+def _open_map(path: Path) -> Any:
+    """Open rows on disk; a file cut short must not be filled up with zeros."""
+    try:
+        # Read-only first: opened for writing, a short file would be extended.
+        whole = np.load(path, mmap_mode="r", allow_pickle=False)
+        del whole
+        return np.lib.format.open_memmap(path, mode="r+")
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"{path}: damaged ({error}); restore it, or start a new run in a new folder"
+        ) from error
 
 
 def _index(ids: Ids) -> Tensor | slice:

@@ -37,6 +37,7 @@ from coterie.privacy.profiles import (
     mixture_profile,
     smallest_noise,
 )
+from coterie.privacy.words import UNIT, state, view_of
 
 __all__ = [
     "Event",
@@ -54,11 +55,6 @@ __all__ = [
 ]
 
 _SCALE: dict[Relation, float] = {"zero_out": 1.0, "replace": 2.0}
-_UNIT = "one client: its whole data and its whole state"
-_RELATIONS: dict[Relation, str] = {
-    "zero_out": "the client's contributions are replaced by zero",
-    "replace": "the client is replaced by any other client",
-}
 
 
 def profile(events: Sequence[Event], participation: Participation, relation: Relation) -> Profile:
@@ -237,17 +233,19 @@ class Guarantee:
         events: What is released, in order.
         participation: Who takes part in each round.
         relation: What neighbours are.
-        delta: The probability with which epsilon may fail.
+        delta: What may be added to the probability of any event, beside the factor e^epsilon.
         clients: How many clients there are.
         simulation: Whether the noise comes from a known seed: then nothing is guaranteed.
+        assumed: What was taken for public knowledge without being declared so, in words.
 
     Raises:
         ValueError: If the plan has no proved account.
 
     **Guarantee:** everything released together is (epsilon, delta)-DP in each client, and so are
     jointly the personal models of all other clients, as functions of the releases and of their own
-    data (billboard lemma; Hsu, Huang, Roth, Roughgarden and Wu 2016). Assumes a server that adds
-    the noise and tells nobody. `tests/accounting/test_laws.py`.
+    data (billboard lemma; Hsu, Huang, Roth, Roughgarden and Wu 2016), with the epsilon that `views`
+    gives for the other clients. Assumes a server that adds the noise and tells nobody.
+    `tests/accounting/test_laws.py`.
     """
 
     events: tuple[Event, ...]
@@ -256,6 +254,7 @@ class Guarantee:
     delta: float
     clients: int
     simulation: bool = False
+    assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "events", tuple(self.events))
@@ -267,21 +266,30 @@ class Guarantee:
 
     @property
     def profile(self) -> Profile:
-        """The whole profile, as the other clients see it."""
+        """The whole profile, in the view of `epsilon`."""
         return profile(self.events, self.participation, self.relation)
 
     @property
     def epsilon(self) -> float:
-        """Epsilon at this guarantee's delta, as the other clients see it."""
+        """Epsilon at this guarantee's delta.
+
+        For the other clients, or, under a hidden cohort of fixed size, an outsider: see `views`.
+        """
         return self.epsilon_at(self.delta)
 
     @property
     def views(self) -> dict[str, float]:
-        """Epsilon by who looks; the server sees bounded contributions before noise."""
+        """Epsilon by who looks; the server sees bounded contributions before noise.
+
+        Under a hidden cohort of fixed size clients know from their invitations who was drawn: for
+        them holds the number of the coalition, and `epsilon` for an outsider alone.
+        """
         views = {"other_clients": self.epsilon, "server": math.inf if self.events else 0.0}
         if self.participation.kind == "fixed":
             coalition = coalition_profile(self.events, self.participation, self.relation)
-            views["coalition_of_all_others"] = coalition.epsilon(self.delta)
+            together = coalition.epsilon(self.delta)
+            views |= {"outsider": self.epsilon, "coalition_of_all_others": together}
+            views["other_clients"] = together
         return views
 
     def delta_at(self, epsilon: float) -> float:
@@ -317,44 +325,16 @@ class Guarantee:
 
     def statement(self) -> str:
         """State the guarantee in plain words."""
-        who = self.participation
-        seen = "see" if who.visible else "do not see"
-        drawn = {
-            "everyone": f"all {self.clients} clients take part in every round",
-            "poisson": f"each of {self.clients} clients joins a round by its own coin",
-            "fixed": f"cohorts of fixed size are drawn from {self.clients} clients",
-        }["everyone" if who.rate == 1 else who.kind]
-        bounded = self.epsilon < 700
-        odds = f"a factor of at most {math.exp(self.epsilon):.3g}" if bounded else "any factor"
-        lines = [
-            f"epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}, over {len(self.events)} "
-            f"rounds: what others see changes their odds on a client by {odds}, "
-            f"except with probability about {self.delta:.3g}.",
-            f"Protected: {_UNIT}; compared are runs in which {_RELATIONS[self.relation]}.",
-            f"Seen by: the other clients, who see every release and {seen} who took part.",
-            f"Sampling: {drawn}" + (f" (probability {who.rate:.4g})." if who.rate < 1 else "."),
-            f"Accountant: {self.profile.accountant}.",
-            "Not covered: the server, which sees each bounded contribution before noise; metrics; "
-            "settings chosen by looking at results; a personal model that its client gives away.",
-        ]
-        if "coalition_of_all_others" in self.views:
-            together = self.views["coalition_of_all_others"]
-            told = f"All other clients together know who was drawn: epsilon = {together:.4g}."
-            lines.insert(3, told)
-        if self.epsilon == math.inf:
-            lines.insert(0, "NOT PRIVATE: epsilon is infinite.")
-        if self.simulation:
-            lines.insert(0, "SIMULATION: noise from a known seed, not a guarantee.")
-        return "\n".join(lines)
+        return state(self)
 
     def to_json(self) -> dict[str, Any]:
         """Give the guarantee as strict JSON; an infinite epsilon is the string "inf"."""
         who = self.participation
         noise = [getattr(event, "noise_multiplier", 0.0) for event in self.events]
         return {
-            "unit": _UNIT,
+            "unit": UNIT,
             "relation": self.relation,
-            "view": "other_clients",
+            "view": view_of(self),
             "views": {view: _plain(epsilon) for view, epsilon in self.views.items()},
             "sampling": who.kind,
             "rate": who.rate,
@@ -367,6 +347,7 @@ class Guarantee:
             "accountant": self.profile.accountant,
             "versions": {name: _version(name) for name in ("coterie", "dp-accounting", "scipy")},
             "simulation": self.simulation,
+            "assumed_public": list(self.assumed),
         }
 
     @classmethod
@@ -385,6 +366,7 @@ class Guarantee:
             delta=float(data["delta"]),
             clients=int(data["clients"]),
             simulation=bool(data["simulation"]),
+            assumed=tuple(data.get("assumed_public", ())),
         )
 
 

@@ -16,7 +16,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -155,6 +156,26 @@ class Ledger:
             raise LedgerError(f"{path} records posts that it never charged; it was altered")
         if set(self.released) != set(range(len(self.released))):
             raise LedgerError(f"{path} lacks the release of an early post; it was altered")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process, from its plan to its result."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("ab")
+    except OSError as error:
+        raise OSError(
+            f"{folder}: cannot be made a run folder ({error.strerror}); choose another --out"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LedgerError(
+                f"{folder} is in use by another process; wait for it to end or choose another --out"
+            ) from error
+        yield
 
 
 def _lock(path: Path) -> IO[bytes]:

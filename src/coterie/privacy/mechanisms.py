@@ -56,10 +56,11 @@ class Mechanism(Protocol):
 class GaussianSum:
     """Sum of rows clipped to l2 norm `bound`, plus N(0, (noise_multiplier * bound)^2 I).
 
-    **Guarantee:** one release that includes the client is exactly mu-GDP with mu = s /
-    noise_multiplier, s = 1 under zero_out (the client's row replaced by zeros) and 2 under replace,
-    provided `entropy` gives independent uniform words that nobody else learns. The bound holds
-    after floating-point rounding, for rows of any size, NaN and infinity included. Tests:
+    **Guarantee:** one release that includes the client is mu-GDP for ideal normals (ADR 9 says how
+    far ours are from them), mu = s / noise_multiplier, s = 1 under zero_out (the client's row
+    replaced by zeros) and 2 under replace, provided `entropy` gives independent uniform words that
+    nobody else learns. The bound holds after floating-point rounding, for rows of any size, NaN and
+    infinity included. Tests:
     tests/properties/test_sensitivity.py, tests/statistics/test_noise.py.
     """
 

@@ -4,7 +4,8 @@
 averages it over how often a client took part, for a cohort that can be seen. Rounds that hide who
 took part need numbers: see `coterie.privacy.losses`.
 
-Every rounding goes up: a profile may overstate delta or epsilon, never understate it.
+Grids and searches round up: a profile may overstate delta or epsilon; what floating point takes
+away again is at most about 1e-8, relatively.
 """
 
 import math

@@ -2,8 +2,9 @@
 
 Poisson sampling with a hidden cohort is the default: every client joins by its own coin, so a
 client's participation tells nothing about another's, and amplification holds against any
-coalition. Under fixed-size sampling a coalition of all others knows from its own invitations
-whether the last client was drawn; its number is therefore stated beside the amplified one.
+coalition. Under fixed-size sampling clients know from their own invitations something of who else
+was drawn, all others together exactly; their number is stated beside the amplified one, which
+holds for an outsider alone.
 
 This file does not import torch: planning must be instant.
 """

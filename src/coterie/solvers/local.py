@@ -2,18 +2,25 @@
 
     min_w  mean over own rows of loss(w) + lam/2 |w - anchor|^2
 
-Small least-squares models are solved exactly; everything else by SGD from the start given.
+Small least-squares models are solved exactly; everything else by SGD from the start given. On
+squared loss a client whose rows are too large for the step size halves it until it is stable:
+its own business, so free.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from coterie.data.federated import Clients, Spec
-from coterie.models import Linear, Model
+from coterie.models import Linear, Model, row_losses
 from coterie.rng import Rng
+from coterie.solvers.curvature import largest_squares
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree
+from coterie.tree import Tree, take
 
 How = Literal["auto", "exact", "sgd"]
 _SMALL = 1024
@@ -54,4 +61,71 @@ class LocalProblem:
         if self.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
             return solve_ridge(clients, anchor=anchor, lam=self.lam, bias=self.model.bias)
-        return self.sgd(self.model, start, clients, rng, round=round, anchor=anchor, lam=self.lam)
+        after = dict(start)
+        for places, sgd in self._paces(clients, round):
+            part = _some(clients, places)
+            steps = sgd(
+                self.model, take(start, places), part, rng, round=round, anchor=anchor, lam=self.lam
+            )
+            if len(part) == len(clients):
+                after = dict(steps)
+                break
+            for name, leaf in steps.items():
+                after[name] = after[name].index_copy(0, places.to(leaf.device), leaf)
+        return self._guard(start, after, clients)
+
+    def _paces(self, clients: Clients, round: int) -> Iterator[tuple[Tensor, SGD]]:
+        """Halve the step of clients whose rows are too large for it (linear least squares)."""
+        everyone = torch.arange(len(clients))
+        if not (isinstance(self.model, Linear) and clients.spec.task == "regression"):
+            yield everyone, self.sgd
+            return
+        curvature = largest_squares(clients).double().cpu() + self.model.bias + self.lam
+        halvings = torch.log2(self.sgd.rate(round) * curvature).ceil().clamp(0, 60)
+        halvings = torch.nan_to_num(halvings, nan=0.0)
+        for count in sorted(set(halvings.tolist())):
+            slower = replace(self.sgd, lr=self.sgd.lr * 0.5**count)
+            yield everyone[halvings == count], slower
+
+    def _guard(self, start: Tree, after: Tree, clients: Clients) -> Tree:
+        """Let a client whose steps blew up stay where it was: its own business, so free.
+
+        Blown up is a model that is not finite, or that grew and makes the loss on own rows larger
+        than it was (squared loss has no bound on its steps, and would grow from round to round).
+        """
+        sizes = _norms(after)
+        doubtful = ~(sizes <= 2 * _norms(start) + 1)  # NaN is doubtful too
+        if not bool(doubtful.any()):
+            return after
+        places = torch.nonzero(doubtful).flatten()
+        some = _some(clients, places.cpu())
+        before = self._losses(take(start, places), some)
+        good = sizes.isfinite()
+        good[places] &= self._losses(take(after, places), some) <= before
+        return {
+            name: torch.where(good.reshape(-1, *[1] * (leaf.dim() - 1)), leaf, start[name])
+            for name, leaf in after.items()
+        }
+
+    def _losses(self, params: Tree, clients: Clients) -> Tensor:
+        with torch.no_grad():
+            outputs = self.model.apply_stacked(params, clients.x)
+            losses = row_losses(clients.spec.task, outputs, clients.y)
+            rows = clients.mask.sum(dim=1).clamp_min(1)
+            return torch.where(clients.mask, losses, 0).sum(dim=1) / rows
+
+
+def _some(clients: Clients, places: Tensor) -> Clients:
+    if len(places) == len(clients):
+        return clients
+    return replace(
+        clients,
+        ids=clients.ids[places],
+        starts=clients.starts[places],
+        counts=clients.counts[places],
+    )
+
+
+def _norms(tree: Tree) -> Tensor:
+    squares = [leaf.flatten(1).square().sum(dim=1) for leaf in tree.values()]
+    return torch.stack(squares).sum(dim=0).sqrt()

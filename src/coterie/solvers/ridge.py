@@ -87,13 +87,15 @@ def _flat_anchor(anchor: Tree | None, clients: Clients, bias: bool) -> Tensor:
 
 
 def _portions(clients: Clients, places: Tensor, size: int) -> Iterator[Tensor]:
-    # Clients with like numbers of rows together, as many as fit a block.
+    # Clients with equal numbers of rows together, as many as fit a block.
     counts = clients.counts[places]
     order = places[torch.argsort(counts, descending=True, stable=True)]
     begin = 0
     while begin < len(order):
         longest = int(clients.counts[order[begin]])
         end = begin + max(1, _BLOCK // (longest * size + min(longest, size) ** 2))
+        # Only clients with as many rows: how a client is solved must not depend on its neighbours.
+        end = min(end, begin + int((clients.counts[order[begin:]] == longest).sum()))
         yield order[begin:end]
         begin = end
 

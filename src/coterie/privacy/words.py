@@ -1,0 +1,101 @@
+"""Guarantees in words that are true: bounds are rounded up, and views are named."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coterie.privacy.accounting import Guarantee
+
+OTHERS = "other clients"
+OUTSIDER = "an outsider who sees the posts alone"
+_COMPARED = {"zero_out": "without its data", "replace": "with another's in its place"}
+_RELATIONS = {
+    "zero_out": "the client's contributions are replaced by zero",
+    "replace": "the client is replaced by any other client",
+}
+UNIT = "one client: its whole data and its whole state"
+
+
+def round_up(bound: float, digits: int = 4) -> str:
+    """Write an upper bound with few digits, never below it.
+
+    >>> round_up(4.61142), round_up(1.0), round_up(math.inf)
+    ('4.612', '1', 'inf')
+    """
+    if not 0 < bound < math.inf:
+        return f"{bound:g}"
+    unit = 10.0 ** (math.floor(math.log10(bound)) - digits + 1)
+    return f"{math.ceil(bound / unit * (1 - 1e-9)) * unit:.{digits}g}"
+
+
+def view_of(guarantee: "Guarantee") -> str:
+    """Say whose view the guarantee's epsilon is.
+
+    Under a hidden cohort of fixed size a client knows from its own invitation something of who else
+    was drawn, so the amplified number holds only for whoever has no invitation.
+    """
+    who = guarantee.participation
+    return OUTSIDER if who.kind == "fixed" and who.rate < 1 and not who.visible else OTHERS
+
+
+def state(guarantee: "Guarantee") -> str:
+    """State a guarantee in plain words."""
+    epsilon = guarantee.epsilon
+    factor = round_up(math.exp(epsilon), 3) if epsilon < 700 else "any number of"
+    lines = [
+        f"epsilon = {round_up(epsilon)} at delta = {guarantee.delta:.3g}, over "
+        f"{len(guarantee.events)} rounds: whatever they look for is at most {factor} times as "
+        f"probable with a client's data as {_COMPARED[guarantee.relation]}, plus "
+        f"{guarantee.delta:.3g}.",
+        f"Protected: {UNIT}; compared are runs in which {_RELATIONS[guarantee.relation]}.",
+        _seen_by(guarantee),
+        f"Sampling: {_drawn(guarantee)}",
+        f"Accountant: {guarantee.profile.accountant}.",
+        "Not covered: the server, which sees each bounded contribution before noise; metrics and "
+        "losses that are shown; settings chosen by looking at results; a personal model that its "
+        "client gives away.",
+    ]
+    if guarantee.assumed:
+        lines.append(f"Assumed public: {'; '.join(guarantee.assumed)}.")
+    if epsilon == math.inf:
+        lines.insert(0, "NOT PRIVATE: epsilon is infinite.")
+    if guarantee.simulation:
+        lines.insert(0, "SIMULATION: noise from a known seed, not a guarantee.")
+    return "\n".join(lines)
+
+
+def _seen_by(guarantee: "Guarantee") -> str:
+    who = guarantee.participation
+    if view_of(guarantee) == OUTSIDER:
+        together = round_up(guarantee.views["coalition_of_all_others"])
+        return (
+            "Seen by: an outsider, who sees every release and was never invited. The other clients "
+            "know from their own invitations who was drawn, all together exactly; against them the "
+            f"sampling protects nothing: epsilon = {together}."
+        )
+    seen = "see" if who.visible else "do not see"
+    return f"Seen by: the other clients, who see every release and {seen} who took part."
+
+
+def _drawn(guarantee: "Guarantee") -> str:
+    who, clients = guarantee.participation, guarantee.clients
+    if who.rate == 1:
+        return f"all {clients} clients take part in every round."
+    how = {
+        "poisson": f"each of {clients} clients joins a round by its own coin",
+        "fixed": f"cohorts of fixed size are drawn from {clients} clients",
+    }[who.kind]
+    return f"{how} (probability {who.rate:.4g})."
+
+
+def spent_together(guarantees: "Sequence[Guarantee]") -> str:
+    """Say what several runs on the same data spend together, for whoever sees all of them."""
+    spent = [guarantee for guarantee in guarantees if guarantee.events]
+    events = tuple(event for guarantee in spent for event in guarantee.events)
+    both = dataclasses.replace(spent[0], events=events)
+    return (
+        f"{len(spent)} runs on the same data each spent this; whoever sees all of them: "
+        f"epsilon = {round_up(both.epsilon)} at delta = {both.delta:.3g}."
+    )
