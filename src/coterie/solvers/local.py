@@ -20,7 +20,7 @@ from coterie.rng import Rng
 from coterie.solvers.curvature import largest_squares
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, take
+from coterie.tree import Tree, map_leaves, take
 
 How = Literal["auto", "exact", "sgd"]
 _SMALL = 1024
@@ -61,17 +61,17 @@ class LocalProblem:
         if self.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
             return solve_ridge(clients, anchor=anchor, lam=self.lam, bias=self.model.bias)
+        paces = list(self._paces(clients, round))
         after = dict(start)
-        for places, sgd in self._paces(clients, round):
-            part = _some(clients, places)
-            steps = sgd(
-                self.model, take(start, places), part, rng, round=round, anchor=anchor, lam=self.lam
-            )
-            if len(part) == len(clients):
-                after = dict(steps)
-                break
+        for places, sgd in paces:
+            whole = len(paces) == 1
+            part = clients if whole else _some(clients, places)
+            begun = start if whole else take(start, places.to(clients.device))
+            steps = sgd(self.model, begun, part, rng, round=round, anchor=anchor, lam=self.lam)
             for name, leaf in steps.items():
-                after[name] = after[name].index_copy(0, places.to(leaf.device), leaf)
+                after[name] = (
+                    leaf if whole else after[name].index_copy(0, places.to(leaf.device), leaf)
+                )
         return self._guard(start, after, clients)
 
     def _paces(self, clients: Clients, round: int) -> Iterator[tuple[Tensor, SGD]]:
@@ -94,6 +94,9 @@ class LocalProblem:
         than it was (squared loss has no bound on its steps, and would grow from round to round).
         """
         sizes = _norms(after)
+        if sizes.is_cuda:
+            # No look at single clients: it would make the host wait for the device.
+            return _where(sizes.isfinite(), after, start)
         doubtful = ~(sizes <= 2 * _norms(start) + 1)  # NaN is doubtful too
         if not bool(doubtful.any()):
             return after
@@ -102,10 +105,7 @@ class LocalProblem:
         before = self._losses(take(start, places), some)
         good = sizes.isfinite()
         good[places] &= self._losses(take(after, places), some) <= before
-        return {
-            name: torch.where(good.reshape(-1, *[1] * (leaf.dim() - 1)), leaf, start[name])
-            for name, leaf in after.items()
-        }
+        return _where(good, after, start)
 
     def _losses(self, params: Tree, clients: Clients) -> Tensor:
         with torch.no_grad():
@@ -124,6 +124,13 @@ def _some(clients: Clients, places: Tensor) -> Clients:
         starts=clients.starts[places],
         counts=clients.counts[places],
     )
+
+
+def _where(good: Tensor, after: Tree, start: Tree) -> Tree:
+    def pick(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(good.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+
+    return map_leaves(pick, after, start)
 
 
 def _norms(tree: Tree) -> Tensor:
