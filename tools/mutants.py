@@ -95,6 +95,28 @@ MUTANTS = (
         "tests/statistics/test_noise.py",
     ),
     Mutant(
+        "a neighbour's row count decides how a client is solved",
+        "solvers/ridge.py",
+        "        end = min(end, begin + int((clients.counts[order[begin:]] == longest).sum()))\n",
+        "",
+        "tests/solvers/test_ridge.py",
+    ),
+    Mutant(
+        "personal models handed to the wrong client",
+        "engines/simulate.py",
+        "            rows = method.personalise(shared, personal, block, coins)\n",
+        "            personal = {name: leaf.roll(1, 0) for name, leaf in personal.items()}\n"
+        "            rows = method.personalise(shared, personal, block, coins)\n",
+        "tests/contracts/test_methods.py",
+    ),
+    Mutant(
+        "bounds rounded down in print",
+        "privacy/words.py",
+        "rounding=ROUND_CEILING",
+        'rounding="ROUND_FLOOR"',
+        "tests/test_cli.py",
+    ),
+    Mutant(
         "replace counted as zero-out",
         "privacy/mechanisms.py",
         'return self.bound * (2.0 if relation == "replace" else 1.0)',

@@ -173,8 +173,7 @@ def resolve(run_plan: RunPlan, spec: Spec) -> RunPlan:
     if privacy.delta is None:
         privacy = replace(privacy, delta=default_delta(spec.clients))
     if rounds is None:
-        by_rule = rounds_by_rule(run_plan.method, privacy, spec)
-        rounds = len(privacy.budget) if privacy.budget else by_rule
+        rounds = len(privacy.budget) or rounds_by_rule(run_plan.method, privacy, spec)
     return replace(run_plan, privacy=privacy, rounds=rounds)
 
 
@@ -309,8 +308,7 @@ def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedData
         rounds=1,
         simulation_seed=run_plan.simulation_seed or 0,
     )
-    speed = replace(run_plan.speed, store="memory")
-    outcome = simulate(plan, train, speed=speed)
+    outcome = simulate(plan, train, speed=run_plan.speed)
     return evaluate(method.model, outcome.rows, test)
 
 
@@ -339,9 +337,9 @@ def _recognise(folder: Path, train: FederatedDataset) -> None:
     path = folder / "data.json"
     if not path.exists():
         write_atomically(path, json.dumps({"fingerprint": digest}).encode())
-    elif json.loads(path.read_text(encoding="utf-8")).get("fingerprint") != digest:
+    elif digest not in path.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(
-            f"{folder}: the training rows are not those the run was started with; "
+            f"{path}: the training rows are not those the run was started with; "
             "restore them, or start a new run"
         )
 

@@ -273,13 +273,30 @@ def test_who_sees_more_learns_more(z):
     fixed = Participation("fixed", 0.2)
     together = coalition_profile([Gaussian(z)] * 80, fixed, "replace").epsilon(1e-5)
     assert eps(z, 80, hidden, "replace") <= eps(z, 80, fixed, "replace") <= together
-    assert together == eps(z, 80, Participation("fixed", 0.2, visible=True), "replace")
+    # The coalition knows the attendance n: a mixture of 2 sqrt(n)/z-GDP over Binomial(80, 1/5).
+    for epsilon, holds in ((together, True), (0.98 * together, False)):
+        mixed = sum(
+            stats.binom.pmf(n, 80, 0.2) * GaussianProfile(2 * math.sqrt(n) / z).delta(epsilon)
+            for n in range(1, 81)
+        )
+        assert (mixed <= 1e-5 * (1 + 1e-6)) == holds
 
 
-def test_a_coalition_gains_nothing_from_poisson_sampling():
-    plan = [Gaussian(3.0)] * 50
-    alone, together = (f(plan, POISSON, "zero_out") for f in (profile, coalition_profile))
-    assert alone is together
+@pytest.mark.parametrize("z,rate", [(3.0, 0.2), (0.7, 0.05), (1.0, 0.9)])
+def test_a_coalition_gains_nothing_from_poisson_sampling(z, rate):
+    """Others subtract what they sent; their own coins say nothing of the client's.
+
+    What is left of one round is noise, or with the client's coin noise about 1: integrated here.
+    """
+    x = np.linspace(-12 * z, 12 * z + 1, 400_001)
+    without = stats.norm.pdf(x, 0, z)
+    joined = (1 - rate) * without + rate * stats.norm.pdf(x, 1, z)
+    found = coalition_profile([Gaussian(z)], Participation("poisson", rate), "zero_out")
+    for epsilon in (0.01, 0.1, 0.3):
+        pairs = ((joined, without), (without, joined))
+        gains = [np.maximum(p - math.exp(epsilon) * q, 0) for p, q in pairs]
+        exact = max(float(gain.sum() * (x[1] - x[0])) for gain in gains)
+        assert exact * (1 - 1e-6) <= found.delta(epsilon) <= exact * 1.01 + 1e-9
 
 
 def test_visible_mixture_is_the_mean_over_attendance():

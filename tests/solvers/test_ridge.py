@@ -184,3 +184,30 @@ def test_a_gpu_agrees_with_the_cpu(features):
     assert moved["weight"].is_cuda
     there = joined({name: leaf.cpu() for name, leaf in moved.items()}, True)
     np.testing.assert_allclose(here, there, rtol=1e-5, atol=1e-6)
+
+
+def test_how_a_client_is_solved_does_not_depend_on_its_neighbours_rows():
+    """With a long neighbour in the stack, short clients must not be solved in another form.
+
+    The primal and the dual form differ in the last bits where rows are far from the origin, so a
+    neighbour's number of rows would show in this client's model.
+    """
+
+    def solve(first):
+        counts = np.array([first] + [8] * 29)
+        owner = np.repeat(np.arange(30), counts)
+        generator = np.random.default_rng(0)
+        rest = 1e5 + 1e4 * generator.standard_normal((29 * 8, 12))
+        x = np.concatenate([np.full((first, 12), 1e5), rest]).astype(np.float32)
+        data = FederatedDataset(
+            Spec((12,), 1, "regression", 30),
+            [str(i) for i in range(30)],
+            np.concatenate([[0], np.cumsum(counts)]),
+            torch.from_numpy(x),
+            torch.from_numpy(np.cos(np.arange(len(owner)) - first).astype(np.float32)),
+        )
+        return solve_ridge(data.clients(np.arange(30)), anchor=None, lam=0.1, bias=True)
+
+    short, long = solve(8), solve(40)
+    for name in short:
+        assert torch.equal(short[name][1:], long[name][1:])

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,13 +22,16 @@ UNIT = "one client: its whole data and its whole state"
 def round_up(bound: float, digits: int = 4) -> str:
     """Write an upper bound with few digits, never below it.
 
-    >>> round_up(4.61142), round_up(1.0), round_up(math.inf)
-    ('4.612', '1', 'inf')
+    >>> round_up(4.61142), round_up(1.0), round_up(1.0000000001), round_up(math.inf)
+    ('4.612', '1', '1.001', 'inf')
+    >>> round_up(0.99999998), round_up(28.0656), round_up(8.125e7), round_up(0.1)
+    ('1', '28.07', '8.125e+7', '0.1')
     """
     if not 0 < bound < math.inf:
         return f"{bound:g}"
-    unit = 10.0 ** (math.floor(math.log10(bound)) - digits + 1)
-    return f"{math.ceil(bound / unit * (1 - 1e-9)) * unit:.{digits}g}"
+    # In decimals, where the last digit shown is exact: floats would round on the way.
+    shown = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(bound)))
+    return f"{shown.normalize():f}" if -5 <= shown.adjusted() < 6 else f"{shown:.{digits - 1}e}"
 
 
 def view_of(guarantee: "Guarantee") -> str:
