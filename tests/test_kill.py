@@ -23,9 +23,19 @@ RUN = [
 ]  # fmt: skip
 
 
+# A shell starts background jobs with SIGINT ignored, and children inherit that: whoever runs the
+# tests that way would see an interrupt that never arrives. The child says that it listens.
+LISTENING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from coterie.cli import main
+sys.exit(main())
+"""
+
+
 def coterie(*arguments, **kwargs):
     return subprocess.Popen(
-        [sys.executable, "-m", "coterie.cli", *map(str, arguments)],
+        [sys.executable, "-c", LISTENING, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
