@@ -14,12 +14,14 @@ from typing import Any
 from coterie.config import from_table, to_table, to_toml
 from coterie.data.federated import Spec
 from coterie.methods.base import Method, Shape
-from coterie.privacy.accounting import Guarantee, Relation, calibrate, default_delta
+from coterie.privacy.accounting import Gaussian, Guarantee, Relation
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.mechanisms import MOST_CLIENTS, Exact, GaussianSum, Mechanism
+from coterie.privacy.mechanisms import MOST_CLIENTS, Exact, Mechanism
+from coterie.privacy.noise import Ask, GaussianNoise, Noise
 from coterie.privacy.sampling import Poisson, Sampler
+from coterie.privacy.spending import Even, Spending
 from coterie.privacy.transcript import FolderTranscript, MemoryTranscript, Transcript
 from coterie.tree import Tree
 
@@ -32,11 +34,15 @@ class Privacy:
         epsilon: The budget of the whole run, for the view of the other clients; `inf` for a run
             without privacy. Give either this or `noise_multiplier`.
         noise_multiplier: The noise of every round's sum, in units of the clip.
-        delta: Default min(1e-5, 1 / (10 clients)).
+        delta: Default min(1e-5, 1 / (10 clients)); 0 for noise that is pure.
         relation: "zero_out" (a client's contributions replaced by zeros) or "replace" (by another
             client's).
-        clip: The bound on the l2 norm of a client's contribution of one round.
-        budget: Weights of the rounds (a weight multiplies the round's share of mu); empty = even.
+        clip: The bound on the l2 norm of a client's contribution of one round (of second moments:
+            on the vector whose moment is posted, MP-MTL's K).
+        spend: How the budget is spread over rounds: even, power or geometric.
+        budget: Instead of `spend`, weights of the rounds (a weight multiplies the round's share of
+            mu); empty for none.
+        noise: The kind of noise: gaussian, laplace, wishart, wishart_paper.
     """
 
     epsilon: float | None = None
@@ -44,7 +50,9 @@ class Privacy:
     delta: float | None = None
     relation: Relation = "zero_out"
     clip: float = 0.5
+    spend: Spending = field(default_factory=Even)
     budget: tuple[float, ...] = ()
+    noise: Noise = field(default_factory=GaussianNoise)
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
@@ -58,14 +66,28 @@ class Privacy:
             raise ValueError(
                 f"noise_multiplier = {self.noise_multiplier}: expected a number from 1e-5 to 1e9"
             )
-        if self.delta is not None and not 1e-30 <= self.delta < 1:
-            raise ValueError(f"delta = {self.delta}: expected a number from 1e-30 to below 1")
+        if self.delta is not None and not (self.delta == 0 or 1e-30 <= self.delta < 1):
+            raise ValueError(
+                f"delta = {self.delta}: expected a number from 1e-30 to below 1, or 0 for noise "
+                "that is pure"
+            )
         if self.relation not in ("zero_out", "replace"):
             raise ValueError(f"relation = {self.relation!r}: expected 'zero_out' or 'replace'")
         if not 0 < self.clip < math.inf:
             raise ValueError(f"clip = {self.clip}: expected a positive number")
+        self._check_budget()
+
+    def _check_budget(self) -> None:
         if any(not 0 < weight < math.inf for weight in self.budget):
             raise ValueError(f"budget = {self.budget}: expected positive weights, one per round")
+        if self.budget and self.spend != Even():
+            raise ValueError(
+                f"budget = {self.budget} and spend = {self.spend}: give weights or a shape"
+            )
+
+    def weights(self, rounds: int) -> tuple[float, ...]:
+        """Give the weights of so many rounds."""
+        return self.budget or self.spend.weights(rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,40 +118,47 @@ class Plan:
                 f"budget has {len(self.privacy.budget)} weights for {self.rounds} rounds: "
                 "give one weight per round"
             )
+        self.privacy.weights(self.rounds)  # refuses a shape that leaves a round without budget
 
     @property
     def posts(self) -> int:
         """How many posts the plan pays for."""
-        return 0 if self.method.shape is Shape.NONE else self.rounds
+        once = {Shape.NONE: 0, Shape.POOLED: 1}
+        return once.get(self.method.shape, self.rounds)
 
     def delta(self, clients: int) -> float:
         """Give the delta at which epsilon is stated."""
-        return default_delta(clients) if self.privacy.delta is None else self.privacy.delta
+        given = self.privacy.delta
+        return self.privacy.noise.usual_delta(clients) if given is None else given
 
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
-        """Calibrate: the noise multiplier of each round; empty without noise or posts."""
-        privacy = self.privacy
-        weights = privacy.budget or (1.0,) * self.rounds
-        if self.posts == 0 or privacy.epsilon == math.inf:
-            return ()
-        base = privacy.noise_multiplier
-        if base is None:
-            assert privacy.epsilon is not None
-            base = calibrate(
-                privacy.epsilon,
-                self.delta(clients),
-                weights=weights,
-                participation=self.sampler.participation(clients),
-                relation=privacy.relation,
-            )
-        return tuple(base / weight for weight in weights)
+        """Give the noise multiplier of each round; empty without Gaussian noise or posts."""
+        events = [mechanism.event() for mechanism in self.mechanisms(clients)]
+        return tuple(event.noise_multiplier for event in events if isinstance(event, Gaussian))
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
-        """Give the mechanism of each round."""
-        noise = self.noise_multipliers(clients)
-        if not noise:
-            return (Exact(),) * self.posts
-        return tuple(GaussianSum(self.privacy.clip, multiplier) for multiplier in noise)
+        """Give the mechanism of each round, calibrated."""
+        privacy, shape = self.privacy, self.method.shape
+        if self.posts == 0 or privacy.epsilon == math.inf:
+            return (Exact(shape, clients if shape is Shape.ROWS else 0),) * self.posts
+        if shape is Shape.POOLED:
+            raise ValueError(
+                f"{self.method.kind} brings all rows together and is not private: run it with "
+                "epsilon = inf"
+            )
+        ask = Ask(
+            shape=shape,
+            clip=privacy.clip,
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            delta=self.delta(clients),
+            weights=privacy.weights(self.rounds),
+            clients=clients,
+            participation=self.sampler.participation(clients),
+            relation=privacy.relation,
+            rows=self.method.protects_rows,
+        )
+        return privacy.noise.mechanisms(ask)
 
     def guarantee(self, clients: int, posts: int | None = None) -> Guarantee:
         """State what the plan (or its first so many posts) guarantees."""

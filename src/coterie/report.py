@@ -167,10 +167,8 @@ def _best(runs: Sequence[_Run]) -> tuple[_Run, int]:
     several = private or [run for run in runs if run.shares] or list(runs)
 
     def badness(run: _Run) -> float:
-        value = run.number("value")
-        if math.isnan(value):
-            return math.inf
-        return value if run.result["metric"] == "nmse" else -value
+        value = run.number("value") * (1 if run.result["metric"] == "nmse" else -1)
+        return math.inf if math.isnan(value) else value
 
     return min(several, key=badness), len(several)
 
@@ -178,12 +176,9 @@ def _best(runs: Sequence[_Run]) -> tuple[_Run, int]:
 def _opening(runs: Sequence[_Run]) -> Html:
     run, several = _best(runs)
     result = run.result
-    if not run.shares:
-        lead = "Without sharing anything"
-    elif run.private:
+    lead = "Without any privacy" if run.shares else "Without sharing anything"
+    if run.private:
         lead = f"At epsilon {round_up(run.epsilon)}"
-    else:
-        lead = "Without any privacy"
     what = _VALUES.get(result["metric"], f"test {result['metric']}")
     text = f"{lead}, {result['method']}'s {what} is {short(run.number('value'))}"
     if run.shares and result.get("local_value") is not None:
@@ -209,9 +204,10 @@ def _results(runs: Sequence[_Run]) -> Html:
     metric = metrics.pop() if len(metrics) == 1 else ""
     way = _DIRECTIONS.get(metric, "")
     scored = f"test {metric} ({way})" if way else "test metric"
-    head = ["method", scored, "alone", "better off than alone"]
+    binary = any(run.result.get("auc") is not None for run in runs)
+    head = ["method", scored, "alone", "better off than alone", *(["test AUC"] if binary else [])]
     head += ["epsilon", "delta", "relation", "rounds"]
-    rows = [_row(run, "" if way else f" {run.result['metric']}") for run in runs]
+    rows = [_row(run, "" if way else f" {run.result['metric']}", binary) for run in runs]
     parts: list[str] = [element("h2", "Results"), table(head, rows, class_="cards")]
     parts += [element("p", caution, class_="note") for caution in _cautions(runs)]
     if len(runs) > 1 and way and charts.can_draw():
@@ -227,24 +223,21 @@ def _results(runs: Sequence[_Run]) -> Html:
     return element("section", *parts)
 
 
-def _row(run: _Run, metric: str) -> list[str]:
+def _row(run: _Run, metric: str, binary: bool) -> list[str]:
     result = run.result
     name: str = run.label
     if result["simulation"]:
         name = join(name, Html("<br>"), element("span", _SIMULATION, class_="badge"))
-    error = run.number("standard_error")
-    value = short(run.number("value")) + ("" if math.isnan(error) else f" \u00b1 {short(error)}")
     share = run.number("share_better_than_local")
-    epsilon: str = f"{round_up(run.epsilon)}"
-    if not run.shares:
-        epsilon = "0 (nothing is released)"
-    elif not run.private:
+    epsilon: str = f"{round_up(run.epsilon)}" if run.shares else "0 (nothing is released)"
+    if run.shares and not run.private:
         epsilon = element("span", "NOT PRIVATE (inf)", class_="bad")
     return [
         name,
-        value + metric,
+        _plus_minus(run, "value", "standard_error") + metric,
         "\u2013" if result.get("local_value") is None else short(run.number("local_value")),
         "learns alone" if not run.shares else "\u2013" if math.isnan(share) else percent(share),
+        *([_plus_minus(run, "auc", "auc_standard_error")] if binary else []),
         epsilon,
         f"{run.guarantee.delta:.3g}",
         run.guarantee.relation,
@@ -252,12 +245,18 @@ def _row(run: _Run, metric: str) -> list[str]:
     ]
 
 
+def _plus_minus(run: _Run, key: str, error: str) -> str:
+    told, away = short(run.number(key)), run.number(error)
+    return told if math.isnan(away) else f"{told} \u00b1 {short(away)}"
+
+
 def _cautions(runs: Sequence[_Run]) -> list[str]:
     told = ["\u00b1 is one standard error over clients. Metrics are not covered by epsilon."]
+    for run in (run for run in runs if run.result.get("auc_left_out")):
+        left = f"{run.result['auc_left_out']} clients without test rows of both classes"
+        told.append(f"{run.label}: the AUC is a mean over clients and leaves out {left}.")
     if any(run.data != runs[0].data for run in runs):
-        told.append(
-            "These runs differ in their data, split or scaling: do not compare their metrics."
-        )
+        told.append("These runs differ in data, split or scaling: do not compare their metrics.")
     private = [run for run in runs if run.private]
     if len({(run.guarantee.relation, run.guarantee.delta) for run in private}) > 1:
         told.append("Epsilons at different relations or deltas cannot be compared.")

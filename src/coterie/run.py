@@ -7,7 +7,8 @@
 - `personal/`: personal state between rounds, and the journal of the round in progress
 - `models/`: one model per client, a row each (`clients.json` names the rows)
 - `guarantee.json`: what the run guarantees
-- `metrics.parquet`: per client: test rows, own error, error of learning alone (not private)
+- `metrics.parquet`: per client: test rows, own error, AUC if the task is binary, error of learning
+  alone (not private)
 - `result.json`: the summary that `coterie run --json` prints
 """
 
@@ -146,16 +147,18 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
     """Choose the number of rounds from public facts.
 
     The mean of m clipped vectors of p numbers over T rounds has relative error about
-    sqrt(p T) / (m mu); linear models get the largest T that keeps it below 0.3, from 3 to 25.
-    Networks cannot get anywhere in so few rounds and get a fixed number.
+    sqrt(p T) / (m mu); linear models get the largest T that keeps it below what the method aims at
+    (0.3), between its limits (3 to 25). Networks cannot get anywhere in so few rounds and get a
+    fixed number.
     """
-    if method.shape is Shape.NONE:
+    if method.shape in (Shape.NONE, Shape.POOLED):
         return 1
     if not isinstance(method.model, Linear):
         return NETWORK_ROUNDS
     if privacy.epsilon is None or privacy.epsilon == math.inf:
         return 25
-    delta = default_delta(spec.clients) if privacy.delta is None else privacy.delta
+    # A pure budget buys about as many rounds as one with a customary delta.
+    delta = privacy.delta or default_delta(spec.clients)
     noise = calibrate(
         privacy.epsilon,
         delta,
@@ -164,14 +167,18 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
         relation=privacy.relation,
     )
     numbers = size(method.contribution(method.init(spec, Rng.seeded(0))))
-    return int(np.clip((0.3 * spec.clients / noise) ** 2 / numbers, 3, 25))
+    if method.shape is Shape.GRAM:
+        numbers = numbers * (numbers + 1) // 2
+    few, many = method.rounds_between
+    affordable = (method.rounds_error * spec.clients / noise) ** 2 / numbers
+    return int(np.clip(affordable, few, many))
 
 
 def resolve(run_plan: RunPlan, spec: Spec) -> RunPlan:
     """Fill in what was left to rules, so that plan.toml says it all."""
     privacy, rounds = run_plan.privacy, run_plan.rounds
     if privacy.delta is None:
-        privacy = replace(privacy, delta=default_delta(spec.clients))
+        privacy = replace(privacy, delta=privacy.noise.usual_delta(spec.clients))
     if rounds is None:
         rounds = len(privacy.budget) or rounds_by_rule(run_plan.method, privacy, spec)
     return replace(run_plan, privacy=privacy, rounds=rounds)
@@ -263,6 +270,7 @@ def summarise(
     """Give the summary that others may script against; strict JSON."""
     guarantee = outcome.guarantee
     noise = outcome.plan.noise_multipliers(outcome.spec.clients)
+    area = score.auc
     return {
         "method": run_plan.method.kind,
         "data": run_plan.data.name,
@@ -279,6 +287,9 @@ def summarise(
         "metric": score.metric,
         "value": json_number(score.value),
         "standard_error": json_number(score.standard_error),
+        "auc": None if area is None else json_number(area.value),
+        "auc_standard_error": None if area is None else json_number(area.standard_error),
+        "auc_left_out": None if area is None else area.left_out,
         "share_better_than_local": (
             None if local is None else json_number(score.share_better_than(local))
         ),
@@ -369,6 +380,8 @@ def _keep(
         "test_rows": pa.array(score.rows),
         "error": pa.array(score.clients),
     }
+    if score.auc is not None:
+        columns["auc"] = pa.array(score.auc.clients)
     if local is not None:
         columns["error_alone"] = pa.array(local.clients)
     buffer = pa.BufferOutputStream()

@@ -15,6 +15,7 @@ from coterie.data.scaling import scaling_hint
 from coterie.engines.simulate import Progress as RoundProgress
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.words import round_up
+from coterie.rng import Rng
 from coterie.run import RunPlan
 from coterie.scores import mean_loss
 from coterie.tree import Tree, stack
@@ -87,11 +88,16 @@ class Watch:
         return list(zip(marks, spent, strict=True))
 
     def _measure(self, progress: RoundProgress) -> float:
-        shared = progress.shared
+        shared, method, spec = progress.shared, self._plan.method, self._data.spec
+        names = method.model.init(spec, Rng.seeded(0)).keys()
 
         def models(ids: Any) -> Tree:
-            rows = progress.store.take(ids, lambda count: stack(shared, count))
-            return rows if rows.keys() == shared.keys() else stack(shared, len(ids))
+            rows = progress.store.take(ids, lambda count: method.enrol(shared, spec, count))
+            if rows.keys() == names:
+                return rows
+            if shared.keys() == names:
+                return stack(shared, len(ids))
+            return method.personalise(shared, rows, self._data.clients(ids), Rng.seeded(0))
 
         return mean_loss(self._plan.method.model, models, self._data, self._ids)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from coterie.data.embedded import digits, districts
 from coterie.data.federated import DataError, FederatedDataset
+from coterie.data.papers import mpmtl_group_sparse, mpmtl_low_rank
 from coterie.data.synthetic import KINDS, Synthetic, synthetic
 
 _MAKERS: dict[str, Callable[..., FederatedDataset | Synthetic]] = {
@@ -14,6 +15,8 @@ _MAKERS: dict[str, Callable[..., FederatedDataset | Synthetic]] = {
     "digits": digits,
     "synthetic": synthetic,
     **{f"synthetic:{kind}": partial(synthetic, kind) for kind in KINDS},
+    "mpmtl:low_rank": mpmtl_low_rank,
+    "mpmtl:group_sparse": mpmtl_group_sparse,
 }
 NAMES: tuple[str, ...] = tuple(_MAKERS)
 

@@ -10,10 +10,10 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -56,7 +56,8 @@ class Clients:
     """c clients side by side; client i has rows `starts[i] : starts[i] + counts[i]`.
 
     Kernels read the flat arrays in place; `x`, `y` and `mask` are the same rows padded to the
-    longest client, for code over stacked tensors.
+    longest client, for code over stacked tensors. `memory` is where solvers keep what they made of
+    single clients' rows, for as long as the data lives.
     """
 
     spec: Spec
@@ -65,6 +66,7 @@ class Clients:
     counts: Tensor
     features: Features
     targets: Tensor
+    memory: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return int(self.ids.numel())
@@ -200,7 +202,12 @@ class FederatedDataset:
             counts=torch.from_numpy(self.offsets[ids + 1] - starts),
             features=self.features,
             targets=self.targets,
+            memory=self._memory,
         )
+
+    @cached_property
+    def _memory(self) -> dict[str, Any]:
+        return {}
 
     def blocks(self, ids: NDArray[np.int64], size: int) -> Iterator[Clients]:
         """Hand out clients in blocks of at most `size`, those of like size together."""

@@ -35,7 +35,7 @@ def client_half(state: RoundState, personal: Tree, clients: Clients) -> tuple[Bo
     """
     coins = state.rng.at("client", state.round)
     after, rows = state.method.local_update(state.shared, personal, clients, coins, state.round)
-    part, kept = bound(state.mechanism, rows)
+    part, kept = bound(state.mechanism, rows, clients.ids)
     return part, state.method.settle(personal, after, kept)
 
 

@@ -20,6 +20,7 @@ import torch
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.rounds import RoundState, Timing, client_half, server_half
 from coterie.engines.store import Ids, Store
+from coterie.methods.base import Shape
 from coterie.plan import Plan
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Bounded, Post
@@ -137,6 +138,8 @@ class _Simulation:
         seed = plan.simulation_seed
         self.rng = Rng.fresh() if seed is None else Rng.seeded(seed)
         # The start is public: it comes from the specification and a fixed stream.
+        plan.method.check(data.spec)
+        plan.method.check_data(data)
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
         self.billboard = plan.open(data.spec, self.shared, folder)
         try:
@@ -150,14 +153,19 @@ class _Simulation:
         started = time.perf_counter()
         try:
             self._recover()
+            if self.plan.method.shape is Shape.POOLED:
+                return self._outcome(self._pool(), started, 0.0)
             for number in range(self.billboard.next, self.plan.posts):
                 self._round(number, self.billboard)
                 if observe is not None:
                     observe(Progress(number + 1, self.plan.posts, self.shared, self.store))
             rounds = time.perf_counter() - started
             models = self._personalise()
+            return self._outcome(models, started, rounds)
         finally:
             self.billboard.ledger.close()
+
+    def _outcome(self, models: Store, started: float, rounds: float) -> Outcome:
         return Outcome(
             plan=self.plan,
             spec=self.data.spec,
@@ -169,6 +177,16 @@ class _Simulation:
             ),
             timing=Timing(rounds, time.perf_counter() - started),
         )
+
+    def _pool(self) -> Store:
+        """Fit all clients with their rows in one place: a reference, and never private."""
+        self.billboard.ledger.charge(0)
+        everyone = np.arange(self.data.spec.clients, dtype=np.int64)
+        rows = self.plan.method.fit_all(self.data.clients(everyone))
+        models = self._open_store("models", {name: row[:1] for name, row in rows.items()})
+        models.put(everyone, rows)
+        models.flush()
+        return models
 
     def _recover(self) -> None:
         ledger, started = self.billboard.ledger, bool(self.store.started.any())

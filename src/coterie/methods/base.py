@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.models import Model
 from coterie.privacy.billboard import Post
 from coterie.privacy.mechanisms import Shape
@@ -32,15 +32,33 @@ class Method(ABC):
 
     Class attributes:
         kind: Its registered name.
-        shape: What it needs posted.
         not_applicable: Utility contracts that do not apply, with the reason; privacy contracts
             have no exceptions.
+        rounds_between: The fewest and most rounds that are chosen by rule.
+        rounds_error: The relative error of a posted mean that the rule aims at.
+        reference: The method that says what could be learnt without privacy; itself if empty.
     """
 
     kind: ClassVar[str] = ""
-    shape: ClassVar[Shape] = Shape.SUM
     not_applicable: ClassVar[Mapping[str, str]] = {}
+    rounds_between: ClassVar[tuple[int, int]] = (3, 25)
+    rounds_error: ClassVar[float] = 0.3
+    reference: ClassVar[str] = ""
     model: Model
+
+    @property
+    def shape(self) -> Shape:
+        """What it needs posted."""
+        return Shape.SUM
+
+    @property
+    def protects_rows(self) -> int | None:
+        """The most rows of a client, where the method's own proof speaks of single rows.
+
+        The noise is then what that proof asks for, converted to whole clients; the account is of
+        the noise as it is. None for methods that bound whole clients.
+        """
+        return None
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Make the first shared tree from public facts alone."""
@@ -49,6 +67,14 @@ class Method(ABC):
     def check(self, spec: Spec) -> None:
         """Refuse data that this method cannot work on, before anything is spent."""
         self.init(spec, Rng.seeded(0))
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that this method cannot learn from, before anything is spent."""
+        return None
+
+    def fit_all(self, clients: Clients) -> Tree:
+        """Fit all clients together, rows in one place: methods of shape POOLED alone."""
+        raise NotImplementedError(f"{self.kind} is not a pooled method")
 
     def contribution(self, shared: Tree) -> Tree:
         """Give the shapes of one client's contribution; by default those of the shared tree."""

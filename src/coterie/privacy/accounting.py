@@ -6,55 +6,53 @@ which doubles the sensitivity of a clipped sum). Only plans with a proved accoun
 numbers are upper bounds. This module never imports torch.
 """
 
-import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from coterie.privacy.calibration import calibrate, calibrate_laplace, calibrate_wishart
+from coterie.privacy.composed import check_covered, count
+from coterie.privacy.composed import profile_of as _profile
 from coterie.privacy.events import (
     Event,
     Gaussian,
+    Laplace,
     NonPrivate,
     Participation,
     Relation,
+    Wishart,
     check_delta,
     check_relation,
     default_delta,
+    list_runs,
+    read_runs,
 )
-from coterie.privacy.losses import loss_profile
-from coterie.privacy.profiles import (
-    Array,
-    GaussianProfile,
-    Groups,
-    Profile,
-    gaussian_mu,
-    mixture_profile,
-    smallest_noise,
-)
+from coterie.privacy.profiles import Array, Profile
 from coterie.privacy.words import UNIT, state, view_of
 
 __all__ = [
     "Event",
     "Gaussian",
     "Guarantee",
+    "Laplace",
     "NonPrivate",
     "Participation",
     "Profile",
     "Relation",
+    "Wishart",
     "calibrate",
+    "calibrate_laplace",
+    "calibrate_wishart",
     "coalition_profile",
     "default_delta",
     "epsilon_by_round",
     "profile",
 ]
-
-_SCALE: dict[Relation, float] = {"zero_out": 1.0, "replace": 2.0}
 
 
 def profile(events: Sequence[Event], participation: Participation, relation: Relation) -> Profile:
@@ -72,7 +70,7 @@ def profile(events: Sequence[Event], participation: Participation, relation: Rel
     17.86
     """
     check_relation(relation)
-    return _profile(_group(events), participation, relation)
+    return _profile(count(events), participation, relation)
 
 
 def coalition_profile(
@@ -102,127 +100,10 @@ def epsilon_by_round(
     **Guarantee:** as `profile`. The rounds must be planned: stopping at a round chosen by looking
     at private data is not covered by that round's number.
     """
-    check_delta(delta)
+    check_delta(delta, events)
     if not all(0 <= r <= len(events) for r in rounds):
         raise ValueError(f"rounds = {list(rounds)}: expected numbers from 0 to {len(events)}")
     return [profile(events[:r], participation, relation).epsilon(delta) for r in rounds]
-
-
-def calibrate(
-    epsilon: float,
-    delta: float,
-    *,
-    weights: Sequence[float],
-    participation: Participation,
-    relation: Relation,
-) -> float:
-    """Find the smallest z with which rounds of Gaussian(z / weight) meet (epsilon, delta).
-
-    A weight multiplies its round's share of mu: all 1 spends evenly.
-
-    Raises:
-        ValueError: If the target, a weight or the relation makes no sense, or no account is proved.
-
-    **Guarantee:** `profile` of the events with the returned z has an epsilon of at most the target
-    and at least 0.9995 of it; `tests/accounting/test_laws.py`.
-
-    >>> everyone = Participation("everyone")
-    >>> z = calibrate(1.0, 1e-5, weights=[1.0], participation=everyone, relation="zero_out")
-    >>> round(z, 3)
-    3.731
-    """
-    check_relation(relation)
-    check_delta(delta)
-    if not 0 < epsilon <= 1e4:
-        raise ValueError(
-            f"epsilon = {epsilon}: expected a positive number of at most 10,000, which protects "
-            "nobody already; for no noise at all, run with epsilon inf"
-        )
-    if len(weights) == 0 or not all(weight > 0 and math.isfinite(weight) for weight in weights):
-        raise ValueError(
-            f"weights = {list(weights)[:5]}...: expected one positive finite number a round; "
-            "leave a round out rather than give it no weight"
-        )
-    counts = Counter(float(weight) for weight in weights)
-    return _calibrate(epsilon, delta, tuple(sorted(counts.items())), participation, relation)
-
-
-@lru_cache(maxsize=64)
-def _calibrate(
-    epsilon: float, delta: float, weights: Groups, participation: Participation, relation: Relation
-) -> float:
-    rate, rounds = participation.rate, sum(count for _, count in weights)
-    squares = sum(count * weight**2 for weight, count in weights)
-    mu = gaussian_mu(epsilon, delta)
-    if rate == 1:
-        # Closed form; the margin lies above its rounding and far below what anyone could notice.
-        return _SCALE[relation] * math.sqrt(squares) / mu * (1 + 1e-8)
-    if -math.expm1(rounds * math.log1p(-rate)) <= delta:
-        raise ValueError(
-            f"delta = {delta}: a client takes part at all with no larger probability, so no noise "
-            "would be needed; expected a smaller delta"
-        )
-
-    def search(weights: Groups, start: float) -> float:
-        def profile_of(z: float) -> Profile:
-            return _profile(_divide(z, weights), participation, relation)
-
-        return smallest_noise(profile_of, epsilon, delta, start)
-
-    # The central limit of sampled rounds (Bu, Dong, Long and Su 2020): a guess, not a guarantee.
-    spread = math.log1p(mu**2 / (rate**2 * rounds))
-    guess = _SCALE[relation] * math.sqrt(squares / rounds / spread)
-    if len(weights) > 64:
-        sketch: Counter[float] = Counter()
-        for weight, count in weights:
-            sketch[1.02 ** round(math.log(weight, 1.02))] += count
-        guess = search(tuple(sketch.items()), guess)
-    return search(weights, guess)
-
-
-def _check_covered(groups: Groups | None, participation: Participation, relation: Relation) -> None:
-    hidden = participation.kind == "fixed" and participation.rate < 1 and not participation.visible
-    if groups and hidden and relation == "zero_out":
-        raise ValueError(
-            "relation = 'zero_out' with a hidden cohort of fixed size: no amplification is proved "
-            "for it, since the cohort's other members depend on whether the client is in; use "
-            "relation 'replace', or Poisson sampling, or declare the cohort visible"
-        )
-
-
-def _group(events: Sequence[Event]) -> Groups | None:
-    """Count rounds by noise multiplier; None if anything is released without noise."""
-    counts: Counter[float] = Counter()
-    for event in events:
-        if isinstance(event, NonPrivate):
-            return None
-        counts[float(event.noise_multiplier)] += 1
-    return tuple(sorted(counts.items()))
-
-
-def _divide(z: float, weights: Groups) -> Groups:
-    """Count rounds by noise multiplier z / weight, exactly as `_group` counts their events."""
-    counts: Counter[float] = Counter()
-    for weight, count in weights:
-        counts[z / weight] += count
-    return tuple(sorted(counts.items()))
-
-
-@lru_cache(maxsize=16)
-def _profile(groups: Groups | None, participation: Participation, relation: Relation) -> Profile:
-    _check_covered(groups, participation, relation)
-    scale, rate = _SCALE[relation], participation.rate
-    if groups is None:
-        return GaussianProfile(math.inf, "none: something is released without noise")
-    if not groups:
-        return GaussianProfile(0.0, "none needed: nothing is released")
-    if rate == 1:
-        return GaussianProfile(scale * math.sqrt(sum(count / z / z for z, count in groups)))
-    if participation.visible:
-        return mixture_profile(groups, rate, scale)
-    if participation.kind == "poisson":
-        return loss_profile(groups, ("remove", "add") if scale == 1 else ("replace",), rate)
-    return loss_profile(groups, ("fixed",), rate)
 
 
 @dataclass(frozen=True)
@@ -259,10 +140,10 @@ class Guarantee:
     def __post_init__(self) -> None:
         object.__setattr__(self, "events", tuple(self.events))
         check_relation(self.relation)
-        check_delta(self.delta)
+        check_delta(self.delta, self.events)
         if self.clients < 1:
             raise ValueError(f"clients = {self.clients}: expected at least 1")
-        _check_covered(_group(self.events), self.participation, self.relation)
+        check_covered(count(self.events), self.participation, self.relation)
 
     @property
     def profile(self) -> Profile:
@@ -292,6 +173,17 @@ class Guarantee:
             views["other_clients"] = together
         return views
 
+    @property
+    def claimed_alone(self) -> "Guarantee":
+        """The releases for which a paper prints an epsilon, and no others."""
+        return replace(self, events=tuple(e for e in self.events if _claim(e) is not None))
+
+    @property
+    def claimed_epsilon(self) -> float | None:
+        """The epsilons that papers print for releases of this plan, added up; None without any."""
+        claims = [claim for event in self.events if (claim := _claim(event)) is not None]
+        return math.fsum(claims) if claims else None
+
     def delta_at(self, epsilon: float) -> float:
         """Bound delta at another epsilon."""
         if not epsilon >= 0:
@@ -300,7 +192,7 @@ class Guarantee:
 
     def epsilon_at(self, delta: float) -> float:
         """Bound epsilon at another delta."""
-        check_delta(delta)
+        check_delta(delta, self.events)
         return self.profile.epsilon(delta)
 
     def trade_off(self, alphas: Sequence[float]) -> Array:
@@ -315,9 +207,9 @@ class Guarantee:
             raise ValueError(f"alphas = {alphas}: expected numbers from 0 to 1")
         best = np.zeros_like(alpha)
         largest = self.epsilon_at(1e-10)
-        if largest == math.inf:
-            return best
-        for epsilon in np.linspace(0.0, min(largest, 700.0), 1000):
+        # Where some losses are infinite with more than that, delta hardly falls any further.
+        top = min(largest, 700.0) if largest < math.inf else 20.0
+        for epsilon in np.linspace(0.0, top, 1000):
             rest = 1 - self.delta_at(epsilon)
             best = np.maximum(best, rest - np.exp(epsilon) * alpha)
             best = np.maximum(best, np.exp(-epsilon) * (rest - alpha))
@@ -330,8 +222,7 @@ class Guarantee:
     def to_json(self) -> dict[str, Any]:
         """Give the guarantee as strict JSON; an infinite epsilon is the string "inf"."""
         who = self.participation
-        noise = [getattr(event, "noise_multiplier", 0.0) for event in self.events]
-        return {
+        found: dict[str, Any] = {
             "unit": UNIT,
             "relation": self.relation,
             "view": view_of(self),
@@ -343,22 +234,35 @@ class Guarantee:
             "rounds": len(self.events),
             "delta": self.delta,
             "epsilon": _plain(self.epsilon),
-            "noise_multipliers": [[z, len(list(run))] for z, run in itertools.groupby(noise)],
+            "events": list_runs(self.events),
             "accountant": self.profile.accountant,
             "versions": {name: _version(name) for name in ("coterie", "dp-accounting", "scipy")},
             "simulation": self.simulation,
             "assumed_public": list(self.assumed),
         }
+        if all(isinstance(event, Gaussian | NonPrivate) for event in self.events):
+            noise = [getattr(event, "noise_multiplier", 0.0) for event in self.events]
+            found["noise_multipliers"] = [[z, len(list(run))] for z, run in groupby(noise)]
+        claimed = self.claimed_epsilon
+        if claimed is not None:
+            found["claimed_epsilon"] = claimed
+            found["true_delta_at_claimed"] = self.claimed_alone.delta_at(claimed)
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Guarantee":
         """Rebuild a guarantee; epsilon is computed anew, not believed."""
-        return cls(
-            events=tuple(
+        events: tuple[Event, ...]
+        if "events" in data:
+            events = read_runs(data["events"])
+        else:  # written before there were other events than these two
+            events = tuple(
                 Gaussian(float(z)) if z else NonPrivate()
-                for z, count in data["noise_multipliers"]
-                for _ in range(int(count))
-            ),
+                for z, times in data["noise_multipliers"]
+                for _ in range(int(times))
+            )
+        return cls(
+            events=events,
             participation=Participation(
                 data["sampling"], float(data["rate"]), data["cohort"] == "visible"
             ),
@@ -368,6 +272,10 @@ class Guarantee:
             simulation=bool(data["simulation"]),
             assumed=tuple(data.get("assumed_public", ())),
         )
+
+
+def _claim(event: Event) -> float | None:
+    return event.claimed if isinstance(event, Wishart) else None
 
 
 def _plain(epsilon: float) -> float | str:

@@ -13,7 +13,6 @@ data, against all others together. The first premise is this file, the second a 
 (tests/contracts/).
 """
 
-import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +22,7 @@ from dataclasses import InitVar, dataclass
 import numpy as np
 from torch import Tensor
 
-from coterie.privacy.accounting import Event, Gaussian
+from coterie.privacy.accounting import Event
 from coterie.privacy.entropy import DrawnAhead, Entropy
 from coterie.privacy.ledger import Ledger, OverspentError
 from coterie.privacy.mechanisms import Mechanism
@@ -69,12 +68,16 @@ class Bounded:
 
 @dataclass(frozen=True, eq=False)
 class Post:
-    """A released value, paid for; public from here on."""
+    """A released value, paid for; public from here on.
+
+    `radius` says how far noise alone reaches in it (0 without noise): see `Mechanism.radius`.
+    """
 
     value: Tree
     index: int
     event: Event
     cohort: float
+    radius: float = 0.0
     seal: InitVar[object] = None
 
     def __post_init__(self, seal: object) -> None:
@@ -93,15 +96,17 @@ def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
         raise ValueError("the same contribution was handed in twice; it counts once in a post")
 
 
-def bound(mechanism: Mechanism, rows: Tree) -> tuple[Bounded, Tensor]:
-    """Clip each client's contribution and sum: the last step on the client's side.
+def bound(mechanism: Mechanism, rows: Tree, ids: Tensor | None = None) -> tuple[Bounded, Tensor]:
+    """Clip each client's contribution and add up: the last step on the client's side.
+
+    `ids` are the clients' numbers, for mechanisms that keep a row for each.
 
     Returns:
         The sealed sum, and the factor kept of each row (the clients' own business).
     """
     clipped, kept = mechanism.clip(rows)
     marks = frozenset([secrets.randbits(64)])
-    return Bounded(mechanism.reduce(clipped), mechanism, marks, _SEAL), kept
+    return Bounded(mechanism.reduce(clipped, ids), mechanism, marks, _SEAL), kept
 
 
 class Billboard:
@@ -182,12 +187,12 @@ class Billboard:
             )
         self._ledger.charge(index)
         mechanism = self._mechanisms[index]
+        shapes = mechanism.totals(self._template)
         entropy = self._entropy(index)
-        if isinstance(mechanism.event(), Gaussian):
-            numbers = sum(math.prod(shape) for shape in self._template.values())
-            entropy = DrawnAhead(entropy, numbers)
+        if mechanism.draws(shapes):
+            entropy = DrawnAhead(entropy, mechanism.draws(shapes))
         # NumPy, on one thread: torch would wake its threads for each of these small sums.
-        total = {name: np.zeros(shape) for name, shape in self._template.items()}
+        total = {name: np.zeros(shape) for name, shape in shapes.items()}
         seen: set[int] = set()
         for part in parts:
             self._admit(part, mechanism)
@@ -214,12 +219,14 @@ class Billboard:
                 f"{mechanism}; bound it with the plan's mechanism of this round"
             )
         shapes = {name: tuple(leaf.shape) for name, leaf in part.total.items()}
-        if shapes != self._template:
-            raise ValueError(f"a contribution has shapes {shapes}, expected {self._template}")
+        expected = dict(mechanism.totals(self._template))
+        if shapes != expected:
+            raise ValueError(f"a contribution has shapes {shapes}, expected {expected}")
 
     def _seal(self, index: int, value: Tree) -> Post:
-        event = self._mechanisms[index].event()
-        return Post(value, index, event, self._cohort, _SEAL)
+        mechanism = self._mechanisms[index]
+        radius = mechanism.radius(mechanism.totals(self._template))
+        return Post(value, index, mechanism.event(), self._cohort, radius, _SEAL)
 
     def _settle_account(self) -> None:
         # A crash between a post's rename and its line in the ledger: the post is out, so it counts

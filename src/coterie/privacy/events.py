@@ -1,8 +1,10 @@
 """What is released and who takes part: the words in which a plan is put to the accountant."""
 
+import itertools
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 Relation = Literal["zero_out", "replace"]
 """What neighbours are: a client's contributions become zero, or become any others."""
@@ -13,12 +15,19 @@ Kind = Literal["everyone", "poisson", "fixed"]
 class Gaussian:
     """One Gaussian release of a sum to which each client contributes at most a bound.
 
-    **Guarantee:** with all clients taking part, s/z-Gaussian DP for noise multiplier z = standard
-    deviation / bound, with s = 1 for `zero_out` and s = 2 for `replace` (Dong, Roth and Su 2022);
-    `tests/accounting/test_laws.py`.
+    Args:
+        noise_multiplier: Standard deviation of the noise over the bound.
+        replaced: How much further a sum moves when a client is replaced than when it is zeroed:
+            2 for clipped vectors, which can point opposite ways; sqrt(2) for second moments w w^T
+            and for clipped vectors without negative entries, which cannot.
+
+    **Guarantee:** with all clients taking part, s/z-Gaussian DP for noise multiplier z, with s = 1
+    for `zero_out` and s = `replaced` for `replace` (Dong, Roth and Su 2022);
+    `tests/accounting/test_laws.py`, `tests/accounting/test_pure.py`.
     """
 
     noise_multiplier: float
+    replaced: float = 2.0
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
@@ -26,6 +35,63 @@ class Gaussian:
                 f"noise_multiplier = {self.noise_multiplier}: expected a positive finite number; "
                 "use NonPrivate() for a release without noise"
             )
+        if not 1 <= self.replaced <= 2:
+            raise ValueError(
+                f"replaced = {self.replaced}: expected the sensitivity under replace over that "
+                "under zero_out, a number from 1 to 2; leave it at 2 if it is not known"
+            )
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """One release that is purely epsilon-DP: a sum of vectors clipped in l1, with Laplace noise.
+
+    **Guarantee:** with the client taking part, (epsilon, 0)-DP for `zero_out` and (2 epsilon,
+    0)-DP for `replace` (Dwork, McSherry, Nissim and Smith 2006); `tests/accounting/test_pure.py`.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise ValueError(
+                f"epsilon = {self.epsilon}: expected a positive finite number, the l1 bound over "
+                "the scale of the noise; use NonPrivate() for a release without noise"
+            )
+
+
+@dataclass(frozen=True)
+class Wishart:
+    """One release of a sum of second moments w w^T plus Wishart noise W_d(nu, c I).
+
+    Args:
+        degrees: nu - d + 1, the degrees of freedom that any one direction is left with.
+        ratio: K^2 / c, for vectors w of norm at most K.
+        claimed: The epsilon that a paper prints for this release. It is never believed: a plan that
+            holds it is called a reproduction, and accounted for as it truly is.
+
+    **Guarantee:** for `zero_out`, exactly as private as the number `ratio` plus chi-square noise of
+    `degrees` degrees: never pure; `tests/accounting/test_wishart.py`.
+    """
+
+    degrees: int
+    ratio: float
+    claimed: float | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.degrees) is not int or self.degrees < 2:
+            raise ValueError(
+                f"degrees = {self.degrees}: expected a whole number nu - d + 1 of at least 2, that "
+                "is nu >= d + 1; with fewer the privacy loss is unbounded both ways: raise nu"
+            )
+        for name in ("ratio", "claimed"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                meaning = {"ratio": "K^2 / c", "claimed": "the epsilon printed, or None"}[name]
+                raise ValueError(
+                    f"{name} = {value}: expected a positive finite number ({meaning}); "
+                    "use NonPrivate() for a release without noise"
+                )
 
 
 @dataclass(frozen=True)
@@ -36,7 +102,47 @@ class NonPrivate:
     """
 
 
-Event = Gaussian | NonPrivate
+Event = Gaussian | Laplace | Wishart | NonPrivate
+Counted = tuple[tuple[Event, int], ...]
+"""Different events, and how many releases there are of each."""
+_NAMES: dict[str, type[Event]] = {
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "wishart": Wishart,
+    "non_private": NonPrivate,
+}
+
+
+def list_runs(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Write events as plain data, equal neighbours together.
+
+    >>> list_runs([Laplace(0.5), Laplace(0.5), NonPrivate()])
+    [{'event': 'laplace', 'epsilon': 0.5, 'rounds': 2}, {'event': 'non_private', 'rounds': 1}]
+    """
+    names = {kind: name for name, kind in _NAMES.items()}
+    return [
+        {"event": names[type(event)], **asdict(event), "rounds": len(list(run))}
+        for event, run in itertools.groupby(events)
+    ]
+
+
+def read_runs(runs: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
+    """Read what `list_runs` wrote.
+
+    Raises:
+        ValueError: If an event has a name that is not known.
+    """
+    events: list[Event] = []
+    for run in runs:
+        kind = _NAMES.get(run["event"])
+        if kind is None:
+            raise ValueError(
+                f"event = {run['event']!r}: expected one of {', '.join(_NAMES)}; "
+                "a later version may know it"
+            )
+        values = {key: value for key, value in run.items() if key not in ("event", "rounds")}
+        events += [kind(**values)] * int(run["rounds"])
+    return tuple(events)
 
 
 @dataclass(frozen=True)
@@ -92,10 +198,22 @@ def check_relation(relation: Relation) -> None:
         )
 
 
-def check_delta(delta: float) -> None:
-    """Refuse a delta at which no epsilon is defined."""
-    if not 0 < delta < 1:
-        raise ValueError(
-            f"delta = {delta}: expected a number strictly between 0 and 1; "
-            "default_delta(clients) gives a sound one"
-        )
+def check_delta(delta: float, events: Sequence[Event] | None = None) -> None:
+    """Refuse a delta at which no epsilon is defined; 0 is one for these events if all are pure."""
+    if 0 < delta < 1:
+        return
+    reason = ""
+    if delta == 0 and events is not None:
+        kinds = {type(event) for event in events}
+        if not kinds & {Gaussian, Wishart}:
+            return
+        reason = (
+            "under Gaussian noise the privacy loss has no bound, so no epsilon holds at delta 0"
+            if Gaussian in kinds
+            else "under Wishart noise some outputs are impossible for a neighbour, with positive "
+            "probability, so no epsilon holds at delta 0"
+        ) + "; use Laplace noise for a pure guarantee, or "
+    raise ValueError(
+        f"delta = {delta}: expected a number strictly between 0 and 1; "
+        f"{reason}default_delta(clients) gives a sound one"
+    )

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from coterie.privacy.accounting import Event
+from coterie.privacy.events import Event, list_runs
 from coterie.privacy.files import sync_folder
 
 
@@ -119,8 +119,7 @@ class Ledger:
         entries = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
         assert self._file is not None
         # The events are part of the header: the account must never state another noise than paid.
-        named = [(type(e).__name__, float(getattr(e, "noise_multiplier", 0))) for e in self.events]
-        events = hashlib.sha256(repr(named).encode()).hexdigest()
+        events = hashlib.sha256(repr(list_runs(self.events)).encode()).hexdigest()
         header = {"plan": plan, "posts": len(self.events), "events": events}
         if not entries:
             self._file.truncate(0)

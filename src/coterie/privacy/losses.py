@@ -9,6 +9,7 @@ and knows no cohorts of a fixed size.
 
 import heapq
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -32,7 +33,7 @@ _REACH = 10.0
 """Standard deviations of noise kept in a round's losses; beyond lies 8e-24 of the mass."""
 _FINENESS = 0.01
 """Grid step over the standard deviation of one round's loss: see `_grid`."""
-_ROUNDING = 2.0**-53
+ROUNDING = 2.0**-53
 """Allowance for floating point in delta, a round and a doubling of the transform's length.
 
 The error seen where the truth is known is thirty times smaller.
@@ -99,17 +100,14 @@ class LossProfile:
     @property
     def accountant(self) -> str:
         """How the numbers were obtained, in words."""
-        return (
-            f"privacy loss distribution (dp-accounting {version('dp-accounting')}, "
-            f"grid {self.directions[0].step:.0e}, pessimistic)"
-        )
+        return name_accountant(self.directions[0].step)
 
     @cached_property
     def allowance(self) -> float:
         """Bound what floating point may have taken from delta."""
         rounds = sum(count for _, count in self.groups)
         length = max(len(direction.above) for direction in self.directions)
-        return _ROUNDING * rounds * math.log2(length)
+        return ROUNDING * rounds * math.log2(length)
 
     @cached_property
     def _visible(self) -> MixtureProfile:
@@ -130,6 +128,14 @@ class LossProfile:
         return self._known[delta]
 
 
+def name_accountant(step: float) -> str:
+    """Say in words how numbers from a grid of losses were obtained."""
+    return (
+        f"privacy loss distribution (dp-accounting {version('dp-accounting')}, "
+        f"grid {step:.0e}, pessimistic)"
+    )
+
+
 def loss_profile(groups: Groups, pairs: tuple[Pair, ...], rate: float) -> LossProfile:
     """Build the profile of sampled Gaussian rounds with a hidden cohort.
 
@@ -142,12 +148,16 @@ def loss_profile(groups: Groups, pairs: tuple[Pair, ...], rate: float) -> LossPr
 
 
 def _compose(pair: Pair, groups: Groups, rate: float, step: float) -> Any:
-    """Compose all rounds, equal ones at a stroke, then the shortest distributions first."""
+    """Compose all rounds of a plan of sampled Gaussians."""
+    return compose([(_round_losses(pair, z, rate, step), count) for z, count in groups])
+
+
+def compose(counted: Sequence[tuple[Any, int]]) -> Any:
+    """Compose distributions, equal ones at a stroke, then the shortest first."""
     from dp_accounting.pld import pld_pmf
 
     heap = []
-    for place, (z, count) in enumerate(groups):
-        one = _round_losses(pair, z, rate, step)
+    for place, (one, count) in enumerate(counted):
         several = one if count == 1 else one.self_compose(count)
         heap.append((several.size, place, several))
     heapq.heapify(heap)
@@ -272,7 +282,58 @@ def _grid(pair: Pair, groups: Groups, rate: float) -> float:
 
 @lru_cache(maxsize=64)
 def _round_losses(pair: Pair, z: float, rate: float, step: float) -> Any:
-    """Discretise one round's privacy loss, pessimistically, as a dp-accounting distribution.
+    """Discretise one sampled Gaussian round."""
+    return discretise(sampled_law(pair, z, rate), step)
+
+
+@dataclass(frozen=True)
+class Law:
+    """One release's privacy loss L = log dP/dQ: between which losses its mass lies, and its tails.
+
+    `tails` gives P(L > l) and log Q(L > l) for each l. What P puts above `high` counts as an
+    infinite loss, what it puts below `low` as `low`: both round up.
+    """
+
+    low: float
+    high: float
+    tails: Callable[[Array], tuple[Array, Array]]
+
+
+def sampled_law(pair: Pair, z: float, rate: float) -> Law:
+    """Give the loss of one Gaussian round with a hidden cohort."""
+    return Law(*_range(pair, z, rate), lambda losses: _tails(pair, losses, z, rate))
+
+
+def gaussian_law(mu: float) -> Law:
+    """Give the loss of mu-Gaussian DP: N(mu^2/2, mu^2), in either direction."""
+
+    def tails(losses: Array) -> tuple[Array, Array]:
+        x = losses / mu
+        return special.ndtr(mu / 2 - x), special.log_ndtr(-mu / 2 - x)
+
+    return Law(mu**2 / 2 - _REACH * mu, mu**2 / 2 + _REACH * mu, tails)
+
+
+def coin_law(law: Law, rate: float) -> Law:
+    """Give the loss of a release in which the client takes part by a coin that all can see.
+
+    The coin's fall is part of what is seen, and has the same law for both neighbours: no loss if
+    the client stays away, the release's own if it does not.
+    """
+
+    def tails(losses: Array) -> tuple[Array, Array]:
+        upper, log_lower = law.tails(losses)
+        away = losses < 0
+        with np.errstate(divide="ignore"):
+            log_away = np.log(np.where(away, 1 - rate, 0.0))
+        upper = rate * upper + (1 - rate) * away
+        return upper, np.logaddexp(log_away, math.log(rate) + log_lower)
+
+    return Law(min(law.low, 0.0), max(law.high, 0.0), tails)
+
+
+def discretise(law: Law, step: float) -> Any:
+    """Discretise a privacy loss, pessimistically, as a dp-accounting distribution.
 
     Connect the dots: the mass of each cell goes to its two ends so that both its probability under
     P and that under Q are kept (Doroshenko et al. 2022, algorithm 1). Done on masses rather than
@@ -280,10 +341,11 @@ def _round_losses(pair: Pair, z: float, rate: float, step: float) -> Any:
     """
     from dp_accounting.pld import pld_pmf
 
-    low, high = _range(pair, z, rate)
-    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
+    first = math.floor(law.low / step)
+    # One point more than needed: an atom at `high` must not fall above the last by rounding.
+    last = max(math.ceil(law.high / step), first) + 1
     losses = step * np.arange(first, last + 1, dtype=np.float64)
-    upper, log_lower = _tails(pair, losses, z, rate)
+    upper, log_lower = law.tails(losses)
     upper = np.minimum.accumulate(np.minimum(upper, 1.0))
     scaled = np.exp(np.minimum(losses + log_lower, 0.0))
     mass = -np.diff(upper)
@@ -293,4 +355,8 @@ def _round_losses(pair: Pair, z: float, rate: float, step: float) -> Any:
     probabilities[:-1] += mass - to_right
     probabilities[1:] += to_right
     probabilities[0] += 1 - upper[0]
-    return pld_pmf.DensePLDPmf(step, first, probabilities, float(upper[-1]), True)
+    # Numbers next to underflow upset the transforms' bounds; as infinite losses they cost nothing.
+    tiny = probabilities < 1e-100
+    infinite = float(upper[-1] + probabilities[tiny].sum())
+    probabilities[tiny] = 0.0
+    return pld_pmf.DensePLDPmf(step, first, probabilities, infinite, True)

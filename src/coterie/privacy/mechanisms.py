@@ -10,6 +10,7 @@ significance of the least significant bits for differential privacy"). ADR 0009 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -18,19 +19,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.privacy.accounting import Event, Gaussian, NonPrivate, Relation
 from coterie.privacy.entropy import Entropy, normals
+from coterie.privacy.events import Event, Gaussian, NonPrivate, Relation, check_relation
 from coterie.tree import Tree, clip_rows, map_arrays, map_leaves, size
 
 MOST_CLIENTS = 1 << 22
 """Sums over more clients could exceed 2^53 grid steps, and would no longer be exact."""
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of a contribution or of a post, by leaf, without the client axis."""
+
+
 class Shape(Enum):
-    """What a method needs posted: nothing, or a sum of contributions."""
+    """What a method needs posted of its clients' contributions.
+
+    NONE: nothing. SUM: their sum. GRAM: the sum of w w^T over vectors w, a symmetric matrix.
+    SQUARES: the diagonal of that alone. ROWS: each client's own, in a row of its own.
+    POOLED: everything in clear, all rows in one place; never private, for reference methods.
+    """
 
     NONE = "none"
     SUM = "sum"
+    GRAM = "gram"
+    SQUARES = "squares"
+    ROWS = "rows"
+    POOLED = "pooled"
 
 
 class Mechanism(Protocol):
@@ -39,14 +53,26 @@ class Mechanism(Protocol):
     def clip(self, rows: Tree) -> tuple[Tree, Tensor]:
         """Bound each client's row; give the bounded rows and the factor kept of each."""
 
-    def reduce(self, rows: Tree) -> Tree:
-        """Sum bounded rows over clients; additive over blocks."""
+    def reduce(self, rows: Tree, ids: Tensor | None = None) -> Tree:
+        """Add bounded rows up over clients (with these numbers); additive over blocks."""
+
+    def totals(self, contribution: Shapes) -> Shapes:
+        """Give the shapes of a post for contributions of such shapes."""
+
+    def draws(self, totals: Shapes) -> int:
+        """Count the normals that the noise of one post takes, to draw them ahead; 0 if none."""
 
     def sensitivity(self, relation: Relation) -> float:
-        """Bound in l2 what one client can change in `reduce(clip(rows))`."""
+        """Bound what one client can change in `reduce(clip(rows))`, in the norm of the noise."""
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
         """Add noise to a sum."""
+
+    def radius(self, totals: Shapes) -> float:
+        """Say how far noise alone reaches, about: a public number, for post-processing.
+
+        The spectral norm of a symmetric matrix of noise, else its largest entry.
+        """
 
     def event(self) -> Event:
         """Name the release for the ledger."""
@@ -95,14 +121,21 @@ class GaussianSum:
         # In place: the clipped rows are this function's own. 1/step is exact, a power of two.
         return map_leaves(lambda leaf: leaf.mul_(1 / step).round_().mul_(step), clipped), kept
 
-    def reduce(self, rows: Tree) -> Tree:
+    def reduce(self, rows: Tree, ids: Tensor | None = None) -> Tree:
         """Sum over clients, exactly."""
-        return _sum(rows)
+        return sum_rows(rows)
+
+    def totals(self, contribution: Shapes) -> Shapes:
+        """Give the shapes of a contribution."""
+        return contribution
+
+    def draws(self, totals: Shapes) -> int:
+        """Draw one normal a number."""
+        return count_numbers(totals)
 
     def sensitivity(self, relation: Relation) -> float:
         """Give the bound, twice under replace."""
-        if relation not in ("zero_out", "replace"):
-            raise ValueError(f"relation = {relation!r}: expected 'zero_out' or 'replace'")
+        check_relation(relation)
         return self.bound * (2.0 if relation == "replace" else 1.0)
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
@@ -118,6 +151,11 @@ class GaussianSum:
             used += leaf.size
         return map_arrays(noisy)
 
+    def radius(self, totals: Shapes) -> float:
+        """Give about the largest of as many normals."""
+        numbers = max(count_numbers(totals), 2)
+        return self.noise_multiplier * self.bound * math.sqrt(2 * math.log(numbers))
+
     def event(self) -> Event:
         """Name a Gaussian release."""
         return Gaussian(self.noise_multiplier)
@@ -125,18 +163,37 @@ class GaussianSum:
 
 @dataclass(frozen=True)
 class Exact:
-    """Sum of rows as they are: no clipping, no noise, no privacy.
+    """What `shape` asks for, as it is: no clipping, no noise, no privacy.
 
     **Guarantee:** none; the event says so and the ledger answers infinity.
     """
+
+    shape: Shape = Shape.SUM
+    clients: int = 0
 
     def clip(self, rows: Tree) -> tuple[Tree, Tensor]:
         """Turn non-finite rows into zeros; keep the others."""
         return clip_rows(rows, math.inf)
 
-    def reduce(self, rows: Tree) -> Tree:
-        """Sum over clients."""
-        return _sum(rows)
+    def reduce(self, rows: Tree, ids: Tensor | None = None) -> Tree:
+        """Add up over clients."""
+        if self.shape is Shape.GRAM:
+            return gram_rows(rows)
+        if self.shape is Shape.SQUARES:
+            return sum_rows(map_leaves(torch.square, rows))
+        return sum_rows(rows) if self.shape is Shape.SUM else place_rows(rows, ids, self.clients)
+
+    def totals(self, contribution: Shapes) -> Shapes:
+        """Give the shapes of a post."""
+        if self.shape is Shape.GRAM:
+            return square_shapes(contribution)
+        if self.shape is Shape.ROWS:
+            return {name: (self.clients, *shape) for name, shape in contribution.items()}
+        return contribution
+
+    def draws(self, totals: Shapes) -> int:
+        """Draw nothing."""
+        return 0
 
     def sensitivity(self, relation: Relation) -> float:
         """Give infinity."""
@@ -146,12 +203,21 @@ class Exact:
         """Leave the sum as it is."""
         return dict(total)
 
+    def radius(self, totals: Shapes) -> float:
+        """Give zero: there is no noise."""
+        return 0.0
+
     def event(self) -> Event:
         """Name a release without privacy."""
         return NonPrivate()
 
 
-def _sum(rows: Tree) -> Tree:
+def count_numbers(shapes: Shapes) -> int:
+    """Count the numbers in a tree of such shapes."""
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def sum_rows(rows: Tree) -> Tree:
     """Sum over clients, and bring the sums to the CPU in one transfer."""
     sums = {name: leaf.sum(dim=0) for name, leaf in rows.items()}
     flat = torch.cat([leaf.reshape(-1) for leaf in sums.values()]).cpu()
@@ -160,3 +226,34 @@ def _sum(rows: Tree) -> Tree:
         name: part.reshape(leaf.shape)
         for (name, leaf), part in zip(sums.items(), parts, strict=True)
     }
+
+
+def gram_rows(rows: Tree) -> Tree:
+    """Sum w w^T over clients: one product of (features, clients) by (clients, features)."""
+    return {name: (leaf.mT @ leaf).cpu() for name, leaf in rows.items()}
+
+
+def square_shapes(contribution: Shapes) -> Shapes:
+    """Give the shapes of second moments of vectors.
+
+    Raises:
+        ValueError: If a contribution is not a vector.
+    """
+    for name, shape in contribution.items():
+        if len(shape) != 1:
+            raise ValueError(
+                f"{name} has shape {shape}: a second moment is posted of vectors; "
+                "contribute one vector a client"
+            )
+    return {name: (*shape, *shape) for name, shape in contribution.items()}
+
+
+def place_rows(rows: Tree, ids: Tensor | None, clients: int) -> Tree:
+    """Put each client's row where its number says, among zeros."""
+    if ids is None:
+        raise ValueError("rows of their own need the clients' numbers: give ids")
+    placed = {}
+    for name, leaf in rows.items():
+        total = torch.zeros(clients, *leaf.shape[1:], dtype=leaf.dtype)
+        placed[name] = total.index_copy(0, ids.cpu(), leaf.cpu())
+    return placed

@@ -35,7 +35,7 @@ class Profile(Protocol):
         """Bound delta at this epsilon, which is not negative."""
 
     def epsilon(self, delta: float) -> float:
-        """Bound epsilon at this delta, which lies strictly between 0 and 1."""
+        """Bound epsilon at this delta, which is below 1 and not negative."""
 
 
 def gaussian_log_delta(epsilon: float, mu: Array) -> Array:
@@ -78,8 +78,11 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 def smallest_epsilon(log_delta: Callable[[float], float], delta: float) -> float:
     """Find the smallest epsilon >= 0 at which a decreasing log delta is at most log(delta).
 
-    The root is rounded up until the inequality holds as computed.
+    The root is rounded up until the inequality holds as computed. At delta = 0 the loss would have
+    to be bounded, which it is under no noise that is searched here.
     """
+    if delta <= 0:
+        return math.inf
     goal = math.log(delta)
     if log_delta(0.0) <= goal:
         return 0.0
@@ -161,7 +164,33 @@ class GaussianProfile:
 
     def epsilon(self, delta: float) -> float:
         """Compute epsilon at this delta."""
-        return math.inf if self.mu == math.inf else smallest_epsilon(self.log_delta, delta)
+        if self.mu in (0, math.inf):
+            return self.mu
+        return smallest_epsilon(self.log_delta, delta)
+
+
+@dataclass(frozen=True)
+class Least:
+    """The smaller of several valid bounds, wherever asked.
+
+    **Guarantee:** each of them bounds delta(epsilon), hence the smallest does;
+    `tests/accounting/test_pure.py`.
+    """
+
+    bounds: tuple[Profile, ...]
+
+    @property
+    def accountant(self) -> str:
+        """How the numbers were obtained, in words."""
+        return " or, if smaller, ".join(dict.fromkeys(bound.accountant for bound in self.bounds))
+
+    def delta(self, epsilon: float) -> float:
+        """Take the smallest delta at this epsilon."""
+        return min(bound.delta(epsilon) for bound in self.bounds)
+
+    def epsilon(self, delta: float) -> float:
+        """Take the smallest epsilon at this delta."""
+        return min(bound.epsilon(delta) for bound in self.bounds)
 
 
 @dataclass(frozen=True, eq=False)

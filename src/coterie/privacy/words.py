@@ -46,13 +46,14 @@ def view_of(guarantee: "Guarantee") -> str:
 
 def state(guarantee: "Guarantee") -> str:
     """State a guarantee in plain words."""
-    epsilon = guarantee.epsilon
+    epsilon, delta = guarantee.epsilon, guarantee.delta
     factor = round_up(math.exp(epsilon), 3) if epsilon < 700 else "any number of"
+    pure = delta == 0
     lines = [
-        f"epsilon = {round_up(epsilon)} at delta = {guarantee.delta:.3g}, over "
+        f"{'pure ' if pure else ''}epsilon = {round_up(epsilon)} at delta = {delta:.3g}, over "
         f"{len(guarantee.events)} rounds: whatever they look for is at most {factor} times as "
-        f"probable with a client's data as {_COMPARED[guarantee.relation]}, plus "
-        f"{guarantee.delta:.3g}.",
+        f"probable with a client's data as {_COMPARED[guarantee.relation]}"
+        f"{', with nothing added' if pure else f', plus {delta:.3g}'}.",
         f"Protected: {UNIT}; compared are runs in which {_RELATIONS[guarantee.relation]}.",
         _seen_by(guarantee),
         f"Sampling: {_drawn(guarantee)}",
@@ -64,10 +65,26 @@ def state(guarantee: "Guarantee") -> str:
     if guarantee.assumed:
         lines.append(f"Assumed public: {'; '.join(guarantee.assumed)}.")
     if epsilon == math.inf:
-        lines.insert(0, "NOT PRIVATE: epsilon is infinite.")
+        # Under Wishart noise a larger delta may still have an epsilon; without noise none has.
+        at = "" if guarantee.delta_at(1e9) == 1 else f" at delta = {delta:.3g}"
+        lines.insert(0, f"NOT PRIVATE: epsilon is infinite{at}.")
     if guarantee.simulation:
         lines.insert(0, "SIMULATION: noise from a known seed, not a guarantee.")
+    if guarantee.claimed_epsilon is not None:
+        lines.insert(0, _compare_claim(guarantee, guarantee.claimed_epsilon))
     return "\n".join(lines)
+
+
+def _compare_claim(guarantee: "Guarantee", claimed: float) -> str:
+    """Set what was printed for a mechanism beside what is true of it."""
+    alone = guarantee.claimed_alone
+    releases = f"{len(alone.events)} of {len(guarantee.events)} releases"
+    return (
+        "NOT A GUARANTEE: a reproduction of a printed mechanism. Printed for "
+        f"{releases}, added up: epsilon = {round_up(claimed)} at delta = 0. True of them: delta = "
+        f"{round_up(alone.delta_at(claimed))} at that epsilon, and epsilon = "
+        f"{round_up(alone.epsilon)} at delta = {guarantee.delta:.3g}."
+    )
 
 
 def _seen_by(guarantee: "Guarantee") -> str:
@@ -98,7 +115,9 @@ def spent_together(guarantees: "Sequence[Guarantee]") -> str:
     """Say what several runs on the same data spend together, for whoever sees all of them."""
     spent = [guarantee for guarantee in guarantees if guarantee.events]
     events = tuple(event for guarantee in spent for event in guarantee.events)
-    both = dataclasses.replace(spent[0], events=events)
+    # The largest delta that any of them has: a pure run beside a Gaussian one has none by itself.
+    delta = max(guarantee.delta for guarantee in spent)
+    both = dataclasses.replace(spent[0], events=events, delta=delta)
     return (
         f"{len(spent)} runs on the same data each spent this; whoever sees all of them: "
         f"epsilon = {round_up(both.epsilon)} at delta = {both.delta:.3g}."

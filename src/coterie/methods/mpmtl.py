@@ -1,0 +1,313 @@
+"""MP-MTL: linear multi-task learning through a noisy second moment of the clients' models.
+
+Liang, Liu, Zhou, Jiang, Zhang and Wang, "Model-Protected Multi-Task Learning", IEEE TPAMI 2020:
+
+    min_W  sum_k L_k(w_k) + lam g(W),   g = trace norm (low_rank) or l2,1 norm (group_sparse)
+
+Every round each client's model, clipped to norm K (the plan's `clip`), enters the posted second
+moment Sigma = sum_k w_k w_k^T + noise, or its diagonal. Its eigenvalues l (or entries) and vectors
+U are public and say in which directions, or features, clients' models lie. Each client uses them
+on its own, unclipped model, which never leaves it otherwise.
+
+- `solver = "steps"` is the paper's Algorithms 2 and 3: what_k = U diag(max(0, 1 - eta lam/sqrt(l)))
+  U^T w_k, extrapolate, take one gradient step. The output is the last what_k.
+- `solver = "solve"` (default) is its Algorithm 1 with another solver. Since lam g(W) is the minimum
+  over D of lam/2 (sum_k w_k^T D^-1 w_k + tr D), at D = (sum_k w_k w_k^T)^(1/2), clients minimise
+
+      L_k(w) + lam/2 w^T Sigma^(-1/2) w
+
+  exactly, each by itself: as many of the paper's steps as it takes, for one post. Far better for
+  the same epsilon, since most of the paper's posts pay for slow steps (docs/methods/mpmtl.md).
+
+Without noise and clipping both end at the minimum of the objective. `lam_scale = "posted"` measures
+lam in units of the posted moment's own root mean eigenvalue (a public number): lam is then the
+ridge penalty that a client would use alone, spread unevenly over directions. Eigenvalues below a
+public multiple of the noise's radius are made alike (`lift`): as epsilon -> 0 no direction stands
+out, and the models are those of learning alone (the paper's Proposition 1).
+
+Models are in each client's own units (`solvers.structured`), in which every client meets the
+public curvature cap L = 1 (logistic: 1/4); eta = 1/L is one public number.
+
+With `decompose`, w_k = p_k + q_k: p_k has the shared structure, q_k is the client's own, sparse
+(robust multi-task learning). Only p_k enters the post, so it costs no privacy.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.data.checks import refuse_degenerate
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.spectrum import Lift, Spectrum, apply, lift
+from coterie.solvers.structured import OwnUnits
+from coterie.tree import Tree, to
+
+MOST_FEATURES = 4096
+_LIFTS = {"flat": 1.2, "floor": 0.1, "add": 1.5}
+_INNER = 300  # accelerated steps of a client's own problem with two parts
+
+
+@register("mpmtl")
+@dataclass(frozen=True, kw_only=True)
+class MPMTL(Method):
+    """One linear model per client; a private second moment says which directions are shared.
+
+    Attributes:
+        model: Linear, with or without a bias. The bias is each client's own and is never posted.
+        structure: "low_rank" (posts a symmetric matrix) or "group_sparse" (posts its diagonal).
+        solver: "solve", or "steps" as printed: see the module's words.
+        lam: Strength of the penalty; None for 0.3 / features (with lam_scale "posted").
+        lam_scale: "posted" (in units of the post) or "absolute" (as printed).
+        mu: Adds mu/2 |w|^2 to every client's loss.
+        lift: What becomes of eigenvalues that noise alone could have made, those up to a multiple
+            of its radius: "flat" replaces them by their mean, "floor" raises them to the multiple,
+            "add" adds it to all.
+        lift_by: The multiple; None for 1.2 ("flat"), 0.1 ("floor") or 1.5 ("add"); 0 for no lift.
+        acceleration: Of "steps": "off" (beta = 0), "on" ((t-1)/(t+2)) or "strong" (for mu > 0).
+        clip_own: Of "steps": apply the map to the clipped model, as printed.
+        decompose: Weight of the norm of a client's own part; None for no such part.
+        decompose_by: "entry" (l1 norm) or "column" (l2 norm: the part is used or not as a whole).
+    """
+
+    rounds_between = (1, 4)
+    rounds_error = 0.25
+    reference = "mtl"
+    model: Model = field(default_factory=Linear)
+    structure: Literal["low_rank", "group_sparse"] = "low_rank"
+    solver: Literal["solve", "steps"] = "solve"
+    lam: float | None = None
+    lam_scale: Literal["posted", "absolute"] = "posted"
+    mu: float = 0.0
+    lift: Lift = "flat"
+    lift_by: float | None = None
+    acceleration: Literal["off", "on", "strong"] = "on"
+    clip_own: bool = False
+    decompose: float | None = None
+    decompose_by: Literal["entry", "column"] = "entry"
+
+    def __post_init__(self) -> None:
+        if self.lam is not None and not 0 < self.lam < math.inf:
+            raise ValueError(f"lam = {self.lam}: expected a positive number; 0 is learning alone")
+        if self.lam is None and self.lam_scale == "absolute":
+            raise ValueError('lam_scale = "absolute" needs a lam: give one')
+        if not 0 <= self.mu < math.inf:
+            raise ValueError(f"mu = {self.mu}: expected a number of at least 0")
+        if self.acceleration == "strong" and self.mu == 0:
+            raise ValueError('acceleration = "strong" needs mu > 0, for example 1e-3')
+        if self.lift_by is not None and not 0 <= self.lift_by < math.inf:
+            raise ValueError(f"lift_by = {self.lift_by}: expected a number of at least 0")
+        if self.decompose is not None and not 0 < self.decompose < math.inf:
+            raise ValueError(f"decompose = {self.decompose}: expected a positive number, or none")
+        if self.solver == "solve" and self.clip_own:
+            raise ValueError('clip_own belongs to solver = "steps": a solve has no model to clip')
+
+    @property
+    def shape(self) -> Shape:
+        """A second moment, or its diagonal."""
+        return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
+
+    def check(self, spec: Spec) -> None:
+        """Refuse other models and tasks, and matrices that are too large."""
+        if not isinstance(self.model, Linear):
+            raise ValueError(f"mpmtl is for linear models, not {type(self.model).__name__}")
+        if spec.task not in ("regression", "binary"):
+            raise ValueError(
+                f"mpmtl is for regression and binary targets, not {spec.task}; use pmtl, or one "
+                "binary target per class"
+            )
+        if self.structure == "low_rank" and spec.features > MOST_FEATURES:
+            raise ValueError(
+                f"{spec.features} features: the posted matrix is kept to {MOST_FEATURES} a side; "
+                'use structure = "group_sparse", or project the features by public directions'
+            )
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that nothing can be learnt from."""
+        refuse_degenerate(data)
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Start with no structure: every direction alike."""
+        self.check(spec)
+        ones = torch.ones(spec.features, dtype=torch.float64)
+        return {
+            "moment": torch.diag(ones) if self.structure == "low_rank" else ones,
+            "posts": torch.zeros(1, dtype=torch.float64),
+            "clients": torch.full((1,), float(spec.clients), dtype=torch.float64),
+        }
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Contribute one model, as a vector."""
+        return {"moment": torch.zeros(len(shared["moment"]), dtype=torch.float64)}
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Start with nothing: the first round fits own rows alone."""
+        zeros = torch.zeros(clients, spec.features + 1, dtype=torch.float64)
+        return {
+            "model": zeros,
+            "last": zeros.clone(),
+            "own": zeros[:, :-1].clone(),
+            "begun": zeros[:, 0].clone(),
+        }
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Use the posted structure on the own model; contribute the model that results."""
+        units, here = self._units(clients), to(personal, "cpu")
+        if self.solver == "solve":
+            after = self._solved(shared, units)
+        else:
+            before = self._begin(units, here)
+            after = self._step(shared, units, before, self._shrunk(shared, units, before))
+        after = to(after, clients.device)
+        return after, {"moment": after["model"][:, :-1]}
+
+    def settle(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
+        """Go on with the clipped model where the paper does."""
+        if not self.clip_own:
+            return after
+        factor = torch.ones_like(after["model"])
+        factor[:, :-1] = kept.to(factor)[:, None]
+        return {**after, "model": after["model"] * factor}
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Keep the posted moment, lifted above its noise: post-processing."""
+        by = _LIFTS[self.lift] if self.lift_by is None else self.lift_by
+        moment = lift(post.value["moment"].double(), by * post.radius, self.lift)
+        # A cohort of part of the clients stands for all of them.
+        return {
+            **shared,
+            "moment": moment * (float(shared["clients"]) / post.cohort),
+            "posts": shared["posts"] + 1,
+        }
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Use the last posted structure; no step after it."""
+        units, here = self._units(clients), to(personal, "cpu")
+        if self.solver == "solve":
+            final = self._solved(shared, units)
+            model = final["model"]
+        else:
+            final = self._begin(units, here)
+            model = self._shrunk(shared, units, final)
+        whole = model[:, :-1] + final["own"]
+        return to(units.model(whole, model[:, -1]), clients.device)
+
+    def _units(self, clients: Clients) -> OwnUnits:
+        assert isinstance(self.model, Linear)
+        return OwnUnits.of(clients, bias=self.model.bias)
+
+    def _penalty(self, shared: Tree) -> tuple[Spectrum, float]:
+        """Give what the posts say, and lam in the units of the posts."""
+        spectrum = Spectrum.of(shared["moment"])
+        alone = 0.3 / len(spectrum.roots)
+        if not float(shared["posts"]) > 0:
+            # Before the first post: a ridge penalty, the same in every direction.
+            given = self.lam if self.lam_scale == "posted" else None
+            return spectrum, alone if given is None else given
+        lam = alone if self.lam is None else self.lam
+        return spectrum, lam * (spectrum.size if self.lam_scale == "posted" else 1.0)
+
+    def _step_size(self, units: OwnUnits) -> float:
+        curvature = (0.25 if units.binary else 1.0) + self.mu
+        return 1 / (curvature if self.decompose is None else 2 * curvature)
+
+    def _solved(self, shared: Tree, units: OwnUnits) -> Tree:
+        """Solve every client's own problem under the posted penalty."""
+        spectrum, lam = self._penalty(shared)
+        if self.decompose is not None:
+            return self._solved_in_parts(spectrum, lam, units)
+        weight, level = units.solve(spectrum.spread(lam, self.mu))
+        model = torch.cat([weight, level[:, None]], dim=1)
+        return _state(model, model, torch.zeros_like(weight))
+
+    def _solved_in_parts(self, spectrum: Spectrum, lam: float, units: OwnUnits) -> Tree:
+        """Minimise over the shared-structure part and the own part together (FISTA)."""
+        eta = self._step_size(units)
+        damped = spectrum.damping(lam, self.mu, eta)
+        model = torch.zeros(len(units.clients), len(spectrum.roots) + 1, dtype=torch.float64)
+        own = model[:, :-1].clone()
+        last, last_own = model, own
+        for t in range(1, _INNER + 1):
+            beta = (t - 1) / (t + 2)
+            ahead, ahead_own = model + beta * (model - last), own + beta * (own - last_own)
+            last, last_own = model, own
+            slope = units.slopes(_join(ahead, ahead_own))
+            model = ahead - eta * slope
+            model[:, :-1] = apply(damped, model[:, :-1])
+            own = self._soft(ahead_own - eta * slope[:, :-1], eta)
+        return _state(model, model, own)
+
+    def _begin(self, units: OwnUnits, personal: Tree) -> Tree:
+        """Fit clients that have no model yet on their own rows alone."""
+        new = ~(personal["begun"] > 0)
+        if not bool(new.any()):
+            return personal
+        lam = 0.3 / units.clients.spec.features
+        if self.lam is not None and self.lam_scale == "posted":
+            lam = self.lam
+        ones = torch.ones(units.clients.spec.features, dtype=torch.float64)
+        weight, level = units.solve(ones / math.sqrt(lam + self.mu))
+        model = torch.cat([weight, level[:, None]], dim=1)
+        fitted = _state(model, model, torch.zeros_like(weight))
+        return {
+            name: torch.where(new.reshape(-1, *[1] * (leaf.dim() - 1)), fitted[name], leaf)
+            for name, leaf in personal.items()
+        }
+
+    def _shrunk(self, shared: Tree, units: OwnUnits, personal: Tree) -> Tensor:
+        """Apply the public map to the own model; its level is left alone."""
+        model = personal["model"]
+        if not float(shared["posts"]) > 0:
+            return model
+        spectrum, lam = self._penalty(shared)
+        linear = spectrum.shrinking(self._step_size(units) * lam)
+        return torch.cat([apply(linear, model[:, :-1]), model[:, -1:]], dim=1)
+
+    def _step(self, shared: Tree, units: OwnUnits, personal: Tree, shrunk: Tensor) -> Tree:
+        """Extrapolate and take one gradient step (the first round only fits)."""
+        posts = round(float(shared["posts"]))
+        if posts < 1:
+            return personal
+        eta = self._step_size(units)
+        ahead = shrunk + self._beta(posts, units) * (shrunk - personal["last"])
+        slope = units.slopes(_join(ahead, personal["own"]))
+        slope[:, :-1] += self.mu * ahead[:, :-1]
+        own = personal["own"]
+        if self.decompose is not None:
+            own = self._soft(own - eta * slope[:, :-1], eta)
+        return _state(ahead - eta * slope, shrunk, own)
+
+    def _beta(self, posts: int, units: OwnUnits) -> float:
+        if self.acceleration == "off":
+            return 0.0
+        if self.acceleration == "on":
+            return (posts - 1) / (posts + 2)
+        ratio = math.sqrt(self.mu / ((0.25 if units.binary else 1.0) + self.mu))
+        return (1 - ratio) / (1 + ratio)
+
+    def _soft(self, own: Tensor, eta: float) -> Tensor:
+        assert self.decompose is not None
+        sizes = own.abs() if self.decompose_by == "entry" else own.norm(dim=1, keepdim=True)
+        left = (sizes - eta * self.decompose).clamp_min(0)
+        return own * (left / sizes.clamp_min(1e-300))
+
+
+def _state(model: Tensor, last: Tensor, own: Tensor) -> Tree:
+    return {
+        "model": model,
+        "last": last,
+        "own": own,
+        "begun": torch.ones(len(model), dtype=torch.float64),
+    }
+
+
+def _join(model: Tensor, own: Tensor) -> Tensor:
+    """Add the own part to a model's weights; the level stays."""
+    return model + torch.nn.functional.pad(own, (0, 1))

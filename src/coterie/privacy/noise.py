@@ -1,0 +1,211 @@
+"""Kinds of noise: from a budget to the mechanism of every round.
+
+A method says what shape it needs posted, a plan what may be spent; the kind of noise turns both
+into mechanisms, calibrated so that the ledger's account of all rounds together meets the budget.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from coterie.privacy.accounting import (
+    Participation,
+    Relation,
+    calibrate,
+    calibrate_laplace,
+    calibrate_wishart,
+    default_delta,
+)
+from coterie.privacy.laplace import LaplaceSum
+from coterie.privacy.mechanisms import GaussianSum, Mechanism, Shape
+from coterie.privacy.moments import SQRT2, GaussianGram, GaussianRows, Squares, WishartGram
+from coterie.privacy.published import rows_to_clients, spent_as_printed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What noise is asked for.
+
+    Attributes:
+        shape: What is posted.
+        clip: The bound on a client's contribution; for second moments, on its vector.
+        epsilon: The budget of all rounds, or None.
+        noise_multiplier: The noise of a round of weight 1, or None.
+        delta: Of the budget.
+        weights: Of the rounds.
+        clients: How many there are.
+        participation: Who takes part.
+        relation: What neighbours are.
+        rows: Where a published proof speaks of single rows: the most rows of a client, and the
+            budget is converted (see `published`); None otherwise.
+    """
+
+    shape: Shape
+    clip: float
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float
+    weights: tuple[float, ...]
+    clients: int
+    participation: Participation
+    relation: Relation
+    rows: int | None = None
+
+
+class Noise(ABC):
+    """A kind of noise."""
+
+    kind: ClassVar[str] = ""
+    shapes: ClassVar[tuple[Shape, ...]] = ()
+
+    def mechanisms(self, ask: Ask) -> tuple[Mechanism, ...]:
+        """Give the mechanism of each round."""
+        if ask.shape not in self.shapes:
+            names = ", ".join(shape.value for shape in self.shapes)
+            raise ValueError(
+                f"{self.kind} noise is for posts of shape {names}; this method posts "
+                f"{ask.shape.value}: use gaussian noise"
+            )
+        return self._make(ask)
+
+    @abstractmethod
+    def _make(self, ask: Ask) -> tuple[Mechanism, ...]: ...
+
+    def usual_delta(self, clients: int) -> float:
+        """Give the delta for which a budget is stated where none is given."""
+        return default_delta(clients)
+
+    @classmethod
+    def choices(cls) -> Mapping[str, type["Noise"]]:
+        """Give the kinds by name."""
+        kinds: tuple[type[Noise], ...] = (
+            GaussianNoise,
+            LaplaceNoise,
+            WishartNoise,
+            PrintedWishart,
+        )
+        return {kind.kind: kind for kind in kinds}
+
+
+@dataclass(frozen=True)
+class GaussianNoise(Noise):
+    """Gaussian noise (default): exact accounts, and the least noise of all kinds here."""
+
+    kind: ClassVar[str] = "gaussian"
+    shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM, Shape.GRAM, Shape.SQUARES, Shape.ROWS)
+
+    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
+        base = ask.noise_multiplier
+        if base is None:
+            assert ask.epsilon is not None
+            positive = ask.shape in (Shape.GRAM, Shape.SQUARES)
+            if ask.rows is not None:
+                base = rows_to_clients(ask.epsilon, ask.delta, ask.weights, ask.rows)
+            else:
+                base = calibrate(
+                    ask.epsilon,
+                    ask.delta,
+                    weights=ask.weights,
+                    participation=ask.participation,
+                    relation=ask.relation,
+                    replaced=SQRT2 if positive else 2.0,
+                )
+        return tuple(self._one(ask, base / weight) for weight in ask.weights)
+
+    def _one(self, ask: Ask, multiplier: float) -> Mechanism:
+        if ask.shape is Shape.GRAM:
+            return GaussianGram(ask.clip, multiplier)
+        if ask.shape is Shape.SQUARES:
+            return Squares(GaussianSum(ask.clip**2, multiplier))
+        if ask.shape is Shape.ROWS:
+            return GaussianRows(ask.clip, multiplier, ask.clients)
+        return GaussianSum(ask.clip, multiplier)
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(Noise):
+    """Laplace noise on sums clipped in l1: a pure epsilon, delta = 0."""
+
+    kind: ClassVar[str] = "laplace"
+    shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM, Shape.SQUARES)
+
+    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
+        if ask.noise_multiplier is not None:
+            base = 1 / ask.noise_multiplier
+        else:
+            assert ask.epsilon is not None
+            base = calibrate_laplace(
+                ask.epsilon,
+                ask.delta,
+                weights=ask.weights,
+                participation=ask.participation,
+                relation=ask.relation,
+            )
+        if ask.shape is Shape.SQUARES:
+            return tuple(Squares(LaplaceSum(ask.clip**2, base * w)) for w in ask.weights)
+        return tuple(LaplaceSum(ask.clip, base * weight) for weight in ask.weights)
+
+    def usual_delta(self, clients: int) -> float:
+        """Give 0: the noise is pure."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class WishartNoise(Noise):
+    """Wishart noise on second moments, calibrated by its exact profile; zero_out only.
+
+    Never less noise than Gaussian, to which it tends as `degrees` grow (ADR 14).
+
+    Attributes:
+        degrees: nu - d + 1; at least 2, and best above 1000.
+    """
+
+    kind: ClassVar[str] = "wishart"
+    shapes: ClassVar[tuple[Shape, ...]] = (Shape.GRAM,)
+    degrees: int = 1000
+
+    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
+        if ask.epsilon is None:
+            raise ValueError("wishart noise is calibrated: give epsilon, not noise_multiplier")
+        ratio = calibrate_wishart(
+            ask.epsilon,
+            ask.delta,
+            degrees=self.degrees,
+            weights=ask.weights,
+            participation=ask.participation,
+            relation=ask.relation,
+        )
+        return tuple(
+            WishartGram(ask.clip, self.degrees, ask.clip**2 / (ratio * weight))
+            for weight in ask.weights
+        )
+
+
+@dataclass(frozen=True)
+class PrintedWishart(Noise):
+    """The noise that Liang et al. print: a reproduction, NOT A GUARANTEE (see docs/privacy.md).
+
+    The report shows the claimed epsilon beside the true epsilon and delta.
+
+    Attributes:
+        sensitivity: "2K" as in their Algorithms 2 and 3, or "K^2" as in Algorithm 1.
+    """
+
+    kind: ClassVar[str] = "wishart_paper"
+    shapes: ClassVar[tuple[Shape, ...]] = (Shape.GRAM,)
+    sensitivity: Literal["2K", "K^2"] = "2K"
+
+    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
+        if ask.epsilon is None:
+            raise ValueError("wishart_paper noise is made from epsilon; give that")
+        budgets = spent_as_printed(ask.epsilon, ask.delta, ask.weights)
+        total = math.fsum(budgets)
+        made = []
+        for budget in budgets:
+            printed = WishartGram.paper(budget, bound=ask.clip, sensitivity=self.sensitivity)
+            # Each round claims its share of the whole, so that the claims add up to it.
+            share = ask.epsilon * budget / total
+            made.append(WishartGram(ask.clip, printed.degrees, printed.scale, share, centred=False))
+        return tuple(made)

@@ -1,0 +1,157 @@
+"""Numba kernels over ragged clients for linear models in each client's own units.
+
+Every client is computed by one thread, row by row in order, so its numbers are the same to the
+last bit whoever else is in the stack. Rows are dense float32, or CSR (then `indptr` has entries).
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Rows = tuple[NDArray[np.float32], NDArray[np.float32], Ints, Ints]
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def _compiled(function: F) -> F:
+    return cast(F, numba.njit(parallel=True, cache=True)(function))
+
+
+def _inline(function: F) -> F:
+    return cast(F, numba.njit(cache=True)(function))
+
+
+@_inline
+def _read(rows: Rows, row: int, centre: Floats, scale: float, out: Floats) -> None:
+    """Put one row, centred and scaled, into `out`."""
+    dense, values, columns, indptr = rows
+    if len(indptr):
+        for j in range(len(out)):
+            out[j] = -centre[j] * scale
+        for place in range(indptr[row], indptr[row + 1]):
+            out[columns[place]] += values[place] * scale
+    else:
+        for j in range(len(out)):
+            out[j] = (dense[row, j] - centre[j]) * scale
+
+
+@_compiled
+def units(rows: Rows, targets: Floats, starts: Ints, counts: Ints, bias: bool, out: Floats) -> None:
+    """Find each client's means and the scale that makes its rows of mean square norm 1.
+
+    `out` is (c, d + 2): means of the features, mean of the targets, scale.
+    """
+    dense, values, columns, indptr = rows
+    features = out.shape[1] - 2
+    for k in numba.prange(len(starts)):
+        n = counts[k]
+        squares = 0.0
+        for row in range(starts[k], starts[k] + n):
+            if len(indptr):
+                for place in range(indptr[row], indptr[row + 1]):
+                    out[k, columns[place]] += values[place]
+                    squares += float(values[place]) ** 2
+            else:
+                for j in range(features):
+                    out[k, j] += dense[row, j]
+                    squares += float(dense[row, j]) ** 2
+            out[k, features] += targets[row]
+        size = 0.0
+        for j in range(features + 1):
+            out[k, j] = out[k, j] / n if bias and n > 0 else 0.0
+            if j < features:
+                size += out[k, j] ** 2
+        size = squares / max(n, 1) - size
+        # What is left of equal rows after centring is rounding: such a client learns a level only.
+        out[k, features + 1] = 1.0 / math.sqrt(size) if size > 1e-10 * squares / max(n, 1) else 0.0
+
+
+@_compiled
+def transform(
+    rows: Rows, starts: Ints, counts: Ints, own: Floats, root: Floats, out: NDArray[np.float32]
+) -> None:
+    """Write each client's rows in its own units times `root` ((d, d), or (1, d) for a diagonal).
+
+    `out` holds the clients' rows one after another.
+    """
+    features = own.shape[1] - 2
+    ends = np.cumsum(counts)
+    for k in numba.prange(len(starts)):
+        buffer = np.empty((counts[k], features))
+        for i in range(counts[k]):
+            _read(rows, starts[k] + i, own[k], own[k, features + 1], buffer[i])
+        full = root.shape[0] == features and features > 1
+        buffer = buffer @ root if full else buffer * root[0]
+        first = ends[k] - counts[k]
+        for i in range(counts[k]):
+            for j in range(features):
+                out[first + i, j] = buffer[i, j]
+
+
+@_compiled
+def slopes(
+    rows: Rows, targets: Floats, starts: Ints, counts: Ints, own: Floats, points: Floats,
+    binary: bool, out: Floats,
+) -> None:  # fmt: skip
+    """Compute each client's gradient of its mean loss at `points` (c, d + 1), the last the level.
+
+    Squares: residual of the centred target (the best level is profiled out, its slope is 0).
+    Logistic: targets are 0 and 1, the level is a coordinate of its own.
+    """
+    features = own.shape[1] - 2
+    for k in numba.prange(len(starts)):
+        row = np.empty(features)
+        for i in range(starts[k], starts[k] + counts[k]):
+            _read(rows, i, own[k], own[k, features + 1], row)
+            score = points[k, features] if binary else 0.0
+            for j in range(features):
+                score += row[j] * points[k, j]
+            if binary:
+                rest = 1.0 / (1.0 + math.exp(-min(max(score, -700.0), 700.0))) - targets[i]
+            else:
+                rest = score - (targets[i] - own[k, features])
+            rest /= counts[k]
+            for j in range(features):
+                out[k, j] += rest * row[j]
+            out[k, features] += rest if binary else 0.0
+
+
+@_compiled
+def moments(
+    rows: Rows, targets: Floats, starts: Ints, counts: Ints, own: Floats, out: Floats
+) -> None:
+    """Compute each client's X'X/n and X'y/n in its own units: `out` is (c, d + 1, d)."""
+    features = own.shape[1] - 2
+    for k in numba.prange(len(starts)):
+        row = np.empty(features)
+        for i in range(starts[k], starts[k] + counts[k]):
+            _read(rows, i, own[k], own[k, features + 1], row)
+            target = targets[i] - own[k, features]
+            for a in range(features):
+                for b in range(a + 1):
+                    out[k, a, b] += row[a] * row[b]
+                out[k, features, a] += row[a] * target
+        for a in range(features):
+            out[k, features, a] /= counts[k]
+            for b in range(a + 1):
+                out[k, a, b] /= counts[k]
+                out[k, b, a] = out[k, a, b]
+
+
+@_compiled
+def moment_slopes(store: Floats, slots: Ints, points: Floats, out: Floats) -> None:
+    """Compute the squared loss's gradient from stored moments, for clients that have them."""
+    features = store.shape[2]
+    for k in numba.prange(len(slots)):
+        if slots[k] >= 0:
+            own = store[slots[k]]
+            for a in range(features):
+                slope = -own[features, a]
+                for b in range(features):
+                    slope += own[a, b] * points[k, b]
+                out[k, a] = slope

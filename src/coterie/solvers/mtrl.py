@@ -1,0 +1,358 @@
+"""Linear models of all clients together with how they relate (MTRL, Zhang and Yeung 2010).
+
+    min_W,b,R  sum_k (1 / n_k) sum_i loss(x_i . w_k + b_k, y_i)
+               + lam1/2 tr(W W') + lam2/2 tr((W W' + e^2) R^-1),    R psd (m, m), tr R = 1
+
+over stacked models W (m, d); R says which clients are alike. The ridge e keeps R from becoming
+singular; being part of the objective, it leaves every step below a descent. Steps alternate:
+
+* W given R is a smooth convex problem, quadratic for squares. Newton steps by conjugate gradients,
+  preconditioned by what the system would be if all clients had the same rows: then it is diagonal
+  in the eigenvectors of R and of the features' products, and nothing of size md x md is formed.
+* R given W is (W W' + e^2)^1/2 over its trace T, at which the last term is lam2/2 T^2.
+
+There is no privacy in this.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.data.federated import Clients
+from coterie.solvers._problem import Point, Problem, Taken, original_bias, prepare
+
+Floats = NDArray[np.float64]
+_WIDE = 1000  # features beyond which their products are taken for a multiple of the identity
+_NEWTON = 100
+_EXACT = 1e-12  # of the first residual, for squares
+
+
+@dataclass(frozen=True)
+class RelatedFit:
+    """Models of all clients and their relation.
+
+    Attributes:
+        weight: (m, d), float64.
+        bias: (m,), float64; zeros without one.
+        relation: R, (m, m), float64.
+        objectives: What was minimised, after every pair of steps.
+        slope: The norm of the objective's gradient by W over that at W = 0.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    relation: Tensor
+    objectives: tuple[float, ...]
+    slope: float
+
+    @property
+    def objective(self) -> float:
+        """The objective at these models."""
+        return self.objectives[-1]
+
+    @property
+    def iterations(self) -> int:
+        """How many pairs of steps were taken."""
+        return len(self.objectives)
+
+
+@dataclass(frozen=True)
+class _Relation:
+    """R by its eigenvectors; the objective sees lam1 + lam2 / R through `pulls`."""
+
+    vectors: Floats
+    values: Floats
+    lam1: float
+    lam2: float
+
+    @cached_property
+    def pulls(self) -> Floats:
+        return self.lam1 + self.lam2 / self.values
+
+    def pull(self, weight: Floats) -> Floats:
+        return np.asarray(self.vectors @ (self.pulls[:, None] * (self.vectors.T @ weight)))
+
+    def matrix(self) -> Floats:
+        return np.asarray((self.vectors * self.values) @ self.vectors.T)
+
+
+def fit_mtrl(
+    clients: Clients,
+    *,
+    lam1: float,
+    lam2: float,
+    bias: bool,
+    ridge: float = 1e-6,
+    tol: float = 1e-8,
+    most: int = 10_000,
+) -> RelatedFit:
+    """Fit all clients and their relation, alternating from unrelated clients.
+
+    A client without rows gets what the others say of it: zeros.
+
+    Args:
+        clients: All clients; regression or binary rows, dense or CSR.
+        lam1: The weight of the squares of the models, >= 0.
+        lam2: The weight of the relation, > 0.
+        bias: Whether clients have biases, which are not penalised.
+        ridge: e over the root mean square norm of the first models.
+        tol: Stop when a pair of steps lowers the objective by no more than this share, and the
+            gradient is at most the root of this of its size at zero.
+        most: How many pairs of steps it may take.
+
+    Raises:
+        ValueError: On numbers out of range, another task, or rows that are not finite.
+        RuntimeError: If it has not stopped after `most` pairs of steps.
+    """
+    _check(lam1, lam2, ridge, tol)
+    taken = prepare(clients, bias=bias, tol=tol)
+    steps = _Steps(taken, len(clients), lam1, lam2)
+    count = len(clients)
+    relation = _Relation(np.eye(count), np.full(count, 1 / max(count, 1)), lam1, lam2)
+    weight, point = steps.weights(np.zeros((count, clients.spec.features)), relation)
+    floor = ridge * (float(np.linalg.norm(weight)) / math.sqrt(max(count, 1)) or 1.0)
+    objectives: list[float] = []
+    while True:
+        relation, trace = _relate(weight, floor, lam1, lam2)
+        squares = lam1 / 2 * float((weight**2).sum())
+        objectives.append(point.value + squares + lam2 / 2 * trace**2)
+        slope = steps.slope(weight, point, relation)
+        if _settled(objectives, slope, tol):
+            break
+        if len(objectives) >= most:
+            raise RuntimeError(
+                f"MTRL: relative gradient {slope:.1e} after {most} iterations; expected <= "
+                f"{math.sqrt(tol):.1e}: raise most, tol or lam2 (now {lam2:g})"
+            )
+        weight, point = steps.weights(weight, relation)
+    level = original_bias(taken, clients, weight[taken.places], point) if bias else np.zeros(count)
+    found = [torch.from_numpy(a).to(clients.device) for a in (weight, level, relation.matrix())]
+    return RelatedFit(found[0], found[1], found[2], tuple(objectives), slope)
+
+
+def fit_related(
+    clients: Clients, relation: Tensor, *, lam1: float, lam2: float, bias: bool, tol: float = 1e-8
+) -> tuple[Tensor, Tensor]:
+    """Fit all clients given how they relate: the first of the alternating steps.
+
+    Args:
+        clients: All clients; regression or binary rows, dense or CSR.
+        relation: R, (m, m), positive definite.
+        lam1: The weight of the squares of the models, >= 0.
+        lam2: The weight of the relation, > 0.
+        bias: Whether clients have biases, which are not penalised.
+        tol: The mean loss of binary clients of one class, with a bias.
+
+    Returns:
+        Weights (m, d) and biases (m,), float64.
+    """
+    _check(lam1, lam2, 1.0, tol)
+    count = len(clients)
+    if tuple(relation.shape) != (count, count):
+        raise ValueError(
+            f"relation: given shape {tuple(relation.shape)}; expected {(count, count)}"
+        )
+    values, vectors = torch.linalg.eigh(relation.cpu().double())
+    if not bool((values > 0).all()):
+        raise ValueError(
+            f"relation: given an eigenvalue of {float(values.min()):g}; expected all > 0: add a "
+            "multiple of the identity"
+        )
+    taken = prepare(clients, bias=bias, tol=tol)
+    steps = _Steps(taken, count, lam1, lam2)
+    start = np.zeros((count, clients.spec.features))
+    weight, point = steps.weights(start, _Relation(vectors.numpy(), values.numpy(), lam1, lam2))
+    level = original_bias(taken, clients, weight[taken.places], point) if bias else np.zeros(count)
+    return torch.from_numpy(weight).to(clients.device), torch.from_numpy(level).to(clients.device)
+
+
+def relation_of(weight: Tensor, ridge: float) -> Tensor:
+    """Give R = (W W' + ridge^2)^1/2 over its trace: the second of the alternating steps.
+
+    >>> relation_of(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 0.0)
+    tensor([[0.7500, 0.0000],
+            [0.0000, 0.2500]], dtype=torch.float64)
+    """
+    found = _relate(weight.cpu().double().numpy(), ridge, 0.0, 1.0)[0]
+    return torch.from_numpy(found.matrix()).to(weight.device)
+
+
+def _relate(weight: Floats, floor: float, lam1: float, lam2: float) -> tuple[_Relation, float]:
+    vectors, sizes, _ = np.linalg.svd(weight, full_matrices=True)
+    values = np.full(len(weight), floor)
+    values[: len(sizes)] = np.hypot(sizes, floor)
+    trace = float(values.sum())
+    share = 1 / max(len(weight), 1)
+    scaled = values / trace if trace > 0 else np.full(len(weight), share)
+    return _Relation(vectors, scaled, lam1, lam2), trace
+
+
+def _settled(objectives: list[float], slope: float, tol: float) -> bool:
+    if slope == 0:
+        return True
+    if len(objectives) < 2 or slope > math.sqrt(tol):
+        return False
+    return objectives[-2] - objectives[-1] <= tol * abs(objectives[-1])
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The problem of the weights given a relation."""
+
+    taken: Taken
+    count: int
+    lam1: float
+    lam2: float
+
+    @property
+    def problem(self) -> Problem:
+        return self.taken.problem
+
+    @cached_property
+    def scale(self) -> float:
+        """The norm of the gradient at zero."""
+        point = self.problem.at(np.zeros(int(self.problem.offsets[-1])))
+        return float(np.linalg.norm(self.problem.pull(point.slopes)))
+
+    @cached_property
+    def features(self) -> tuple[Floats, Floats | None]:
+        """Eigenvalues and -vectors of the products of features, averaged over all clients."""
+        problem, level = self.problem, 0.25 if self.problem.binary else 1.0
+        if problem.features > _WIDE:
+            ones = np.ones(int(problem.offsets[-1]))
+            mean = float((problem.pull(ones * problem.weights) ** 2).sum())
+            return np.full(problem.features, level * mean / self.count / problem.features), None
+        total = np.zeros((problem.features, problem.features))
+        for k in range(1 if problem.shared is not None else len(problem)):
+            own = _own(problem, k)
+            if problem.free:
+                own = own - own.mean(axis=0)
+            total += own.T @ own * problem.shares[k]
+        copies = len(problem) if problem.shared is not None else 1
+        values, vectors = np.linalg.eigh(total * (copies * level / max(self.count, 1)))
+        return np.maximum(values, 0), vectors
+
+    def slope(self, weight: Floats, point: Point, relation: _Relation) -> float:
+        """Give the norm of the gradient, relative to that at zero."""
+        size = float(np.linalg.norm(self.gradient(weight, point, relation)))
+        return size / self.scale if self.scale > 0 else size
+
+    def gradient(self, weight: Floats, point: Point, relation: _Relation) -> Floats:
+        slope = relation.pull(weight)
+        slope[self.taken.places] += self.problem.pull(point.slopes)
+        return slope
+
+    def weights(self, weight: Floats, relation: _Relation) -> tuple[Floats, Point]:
+        """Minimise over the weights, from given ones."""
+        problem, places = self.problem, self.taken.places
+        scores = problem.scores(weight[places])
+        point = problem.at(scores)
+        if not len(problem):
+            return np.zeros_like(weight), point
+        for _ in range(_NEWTON if problem.binary else 1):
+            slope = self.gradient(weight, point, relation)
+            size = float(np.linalg.norm(slope))
+            if size == 0:
+                break
+            part = min(0.1, size / max(self.scale, size)) if problem.binary else _EXACT
+            step = self.direction(point, relation, slope, part)
+            moved = problem.scores(step[places])
+            fall = -float((slope * step).sum())
+            length = self.length(weight, step, scores, moved, point, relation, fall)
+            weight, scores = weight + length * step, scores + length * moved
+            point = problem.at(scores, point)
+            # Half of `fall` is about what the step gains: no more than rounding does.
+            if fall <= 1e-14 * (point.value + fall):
+                break
+        return weight, point
+
+    def direction(self, point: Point, relation: _Relation, slope: Floats, part: float) -> Floats:
+        """Solve for the Newton step."""
+        problem, places = self.problem, self.taken.places
+        totals = np.add.reduceat(point.curves, problem.offsets[:-1])
+
+        def times(step: Floats) -> Floats:
+            scores = problem.scores(step[places])
+            bent = point.curves * scores
+            if problem.free:
+                # Biases follow: what is left is centred, weighted by the curvatures.
+                means = np.add.reduceat(bent, problem.offsets[:-1]) / np.maximum(totals, 1e-300)
+                bent -= point.curves * means[problem.owner]
+            product = relation.pull(step)
+            product[places] += problem.pull(bent)
+            return product
+
+        values, vectors = self.features
+        below = relation.pulls[:, None] + values
+
+        def divide(rest: Floats) -> Floats:
+            turned = relation.vectors.T @ rest
+            if vectors is None:
+                return np.asarray(relation.vectors @ (turned / below))
+            return np.asarray(relation.vectors @ (turned @ vectors / below) @ vectors.T)
+
+        return _conjugate_gradients(times, divide, -slope, part)
+
+    def length(
+        self, weight: Floats, step: Floats, scores: Floats, moved: Floats, point: Point,
+        relation: _Relation, fall: float,
+    ) -> float:  # fmt: skip
+        """Halve the step until the objective falls as it should; 0 if rounding forbids it."""
+        if not self.problem.binary:
+            return 1.0
+        pulled = relation.pull(step)
+        linear, square = float((pulled * weight).sum()), float((pulled * step).sum()) / 2
+        length = 1.0
+        while length > 1e-10:
+            change = self.problem.at(scores + length * moved, point).value - point.value
+            change += length * linear + length**2 * square
+            if change <= -0.1 * length * fall or (change <= 0 and fall <= 1e-12 * point.value):
+                return length
+            length /= 2
+        return 0.0
+
+
+def _own(problem: Problem, client: int) -> Floats:
+    if problem.shared is not None:
+        return problem.shared
+    first = int(problem.starts[client])
+    rows = problem.rows[first : first + int(np.diff(problem.offsets)[client])]
+    return np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray(), dtype=np.float64)
+
+
+def _conjugate_gradients(
+    times: Callable[[Floats], Floats],
+    divide: Callable[[Floats], Floats],
+    right: Floats,
+    part: float,
+) -> Floats:
+    # Stops when the preconditioned residual has fallen to `part` of the first.
+    found, rest = np.zeros_like(right), right.copy()
+    ready = divide(rest)
+    direction, size = ready, float((rest * ready).sum())
+    goal = part * part * size
+    for _ in range(10 * right.size):
+        if not size > goal:
+            break
+        product = times(direction)
+        length = size / float((direction * product).sum())
+        found += length * direction
+        rest -= length * product
+        ready = divide(rest)
+        size, before = float((rest * ready).sum()), size
+        direction = ready + size / before * direction
+    return found
+
+
+def _check(lam1: float, lam2: float, ridge: float, tol: float) -> None:
+    if not 0 <= lam1 < math.inf:
+        raise ValueError(f"lam1: given {lam1}; expected a finite number >= 0")
+    for name, value in (("lam2", lam2), ("ridge", ridge), ("tol", tol)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}: given {value}; expected a finite number > 0")

@@ -1,0 +1,189 @@
+"""Linear models of clients in units of their own, under a penalty that all share.
+
+A client's rows are centred by its own means (with a bias) and scaled so that their mean squared
+norm is 1: for rows x' = (x - mean) s and the model w' = w / s, y = w . x + b is y - mean = w' . x'.
+The curvature of its mean squared loss in w' is then at most 1, of its mean logistic loss at most
+1/4, whatever the data: one public step size serves every client, none can diverge, and models are
+of one scale. Units are made of own rows and stay with the client.
+
+    squares   min_w'  (1/2n) |X'w' - y'|^2 + 1/2 w'^T P w'
+    logistic  min_w'  mean log(1 + exp(-+ (X'w' + level))) + 1/2 w'^T P w'
+
+`solve` minimises exactly, for a penalty given as a root of its inverse: P^-1 = root root^T.
+`slopes` gives gradients for methods that take steps. Where a client has more rows than features,
+its second moments are kept with the data (`Clients.memory`), so that a step costs d^2 and not n d.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numba import get_num_threads, set_num_threads
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.data.federated import Clients
+from coterie.solvers import _structured as kernels
+from coterie.solvers.ridge import solve_ridge
+from coterie.solvers.single import fit_single
+from coterie.tree import Tree
+
+Floats = NDArray[np.float64]
+_MOST_STORED = 1 << 27  # numbers of second moments kept with the data: 1 GiB
+_SMALL = 1 << 16
+
+
+@dataclass(frozen=True)
+class OwnUnits:
+    """Clients with the centre and scale of each: (c, d + 2), means, target's mean, scale."""
+
+    clients: Clients
+    rows: kernels.Rows
+    targets: Floats
+    table: Floats
+    bias: bool
+
+    @classmethod
+    def of(cls, clients: Clients, *, bias: bool) -> "OwnUnits":
+        """Measure the clients."""
+        rows = _rows(clients)
+        targets = clients.targets.cpu().numpy().astype(np.float64)
+        table = np.zeros((len(clients), clients.spec.features + 2))
+        starts, counts = clients.starts.numpy(), clients.counts.numpy()
+        with _threads(int(counts.sum()) * table.shape[1]):
+            kernels.units(rows, targets, starts, counts, bias, table)
+        return cls(clients, rows, targets, table, bias)
+
+    @property
+    def binary(self) -> bool:
+        """Whether the loss is logistic."""
+        return self.clients.spec.task == "binary"
+
+    def solve(self, root: Tensor) -> tuple[Tensor, Tensor]:
+        """Minimise exactly: models (c, d) and levels (c,), float64, in own units.
+
+        `root` is (d, d), or (d,) for a diagonal penalty.
+        """
+        matrix = root.double().cpu().numpy()
+        matrix = np.ascontiguousarray(matrix if matrix.ndim == 2 else matrix[None])
+        counts = self.clients.counts.numpy()
+        flat = np.empty((int(counts.sum()), self.clients.spec.features), dtype=np.float32)
+        starts = self.clients.starts.numpy()
+        with _threads(flat.size):
+            kernels.transform(self.rows, starts, counts, self.table, matrix, flat)
+        moved = replace(
+            self.clients,
+            spec=replace(self.clients.spec, shape=(flat.shape[1],)),
+            starts=torch.from_numpy(np.cumsum(counts) - counts),
+            features=torch.from_numpy(flat),
+            targets=self._moved_targets(starts, counts),
+            memory={},
+        )
+        if self.binary:
+            fit = fit_single(moved, penalty="l2", lam=1.0, bias=self.bias)
+        else:
+            fit = solve_ridge(moved, anchor=None, lam=1.0, bias=False)
+        found = fit["weight"][:, 0].double()
+        models = found @ torch.from_numpy(matrix).mT if root.dim() == 2 else found * root.double()
+        level = fit["bias"][:, 0].double() if "bias" in fit else torch.zeros(len(models))
+        return models, level.double()
+
+    def _moved_targets(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Tensor:
+        """Gather the clients' targets one after another, centred for squares."""
+        first = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        gathered = self.targets[first + np.arange(int(counts.sum()))]
+        if not self.binary:
+            gathered = gathered - np.repeat(self.table[:, -2], counts)
+        return torch.from_numpy(gathered).float()
+
+    def slopes(self, points: Tensor) -> Tensor:
+        """Give gradients of the mean losses at points (c, d + 1), the last number the level."""
+        at = np.ascontiguousarray(points.double().cpu().numpy())
+        out = np.zeros_like(at)
+        starts, counts = self.clients.starts.numpy(), self.clients.counts.numpy()
+        slots, store = self._stored()
+        with _threads(int(counts.sum()) * at.shape[1]):
+            if store is not None:
+                kernels.moment_slopes(store, slots, at, out)
+                counts = np.where(slots >= 0, 0, counts)
+            kernels.slopes(
+                self.rows, self.targets, starts, counts, self.table, at, self.binary, out
+            )
+        return torch.from_numpy(out)
+
+    def _stored(self) -> tuple[NDArray[np.int64], Floats | None]:
+        """Give where the second moments of these clients are kept, -1 for those without."""
+        clients, features = self.clients, self.clients.spec.features
+        ids, counts = clients.ids.numpy(), clients.counts.numpy()
+        # By public facts alone: how a client is computed must not depend on its neighbours.
+        if self.binary or clients.spec.clients * (features + 1) * features > _MOST_STORED:
+            return np.full(len(ids), -1, dtype=np.int64), None
+        kept: _Kept = clients.memory.setdefault(
+            f"moments, bias {self.bias}", _Kept.empty(clients.spec.clients, features)
+        )
+        wanted = np.flatnonzero((counts > features) & (kept.slots[ids] < 0))
+        if len(wanted):
+            fresh = np.zeros((len(wanted), features + 1, features))
+            starts = clients.starts.numpy()[wanted]
+            kernels.moments(
+                self.rows, self.targets, starts, counts[wanted], self.table[wanted], fresh
+            )
+            kept.add(ids[wanted], fresh)
+        return kept.slots[ids], kept.moments
+
+    def model(self, models: Tensor, level: Tensor) -> Tree:
+        """Turn own-unit models (c, d) and levels (c,) into weights and biases for raw rows."""
+        table = torch.from_numpy(self.table)
+        weight = models.double() * table[:, -1:]
+        tree = {"weight": weight[:, None].float()}
+        if not self.bias:
+            return tree
+        known = level.double() if self.binary else table[:, -2]
+        bias = known - (weight * table[:, :-2]).sum(dim=1)
+        return tree | {"bias": bias[:, None].float()}
+
+
+@contextmanager
+def _threads(numbers: int) -> Iterator[None]:
+    """Work on one thread where waking others, on a busy machine, takes longer than the work."""
+    threads = get_num_threads()
+    if numbers < _SMALL:
+        set_num_threads(1)
+    try:
+        yield
+    finally:
+        set_num_threads(threads)
+
+
+@dataclass
+class _Kept:
+    """Second moments of some clients, and where each client's are."""
+
+    slots: NDArray[np.int64]
+    moments: Floats
+
+    @classmethod
+    def empty(cls, clients: int, features: int) -> "_Kept":
+        return cls(np.full(clients, -1, dtype=np.int64), np.zeros((0, features + 1, features)))
+
+    def add(self, ids: NDArray[np.int64], fresh: Floats) -> None:
+        self.slots[ids] = len(self.moments) + np.arange(len(ids))
+        self.moments = np.concatenate([self.moments, fresh])
+
+
+def _rows(clients: Clients) -> kernels.Rows:
+    features: Any = clients.features
+    none = np.zeros(0, dtype=np.int64)
+    if isinstance(features, Tensor):
+        flat = features.flatten(1).cpu().numpy()
+        return flat, np.zeros(0, dtype=np.float32), none, none
+    empty = np.zeros((0, clients.spec.features), dtype=np.float32)
+    return (
+        empty,
+        features.data.astype(np.float32, copy=False),
+        features.indices.astype(np.int64, copy=False),
+        features.indptr.astype(np.int64, copy=False),
+    )

@@ -1,0 +1,283 @@
+"""AUC against scikit-learn, and noise-to-signal ratios against the sums that were posted."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from coterie.data.federated import FederatedDataset
+from coterie.data.formats import from_arrays
+from coterie.data.synthetic import synthetic
+from coterie.engines.simulate import Outcome, simulate
+from coterie.methods.pmtl import PMTL
+from coterie.models import Linear
+from coterie.plan import Plan, Privacy
+from coterie.privacy.entropy import SystemEntropy, open_entropy
+from coterie.privacy.mechanisms import Exact, GaussianSum
+from coterie.privacy.sampling import Poisson
+from coterie.report import write_report
+from coterie.run import DataChoice, RunPlan, execute
+from coterie.scores import Auc, auc, evaluate, noise_to_signal
+from coterie.tree import Tree, size
+
+
+def ragged(clients: int = 40, decimals: int | None = 1) -> tuple[FederatedDataset, Tree]:
+    """Binary rows of 1 to 12 a client, with ties where rows are rounded; the true models."""
+    made = synthetic(task="binary", clients=clients, rows=(1, 12), features=3, noise=2.0, seed=5)
+    rows: Any = made.data.features
+    if decimals is None:
+        return made.data, made.truth
+    data = replace(made.data, features=torch.round(rows, decimals=decimals) * 8)
+    truth = {name: torch.round(leaf * 2) for name, leaf in made.truth.items()}
+    return data, truth
+
+
+def ones(ids: np.ndarray) -> Tree:
+    return {"weight": torch.ones(len(ids), 1, 10), "bias": torch.zeros(len(ids), 1)}
+
+
+def score(data: FederatedDataset, models: Tree, **options: int) -> Auc:
+    return auc(
+        Linear(),
+        lambda ids: {name: leaf[torch.from_numpy(ids)] for name, leaf in models.items()},
+        data,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("decimals", [None, 1, 0])
+def test_auc_agrees_with_the_oracle(decimals: int | None) -> None:
+    data, models = ragged(decimals=decimals)
+    found = score(data, models)
+    tied = 0
+    for client in range(len(data)):
+        rows = data.clients(np.array([client]))
+        outputs = Linear().apply_stacked(
+            {name: leaf[[client]] for name, leaf in models.items()}, rows.x
+        )[0]
+        labels = rows.y[0].numpy()
+        tied += len(outputs) - len(outputs.unique())
+        if len(set(labels)) < 2:
+            assert math.isnan(found.clients[client])
+        else:
+            assert found.clients[client] == pytest.approx(roc_auc_score(labels, outputs), abs=1e-12)
+    assert (tied > 20) == (decimals == 0)
+    known = found.clients[~np.isnan(found.clients)]
+    assert found.left_out == len(data) - len(known) > 0
+    assert found.value == pytest.approx(known.mean())
+    assert found.standard_error == pytest.approx(known.std(ddof=1) / math.sqrt(len(known)))
+
+
+def test_blocks_change_no_auc() -> None:
+    data, models = ragged(decimals=0)
+    whole, pieces = score(data, models), score(data, models, block=3)
+    np.testing.assert_array_equal(whole.clients, pieces.clients)
+
+
+def test_auc_by_hand() -> None:
+    data = from_arrays(
+        [[1.0], [2.0], [3.0], [4.0], [1.0], [1.0], [1.0], [2.0], [5.0], [1.0]],
+        [0, 1, 0, 1, 0, 1, 1, 1, 1, 0],
+        ["a"] * 4 + ["b"] * 2 + ["c"] * 2 + ["d"] * 2,
+    )
+    models = {
+        "weight": torch.tensor([1.0, 1.0, 1.0, -1.0]).reshape(4, 1, 1),
+        "bias": torch.ones(4, 1),
+    }
+    found = score(data, models)
+    np.testing.assert_array_equal(found.clients, [0.75, 0.5, math.nan, 0.0])
+    assert found.left_out == 1
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_outputs_that_are_no_numbers_are_ranked_wrongly(broken: int) -> None:
+    data = from_arrays([[-1.0], [-2.0], [3.0], [4.0]], [0, 0, 1, 1], ["a"] * 4)
+    rows: Any = data.features
+    rows[broken * 2] = math.nan
+    models = {"weight": torch.ones(1, 1, 1), "bias": torch.zeros(1, 1)}
+    assert score(data, models).value == 0.5
+    rows[:] = math.nan
+    assert score(data, models).value == 0.0
+
+
+def test_auc_without_any_pair_is_unknown() -> None:
+    data = from_arrays([[1.0], [2.0]], [1, 0], ["a", "b"])
+    models = {"weight": torch.ones(2, 1, 1), "bias": torch.zeros(2, 1)}
+    found = score(data, models)
+    assert math.isnan(found.value)
+    assert math.isnan(found.standard_error)
+    assert found.left_out == 2
+    empty = score(data.where(np.zeros(2, dtype=bool)), models)
+    assert empty.left_out == 2
+
+
+def test_auc_is_for_binary_tasks() -> None:
+    with pytest.raises(ValueError, match="is a regression task"):
+        score(synthetic(clients=2).data, {})
+    assert evaluate(Linear(), ones, synthetic(clients=4).data).auc is None
+
+
+def test_evaluate_gives_the_same_auc() -> None:
+    data, models = ragged(decimals=0)
+    found = evaluate(Linear(), lambda ids: {n: leaf[ids] for n, leaf in models.items()}, data).auc
+    assert found is not None
+    np.testing.assert_array_equal(found.clients, score(data, models).clients)
+
+
+def run_into(folder: Path, task: str) -> dict[str, Any]:
+    options = {"clients": 30, "rows": [4, 24], "features": 3, "task": task}
+    plan = RunPlan(
+        data=DataChoice(name="synthetic", options=options),
+        method=PMTL(),
+        privacy=Privacy(epsilon=5.0),
+        rounds=2,
+        simulation_seed=1,
+    )
+    execute(plan, folder=folder)
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is not strict JSON")
+
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text(), parse_constant=refuse)
+    return found
+
+
+def test_a_binary_run_shows_its_auc(tmp_path: Path) -> None:
+    found = run_into(tmp_path / "run", "binary")
+    own = np.array(pq.read_table(tmp_path / "run" / "metrics.parquet")["auc"], dtype=float)
+    known = own[~np.isnan(own)]
+    assert found["auc"] == pytest.approx(known.mean())
+    assert found["auc_standard_error"] > 0
+    assert found["auc_left_out"] == 30 - len(known) > 0
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert "test AUC" in page
+    assert f"{found['auc']:.3g} \u00b1 {found['auc_standard_error']:.3g}" in page
+    assert f"leaves out {found['auc_left_out']} clients without test rows of both" in page
+
+
+def test_a_run_of_another_task_shows_none(tmp_path: Path) -> None:
+    found = run_into(tmp_path / "run", "regression")
+    assert [found[key] for key in ("auc", "auc_standard_error", "auc_left_out")] == [None] * 3
+    assert "auc" not in pq.read_table(tmp_path / "run" / "metrics.parquet").column_names
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert "AUC" not in page
+
+
+# --- noise and signal
+
+
+def norm(tree: Tree) -> float:
+    return math.sqrt(sum(float(leaf.double().square().sum()) for leaf in tree.values()))
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
+    """The sums as the billboard hands them over, before any noise."""
+    seen: list[Tree] = []
+    perturb = GaussianSum.perturb
+
+    def watch(self: GaussianSum, total: Tree, entropy: Any) -> Tree:
+        seen.append({name: leaf.clone() for name, leaf in total.items()})
+        return perturb(self, total, entropy)
+
+    monkeypatch.setattr(GaussianSum, "perturb", watch)
+    return seen
+
+
+def run(seed: int | None = 1, features: int = 60, rounds: int = 4, **privacy: Any) -> Outcome:
+    data = synthetic(clients=25, rows=6, features=features, seed=2).data
+    plan = Plan(
+        method=PMTL(), privacy=Privacy(**privacy), rounds=rounds, simulation_seed=seed,
+        sampler=Poisson(15.0),
+    )  # fmt: skip
+    return simulate(plan, data)
+
+
+@pytest.mark.parametrize("budget", [(), (1.0, 2.0, 3.0, 4.0)])
+def test_a_simulation_tells_noise_from_signal_exactly(
+    sums: list[Tree], budget: tuple[float, ...]
+) -> None:
+    outcome = run(noise_multiplier=1.0, budget=budget)
+    posted = sums.copy()
+    found = noise_to_signal(outcome)
+    assert len(found) == len(posted) == 4
+    for index, (ratio, total) in enumerate(zip(found, posted, strict=True)):
+        value = outcome.posts[index].value
+        mechanism = outcome.plan.mechanisms(25)[index]
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in value.items()}
+        noise = mechanism.perturb(zeros, open_entropy(1, "noise", index))
+        for name, leaf in value.items():
+            assert torch.equal(leaf - noise[name], total[name])
+        assert ratio == pytest.approx(norm(noise) / norm(total), rel=1e-12)
+    if budget:
+        values = [ratio or 0.0 for ratio in found]
+        assert values[0] > 1.5 * values[-1], "noise shrinks as weights grow"
+
+
+def test_without_a_seed_the_ratio_is_estimated() -> None:
+    outcome = run(noise_multiplier=0.06, features=400)
+    exact = noise_to_signal(outcome)
+    blind = replace(outcome, plan=replace(outcome.plan, simulation_seed=None))
+    guessed = noise_to_signal(blind)
+    assert guessed == noise_to_signal(blind), "public, and the same for everybody"
+    for known, guess in zip(exact, guessed, strict=True):
+        assert known is not None
+        assert 0.5 < known < 2
+        assert guess == pytest.approx(known, rel=0.3)
+        assert guess != known
+    for post, guess in zip(outcome.posts, guessed, strict=True):
+        noise = math.sqrt(size(post.value)) * 0.06 * outcome.plan.privacy.clip
+        expected = noise / math.sqrt(norm(post.value) ** 2 - noise**2)
+        assert guess == pytest.approx(expected, rel=0.05)
+
+
+def test_a_signal_that_cannot_be_told_is_none() -> None:
+    outcome = run(noise_multiplier=1000.0, features=5, rounds=8)
+    exact = noise_to_signal(outcome)
+    guessed = noise_to_signal(replace(outcome, plan=replace(outcome.plan, simulation_seed=None)))
+    for post, known, guess in zip(outcome.posts, exact, guessed, strict=True):
+        noise = math.sqrt(size(post.value)) * 1000.0 * outcome.plan.privacy.clip
+        assert known is not None
+        assert known > 50
+        assert (guess is None) == (norm(post.value) < noise)
+    assert None in guessed
+    assert any(guess is not None for guess in guessed)
+
+
+def test_a_real_run_has_ratios_too() -> None:
+    found = noise_to_signal(run(seed=None, noise_multiplier=0.01))
+    assert all(ratio is not None and 0 < ratio < 0.5 for ratio in found)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_exact_posts_have_no_noise(seed: int | None) -> None:
+    outcome = run(seed=seed, epsilon=math.inf)
+    assert isinstance(outcome.billboard.mechanism(0), Exact)
+    assert noise_to_signal(outcome) == [0.0] * 4
+
+
+def test_pure_noise_has_no_signal() -> None:
+    """A cohort that nobody turned up to."""
+    data = synthetic(clients=2, rows=3, features=2, seed=0).data
+    plan = Plan(
+        method=PMTL(), privacy=Privacy(noise_multiplier=1.0), rounds=3, simulation_seed=0,
+        sampler=Poisson(0.01),
+    )  # fmt: skip
+    assert noise_to_signal(simulate(plan, data)) == [math.inf] * 3
+
+
+def test_system_entropy_is_not_asked_for_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = run(seed=None, noise_multiplier=0.1)
+
+    def refuse(self: SystemEntropy, count: int) -> None:
+        raise AssertionError("an estimate needs no secret randomness")
+
+    monkeypatch.setattr(SystemEntropy, "words", refuse)
+    assert len(noise_to_signal(outcome)) == 4
