@@ -32,7 +32,7 @@ Solve = Callable[[float], Floats]
 
 
 def make(n: int, d: int, m: int) -> tuple[Floats, Floats, FederatedDataset]:
-    """Make neighbouring features that correlate by 0.5, a tenth of them in use, and noise."""
+    """Make neighbouring features that correlate by 0.5, a twentieth of them in use, and noise."""
     generator = np.random.default_rng(n + d + m)
     x = generator.standard_normal((n, d))
     for j in range(1, d):

@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from coterie import __version__
-from coterie.options import add_account, add_data, add_demo, add_methods, add_report, add_run
+from coterie.options import (
+    add_account,
+    add_data,
+    add_demo,
+    add_methods,
+    add_report,
+    add_run,
+    add_tune,
+)
 
 _OVERVIEW = """\
 Private federated multi-task learning: one model per client, and an epsilon that is true.
@@ -61,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"coterie {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands, _run)
+    add_tune(commands, _tune)
     add_demo(commands, _demo)
     add_account(commands, _account, calibrate=False)
     add_account(commands, _account, calibrate=True)
@@ -91,6 +100,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from coterie.commands import run
 
     return run(arguments)
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from coterie.tune_command import tune
+
+    return tune(arguments)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

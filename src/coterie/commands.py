@@ -1,11 +1,10 @@
-"""What the commands that touch data do: build a run plan from flags, run it, show it."""
+"""What the commands that touch data do: run a plan made of flags, show what came out."""
 
 import argparse
 import json
 import math
 import sys
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from coterie.budget import make_sampler
 from coterie.config import ConfigError, to_table
 from coterie.data.describe import describe
+from coterie.flags import data_table, plan_table
 from coterie.methods.base import registered
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.words import round_up, spent_together
 from coterie.report import write_report
-from coterie.run import (
-    RunPlan,
-    execute,
-    load_plan,
-    plan_from_table,
-    read_toml,
-)
+from coterie.run import RunPlan, execute, load_plan, plan_from_table
+from coterie.summary import NOT_COVERED
 from coterie.watch import Watch
-
-_SHAPES = {
-    "--set": ("KEY=VALUE", "method.lam=0.3"),
-    "--option": ("KEY=VALUE", "clients=50"),
-    "--levels": ("COLUMN=A,B,C", "kind=day,night"),
-}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         if (folder / "result.json").exists():
             return _show_finished(folder, as_json=arguments.json)
     else:
-        run_plan = plan_from_table(_table(arguments))
+        run_plan = plan_from_table(plan_table(arguments))
         folder = Path(arguments.out) if arguments.out else _new_folder(run_plan)
         if (folder / "plan.toml").exists():
             raise FileExistsError(
@@ -89,6 +77,8 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
         return
     Console().print(_results_table([summary]))
     print(guarantee.statement())
+    if summary.get("tuning", "none") != "none":
+        print(f"Tuning: {summary['tuning']}.")
     print(f"\nrun folder {folder}, report {folder / 'report.html'}")
 
 
@@ -142,7 +132,7 @@ def data_show(arguments: argparse.Namespace) -> None:
     """Carry out `coterie data show`."""
     choice = plan_from_table(
         {
-            "data": _data_table(arguments),
+            "data": data_table(arguments),
             "method": {"kind": "local"},
             "privacy": {"epsilon": math.inf},
         }
@@ -215,6 +205,8 @@ def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     told = f"epsilon: {what} of one client, view of {first['view']}; metrics are not covered"
     if first["simulation"]:
         told += "; SIMULATION: known seed, protects nobody"
+    if first.get("tuning") == NOT_COVERED:
+        told += "; TUNING IS NOT COVERED"
     table.caption = told
     return table
 
@@ -240,154 +232,3 @@ def _new_folder(run_plan: RunPlan) -> Path:
     while folder.exists():
         folder, number = base.with_name(f"{base.name}-{number}"), number + 1
     return folder
-
-
-def _table(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Lay flags over the TOML plan, and `--set` over both."""
-    table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
-    _check_tables(table)
-    _overlay(table, "data", _data_table(arguments))
-    _lay_method(table, arguments)
-    _lay_privacy(table, arguments)
-    _lay_sampler(table, arguments)
-    speed = {name: getattr(arguments, name) for name in ("device", "block", "store")}
-    _overlay(table, "speed", speed)
-    for name in ("rounds", "simulation_seed"):
-        if getattr(arguments, name) is not None:
-            table[name] = getattr(arguments, name)
-    if arguments.no_local:
-        table["compare_with_local"] = False
-    for setting in arguments.set:
-        _assign(table, setting)
-    _check_tables(table)
-    _lay_defaults(table)
-    return table
-
-
-def _check_tables(table: Mapping[str, Any]) -> None:
-    for name in ("data", "method", "privacy", "sampler", "speed"):
-        if not isinstance(table.get(name, {}), dict):
-            key = {"data": "name", "method": "kind", "sampler": "kind"}.get(name, "...")
-            raise ConfigError(
-                f"plan.{name} = {table[name]!r}: expected a table, such as {name}.{key} = ..."
-            )
-
-
-def _lay_defaults(table: dict[str, Any]) -> None:
-    """Fill in what neither plan nor flags nor `--set` said."""
-    if "name" not in table["data"]:
-        raise ConfigError("no data: give --data NAME|FILE, for example --data districts")
-    method, privacy, seed = table["method"], table["privacy"], table.get("simulation_seed")
-    method.setdefault("kind", "pmtl")
-    for place, kind in ((method.get("model"), "linear"), (table.get("sampler"), "poisson")):
-        if isinstance(place, dict):
-            place.setdefault("kind", kind)
-    if not {"epsilon", "noise_multiplier"} & privacy.keys():
-        privacy["epsilon"] = 1.0
-    if isinstance(seed, int) and seed >= 0:
-        table["data"].setdefault("split_seed", seed)
-
-
-def _lay_sampler(table: dict[str, Any], arguments: argparse.Namespace) -> None:
-    if arguments.cohort is None and not arguments.sampling and not arguments.cohort_visible:
-        return
-    given = table.get("sampler", {})
-    if arguments.sampling and given.get("kind") != arguments.sampling:
-        given = {}
-    sampler = make_sampler(
-        arguments.sampling or given.get("kind"),
-        given.get("cohort") if arguments.cohort is None else arguments.cohort,
-        arguments.cohort_visible or given.get("visible", False),
-    )
-    table["sampler"] = to_table(sampler)
-
-
-def _lay_method(table: dict[str, Any], arguments: argparse.Namespace) -> None:
-    method = table.setdefault("method", {})
-    if arguments.method is not None and method.get("kind") != arguments.method:
-        table["method"] = method = {"kind": arguments.method}
-    if arguments.model is not None:
-        method["model"] = {"kind": arguments.model}
-
-
-def _lay_privacy(table: dict[str, Any], arguments: argparse.Namespace) -> None:
-    privacy = {name: getattr(arguments, name) for name in ("delta", "clip", "relation")}
-    if arguments.epsilon is not None or arguments.noise_multiplier is not None:
-        given = table.setdefault("privacy", {})
-        given.pop("epsilon", None)
-        given.pop("noise_multiplier", None)
-        privacy |= {"epsilon": arguments.epsilon, "noise_multiplier": arguments.noise_multiplier}
-    _overlay(table, "privacy", privacy)
-
-
-def _data_table(arguments: argparse.Namespace) -> dict[str, Any]:
-    source: dict[str, Any] = {
-        "client": arguments.client_column,
-        "target": _listed(arguments.target),
-        "features": arguments.features and arguments.features.split(","),
-        "task": arguments.task,
-        "classes": _classes(arguments.classes),
-        "missing": arguments.missing,
-        "targets_are_clients": arguments.targets_are_clients or None,
-    }
-    for text in arguments.levels:
-        name, values = _pair(text, "--levels")
-        source["levels"] = {**(source.get("levels") or {}), name: values.split(",")}
-    options = {
-        name: _literal(value) for name, value in (_pair(o, "--option") for o in arguments.option)
-    }
-    table: dict[str, Any] = {
-        "name": arguments.data,
-        "test": getattr(arguments, "test", None),
-        "standardise": getattr(arguments, "standardise", None),
-        "options": options or None,
-        "source": {key: value for key, value in source.items() if value is not None} or None,
-    }
-    return {key: value for key, value in table.items() if value is not None}
-
-
-def _listed(text: str | None) -> str | list[str] | None:
-    return text.split(",") if text and "," in text else text
-
-
-def _classes(text: str | None) -> int | list[str] | None:
-    if text is None or text.isdecimal():
-        return None if text is None else int(text)
-    return text.split(",")
-
-
-def _overlay(table: dict[str, Any], section: str, values: Mapping[str, Any]) -> None:
-    place = table.setdefault(section, {})
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            _overlay(place, key, value)
-        elif value is not None:
-            place[key] = value
-    if not place and section == "speed":
-        del table[section]
-
-
-def _assign(table: dict[str, Any], setting: str) -> None:
-    path, value = _pair(setting, "--set")
-    *sections, key = path.split(".")
-    place = table
-    for section in sections:
-        place = place.setdefault(section, {})
-        if not isinstance(place, dict):
-            raise ConfigError(f"--set {setting}: {section} is not a table of the plan")
-    place[key] = _literal(value)
-
-
-def _pair(text: str, flag: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        shape, example = _SHAPES[flag]
-        raise ConfigError(f"{flag} {text!r}: expected {shape}, for example {example}")
-    return key.strip(), value.strip()
-
-
-def _literal(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

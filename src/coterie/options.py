@@ -44,7 +44,7 @@ def add_account(commands: Commands, action: Action, *, calibrate: bool) -> None:
     parser.set_defaults(action=action)
 
 
-def _add_view(parser: argparse.ArgumentParser) -> None:
+def _add_view(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--relation",
         choices=("zero_out", "replace"),
@@ -67,24 +67,66 @@ def add_run(commands: Commands, action: Action) -> None:
         "train one model per client under a budget, from flags or a TOML plan",
         "coterie run --data districts --method pmtl --epsilon 1 --set method.lam=0.3",
     )
+    budget = _add_plan(parser)
+    budget.add_argument("--epsilon", type=float, help="of the whole run; inf for no privacy")
+    run = parser.add_argument_group("run")
+    run.add_argument("--out", metavar="DIR", help="run folder (default runs/DATA-METHOD-TIME)")
+    run.add_argument("--resume", metavar="DIR", help="go on with an interrupted run")
+    _add_work(run)
+    parser.set_defaults(action=action)
+
+
+def add_tune(commands: Commands, action: Action) -> None:
+    """Add `tune`."""
+    parser = _command(
+        commands,
+        "tune",
+        "choose settings by cross-validation inside clients; what it prints is not private",
+        "coterie tune --data synthetic --grid method.lam=0.1,0.3,1 --grid privacy.clip=0.25,0.5",
+    )
+    grid = parser.add_argument_group("grid")
+    grid.add_argument(
+        "--grid",
+        metavar="KEY=VALUE,VALUE",
+        action="append",
+        default=[],
+        help="values of a setting of the plan to try; several make all combinations",
+    )
+    grid.add_argument("--folds", type=int, default=5, help="of every client's rows (default 5)")
+    grid.add_argument("--seed", type=int, default=0, help="of folds and trial noise (default 0)")
+    grid.add_argument(
+        "--public", action="store_true", help="declare the data public: tuning on it is free"
+    )
+    budget = _add_plan(parser)
+    budget.add_argument("--epsilon", type=float, help="of one run; inf for no privacy")
+    run = parser.add_argument_group("run")
+    run.add_argument(
+        "--out", metavar="FILE", default="tuned.toml", help="the plan (default tuned.toml)"
+    )
+    _add_work(run)
+    parser.set_defaults(action=action)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add plan, method, data and budget, less epsilon; give the budget's group."""
     parser.add_argument("--plan", metavar="FILE", help="a TOML plan; flags override it")
     parser.add_argument("--method", metavar="NAME", help="see `coterie methods` (default pmtl)")
     parser.add_argument("--model", metavar="NAME", help="linear (default), mlp or cnn")
     add_source(parser, positional=False)
     budget = parser.add_argument_group("budget")
-    budget.add_argument("--epsilon", type=float, help="of the whole run; inf for no privacy")
     budget.add_argument("--noise-multiplier", type=float, help="instead of --epsilon")
     budget.add_argument("--delta", type=float, help="default min(1e-5, 1/(10 clients))")
     budget.add_argument("--clip", type=float, help="bound on a client's contribution (default 0.5)")
     budget.add_argument("--rounds", type=int, help="default: as many as the budget bears, 3 to 25")
     budget.add_argument("--cohort", type=float, help="expected clients a round (default: all)")
-    _add_view(budget)  # type: ignore[arg-type]
-    run = parser.add_argument_group("run")
+    _add_view(budget)
+    return budget
+
+
+def _add_work(run: argparse._ArgumentGroup) -> None:
     run.add_argument(
         "--simulation-seed", type=int, help="reproducible noise: a simulation, protects nobody"
     )
-    run.add_argument("--out", metavar="DIR", help="run folder (default runs/DATA-METHOD-TIME)")
-    run.add_argument("--resume", metavar="DIR", help="go on with an interrupted run")
     run.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
     )
@@ -96,7 +138,6 @@ def add_run(commands: Commands, action: Action) -> None:
     )
     run.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    parser.set_defaults(action=action)
 
 
 def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:

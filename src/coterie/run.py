@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.catalogue import NAMES, open_named
@@ -41,10 +39,10 @@ from coterie.privacy.accounting import Participation, calibrate, default_delta
 from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import locked
 from coterie.privacy.sampling import Poisson, Sampler
-from coterie.privacy.words import view_of
 from coterie.rng import Rng
 from coterie.scores import Score, evaluate
 from coterie.solvers.sgd import SGD
+from coterie.summary import TunedOn, keep, summarise
 from coterie.tree import size
 
 DEFAULT_TEST_SHARE = 0.25
@@ -112,7 +110,9 @@ class DataChoice:
 class RunPlan:
     """Everything that decides a run; written to plan.toml.
 
-    `rounds = None` is resolved by `resolve` before anything is spent.
+    `rounds = None` is resolved by `resolve` before anything is spent. `tuned` says on which rows
+    settings were chosen: "public" cost nothing, "not covered" is private rows, and is shown
+    wherever epsilon is.
     """
 
     data: DataChoice
@@ -123,6 +123,7 @@ class RunPlan:
     simulation_seed: int | None = None
     speed: Speed = field(default_factory=Speed)
     compare_with_local: bool = True
+    tuned: TunedOn = "no"
 
     def __post_init__(self) -> None:
         if self.simulation_seed is not None and self.simulation_seed < 0:
@@ -233,10 +234,17 @@ def _carry_out(
     if run_plan.compare_with_local:
         alone = isinstance(run_plan.method, Local)
         local = score if alone else _score_local(run_plan, train, test)
-    summary = summarise(run_plan, outcome, score, local, time.perf_counter() - started)
+    summary = summarise(
+        outcome,
+        score,
+        local,
+        data=run_plan.data.name,
+        tuned=run_plan.tuned,
+        seconds=time.perf_counter() - started,
+    )
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
-        _keep(folder, summary, outcome, train, score=score, local=local)
+        keep(folder, summary, outcome, train, score=score, local=local)
     return Result(summary, outcome, score, local)
 
 
@@ -264,48 +272,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
-def summarise(
-    run_plan: RunPlan, outcome: Outcome, score: Score, local: Score | None, seconds: float
-) -> dict[str, Any]:
-    """Give the summary that others may script against; strict JSON."""
-    guarantee = outcome.guarantee
-    noise = outcome.plan.noise_multipliers(outcome.spec.clients)
-    area = score.auc
-    return {
-        "method": run_plan.method.kind,
-        "data": run_plan.data.name,
-        "clients": outcome.spec.clients,
-        "rounds": outcome.plan.posts,
-        "epsilon": json_number(guarantee.epsilon),
-        "delta": guarantee.delta,
-        "relation": guarantee.relation,
-        "view": view_of(guarantee),
-        "views": {view: json_number(epsilon) for view, epsilon in guarantee.views.items()},
-        "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
-        "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
-        "clip": run_plan.privacy.clip if noise else None,
-        "metric": score.metric,
-        "value": json_number(score.value),
-        "standard_error": json_number(score.standard_error),
-        "auc": None if area is None else json_number(area.value),
-        "auc_standard_error": None if area is None else json_number(area.standard_error),
-        "auc_left_out": None if area is None else area.left_out,
-        "share_better_than_local": (
-            None if local is None else json_number(score.share_better_than(local))
-        ),
-        "local_value": None if local is None else json_number(local.value),
-        "simulation": run_plan.simulation_seed is not None,
-        "assumed_public": list(guarantee.assumed),
-        "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
-        "seconds": round(seconds, 3),
-    }
-
-
-def json_number(value: float) -> float | str | None:
-    """Write a number as strict JSON: infinity is "inf", not-a-number is null."""
-    if math.isnan(value):
-        return None
-    return "inf" if math.isinf(value) else value
+def assign(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set a value of a plan's table by its dotted path, such as `method.lam`."""
+    *sections, key = path.split(".")
+    place = table
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"{path}: {section} is not a table of the plan")
+    place[key] = value
 
 
 def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedDataset) -> Score:
@@ -359,33 +334,3 @@ def _table(run_plan: RunPlan) -> dict[str, Any]:
     table = to_table(run_plan)
     assert isinstance(table, dict)
     return table
-
-
-def _keep(
-    folder: Path,
-    summary: Mapping[str, Any],
-    outcome: Outcome,
-    train: FederatedDataset,
-    *,
-    score: Score,
-    local: Score | None,
-) -> None:
-    guarantee = json.dumps(outcome.guarantee.to_json(), indent=2, allow_nan=False)
-    write_atomically(folder / "guarantee.json", guarantee.encode())
-    names = json.dumps(list(train.names)).encode()
-    write_atomically(folder / "models" / "clients.json", names)
-    columns = {
-        "client": pa.array(list(train.names)),
-        "train_rows": pa.array(train.counts),
-        "test_rows": pa.array(score.rows),
-        "error": pa.array(score.clients),
-    }
-    if score.auc is not None:
-        columns["auc"] = pa.array(score.auc.clients)
-    if local is not None:
-        columns["error_alone"] = pa.array(local.clients)
-    buffer = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), buffer)
-    write_atomically(folder / "metrics.parquet", buffer.getvalue().to_pybytes())
-    text = json.dumps(dict(summary), indent=2, allow_nan=False)
-    write_atomically(folder / "result.json", text.encode())

@@ -115,24 +115,63 @@ def test_matches_the_joint_optimum_of_cvxpy(task, bias):
         solver=cvxpy.CLARABEL
     )
     fit = fit_mtrl(everyone(data), lam1=lam1, lam2=lam2, bias=bias, tol=1e-10)
-    np.testing.assert_allclose(fit.objective, best, rtol=2e-5)
+    np.testing.assert_allclose(fit.objective, best, rtol=2e-6)
     np.testing.assert_allclose(fit.weight, weight.value, atol=5e-3)
     np.testing.assert_allclose(fit.relation, related.value, atol=5e-3)
 
 
+def objective(data, weight, level, related, lam1, lam2, ridge=0.0):
+    moment = weight.numpy() @ weight.numpy().T + ridge**2 * np.eye(len(data))
+    total = lam1 / 2 * float((weight**2).sum())
+    total += lam2 / 2 * np.trace(np.linalg.solve(related.numpy(), moment))
+    for client in range(len(data)):
+        x, y = own_rows(data, client)
+        if len(y):
+            score = x @ weight[client].numpy() + float(level[client])
+            binary = data.spec.task == "binary"
+            loss = np.logaddexp(0, -(2 * y - 1) * score) if binary else (score - y) ** 2 / 2
+            total += loss.mean()
+    return total
+
+
 @pytest.mark.parametrize("task", ["regression", "binary"])
 @pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_objective_never_rises(task, is_sparse, seed):
-    counts = np.random.default_rng(seed).integers(0, 40, size=30)
-    data = dataset(task, counts=counts, features=10, is_sparse=is_sparse, seed=seed)
-    fit = fit_mtrl(everyone(data), lam1=1e-3, lam2=0.01, bias=True)
-    steps = np.diff(fit.objectives)
-    assert steps.max() <= 1e-12 * fit.objective
-    assert fit.slope <= 1e-4
-    assert fit.iterations == len(fit.objectives) >= 2
+def test_alternating_steps_never_raise_the_objective(task, is_sparse):
+    """They fall towards the joint minimum (slowly in the end), and not below it."""
+    counts = np.random.default_rng(0).integers(4, 40, size=20)
+    data = dataset(task, counts=counts, features=6, is_sparse=is_sparse)
+    clients, lam1, lam2, ridge = everyone(data), 1e-3, 0.02, 1e-3
+    related, values = torch.eye(20).double() / 20, []
+    for _ in range(12):
+        weight, level = fit_related(clients, related, lam1=lam1, lam2=lam2, bias=True)
+        values.append(objective(data, weight, level, related, lam1, lam2, ridge))
+        related = relation_of(weight, ridge)
+        values.append(objective(data, weight, level, related, lam1, lam2, ridge))
+    assert np.diff(values).max() <= 1e-9
+    joint = fit_mtrl(clients, lam1=lam1, lam2=lam2, bias=True)
+    assert joint.objective - 1e-6 <= values[-1] <= 1.25 * joint.objective
+
+
+@pytest.mark.parametrize("task", ["regression", "binary"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("lam1", [0.0, 0.01])
+def test_the_joint_fit_is_stationary(task, bias, lam1):
+    """More models than features: -gradient = lam2 |W|_* S + lam1 W, S a trace norm subgradient."""
+    counts = np.random.default_rng(1).integers(0, 40, size=30)
+    data = dataset(task, counts=counts, features=8)
+    fit = fit_mtrl(everyone(data), lam1=lam1, lam2=0.01, bias=bias, tol=1e-9)
+    assert 0 <= fit.gap <= 1.01e-9 * fit.objective
     np.testing.assert_allclose(np.trace(fit.relation), 1, rtol=1e-12)
-    assert np.linalg.eigvalsh(fit.relation.numpy()).min() > 0
+    slope = lam1 * fit.weight.numpy()
+    for client in range(30):
+        x, y = own_rows(data, client)
+        if len(y):
+            score = x @ fit.weight[client].numpy() + float(fit.bias[client])
+            rest = (score if task == "regression" else 1 / (1 + np.exp(-score))) - y
+            slope[client] += x.T @ rest / len(y)
+    size = np.linalg.svd(fit.weight.numpy(), compute_uv=False).sum()
+    assert np.linalg.norm(slope, 2) <= 0.01 * size * 1.001
+    np.testing.assert_allclose(-(slope * fit.weight.numpy()).sum(), 0.01 * size**2, rtol=1e-3)
 
 
 def test_the_same_rows_take_one_step_of_conjugate_gradients(monkeypatch):
@@ -155,7 +194,7 @@ def test_opposed_clients_are_seen_as_such():
     fit = fit_mtrl(everyone(data), lam1=1e-3, lam2=1e-3, bias=True)
     related = fit.relation.numpy()
     alike = related / np.sqrt(np.outer(np.diag(related), np.diag(related)))
-    assert alike[0, 2] > 0.9 > -0.9 > alike[0, 1]
+    assert alike[0, 2] > 0.8 > -0.8 > alike[0, 1]
 
 
 def test_relation_of_models():

@@ -98,6 +98,10 @@ class Method(ABC):
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the shared tree by what was posted: post-processing, nothing more."""
 
+    def alone(self) -> "Method | None":
+        """Give the method that learns alone in the same terms, None for the usual one."""
+        return None
+
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Make each client's model after the last round; free, since nothing is posted."""
         return personal

@@ -42,6 +42,7 @@ from torch import Tensor
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.single import Single, check_linear, usual_lam
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.spectrum import Lift, Spectrum, apply, lift
@@ -114,13 +115,7 @@ class MPMTL(Method):
 
     def check(self, spec: Spec) -> None:
         """Refuse other models and tasks, and matrices that are too large."""
-        if not isinstance(self.model, Linear):
-            raise ValueError(f"mpmtl is for linear models, not {type(self.model).__name__}")
-        if spec.task not in ("regression", "binary"):
-            raise ValueError(
-                f"mpmtl is for regression and binary targets, not {spec.task}; use pmtl, or one "
-                "binary target per class"
-            )
+        check_linear(self, spec)
         if self.structure == "low_rank" and spec.features > MOST_FEATURES:
             raise ValueError(
                 f"{spec.features} features: the posted matrix is kept to {MOST_FEATURES} a side; "
@@ -187,6 +182,11 @@ class MPMTL(Method):
             "posts": shared["posts"] + 1,
         }
 
+    def alone(self) -> Method:
+        """Learn alone by the fit that this method starts from."""
+        lam = self.lam if self.lam_scale == "posted" else None
+        return Single(model=self.model, lam=lam)
+
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Use the last posted structure; no step after it."""
         units, here = self._units(clients), to(personal, "cpu")
@@ -206,7 +206,7 @@ class MPMTL(Method):
     def _penalty(self, shared: Tree) -> tuple[Spectrum, float]:
         """Give what the posts say, and lam in the units of the posts."""
         spectrum = Spectrum.of(shared["moment"])
-        alone = 0.3 / len(spectrum.roots)
+        alone = usual_lam(len(spectrum.roots))
         if not float(shared["posts"]) > 0:
             # Before the first post: a ridge penalty, the same in every direction.
             given = self.lam if self.lam_scale == "posted" else None
@@ -249,7 +249,7 @@ class MPMTL(Method):
         new = ~(personal["begun"] > 0)
         if not bool(new.any()):
             return personal
-        lam = 0.3 / units.clients.spec.features
+        lam = usual_lam(units.clients.spec.features)
         if self.lam is not None and self.lam_scale == "posted":
             lam = self.lam
         ones = torch.ones(units.clients.spec.features, dtype=torch.float64)

@@ -9,6 +9,7 @@ Least squares of a client with more rows than features depend on the rows throug
 feature: the triangle R of X = O R replaces X, O'y replaces y, and what is left of y is a constant.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -150,22 +151,26 @@ class Problem:
             mu: The weight of the squares.
         """
         top = float(norms.max(initial=0.0))
-        limit = min(1.0, lam / top) if top > 0 else 1.0
+        cut = lam / top if top > 0 else math.inf
+        ideal = self.ideal(point)
+        scales = {min(ideal, cut)} if mu == 0 else {min(ideal, cut), ideal, 1.0}
+        return max(self.worth(point, s) - _conjugate(norms * s, lam, mu) for s in scales)
+
+    def ideal(self, point: Point) -> float:
+        """Give the multiple of the slopes that is worth most by itself (logistic: at most 1)."""
         if self.binary:
-            return max(
-                self._entropy(point, scale) - _conjugate(norms * scale, lam, mu)
-                for scale in ({limit} if mu == 0 else {limit, 1.0})
-            )
+            return 1.0
+        square = float(point.slopes @ (point.slopes / self.weights))
+        return -float(point.slopes @ self.targets) / square if square > 0 else 0.0
+
+    def worth(self, point: Point, scale: float) -> float:
+        """Give -sum_i conj_i of a multiple of the slopes: the dual value but for the penalty."""
+        if self.binary:
+            return self._entropy(point, scale)
         # Squares: q = r / n, so -conj is -q.y - n q^2 / 2.
         along = -float(point.slopes @ self.targets)
         square = float(point.slopes @ (point.slopes / self.weights))
-        ideal = along / square if square > 0 else 0.0
-        cut = lam / top if top > 0 else np.inf
-        scales = {min(ideal, cut)} if mu == 0 else {min(ideal, cut), ideal, 1.0}
-        return self.rest + max(
-            scale * along - scale * scale * square / 2 - _conjugate(norms * scale, lam, mu)
-            for scale in scales
-        )
+        return self.rest + scale * along - scale * scale * square / 2
 
     def _entropy(self, point: Point, scale: float) -> float:
         share = np.minimum(np.abs(point.slopes) / self.weights * scale, 1.0)
@@ -199,8 +204,8 @@ class Taken:
     bias: Floats
 
 
-def prepare(clients: Clients, *, bias: bool, tol: float) -> Taken:
-    """Take the clients' rows without copying them, and compress those of tall least squares.
+def prepare(clients: Clients, *, bias: bool, tol: float, compress: bool) -> Taken:
+    """Take the clients' rows without copying them; `compress` those of tall least squares.
 
     Clients without rows, and with a bias those whose rows are all of one class, are left out.
 
@@ -237,7 +242,7 @@ def prepare(clients: Clients, *, bias: bool, tol: float) -> Taken:
         binary, bias, clients.spec.features, rows, _shared(rows, starts, counts),
         starts, offsets, y, 1 / np.maximum(counts, 1),
     )  # fmt: skip
-    return Taken(problem if binary else _compressed(problem), places, levels)
+    return Taken(_compressed(problem) if compress and not binary else problem, places, levels)
 
 
 def _rows_of(clients: Clients) -> Any:
@@ -317,7 +322,7 @@ def _compressed_shared(problem: Problem) -> Problem:
 def _triangle(rows: Floats, y: Floats) -> tuple[Floats, Floats, float]:
     # R and O'y of rows = O R, and |y|^2 outside the span of the rows' columns.
     d = rows.shape[1]
-    triangle = np.linalg.qr(np.hstack([rows, y]), mode="r")
+    triangle: Floats = np.asarray(np.linalg.qr(np.hstack([rows, y]), mode="r"))
     return triangle[:d, :d], triangle[:d, d:], float((triangle[d:, d:] ** 2).sum())
 
 

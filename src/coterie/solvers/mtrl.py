@@ -1,15 +1,23 @@
 """Linear models of all clients together with how they relate (MTRL, Zhang and Yeung 2010).
 
     min_W,b,R  sum_k (1 / n_k) sum_i loss(x_i . w_k + b_k, y_i)
-               + lam1/2 tr(W W') + lam2/2 tr((W W' + e^2) R^-1),    R psd (m, m), tr R = 1
+               + lam1/2 tr(W W') + lam2/2 tr(W' R^-1 W),    R psd (m, m), tr R = 1
 
-over stacked models W (m, d); R says which clients are alike. The ridge e keeps R from becoming
-singular; being part of the objective, it leaves every step below a descent. Steps alternate:
+over stacked models W (m, d); R says which clients are alike. The paper alternates two steps:
 
-* W given R is a smooth convex problem, quadratic for squares. Newton steps by conjugate gradients,
-  preconditioned by what the system would be if all clients had the same rows: then it is diagonal
-  in the eigenvectors of R and of the features' products, and nothing of size md x md is formed.
-* R given W is (W W' + e^2)^1/2 over its trace T, at which the last term is lam2/2 T^2.
+* W given R (`fit_related`) is a smooth convex problem, quadratic for squares. Newton steps by
+  conjugate gradients, preconditioned by what the system would be if all clients had the same rows:
+  then it is diagonal in the eigenvectors of R and of the features' products, and nothing of size
+  md x md is formed.
+* R given W (`relation_of`) is (W W')^1/2 over its trace.
+
+Neither raises the objective, but directions that R has given up come back ever more slowly, and
+the steps stall before the joint minimum. At the best R the last term is lam2/2 |W|_*^2, the square
+of the sum of singular values, so `fit_mtrl` minimises over W alone, by accelerated proximal steps
+to a duality gap, and takes R from W. For singular values s the proximal operator of c/2 |.|_*^2 is
+max(0, s - t) with t = c sum max(0, s - t); the conjugate of a/2 |W|^2 + c/2 |W|_*^2 at V is half of
+the sum of s x, x = max(0, s - t) / a with t = c sum x, or largest s^2 / (2c) if a = 0; the dual
+value is that of `multitask`, for slopes of any size.
 
 There is no privacy in this.
 """
@@ -25,6 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.data.federated import Clients
+from coterie.solvers._accelerated import Found, Stop, accelerate
 from coterie.solvers._problem import Point, Problem, Taken, original_bias, prepare
 
 Floats = NDArray[np.float64]
@@ -40,31 +49,61 @@ class RelatedFit:
     Attributes:
         weight: (m, d), float64.
         bias: (m,), float64; zeros without one.
-        relation: R, (m, m), float64.
-        objectives: What was minimised, after every pair of steps.
-        slope: The norm of the objective's gradient by W over that at W = 0.
+        relation: R, (m, m), float64; singular where models are linear combinations of others.
+        objective: What was minimised, at these models.
+        gap: A bound on how far `objective` is above its minimum.
+        iterations: How many accelerated steps were taken.
     """
 
     weight: Tensor
     bias: Tensor
     relation: Tensor
-    objectives: tuple[float, ...]
-    slope: float
+    objective: float
+    gap: float
+    iterations: int
 
-    @property
-    def objective(self) -> float:
-        """The objective at these models."""
-        return self.objectives[-1]
 
-    @property
-    def iterations(self) -> int:
-        """How many pairs of steps were taken."""
-        return len(self.objectives)
+@dataclass(frozen=True)
+class _Squared:
+    """The penalty mu/2 |W|^2 + lam/2 |W|_*^2."""
+
+    mu: float
+    lam: float
+
+    def value(self, weight: Floats) -> float:
+        size = float(np.linalg.svd(weight, compute_uv=False).sum())
+        return self.mu / 2 * float((weight**2).sum()) + self.lam / 2 * size * size
+
+    def shrink(self, target: Floats, curve: float) -> Floats:
+        left, sizes, right = np.linalg.svd(target, full_matrices=False)
+        kept = np.maximum(sizes - _level(sizes, self.lam / curve), 0)
+        return np.asarray((left * kept) @ right)
+
+    def bound(self, problem: Problem, point: Point, pull: Floats) -> float:
+        sizes: Floats = np.asarray(np.linalg.svd(pull, compute_uv=False), dtype=np.float64)
+        return max(
+            problem.worth(point, scale) - self.conjugate(sizes * abs(scale))
+            for scale in (1.0, problem.ideal(point))
+        )
+
+    def conjugate(self, sizes: Floats) -> float:
+        if self.mu == 0:
+            return float(sizes.max(initial=0.0)) ** 2 / (2 * self.lam)
+        kept = np.maximum(sizes - _level(sizes, self.lam / self.mu), 0) / self.mu
+        return float(sizes @ kept) / 2
+
+
+def _level(sizes: Floats, ratio: float) -> float:
+    # t = ratio * sum max(0, s - t), s from large to small: with r of them above t it is linear.
+    sums = np.cumsum(sizes)
+    levels = ratio * sums / (1 + ratio * np.arange(1, len(sizes) + 1))
+    above = int((sizes > levels).sum())
+    return float(levels[above - 1]) if above else 0.0
 
 
 @dataclass(frozen=True)
 class _Relation:
-    """R by its eigenvectors; the objective sees lam1 + lam2 / R through `pulls`."""
+    """R by its eigenvectors; lam1 + lam2 / R is what pulls the models to zero."""
 
     vectors: Floats
     values: Floats
@@ -78,9 +117,6 @@ class _Relation:
     def pull(self, weight: Floats) -> Floats:
         return np.asarray(self.vectors @ (self.pulls[:, None] * (self.vectors.T @ weight)))
 
-    def matrix(self) -> Floats:
-        return np.asarray((self.vectors * self.values) @ self.vectors.T)
-
 
 def fit_mtrl(
     clients: Clients,
@@ -88,52 +124,44 @@ def fit_mtrl(
     lam1: float,
     lam2: float,
     bias: bool,
-    ridge: float = 1e-6,
-    tol: float = 1e-8,
-    most: int = 10_000,
+    tol: float = 1e-6,
+    most: int = 100_000,
 ) -> RelatedFit:
-    """Fit all clients and their relation, alternating from unrelated clients.
+    """Fit all clients and their relation, to a relative duality gap of `tol`.
 
-    A client without rows gets what the others say of it: zeros.
+    A client without rows gets zeros. A binary client whose rows are all of one class has no finite
+    best bias: with a bias it gets zero weights, and the bias at which its mean loss is `tol`.
 
     Args:
         clients: All clients; regression or binary rows, dense or CSR.
         lam1: The weight of the squares of the models, >= 0.
         lam2: The weight of the relation, > 0.
         bias: Whether clients have biases, which are not penalised.
-        ridge: e over the root mean square norm of the first models.
-        tol: Stop when a pair of steps lowers the objective by no more than this share, and the
-            gradient is at most the root of this of its size at zero.
-        most: How many pairs of steps it may take.
+        tol: The largest relative duality gap of the answer.
+        most: How many accelerated steps it may take.
 
     Raises:
         ValueError: On numbers out of range, another task, or rows that are not finite.
-        RuntimeError: If it has not stopped after `most` pairs of steps.
+        RuntimeError: If the gap is above `tol` after `most` steps.
     """
-    _check(lam1, lam2, ridge, tol)
-    taken = prepare(clients, bias=bias, tol=tol)
-    steps = _Steps(taken, len(clients), lam1, lam2)
-    count = len(clients)
-    relation = _Relation(np.eye(count), np.full(count, 1 / max(count, 1)), lam1, lam2)
-    weight, point = steps.weights(np.zeros((count, clients.spec.features)), relation)
-    floor = ridge * (float(np.linalg.norm(weight)) / math.sqrt(max(count, 1)) or 1.0)
-    objectives: list[float] = []
-    while True:
-        relation, trace = _relate(weight, floor, lam1, lam2)
-        squares = lam1 / 2 * float((weight**2).sum())
-        objectives.append(point.value + squares + lam2 / 2 * trace**2)
-        slope = steps.slope(weight, point, relation)
-        if _settled(objectives, slope, tol):
-            break
-        if len(objectives) >= most:
-            raise RuntimeError(
-                f"MTRL: relative gradient {slope:.1e} after {most} iterations; expected <= "
-                f"{math.sqrt(tol):.1e}: raise most, tol or lam2 (now {lam2:g})"
-            )
-        weight, point = steps.weights(weight, relation)
-    level = original_bias(taken, clients, weight[taken.places], point) if bias else np.zeros(count)
-    found = [torch.from_numpy(a).to(clients.device) for a in (weight, level, relation.matrix())]
-    return RelatedFit(found[0], found[1], found[2], tuple(objectives), slope)
+    _check(lam1, lam2, tol)
+    taken = prepare(clients, bias=bias, tol=tol, compress=True)
+    weight, level = np.zeros((len(clients), clients.spec.features)), taken.bias
+    found = Found(weight[taken.places], 0.0, 0.0, 0)
+    if len(taken.problem):
+        stop = Stop.of(taken.problem, tol, most)
+        found = accelerate(taken.problem, _Squared(lam1, lam2), stop, found.weight)
+        stop.check(found, lam2)
+        weight[taken.places] = found.weight
+    if bias and len(taken.problem):
+        point = taken.problem.at(taken.problem.scores(found.weight))
+        level = original_bias(taken, clients, found.weight, point)
+    weights = torch.from_numpy(weight).to(clients.device)
+    levels = torch.from_numpy(level).to(clients.device)
+    gap = max(found.gap, 0.0)
+    return RelatedFit(
+        weights, levels, relation_of(weights, 0.0), found.objective, gap, found.iterations
+    )
 
 
 def fit_related(
@@ -152,7 +180,7 @@ def fit_related(
     Returns:
         Weights (m, d) and biases (m,), float64.
     """
-    _check(lam1, lam2, 1.0, tol)
+    _check(lam1, lam2, tol)
     count = len(clients)
     if tuple(relation.shape) != (count, count):
         raise ValueError(
@@ -164,7 +192,7 @@ def fit_related(
             f"relation: given an eigenvalue of {float(values.min()):g}; expected all > 0: add a "
             "multiple of the identity"
         )
-    taken = prepare(clients, bias=bias, tol=tol)
+    taken = prepare(clients, bias=bias, tol=tol, compress=True)
     steps = _Steps(taken, count, lam1, lam2)
     start = np.zeros((count, clients.spec.features))
     weight, point = steps.weights(start, _Relation(vectors.numpy(), values.numpy(), lam1, lam2))
@@ -173,32 +201,19 @@ def fit_related(
 
 
 def relation_of(weight: Tensor, ridge: float) -> Tensor:
-    """Give R = (W W' + ridge^2)^1/2 over its trace: the second of the alternating steps.
+    """Give R = (W W' + ridge^2)^1/2 over its trace; equal shares if that is zero.
 
     >>> relation_of(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 0.0)
     tensor([[0.7500, 0.0000],
             [0.0000, 0.2500]], dtype=torch.float64)
     """
-    found = _relate(weight.cpu().double().numpy(), ridge, 0.0, 1.0)[0]
-    return torch.from_numpy(found.matrix()).to(weight.device)
-
-
-def _relate(weight: Floats, floor: float, lam1: float, lam2: float) -> tuple[_Relation, float]:
-    vectors, sizes, _ = np.linalg.svd(weight, full_matrices=True)
-    values = np.full(len(weight), floor)
-    values[: len(sizes)] = np.hypot(sizes, floor)
-    trace = float(values.sum())
-    share = 1 / max(len(weight), 1)
-    scaled = values / trace if trace > 0 else np.full(len(weight), share)
-    return _Relation(vectors, scaled, lam1, lam2), trace
-
-
-def _settled(objectives: list[float], slope: float, tol: float) -> bool:
-    if slope == 0:
-        return True
-    if len(objectives) < 2 or slope > math.sqrt(tol):
-        return False
-    return objectives[-2] - objectives[-1] <= tol * abs(objectives[-1])
+    vectors, sizes, _ = torch.linalg.svd(weight.double(), full_matrices=True)
+    values = sizes.new_full((len(weight),), ridge)
+    values[: len(sizes)] = torch.hypot(sizes, values[: len(sizes)])
+    if not bool(values.sum() > 0):
+        values = torch.ones_like(values)
+    related: Tensor = (vectors * (values / values.sum())) @ vectors.mT
+    return related
 
 
 @dataclass(frozen=True)
@@ -237,11 +252,6 @@ class _Steps:
         copies = len(problem) if problem.shared is not None else 1
         values, vectors = np.linalg.eigh(total * (copies * level / max(self.count, 1)))
         return np.maximum(values, 0), vectors
-
-    def slope(self, weight: Floats, point: Point, relation: _Relation) -> float:
-        """Give the norm of the gradient, relative to that at zero."""
-        size = float(np.linalg.norm(self.gradient(weight, point, relation)))
-        return size / self.scale if self.scale > 0 else size
 
     def gradient(self, weight: Floats, point: Point, relation: _Relation) -> Floats:
         slope = relation.pull(weight)
@@ -350,9 +360,9 @@ def _conjugate_gradients(
     return found
 
 
-def _check(lam1: float, lam2: float, ridge: float, tol: float) -> None:
+def _check(lam1: float, lam2: float, tol: float) -> None:
     if not 0 <= lam1 < math.inf:
         raise ValueError(f"lam1: given {lam1}; expected a finite number >= 0")
-    for name, value in (("lam2", lam2), ("ridge", ridge), ("tol", tol)):
+    for name, value in (("lam2", lam2), ("tol", tol)):
         if not 0 < value < math.inf:
             raise ValueError(f"{name}: given {value}; expected a finite number > 0")

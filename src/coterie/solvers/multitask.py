@@ -120,7 +120,8 @@ def fit_multitask(
         RuntimeError: If the gap is above `tol` after `most` iterations.
     """
     _check(penalty, lam, mu, tol)
-    taken = prepare(clients, bias=bias, tol=tol)
+    # The few looks at all rows that l21 takes would cost less than compressing them.
+    taken = prepare(clients, bias=bias, tol=tol, compress=penalty == "trace")
     problem, weight = taken.problem, _start(clients, taken, start)
     if not len(problem):
         return Fit(torch.zeros(len(clients), clients.spec.features).double(),
@@ -135,7 +136,7 @@ def fit_multitask(
 def lam_max(clients: Clients, penalty: Penalty, bias: bool) -> float:
     """Give the smallest `lam` from which on all weights are zero."""
     _check(penalty, 1.0, 0.0, 1.0)
-    problem = prepare(clients, bias=bias, tol=1e-6).problem
+    problem = prepare(clients, bias=bias, tol=1e-6, compress=False).problem
     if not len(problem):
         return 0.0
     pull = problem.pull(problem.at(np.zeros(int(problem.offsets[-1]))).slopes)

@@ -75,7 +75,7 @@ def lift(moment: Tensor, by: float, how: Lift) -> Tensor:
     if moment.dim() == 1:
         return _lifted(moment, by, how)
     values, vectors = torch.linalg.eigh((moment + moment.mT) / 2)
-    return (vectors * _lifted(values, by, how)) @ vectors.mT
+    return torch.matmul(vectors * _lifted(values, by, how), vectors.mT)
 
 
 def _lifted(values: Tensor, by: float, how: Lift) -> Tensor:

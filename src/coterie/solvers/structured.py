@@ -14,7 +14,7 @@ of one scale. Units are made of own rows and stay with the client.
 its second moments are kept with the data (`Clients.memory`), so that a step costs d^2 and not n d.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +29,7 @@ from coterie.data.federated import Clients
 from coterie.solvers import _structured as kernels
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.single import fit_single
+from coterie.solvers.spectrum import apply
 from coterie.tree import Tree
 
 Floats = NDArray[np.float64]
@@ -45,51 +46,74 @@ class OwnUnits:
     targets: Floats
     table: Floats
     bias: bool
+    signs: bool = False
 
     @classmethod
-    def of(cls, clients: Clients, *, bias: bool) -> "OwnUnits":
-        """Measure the clients."""
-        rows = _rows(clients)
-        targets = clients.targets.cpu().numpy().astype(np.float64)
+    def of(cls, clients: Clients, *, bias: bool, signs: bool = False) -> "OwnUnits":
+        """Measure the clients; `signs` turns a binary task into squares on targets -1 and 1."""
+        # Conversions of whole arrays are kept with the data, not made anew for every block.
+        rows: kernels.Rows = _remember(clients, "rows for kernels", _rows)
+        targets: Floats = _remember(clients, "targets in float64", _targets)
+        signs = signs and clients.spec.task == "binary"
+        targets = 2 * targets - 1 if signs else targets
         table = np.zeros((len(clients), clients.spec.features + 2))
         starts, counts = clients.starts.numpy(), clients.counts.numpy()
         with _threads(int(counts.sum()) * table.shape[1]):
             kernels.units(rows, targets, starts, counts, bias, table)
-        return cls(clients, rows, targets, table, bias)
+        return cls(clients, rows, targets, table, bias, signs)
 
     @property
     def binary(self) -> bool:
         """Whether the loss is logistic."""
-        return self.clients.spec.task == "binary"
+        return self.clients.spec.task == "binary" and not self.signs
+
+    def moved(self, root: Tensor | None = None) -> Clients:
+        """Give the clients' rows in own units times `root`, as clients of their own.
+
+        Targets of regression are centred where there is a bias, so that no level is left to fit.
+        """
+        features = self.clients.spec.features
+        chosen = torch.ones(features) if root is None else root
+        matrix = chosen.double().cpu().numpy()
+        matrix = np.ascontiguousarray(matrix if matrix.ndim == 2 else matrix[None])
+        starts, counts = self.clients.starts.numpy(), self.clients.counts.numpy()
+        flat = np.empty((int(counts.sum()), features), dtype=np.float32)
+        with _threads(flat.size):
+            kernels.transform(self.rows, starts, counts, self.table, matrix, flat)
+        return replace(
+            self.clients,
+            spec=replace(
+                self.clients.spec, shape=(features,), task="binary" if self.binary else "regression"
+            ),
+            starts=torch.from_numpy(np.cumsum(counts) - counts),
+            features=torch.from_numpy(flat),
+            targets=self._moved_targets(starts, counts),
+            memory={},
+        )
 
     def solve(self, root: Tensor) -> tuple[Tensor, Tensor]:
         """Minimise exactly: models (c, d) and levels (c,), float64, in own units.
 
         `root` is (d, d), or (d,) for a diagonal penalty.
         """
-        matrix = root.double().cpu().numpy()
-        matrix = np.ascontiguousarray(matrix if matrix.ndim == 2 else matrix[None])
-        counts = self.clients.counts.numpy()
-        flat = np.empty((int(counts.sum()), self.clients.spec.features), dtype=np.float32)
-        starts = self.clients.starts.numpy()
-        with _threads(flat.size):
-            kernels.transform(self.rows, starts, counts, self.table, matrix, flat)
-        moved = replace(
-            self.clients,
-            spec=replace(self.clients.spec, shape=(flat.shape[1],)),
-            starts=torch.from_numpy(np.cumsum(counts) - counts),
-            features=torch.from_numpy(flat),
-            targets=self._moved_targets(starts, counts),
-            memory={},
-        )
+        moved = self.moved(root)
         if self.binary:
             fit = fit_single(moved, penalty="l2", lam=1.0, bias=self.bias)
         else:
             fit = solve_ridge(moved, anchor=None, lam=1.0, bias=False)
-        found = fit["weight"][:, 0].double()
-        models = found @ torch.from_numpy(matrix).mT if root.dim() == 2 else found * root.double()
-        level = fit["bias"][:, 0].double() if "bias" in fit else torch.zeros(len(models))
-        return models, level.double()
+        found, level = split_level(fit)
+        return apply(root.double().cpu(), found), level
+
+    def solve_sparse(self, lam: float) -> tuple[Tensor, Tensor]:
+        """Minimise with the penalty lam |w'|_1 instead."""
+        bias = self.bias and self.binary
+        return split_level(fit_single(self.moved(), penalty="l1", lam=lam, bias=bias))
+
+    def rescaled(self, factors: Tensor) -> "OwnUnits":
+        """Multiply each client's unit by a factor."""
+        table = self.table.copy()
+        table[:, -1] *= factors.double().cpu().numpy()
+        return replace(self, table=table)
 
     def _moved_targets(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Tensor:
         """Gather the clients' targets one after another, centred for squares."""
@@ -172,6 +196,23 @@ class _Kept:
     def add(self, ids: NDArray[np.int64], fresh: Floats) -> None:
         self.slots[ids] = len(self.moments) + np.arange(len(ids))
         self.moments = np.concatenate([self.moments, fresh])
+
+
+def split_level(fit: Tree) -> tuple[Tensor, Tensor]:
+    """Take a fit apart: weights (c, d) and levels (c,), float64."""
+    weight = fit["weight"][:, 0].double().cpu()
+    level = fit["bias"][:, 0] if "bias" in fit else torch.zeros(len(weight))
+    return weight, level.double().cpu()
+
+
+def _remember(clients: Clients, name: str, make: Callable[[Clients], Any]) -> Any:
+    if name not in clients.memory:
+        clients.memory[name] = make(clients)
+    return clients.memory[name]
+
+
+def _targets(clients: Clients) -> Floats:
+    return clients.targets.cpu().numpy().astype(np.float64)
 
 
 def _rows(clients: Clients) -> kernels.Rows:

@@ -1,0 +1,101 @@
+"""DP-AGGR: everybody's model is one noisy average of models fitted alone.
+
+Pathak, Rane and Raj 2010, "Multiparty differential privacy via aggregation of locally trained
+classifiers": each client minimises its mean loss + lam/2 |w|^2 alone, and the average of the models
+is released once, with noise for one row: where the loss is 1-Lipschitz on rows of norm at most 1,
+one of n rows moves a model by at most 2/(n lam).
+
+Liang et al. compare whole clients, by their Proposition 3: (epsilon, delta) for clients of at most
+n rows from (epsilon/n, delta/(n e^epsilon)) for rows. That decides how much noise is added here;
+what is promised is the ledger's account of that noise, per client. What the proof assumes is
+enforced: rows are scaled to mean square norm 1 in each client, only the first `rows` rows of a
+client are used, and its model is clipped (the plan's `clip`).
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.tree import Tree, to
+
+
+def first_rows(clients: Clients, rows: int) -> Clients:
+    """Keep the first rows of every client: a public number of them at most."""
+    if int(clients.counts.max()) <= rows:
+        return clients
+    return replace(clients, counts=clients.counts.clamp_max(rows), memory={})
+
+
+@register("dpaggr")
+@dataclass(frozen=True, kw_only=True)
+class DPAggr(Method):
+    """One noisy average of models fitted alone is everybody's model; one round.
+
+    Attributes:
+        model: Linear, with or without a bias.
+        lam: The ridge penalty of the fits; None for 0.3 / features.
+        rows: The most rows of a client that are used, a public number.
+        convert: Ask for the noise of the row-level proof, converted to clients; else for the noise
+            that a bound on whole clients needs.
+    """
+
+    shape = Shape.SUM
+    rounds_between = (1, 1)
+    reference = "mtl"
+    model: Model = field(default_factory=Linear)
+    lam: float | None = None
+    rows: int = 100
+    convert: bool = True
+
+    def __post_init__(self) -> None:
+        check_lam(self.lam)
+        if self.rows < 1:
+            raise ValueError(f"rows = {self.rows}: expected at least 1")
+
+    @property
+    def protects_rows(self) -> int | None:
+        """The most rows of a client."""
+        return self.rows if self.convert else None
+
+    def check(self, spec: Spec) -> None:
+        """Refuse other models and tasks."""
+        check_linear(self, spec)
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Start from zeros: weights and a level."""
+        self.check(spec)
+        return {"model": torch.zeros(spec.features + 1, dtype=torch.float64)}
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Keep nothing between rounds."""
+        return {"begun": torch.zeros(clients)}
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Fit alone; contribute the model."""
+        units = own_units(self, first_rows(clients, self.rows))
+        lam = usual_lam(clients.spec.features) if self.lam is None else self.lam
+        root = torch.full((clients.spec.features,), 1 / math.sqrt(lam), dtype=torch.float64)
+        weight, level = units.solve(root)
+        return personal, {"model": torch.cat([weight, level[:, None]], dim=1).to(clients.device)}
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Take the posted mean for everybody's model."""
+        return {"model": post.mean["model"].double()}
+
+    def alone(self) -> Method:
+        """Learn alone by the fit that is averaged."""
+        return Single(model=self.model, lam=self.lam)
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Use the average in each client's own units."""
+        units = own_units(self, clients)
+        model = shared["model"].cpu().expand(len(clients), -1)
+        return to(units.model(model[:, :-1], model[:, -1]), clients.device)

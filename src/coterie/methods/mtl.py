@@ -1,0 +1,96 @@
+"""MTL: linear multi-task learning without privacy, solved to optimality.
+
+    min_W  sum_k mean loss of client k(w_k) + mu/2 |w_k|^2 + lam g(W)
+
+g the trace norm (penalty "trace": models in a common subspace) or the l2,1 norm ("l21": a common
+set of features), in each client's own units (`solvers.structured`), to a relative duality gap
+(`solvers.multitask`). Ji and Ye 2009, "An accelerated gradient method for trace norm
+minimization"; Liu, Ji and Ye 2009, "Multi-task feature learning via efficient l2,1-norm
+minimization". All rows are in one place: the reference that says what privacy costs.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from coterie.data.checks import refuse_degenerate
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.single import check_lam, check_linear, own_units, usual_lam
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.multitask import fit_multitask
+from coterie.tree import Tree, to
+
+
+class Pooled(Method):
+    """A method that has all rows in one place; it posts everything and promises nothing."""
+
+    shape = Shape.POOLED
+    not_applicable = {"learns": "a pooled method has no private run to learn in"}  # noqa: RUF012
+
+    def check(self, spec: Spec) -> None:
+        """Refuse other models and tasks."""
+        check_linear(self, spec)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that nothing can be learnt from."""
+        refuse_degenerate(data)
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Contribute nothing through the billboard: rows are in one place already."""
+        return {}
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Do nothing: there are no rounds."""
+        return personal, {}
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Do nothing: there are no posts."""
+        return shared
+
+
+@register("mtl")
+@dataclass(frozen=True, kw_only=True)
+class MTL(Pooled):
+    """Trace-norm or l2,1 multi-task learning on pooled rows: NOT private, a reference.
+
+    Attributes:
+        model: Linear, with or without a bias of each client's own, which is not penalised.
+        penalty: "trace" or "l21".
+        lam: Its strength; None for 0.3 / features times the root mean square, over features, of
+            the models that clients would have alone.
+        mu: Adds mu/2 |w|^2 to every client's loss.
+        tol: The relative duality gap at which it stops.
+    """
+
+    model: Model = field(default_factory=Linear)
+    penalty: Literal["trace", "l21"] = "trace"
+    lam: float | None = None
+    mu: float = 0.0
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_lam(self.lam)
+        check_lam(self.tol, "tol")
+
+    def fit_all(self, clients: Clients) -> Tree:
+        """Fit all clients together."""
+        units, features = own_units(self, clients), clients.spec.features
+        lam, ridge = self.lam, usual_lam(features)
+        if lam is None:
+            alone, _ = units.solve(torch.full((features,), 1 / math.sqrt(ridge)).double())
+            lam = ridge * float(alone.square().sum() / features) ** 0.5
+        fit = fit_multitask(
+            units.moved(),
+            penalty=self.penalty,
+            lam=lam,
+            mu=self.mu,
+            bias=units.bias and units.binary,
+            tol=self.tol,
+        )
+        return to(units.model(fit.weight, fit.bias), clients.device)

@@ -1,0 +1,103 @@
+"""What a finished run says of itself: the summary, and the files that are kept."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from coterie.data.federated import FederatedDataset
+from coterie.engines.simulate import Outcome
+from coterie.privacy.files import write_atomically
+from coterie.privacy.words import view_of
+from coterie.scores import Score
+
+TunedOn = Literal["no", "public", "not covered"]
+NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
+TUNING: dict[TunedOn, str] = {"no": "none", "public": "on public data", "not covered": NOT_COVERED}
+
+
+def summarise(
+    outcome: Outcome,
+    score: Score,
+    local: Score | None,
+    *,
+    data: str,
+    tuned: TunedOn,
+    seconds: float,
+) -> dict[str, Any]:
+    """Give the summary that others may script against; strict JSON."""
+    plan, guarantee = outcome.plan, outcome.guarantee
+    noise = plan.noise_multipliers(outcome.spec.clients)
+    area = score.auc
+    return {
+        "method": plan.method.kind,
+        "data": data,
+        "clients": outcome.spec.clients,
+        "rounds": plan.posts,
+        "epsilon": json_number(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "relation": guarantee.relation,
+        "view": view_of(guarantee),
+        "views": {view: json_number(epsilon) for view, epsilon in guarantee.views.items()},
+        "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
+        "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
+        "clip": plan.privacy.clip if noise else None,
+        "metric": score.metric,
+        "value": json_number(score.value),
+        "standard_error": json_number(score.standard_error),
+        "auc": None if area is None else json_number(area.value),
+        "auc_standard_error": None if area is None else json_number(area.standard_error),
+        "auc_left_out": None if area is None else area.left_out,
+        "share_better_than_local": (
+            None if local is None else json_number(score.share_better_than(local))
+        ),
+        "local_value": None if local is None else json_number(local.value),
+        "simulation": plan.simulation_seed is not None,
+        "assumed_public": list(guarantee.assumed),
+        "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
+        "tuning": TUNING[tuned],
+        "seconds": round(seconds, 3),
+    }
+
+
+def json_number(value: float) -> float | str | None:
+    """Write a number as strict JSON: infinity is "inf", not-a-number is null."""
+    if math.isnan(value):
+        return None
+    return "inf" if math.isinf(value) else value
+
+
+def keep(
+    folder: Path,
+    summary: Mapping[str, Any],
+    outcome: Outcome,
+    train: FederatedDataset,
+    *,
+    score: Score,
+    local: Score | None,
+) -> None:
+    """Write what a finished run leaves behind; `result.json` comes last and marks it as done."""
+    stated = {**outcome.guarantee.to_json(), "tuning": summary["tuning"]}
+    guarantee = json.dumps(stated, indent=2, allow_nan=False)
+    write_atomically(folder / "guarantee.json", guarantee.encode())
+    names = json.dumps(list(train.names)).encode()
+    write_atomically(folder / "models" / "clients.json", names)
+    columns = {
+        "client": pa.array(list(train.names)),
+        "train_rows": pa.array(train.counts),
+        "test_rows": pa.array(score.rows),
+        "error": pa.array(score.clients),
+    }
+    if score.auc is not None:
+        columns["auc"] = pa.array(score.auc.clients)
+    if local is not None:
+        columns["error_alone"] = pa.array(local.clients)
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), buffer)
+    write_atomically(folder / "metrics.parquet", buffer.getvalue().to_pybytes())
+    text = json.dumps(dict(summary), indent=2, allow_nan=False)
+    write_atomically(folder / "result.json", text.encode())
