@@ -105,7 +105,11 @@ def _run(arguments: argparse.Namespace) -> int:
 def _tune(arguments: argparse.Namespace) -> int:
     from coterie.tune_command import tune
 
-    return tune(arguments)
+    told = tune(arguments)
+    for text, stream in ((told.out, sys.stdout), (told.err, sys.stderr)):
+        if text:
+            print(text, file=stream)
+    return told.status
 
 
 def _demo(arguments: argparse.Namespace) -> int:

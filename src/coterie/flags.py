@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.budget import make_sampler
 from coterie.config import ConfigError, to_table
-from coterie.run import assign, read_toml
+from coterie.run import assign, lay_kinds, read_toml
 
 _SHAPES = {
     "--set": ("KEY=VALUE", "method.lam=0.3"),
@@ -55,9 +55,7 @@ def _lay_defaults(table: dict[str, Any]) -> None:
         raise ConfigError("no data: give --data NAME|FILE, for example --data districts")
     method, privacy, seed = table["method"], table["privacy"], table.get("simulation_seed")
     method.setdefault("kind", "pmtl")
-    for place, kind in ((method.get("model"), "linear"), (table.get("sampler"), "poisson")):
-        if isinstance(place, dict):
-            place.setdefault("kind", kind)
+    lay_kinds(table)
     if not {"epsilon", "noise_multiplier"} & privacy.keys():
         privacy["epsilon"] = 1.0
     if isinstance(seed, int) and seed >= 0:

@@ -268,8 +268,9 @@ def _cautions(runs: Sequence[_Run]) -> list[str]:
             f"spend together up to epsilon {round_up(spent)} at delta {delta:.3g}."
         )
     for run in runs:
-        claimed = run.number("epsilon")
-        if claimed < run.epsilon * 0.999 - 1e-9:
+        if run.result.get("tuning", "").startswith("NOT COVERED"):
+            told.append(f"{run.label}: tuning is {run.result['tuning']}.")
+        if (claimed := run.number("epsilon")) < run.epsilon * 0.999 - 1e-9:
             told.append(
                 f"{run.label}: result.json says epsilon {claimed:.4g}, but its guarantee.json "
                 f"amounts to {round_up(run.epsilon)}, which is shown."

@@ -283,6 +283,15 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
     place[key] = value
 
 
+def lay_kinds(table: Mapping[str, Any]) -> None:
+    """Fill in the kinds of model and sampler where a plan's table has settings of them alone."""
+    method = table.get("method")
+    model = method.get("model") if isinstance(method, dict) else None
+    for place, kind in ((model, "linear"), (table.get("sampler"), "poisson")):
+        if isinstance(place, dict):
+            place.setdefault("kind", kind)
+
+
 def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedDataset) -> Score:
     """Score learning alone, with the same model and step size."""
     steps = getattr(run_plan.method, "sgd", SGD())

@@ -1,4 +1,4 @@
-"""Any structure, any single-task solver: MP-MTL's general framework with two functions of one's own.
+"""Any structure, any single-task solver: MP-MTL's general framework with two functions.
 
 Liang et al., "Model-Protected Multi-Task Learning", Algorithm 1: from the posted second moments of
 the clients' models make shared information, by any function; each client fits its own rows with

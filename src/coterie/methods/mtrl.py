@@ -5,8 +5,8 @@ learning":
 
     min_{W, Omega}  sum_k mean loss of client k(w_k) + lam1/2 |W|^2 + lam2/2 tr(W^T Omega^-1 W)
 
-over positive semidefinite Omega (clients by clients) of trace 1, by alternating steps until the
-objective and its gradient say so (`solvers.mtrl`), in each client's own units. All rows are in one
+over positive semidefinite Omega (clients by clients) of trace 1, to a relative duality gap of the
+equivalent problem in W alone (`solvers.mtrl`), in each client's own units. All rows are in one
 place: a reference.
 """
 
@@ -32,7 +32,7 @@ class MTRL(Pooled):
             unrelated clients.
         lam2: Weight of the relation; None for 0.3 / (features clients), a ridge penalty of 0.3 /
             features for unrelated clients.
-        tol: The relative decrease at which it stops.
+        tol: The relative duality gap at which it stops.
     """
 
     model: Model = field(default_factory=Linear)

@@ -50,7 +50,7 @@ class LaplaceSum:
         numbers = sum(leaf[0].numel() if len(leaf) else 0 for leaf in rows.values())
         # |x|_1 >= |x|_2: what this cuts is cut below anyway, and nothing overflows afterwards.
         shorter, kept = clip_rows(rows, 2 * self.bound)
-        flats = [leaf.reshape(len(leaf), -1) for leaf in shorter.values()]
+        flats = [leaf.reshape(len(leaf), math.prod(leaf.shape[1:])) for leaf in shorter.values()]
         norms = torch.stack([flat.abs().sum(dim=1) for flat in flats]).sum(dim=0)
         norms = norms * (1 + (numbers + 16) * 2.0**-52)
         part = torch.where(norms > self.bound, self.bound / norms.clamp_min(1e-300), 1.0)

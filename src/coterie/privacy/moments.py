@@ -12,7 +12,10 @@ mu-GDP with mu = sensitivity / tau.
 
 As in `mechanisms`, contributions lie on a public grid: a vector's entries are multiples of g, the
 largest power of two with K >= 2^14 g, so products are multiples of g^2 below 2^30 g^2, sums over
-2^22 clients are exact in float64 in any order, and the noise is rounded to multiples of g^2.
+2^22 clients are exact in float64 in any order, and the noise is rounded to multiples of g^2. The
+noise may be far coarser than g^2, and our normals have 53 bits only: a post is rounded once more,
+to 2^-20 of the noise's standard deviation (post-processing), so that a cell of what is posted is as
+wide, against the steps of the sampler, as for `GaussianSum` (ADR 9).
 """
 
 import math
@@ -43,6 +46,12 @@ _FINENESS = 14
 def vector_grid(bound: float) -> float:
     """Give the public grid of a vector's entries, a power of two."""
     return float(2.0 ** (math.floor(math.log2(bound)) - _FINENESS))
+
+
+def post_grid(bound: float, deviation: float) -> float:
+    """Give the public grid of a posted second moment, a power of two: g^2, or coarser for noise."""
+    coarse = float(2.0 ** (math.floor(math.log2(deviation)) - 20))
+    return max(vector_grid(bound) ** 2, coarse)
 
 
 def clip_vectors(rows: Tree, bound: float) -> tuple[Tree, Tensor]:
@@ -120,7 +129,9 @@ class GaussianGram:
             matrix[columns, rows] = values
             return matrix
 
-        return map_arrays({name: total[name].numpy() + noise(len(total[name])) for name in total})
+        posted = post_grid(self.bound, self.noise_multiplier * self.bound**2)
+        noisy = {name: leaf.numpy() + noise(len(leaf)) for name, leaf in total.items()}
+        return map_arrays({name: np.rint(leaf / posted) * posted for name, leaf in noisy.items()})
 
     def radius(self, totals: Shapes) -> float:
         """Give tau sqrt(2 d), about the spectral norm of the noise."""
@@ -139,9 +150,11 @@ class WishartGram:
     nu = degrees + d - 1, so that `degrees` >= 2 is nu >= d + 1. The mean nu * scale * I of the
     noise is public and is taken off again where `centred`.
 
-    **Guarantee:** zero_out only, the exact profile of `Wishart` events, never pure: with positive
-    probability the output is impossible without the client. tests/accounting/test_wishart.py,
-    tests/statistics/test_moments.py.
+    **Guarantee:** zero_out only, the exact profile of `Wishart` events, never pure: what comes out
+    without the client is impossible with it, with positive probability. A client of several vectors
+    is told no better than one of a single vector of the same norm: each costs its part r_j of r,
+    and shifts of log-concave noise one after the other are told exactly like their sum.
+    tests/accounting/test_wishart.py, tests/statistics/test_moments.py.
     """
 
     bound: float
@@ -217,7 +230,9 @@ class WishartGram:
             if self.centred:
                 noise -= freedom * self.scale * np.eye(features)
             lower = np.tril(np.rint(noise / step) * step)
-            noisy[name] = leaf.numpy() + lower + np.tril(lower, -1).T
+            whole = leaf.numpy() + (lower + np.tril(lower, -1).T)
+            posted = post_grid(self.bound, self.scale * math.sqrt(freedom))
+            noisy[name] = np.rint(whole / posted) * posted
         return map_arrays(noisy)
 
     def radius(self, totals: Shapes) -> float:

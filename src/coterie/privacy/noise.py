@@ -18,6 +18,7 @@ from coterie.privacy.accounting import (
     calibrate_wishart,
     default_delta,
 )
+from coterie.privacy.events import Gaussian, check_delta
 from coterie.privacy.laplace import LaplaceSum
 from coterie.privacy.mechanisms import GaussianSum, Mechanism, Shape
 from coterie.privacy.moments import SQRT2, GaussianGram, GaussianRows, Squares, WishartGram
@@ -68,6 +69,10 @@ class Noise(ABC):
                 f"{self.kind} noise is for posts of shape {names}; this method posts "
                 f"{ask.shape.value}: use gaussian noise"
             )
+        if not 0 < ask.clip < math.inf:
+            raise ValueError(f"clip = {ask.clip}: expected a positive number")
+        if ask.epsilon is not None and not 0 < ask.epsilon < math.inf:
+            raise ValueError(f"epsilon = {ask.epsilon}: expected a positive number")
         return self._make(ask)
 
     @abstractmethod
@@ -100,6 +105,7 @@ class GaussianNoise(Noise):
         base = ask.noise_multiplier
         if base is None:
             assert ask.epsilon is not None
+            check_delta(ask.delta, (Gaussian(1.0),))
             positive = ask.shape in (Shape.GRAM, Shape.SQUARES)
             if ask.rows is not None:
                 base = rows_to_clients(ask.epsilon, ask.delta, ask.weights, ask.rows)

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 from scipy import optimize
 
+from coterie.privacy.events import Gaussian, check_delta
 from coterie.privacy.profiles import gaussian_mu
+
+_MOST = 500.0
 
 
 def printed_composition(epsilons: Sequence[float], delta: float) -> float:
@@ -30,6 +33,8 @@ def printed_composition(epsilons: Sequence[float], delta: float) -> float:
 
 def spent_as_printed(epsilon: float, delta: float, weights: Sequence[float]) -> tuple[float, ...]:
     """Find the largest budgets, proportional to the weights, whose printed composition fits."""
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon = {epsilon}: expected a positive number")
 
     def excess(base: float) -> float:
         return printed_composition([base * weight for weight in weights], delta) - epsilon
@@ -61,5 +66,12 @@ def rows_to_clients(epsilon: float, delta: float, weights: Sequence[float], rows
     """
     if rows < 1:
         raise ValueError(f"rows = {rows}: expected the most rows of a client, at least 1")
-    mu = gaussian_mu(epsilon / rows, delta / (rows * math.exp(epsilon)))
-    return 2 / rows * math.sqrt(math.fsum(weight**2 for weight in weights)) / mu
+    check_delta(delta, (Gaussian(1.0),))
+    if not 0 < epsilon <= _MOST:
+        raise ValueError(
+            f"epsilon = {epsilon}: expected a positive number of at most {_MOST:g}, beyond which "
+            "the delta for one row vanishes; that much protects nobody: run with epsilon inf"
+        )
+    mu = gaussian_mu(epsilon / rows, delta / rows * math.exp(-epsilon))
+    # The margin is that of `calibrate`: above rounding, and far below what anyone could notice.
+    return 2 / rows * math.sqrt(math.fsum(weight**2 for weight in weights)) / mu * (1 + 1e-8)

@@ -136,6 +136,8 @@ class OwnUnits:
             kernels.slopes(
                 self.rows, self.targets, starts, counts, self.table, at, self.binary, out
             )
+        if not self.bias:
+            out[:, -1] = 0.0  # there is no level to move
         return torch.from_numpy(out)
 
     def _stored(self) -> tuple[NDArray[np.int64], Floats | None]:
