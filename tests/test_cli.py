@@ -499,7 +499,7 @@ def test_set_alone_is_enough(coterie, line, read):
     [
         ("method.lamda=3", "model, lam, solver, sgd, change_from, last_solve, last_epochs"),
         ("method.sgd.rate=3", "lr, epochs, steps, batch, momentum, halve_every"),
-        ("privacy.eps=3", "epsilon, noise_multiplier, delta, relation, clip, budget"),
+        ("privacy.eps=3", "epsilon, noise_multiplier, delta, relation, clip, spend, budget"),
         ("data.source.colour=3", "task, client, target, split, features, levels"),
         ("data.options.colour=3", "kind, clients, rows, features, task"),
         ("round=3", "data, method, privacy, sampler, rounds, simulation_seed"),
@@ -783,7 +783,7 @@ MISTAKES = [
     (f"run {SMALL} --block -1", "block = -1"),
     (f"run {SMALL} --simulation-seed x", "--simulation-seed"),
     # names
-    (f"run {SMALL} --method nope", "fedavg, local, pmtl"),
+    (f"run {SMALL} --method nope", "fedavg, local, mpmtl"),
     (f"run {SMALL} --model nope", "cnn, linear, mlp"),
     ("run", "--data"),
     ("run --data nope", "nope"),

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,28 @@ from coterie.config import ConfigError, to_table
 from coterie.data.describe import describe
 from coterie.flags import data_table, plan_table
 from coterie.methods.base import registered
+from coterie.methods.local import Local
+from coterie.plan import Privacy
 from coterie.privacy.accounting import Guarantee
+from coterie.privacy.files import write_atomically
 from coterie.privacy.words import round_up, spent_together
 from coterie.report import write_report
 from coterie.run import RunPlan, execute, load_plan, plan_from_table
 from coterie.summary import NOT_COVERED
 from coterie.watch import Watch
 
+_MEMBERS = "members.json"
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `coterie run`."""
+    if isinstance(arguments.epsilon, tuple):
+        return _several(arguments)
     if arguments.resume is not None:
         folder = Path(arguments.resume)
         _refuse_with_resume(arguments)
+        if (folder / _MEMBERS).exists():
+            return _go_through(folder, arguments)
         run_plan = load_plan(folder / "plan.toml")
         if (folder / "result.json").exists():
             return _show_finished(folder, as_json=arguments.json)
@@ -55,8 +65,78 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _several(arguments: argparse.Namespace) -> int:
+    """Train once for each epsilon, beside learning alone and learning without privacy."""
+    budgets = sorted(set(arguments.epsilon))
+    first = argparse.Namespace(**{**vars(arguments), "epsilon": budgets[0]})
+    base = plan_from_table(plan_table(first))
+    folder = Path(arguments.out) if arguments.out else _new_folder(base)
+    if (folder / _MEMBERS).exists() or (folder / "plan.toml").exists():
+        raise FileExistsError(
+            f"{folder} already holds runs; go on with `coterie run --resume {folder}`, or choose "
+            "another --out"
+        )
+    free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
+    plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
+    alone = base.method.alone() or Local(model=base.method.model)
+    last = base.method.reference() or base.method
+    members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
+    if math.inf not in budgets:
+        members["not-private"] = replace(base, method=last, privacy=free)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        folder / _MEMBERS,
+        json.dumps({name: to_table(plan) for name, plan in members.items()}).encode(),
+    )
+    return _go_through(folder, arguments)
+
+
+def _with_epsilon(base: RunPlan, epsilon: float) -> RunPlan:
+    return replace(base, privacy=replace(base.privacy, epsilon=epsilon))
+
+
+def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
+    """Run the members that are not done, then show all of them."""
+    tables = json.loads((folder / _MEMBERS).read_text(encoding="utf-8"))
+    summaries, guarantees = [], []
+    for name, table in tables.items():
+        part = folder / name
+        if not (part / "result.json").exists():
+            if not arguments.quiet:
+                print(f"training {table['method']['kind']} ({name}) ...", file=sys.stderr)
+            watch = Watch(quiet=arguments.quiet)
+            try:
+                execute(plan_from_table(table), folder=part, observer=watch.open)
+            except KeyboardInterrupt:
+                print(f"interrupted; go on with: coterie run --resume {folder}", file=sys.stderr)
+                return 130
+            finally:
+                watch.close()
+        summary, guarantee = _read_finished(part)
+        summaries.append(summary)
+        guarantees.append(guarantee)
+    report = write_report([folder / name for name in tables], folder / "report.html")
+    if arguments.json:
+        print(json.dumps({"runs": summaries}, allow_nan=False))
+        return 0
+    Console().print(_results_table(summaries))
+    spent = [g for g in guarantees if g.events and g.epsilon < math.inf]
+    if spent:
+        print(spent[-1].statement())
+        _say_tuning(summaries[0])
+        print(f"\n{spent_together(spent)}")
+    print(f"run folder {folder}, report {report}")
+    return 0
+
+
 def _show_finished(folder: Path, *, as_json: bool) -> int:
     """Show a run that is done as it was: its last solve is not drawn a second time."""
+    summary, guarantee = _read_finished(folder)
+    _show(folder, summary, guarantee, as_json=as_json)
+    return 0
+
+
+def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
     try:
         summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
@@ -66,8 +146,7 @@ def _show_finished(folder: Path, *, as_json: bool) -> int:
             f"{folder}: result.json or guarantee.json is missing or damaged ({error!r}); "
             "restore them, or remove result.json to make both again"
         ) from error
-    _show(folder, summary, guarantee, as_json=as_json)
-    return 0
+    return summary, guarantee
 
 
 def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_json: bool) -> None:
@@ -77,9 +156,13 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
         return
     Console().print(_results_table([summary]))
     print(guarantee.statement())
+    _say_tuning(summary)
+    print(f"\nrun folder {folder}, report {folder / 'report.html'}")
+
+
+def _say_tuning(summary: Mapping[str, Any]) -> None:
     if summary.get("tuning", "none") != "none":
         print(f"Tuning: {summary['tuning']}.")
-    print(f"\nrun folder {folder}, report {folder / 'report.html'}")
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -193,6 +276,8 @@ def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         share = row["share_better_than_local"]
         alone = row["rounds"] == 0  # nothing was posted: there is nobody to be compared with
         told = "-" if share is None or alone else f"{share:.0%} of clients"
+        if share == 0 and row["value"] == row["local_value"]:
+            told = "the same as alone"  # nothing stood out of the noise
         table.add_row(
             row["method"],
             _score(row),

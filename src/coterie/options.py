@@ -68,7 +68,13 @@ def add_run(commands: Commands, action: Action) -> None:
         "coterie run --data districts --method pmtl --epsilon 1 --set method.lam=0.3",
     )
     budget = _add_plan(parser)
-    budget.add_argument("--epsilon", type=float, help="of the whole run; inf for no privacy")
+    budget.add_argument(
+        "--epsilon",
+        type=_epsilons,
+        metavar="NUMBER[,NUMBER]",
+        help="of the whole run; inf for no privacy; several (0.3,1,3) train once for each, beside "
+        "learning alone and learning without privacy",
+    )
     run = parser.add_argument_group("run")
     run.add_argument("--out", metavar="DIR", help="run folder (default runs/DATA-METHOD-TIME)")
     run.add_argument("--resume", metavar="DIR", help="go on with an interrupted run")
@@ -216,6 +222,14 @@ def add_report(commands: Commands, action: Action) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
     parser.add_argument("--out", metavar="FILE", help="default RUN/report.html of the first run")
     parser.set_defaults(action=action)
+
+
+def _epsilons(text: str) -> float | tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1, or 0.3,1,3") from None
+    return found[0] if len(found) == 1 else found
 
 
 def _share(text: str) -> float | int:

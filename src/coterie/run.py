@@ -232,7 +232,7 @@ def _carry_out(
     score = evaluate(run_plan.method.model, outcome.rows, test)
     local = None
     if run_plan.compare_with_local:
-        alone = isinstance(run_plan.method, Local)
+        alone = run_plan.method.shape is Shape.NONE
         local = score if alone else _score_local(run_plan, train, test)
     summary = summarise(
         outcome,
@@ -293,10 +293,12 @@ def lay_kinds(table: Mapping[str, Any]) -> None:
 
 
 def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedDataset) -> Score:
-    """Score learning alone, with the same model and step size."""
-    steps = getattr(run_plan.method, "sgd", SGD())
-    method = Local(model=run_plan.method.model)
-    method = replace(method, sgd=replace(steps, epochs=method.sgd.epochs, steps=None))
+    """Score learning alone, in the method's own terms or with the same model and step size."""
+    method = run_plan.method.alone()
+    if method is None:
+        steps = getattr(run_plan.method, "sgd", SGD())
+        usual = Local(model=run_plan.method.model)
+        method = replace(usual, sgd=replace(steps, epochs=usual.sgd.epochs, steps=None))
     plan = Plan(
         method=method,
         privacy=Privacy(epsilon=math.inf),

@@ -13,7 +13,7 @@ from coterie.data.federated import FederatedDataset
 from coterie.engines.simulate import Outcome
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
-from coterie.scores import Score
+from coterie.scores import Score, noise_to_signal
 
 TunedOn = Literal["no", "public", "not covered"]
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
@@ -56,6 +56,9 @@ def summarise(
             None if local is None else json_number(score.share_better_than(local))
         ),
         "local_value": None if local is None else json_number(local.value),
+        "noise_to_signal": [
+            None if ratio is None else json_number(ratio) for ratio in noise_to_signal(outcome)
+        ],
         "simulation": plan.simulation_seed is not None,
         "assumed_public": list(guarantee.assumed),
         "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
@@ -81,7 +84,9 @@ def keep(
     local: Score | None,
 ) -> None:
     """Write what a finished run leaves behind; `result.json` comes last and marks it as done."""
-    stated = {**outcome.guarantee.to_json(), "tuning": summary["tuning"]}
+    stated = outcome.guarantee.to_json()
+    if summary["tuning"] != TUNING["no"]:
+        stated["tuning"] = summary["tuning"]
     guarantee = json.dumps(stated, indent=2, allow_nan=False)
     write_atomically(folder / "guarantee.json", guarantee.encode())
     names = json.dumps(list(train.names)).encode()

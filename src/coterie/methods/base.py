@@ -36,14 +36,12 @@ class Method(ABC):
             have no exceptions.
         rounds_between: The fewest and most rounds that are chosen by rule.
         rounds_error: The relative error of a posted mean that the rule aims at.
-        reference: The method that says what could be learnt without privacy; itself if empty.
     """
 
     kind: ClassVar[str] = ""
     not_applicable: ClassVar[Mapping[str, str]] = {}
     rounds_between: ClassVar[tuple[int, int]] = (3, 25)
     rounds_error: ClassVar[float] = 0.3
-    reference: ClassVar[str] = ""
     model: Model
 
     @property
@@ -97,6 +95,10 @@ class Method(ABC):
     @abstractmethod
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the shared tree by what was posted: post-processing, nothing more."""
+
+    def reference(self) -> "Method | None":
+        """Give the method that says what could be learnt without privacy, None for this one."""
+        return None
 
     def alone(self) -> "Method | None":
         """Give the method that learns alone in the same terms, None for the usual one."""

@@ -47,7 +47,9 @@ class DPAggr(Method):
 
     shape = Shape.SUM
     rounds_between = (1, 1)
-    reference = "mtl"
+    not_applicable = {  # noqa: RUF012
+        "learns": "one average of clipped models is everybody's, shorter than any of them"
+    }
     model: Model = field(default_factory=Linear)
     lam: float | None = None
     rows: int = 100

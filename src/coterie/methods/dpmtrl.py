@@ -21,6 +21,7 @@ from torch import Tensor
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.dpaggr import first_rows
+from coterie.methods.mtrl import MTRL
 from coterie.methods.single import Single, check_lam, check_linear, usual_lam
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -46,7 +47,6 @@ class DPMTRL(Method):
 
     shape = Shape.ROWS
     rounds_between = (1, 1)
-    reference = "mtrl"
     not_applicable = {  # noqa: RUF012
         "learns": "at epsilon 8 over 15 rounds each client's own row is buried in noise"
     }
@@ -127,6 +127,10 @@ class DPMTRL(Method):
         others = noisy / little + (vectors * inside) @ (vectors.mT @ noisy)
         others = others - strength[:, None] * noisy
         return {"towards": -others / strength[:, None], "strength": strength}
+
+    def reference(self) -> Method:
+        """Learn the relation with all rows in one place."""
+        return MTRL(model=self.model)
 
     def alone(self) -> Method:
         """Learn alone by ridge or logistic regression."""

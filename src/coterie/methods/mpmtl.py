@@ -42,6 +42,7 @@ from torch import Tensor
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.mtl import MTL
 from coterie.methods.single import Single, check_linear, usual_lam
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -78,7 +79,6 @@ class MPMTL(Method):
 
     rounds_between = (1, 4)
     rounds_error = 0.25
-    reference = "mtl"
     model: Model = field(default_factory=Linear)
     structure: Literal["low_rank", "group_sparse"] = "low_rank"
     solver: Literal["solve", "steps"] = "solve"
@@ -181,6 +181,11 @@ class MPMTL(Method):
             "moment": moment * (float(shared["clients"]) / post.cohort),
             "posts": shared["posts"] + 1,
         }
+
+    def reference(self) -> Method:
+        """Minimise the same objective with all rows in one place."""
+        penalty: Literal["trace", "l21"] = "trace" if self.structure == "low_rank" else "l21"
+        return MTL(model=self.model, penalty=penalty)
 
     def alone(self) -> Method:
         """Learn alone by the fit that this method starts from."""

@@ -18,7 +18,7 @@ import torch
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
-from coterie.methods.single import check_lam, check_linear, own_units, usual_lam
+from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.multitask import fit_multitask
@@ -38,6 +38,10 @@ class Pooled(Method):
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse rows that nothing can be learnt from."""
         refuse_degenerate(data)
+
+    def alone(self) -> Method:
+        """Learn alone in the same units."""
+        return Single(model=self.model)
 
     def contribution(self, shared: Tree) -> Tree:
         """Contribute nothing through the billboard: rows are in one place already."""

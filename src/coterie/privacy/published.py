@@ -19,7 +19,7 @@ def printed_composition(epsilons: Sequence[float], delta: float) -> float:
     """Compose pure releases as formula (7) of Liang et al. (Kairouz, Oh and Viswanath 2017).
 
     >>> printed_composition([0.5, 0.5], 0.0), round(printed_composition([0.01] * 100, 1e-5), 3)
-    (1.0, 0.458)
+    (1.0, 0.434)
     """
     simple = math.fsum(epsilons)
     if delta == 0:

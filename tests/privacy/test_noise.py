@@ -1,0 +1,371 @@
+"""Kinds of noise: budgets met, refusals in clear words, and whole runs of each kind."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from coterie.data.synthetic import synthetic
+from coterie.engines.simulate import simulate
+from coterie.methods.mpmtl import MPMTL
+from coterie.plan import Plan, Privacy
+from coterie.privacy.accounting import Gaussian, Laplace, Participation, Wishart, profile
+from coterie.privacy.laplace import LaplaceSum
+from coterie.privacy.ledger import Ledger, LedgerError
+from coterie.privacy.mechanisms import GaussianSum, Shape
+from coterie.privacy.moments import GaussianGram, GaussianRows, Squares, WishartGram
+from coterie.privacy.noise import (
+    Ask,
+    GaussianNoise,
+    LaplaceNoise,
+    Noise,
+    PrintedWishart,
+    WishartNoise,
+)
+from coterie.privacy.sampling import FixedSize, Poisson
+from coterie.privacy.spending import Even, Geometric, Power
+from coterie.privacy.wishart import WishartProfile
+
+CLIENTS = 40
+SPENDS = [Even(), Power(), Geometric()]
+EVERYONE = Participation("everyone")
+KINDS = {
+    "gaussian sum": (GaussianNoise(), Shape.SUM, 1e-5, GaussianSum),
+    "gaussian gram": (GaussianNoise(), Shape.GRAM, 1e-5, GaussianGram),
+    "gaussian squares": (GaussianNoise(), Shape.SQUARES, 1e-5, Squares),
+    "gaussian rows": (GaussianNoise(), Shape.ROWS, 1e-5, GaussianRows),
+    "laplace sum": (LaplaceNoise(), Shape.SUM, 0.0, LaplaceSum),
+    "laplace squares": (LaplaceNoise(), Shape.SQUARES, 0.0, Squares),
+    "laplace squares at a delta": (LaplaceNoise(), Shape.SQUARES, 1e-5, Squares),
+    "wishart": (WishartNoise(degrees=60), Shape.GRAM, 1e-5, WishartGram),
+}
+
+
+def ask_of(shape=Shape.GRAM, spend=SPENDS[0], rounds=6, **changes):
+    given = {
+        "shape": shape,
+        "clip": 0.7,
+        "epsilon": 1.0,
+        "noise_multiplier": None,
+        "delta": 1e-5,
+        "weights": spend.weights(rounds),
+        "clients": CLIENTS,
+        "participation": EVERYONE,
+        "relation": "zero_out",
+    }
+    return Ask(**{**given, **changes})
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize("spend", SPENDS, ids=lambda spend: spend.kind)
+@pytest.mark.parametrize("relation", ["zero_out", "replace"])
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_made_meets_the_budget_from_below(name, relation, spend):
+    noise, shape, delta, kind = KINDS[name]
+    ask = ask_of(shape, spend, delta=delta, relation=relation)
+    if name == "wishart" and relation == "replace":
+        with pytest.raises(ValueError, match="'replace' with Wishart"):
+            noise.mechanisms(ask)
+        return
+    made = noise.mechanisms(ask)
+    assert len(made) == 6
+    assert all(isinstance(mechanism, kind) for mechanism in made)
+    events = [mechanism.event() for mechanism in made]
+    spent = profile(events, EVERYONE, relation).epsilon(delta)
+    assert 0.99 < spent <= 1.0
+    # The events state no other noise than is made: each at its own sensitivity.
+    for mechanism, weight in zip(made, ask.weights, strict=True):
+        event = mechanism.event()
+        inner = getattr(mechanism, "inner", mechanism)
+        if isinstance(event, Gaussian):
+            assert event.noise_multiplier == inner.noise_multiplier
+            bound = mechanism.sensitivity("zero_out")
+            assert mechanism.sensitivity("replace") <= bound * event.replaced
+        elif isinstance(event, Laplace):
+            assert event.epsilon == inner.epsilon
+        else:
+            assert (event.degrees, event.claimed) == (60, None)
+            assert event.ratio == pytest.approx(0.7**2 / mechanism.scale)
+        squared = shape in (Shape.GRAM, Shape.SQUARES)
+        assert mechanism.sensitivity("zero_out") == pytest.approx(0.7**2 if squared else 0.7)
+        assert weight <= 1
+
+
+@pytest.mark.parametrize("sampler", [Poisson(10.0), FixedSize(10)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("structure", ["low_rank", "group_sparse"])
+def test_budgets_are_met_where_cohorts_are_drawn(sampler, structure):
+    relation = "replace" if isinstance(sampler, FixedSize) else "zero_out"
+    for noise in (GaussianNoise(), LaplaceNoise()):
+        if noise.kind == "laplace" and structure == "low_rank":
+            continue
+        plan = Plan(
+            method=MPMTL(structure=structure),
+            privacy=Privacy(epsilon=1.0, relation=relation, noise=noise, spend=Power()),
+            sampler=sampler,
+            rounds=4,
+        )
+        assert 0.99 < plan.guarantee(CLIENTS).epsilon <= 1.0
+
+
+@pytest.mark.parametrize("name", ["gaussian gram", "gaussian squares"])
+def test_replaced_second_moments_need_less_than_twice_the_noise(name):
+    noise, shape, _, _ = KINDS[name]
+    out, other = (
+        noise.mechanisms(ask_of(shape, relation=relation))[0].event().noise_multiplier
+        for relation in ("zero_out", "replace")
+    )
+    assert other / out == pytest.approx(math.sqrt(2), rel=1e-6)
+
+
+def test_a_noise_multiplier_is_taken_as_it_is():
+    given = {"epsilon": None, "noise_multiplier": 2.0}
+    gram = GaussianNoise().mechanisms(ask_of(Shape.GRAM, Power(1.0), 2, **given))
+    assert gram == (GaussianGram(0.7, 4.0), GaussianGram(0.7, 2.0))
+    pure = LaplaceNoise().mechanisms(ask_of(Shape.SQUARES, Power(1.0), 2, delta=0.0, **given))
+    assert [mechanism.event() for mechanism in pure] == [Laplace(0.25), Laplace(0.5)]
+
+
+def test_rows_that_a_paper_protects_are_paid_for_as_clients():
+    for relation, rows in itertools.product(("zero_out", "replace"), (1, 30)):
+        made = GaussianNoise().mechanisms(ask_of(Shape.ROWS, rows=rows, relation=relation))
+        events = [mechanism.event() for mechanism in made]
+        assert profile(events, EVERYONE, relation).epsilon(1e-5) <= 1.0
+
+
+def test_several_vectors_of_a_client_are_no_worse_than_one_under_wishart_noise():
+    # Each costs its part of the ratio: the composed profile (rounded up) against the closed form.
+    for degrees, ratio in ((2, 0.4), (12, 1.0), (100, 2.5)):
+        one = WishartProfile(degrees, ratio)
+        for share in (0.5, 0.1):
+            parts = [Wishart(degrees, share * ratio), Wishart(degrees, (1 - share) * ratio)]
+            both = profile(parts, EVERYONE, "zero_out")
+            for epsilon in (0.0, 0.2, 1.0, 2.0):
+                assert both.delta(epsilon) <= one.delta(epsilon) * (1 + 1e-3) + 1e-12
+
+
+# The printed mechanism.
+
+
+@pytest.mark.parametrize(("sensitivity", "delta"), [("2K", 0.3935), ("K^2", 0.6321)])
+def test_the_printed_mechanism_is_called_what_it_is(sensitivity, delta):
+    # T = 1, K = 1, epsilon = 1: true delta = 1 - exp(-epsilon K^2 / s).
+    plan = Plan(
+        method=MPMTL(),
+        privacy=Privacy(epsilon=1.0, clip=1.0, noise=PrintedWishart(sensitivity=sensitivity)),
+        rounds=1,
+    )
+    guarantee = plan.guarantee(CLIENTS)
+    assert guarantee.epsilon == math.inf
+    assert guarantee.claimed_epsilon == pytest.approx(1.0)
+    assert guarantee.delta_at(1.0) == pytest.approx(delta, abs=1e-4)
+    words = guarantee.statement()
+    assert words.startswith("NOT A GUARANTEE")
+    assert "epsilon = 1 at delta = 0" in words
+    assert f"delta = {math.ceil(delta * 1e4 - 0.5) / 1e4:.3f}" in words
+    assert "epsilon = inf" in words
+    assert "NOT PRIVATE" in words
+    json = guarantee.to_json()
+    assert json["epsilon"] == "inf"
+    assert json["true_delta_at_claimed"] == pytest.approx(delta, abs=1e-4)
+
+
+@pytest.mark.parametrize("spend", SPENDS, ids=lambda spend: spend.kind)
+@pytest.mark.parametrize("sensitivity", ["2K", "K^2"])
+def test_printed_claims_add_up_to_epsilon(spend, sensitivity):
+    for rounds in (1, 5, 60):
+        ask = ask_of(Shape.GRAM, spend, rounds, epsilon=0.8, clip=2.5)
+        made = PrintedWishart(sensitivity).mechanisms(ask)
+        assert math.fsum(m.event().claimed for m in made) == pytest.approx(0.8, rel=1e-9)
+        width = 5.0 if sensitivity == "2K" else 6.25
+        for mechanism, weight in zip(made, ask.weights, strict=True):
+            # W_d(d + 1, s / (2 eps_t) I), raw; eps_t in proportion to the weights.
+            assert mechanism.degrees == 2
+            assert not mechanism.centred
+            assert mechanism.scale * weight == pytest.approx(made[-1].scale * ask.weights[-1])
+            assert width / (2 * mechanism.scale) >= mechanism.event().claimed * (1 - 1e-9)
+        # Two degrees compose to the sum of their ratios: delta >= 1 - exp(-sum eps_t K^2 / s).
+        spent = math.fsum(width / (2 * mechanism.scale) for mechanism in made)
+        true = profile([m.event() for m in made], EVERYONE, "zero_out").delta(0.8)
+        assert true == pytest.approx(-math.expm1(-spent * 6.25 / width), rel=1e-6)
+
+
+def test_the_printed_mechanism_is_no_guarantee_under_replace_either():
+    plan = Plan(
+        method=MPMTL(),
+        privacy=Privacy(epsilon=1.0, relation="replace", noise=PrintedWishart()),
+        rounds=2,
+    )
+    with pytest.raises(ValueError, match="'replace' with Wishart"):
+        plan.guarantee(CLIENTS)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("noise", "changes", "words"),
+    [
+        (LaplaceNoise(), {"shape": Shape.GRAM}, "laplace noise is for .*sum, squares.*posts gram"),
+        (LaplaceNoise(), {"shape": Shape.ROWS}, "laplace noise is for .*posts rows: use gaussian"),
+        (WishartNoise(), {"shape": Shape.SQUARES}, "wishart noise is for .*gram.*posts squares"),
+        (PrintedWishart(), {"shape": Shape.SUM}, "wishart_paper noise is for .*posts sum"),
+        (WishartNoise(), {"delta": 0.0}, "Wishart noise.*no epsilon holds at delta 0.*Laplace"),
+        (GaussianNoise(), {"delta": 0.0}, "Gaussian noise.*no epsilon holds at delta 0.*Laplace"),
+        (GaussianNoise(), {"delta": 0.0, "rows": 3, "shape": Shape.ROWS}, "delta 0.*Laplace"),
+        (WishartNoise(), {"relation": "replace"}, "'replace' with Wishart noise.*Gaussian"),
+        (WishartNoise(degrees=1), {}, "degrees = 1.*at least 2"),
+        (WishartNoise(), {"epsilon": None, "noise_multiplier": 2.0}, "give epsilon, not noise_mul"),
+        (PrintedWishart(), {"epsilon": None, "noise_multiplier": 2.0}, "made from epsilon"),
+        (GaussianNoise(), {"relation": "swap"}, "relation = 'swap'"),
+        (GaussianNoise(), {"epsilon": 1e5}, "at most 10,000"),
+        (GaussianNoise(), {"weights": (1.0, 0.0)}, "one positive finite number a round"),
+    ],
+)
+def test_refusals_say_what_to_do(noise, changes, words):
+    with pytest.raises(ValueError, match=words):
+        noise.mechanisms(ask_of(**changes))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.7, math.inf, math.nan])
+@pytest.mark.parametrize("name", KINDS)
+def test_clips_and_epsilons_that_make_no_sense_are_refused(name, value):
+    # Squares would take a negative clip for a positive one.
+    noise, shape, delta, _ = KINDS[name]
+    for field in ("clip", "epsilon"):
+        with pytest.raises(ValueError, match=rf"{field} = .*expected a positive number"):
+            noise.mechanisms(ask_of(shape, delta=delta, **{field: value}))
+        if value != math.inf:  # epsilon = inf is a run without noise
+            with pytest.raises(ValueError, match=f"{field} = "):
+                Privacy(**{"epsilon": 1.0, field: value})
+    with pytest.raises(ValueError, match="epsilon = "):
+        PrintedWishart().mechanisms(ask_of(epsilon=value))
+
+
+def test_kinds_are_known_by_name():
+    assert dict(Noise.choices()) == {
+        "gaussian": GaussianNoise,
+        "laplace": LaplaceNoise,
+        "wishart": WishartNoise,
+        "wishart_paper": PrintedWishart,
+    }
+    assert GaussianNoise().usual_delta(10) == WishartNoise().usual_delta(10) == 1e-5
+    assert LaplaceNoise().usual_delta(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("structure", "noise", "privacy", "words"),
+    [
+        ("low_rank", LaplaceNoise(), {}, "laplace noise is for"),
+        ("group_sparse", WishartNoise(), {}, "wishart noise is for"),
+        ("low_rank", GaussianNoise(), {"delta": 0.0}, "at delta 0"),
+        ("low_rank", WishartNoise(), {"delta": 0.0}, "at delta 0"),
+        ("low_rank", WishartNoise(), {"relation": "replace"}, "'replace' with Wishart"),
+    ],
+)
+def test_plans_are_refused_before_anything_is_posted(structure, noise, privacy, words, tmp_path):
+    plan = Plan(
+        method=MPMTL(structure=structure),
+        privacy=Privacy(epsilon=1.0, noise=noise, **privacy),
+        rounds=2,
+    )
+    data = federation()
+    with pytest.raises(ValueError, match=words):
+        simulate(plan, data, folder=tmp_path / "run")
+    assert not list((tmp_path / "run").glob("posts/*"))
+
+
+# The ledger knows the noise, not its name alone.
+
+
+@pytest.mark.parametrize(
+    ("paid", "asked"),
+    [
+        (Gaussian(2.0, math.sqrt(2)), Gaussian(2.0)),
+        (Laplace(0.5), Laplace(0.25)),
+        (Wishart(40, 1.0), Wishart(45, 1.0)),
+        (Wishart(40, 1.0), Wishart(40, 1.5)),
+        (Wishart(40, 1.0), Wishart(40, 1.0, claimed=1.0)),
+        (Gaussian(0.5), Laplace(0.5)),
+    ],
+    ids=str,
+)
+def test_a_ledger_of_other_noise_is_another_plan(paid, asked, tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with Ledger([paid] * 2, path, "plan") as ledger:
+        ledger.charge(0)
+    with pytest.raises(LedgerError, match="another plan"):
+        Ledger([asked] * 2, path, "plan")
+    with Ledger([paid] * 2, path, "plan") as again:
+        assert again.charged == {0}
+
+
+# Whole runs.
+
+
+def federation():
+    return synthetic("low_rank", clients=CLIENTS, rows=(8, 12), features=4, seed=0).data
+
+
+RUNS = {
+    "gaussian": ("low_rank", GaussianNoise(), {}),
+    "gaussian, replace": ("low_rank", GaussianNoise(), {"relation": "replace"}),
+    "wishart": ("low_rank", WishartNoise(degrees=60), {}),
+    "wishart_paper": ("low_rank", PrintedWishart(), {}),
+    "gaussian diagonal": ("group_sparse", GaussianNoise(), {}),
+    "laplace": ("group_sparse", LaplaceNoise(), {"delta": 0.0}),
+    "laplace, replace": ("group_sparse", LaplaceNoise(), {"relation": "replace"}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_whole_run(name, tmp_path):
+    structure, noise, privacy = RUNS[name]
+    plan = Plan(
+        method=MPMTL(structure=structure),
+        privacy=Privacy(epsilon=2.0, noise=noise, spend=Power(), **privacy),
+        rounds=3,
+        simulation_seed=7,
+    )
+    data = federation()
+    outcome = simulate(plan, data, folder=tmp_path / "run")
+    guarantee = outcome.guarantee
+    assert guarantee.events == tuple(m.event() for m in plan.mechanisms(CLIENTS))
+    assert len(outcome.posts) == 3
+    shape = (4, 4) if structure == "low_rank" else (4,)
+    for post, event in zip(outcome.posts, guarantee.events, strict=True):
+        assert post.event == event
+        assert tuple(post.value["moment"].shape) == shape
+        assert bool(post.value["moment"].isfinite().all())
+    if noise.kind == "wishart_paper":
+        assert guarantee.epsilon == math.inf
+        assert guarantee.claimed_epsilon == pytest.approx(2.0)
+        assert guarantee.statement().startswith("NOT A GUARANTEE")
+    else:
+        assert 1.98 < guarantee.epsilon <= 2.0
+        assert "NOT A GUARANTEE" not in guarantee.statement()
+    if noise.kind == "laplace":
+        assert guarantee.delta == 0
+        assert "pure epsilon = 2" in guarantee.statement()
+    assert all(bool(leaf.isfinite().all()) for leaf in outcome.models.leaves.values())
+    again = simulate(plan, data)
+    for left, right in zip(outcome.posts, again.posts, strict=True):
+        assert torch.equal(left.value["moment"], right.value["moment"])
+
+
+def test_without_noise_the_posted_moment_is_that_of_the_models():
+    # The same run at epsilon = inf and at a budget so large that noise does not count.
+    runs = {}
+    for epsilon in (math.inf, 1e4):
+        plan = Plan(
+            method=MPMTL(),
+            privacy=Privacy(epsilon=epsilon, clip=100.0),
+            rounds=1,
+            simulation_seed=7,
+        )
+        runs[epsilon] = simulate(plan, federation()).posts[0].value["moment"]
+    noise = 100.0**2 * 0.05
+    assert float((runs[math.inf] - runs[1e4]).abs().max()) < noise
+    assert float(runs[math.inf].diagonal().sum()) > 0

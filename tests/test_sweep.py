@@ -1,0 +1,110 @@
+"""`coterie run --epsilon 0.3,1,3`: learning alone, each budget, learning without privacy."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coterie.cli import main
+from coterie.run import execute, plan_from_table
+
+SMALL = [
+    "run", "--data", "mpmtl:low_rank", "--option", "clients=60", "--option", "test=30",
+    "--method", "mpmtl", "--epsilon", "1,10,0.1", "--simulation-seed", "3", "--quiet",
+]  # fmt: skip
+SCHOOL = Path(os.environ.get("COTERIE_DATA", "../shared/data")) / "school" / "school.npz"
+
+
+def sweep(capsys, *arguments):
+    status = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_a_table_of_all(tmp_path, capsys):
+    status, out, _ = sweep(capsys, *SMALL, "--out", tmp_path / "all")
+    assert status == 0
+    rows = [line for line in out.splitlines() if line.startswith("│")]
+    assert [row.split("│")[1].strip() for row in rows] == ["single", *["mpmtl"] * 3, "mtl"]
+    assert [row.split("│")[4].strip() for row in rows] == ["0", "0.1", "1", "10", "inf"]
+    assert "whoever sees all of them" in out and "SIMULATION" in out
+    assert (tmp_path / "all" / "report.html").exists()
+    for name in ("alone", "epsilon-0.1", "epsilon-1", "epsilon-10", "not-private"):
+        assert (tmp_path / "all" / name / "guarantee.json").exists()
+
+
+def test_json_and_resume_give_the_same(tmp_path, capsys):
+    _, out, _ = sweep(capsys, *SMALL, "--out", tmp_path / "all", "--json")
+    runs = json.loads(out)["runs"]
+    assert [run["epsilon"] for run in runs[1:4]] == pytest.approx([0.1, 1, 10], rel=1e-3)
+    assert runs[0]["epsilon"] == 0 and runs[4]["epsilon"] == "inf"
+    assert runs[4]["value"] < runs[3]["value"] < runs[0]["value"]
+    assert all(len(run["noise_to_signal"]) == run["rounds"] for run in runs[1:4])
+    (tmp_path / "all" / "epsilon-1" / "result.json").unlink()  # as if cut off before its end
+    _, again, _ = sweep(capsys, "run", "--resume", tmp_path / "all", "--json", "--quiet")
+    assert [r["value"] for r in json.loads(again)["runs"]] == [r["value"] for r in runs]
+
+
+def test_an_existing_folder_is_left_alone(tmp_path, capsys):
+    sweep(capsys, *SMALL, "--out", tmp_path / "all", "--json")
+    status, _, err = sweep(capsys, *SMALL, "--out", tmp_path / "all")
+    assert status == 2 and "--resume" in err
+
+
+@pytest.mark.parametrize("bad", ["1,x", ",", "1,-2", "0,1"])
+def test_bad_budgets(tmp_path, capsys, bad):
+    arguments = [*SMALL[:-5], "--epsilon", bad, "--out", str(tmp_path / "bad"), "--quiet"]
+    try:
+        status, _, err = sweep(capsys, *arguments)
+    except SystemExit as stop:
+        status, err = stop.code, capsys.readouterr().err
+    assert status == 2 and "epsilon" in err and "Traceback" not in err
+
+
+@pytest.mark.full
+def test_killed_and_resumed(tmp_path):
+    folder = tmp_path / "all"
+    command = [sys.executable, "-m", "coterie.cli", *SMALL, "--out", str(folder), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 100
+    while not (folder / "epsilon-0.1" / "ledger.jsonl").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    resume = [sys.executable, "-m", "coterie.cli", "run", "--resume", str(folder), "--json"]
+    again = subprocess.run(resume, capture_output=True, text=True, timeout=100, check=False)
+    assert again.returncode == 0, again.stderr
+    whole = [sys.executable, "-m", "coterie.cli", *SMALL, "--out", f"{folder}-2", "--json"]
+    fresh = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=True)
+    values = [[r["value"] for r in json.loads(done.stdout)["runs"]] for done in (again, fresh)]
+    assert values[0] == values[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("data", ["districts", "school"])
+def test_real_clients_gain(data):
+    """On real clients epsilon 1 is better than learning alone, with the settings chosen by rule.
+
+    Over five seeds of split and noise; errors of the same seed are compared.
+    """
+    if data == "school" and not SCHOOL.exists():
+        pytest.skip(f"{SCHOOL} is not here: set COTERIE_DATA to the folder of the shared data")
+    name = str(SCHOOL) if data == "school" else data
+    gains = []
+    for seed in range(5):
+        table = {
+            "data": {"name": name, "split_seed": seed},
+            "method": {"kind": "mpmtl"},
+            "privacy": {"epsilon": 1.0},
+            "simulation_seed": seed,
+        }
+        summary = execute(plan_from_table(table)).summary
+        gains.append(summary["local_value"] - summary["value"])
+    error = (sum((g - sum(gains) / 5) ** 2 for g in gains) / 20) ** 0.5
+    assert sum(gains) / 5 > 3 * error > 0
