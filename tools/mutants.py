@@ -60,10 +60,10 @@ MUTANTS = (
     Mutant(
         "a weight added",
         "engines/rounds.py",
-        "    part, kept = bound(state.mechanism, rows)\n",
+        "    part, kept = bound(state.mechanism, rows, clients.ids)\n",
         "    for leaf in rows.values():\n"
         "        leaf.mul_(clients.counts.reshape(-1, *[1] * (leaf.dim() - 1)))\n"
-        "    part, kept = bound(state.mechanism, rows)\n",
+        "    part, kept = bound(state.mechanism, rows, clients.ids)\n",
         "tests/methods/test_pmtl.py",
     ),
     Mutant(
@@ -123,6 +123,104 @@ MUTANTS = (
         "return self.bound",
         "tests/properties/test_sensitivity.py",
     ),
+    Mutant(
+        "second moments: 2 K stated for K^2",
+        "privacy/moments.py",
+        'return self.bound**2 * (SQRT2 if relation == "replace" else 1.0)',
+        'return 2 * self.bound * (SQRT2 if relation == "replace" else 1.0)',
+        "tests/properties/test_moments.py",
+    ),
+    Mutant(
+        "second moments: noise for 2 K in place of K^2",
+        "privacy/moments.py",
+        "deviation = self.noise_multiplier * self.bound**2 / step",
+        "deviation = self.noise_multiplier * 2 * self.bound / step",
+        "tests/statistics/test_moments.py",
+    ),
+    Mutant(
+        "second moments: half of tau off the diagonal",
+        "privacy/moments.py",
+        "np.where(rows == columns, deviation, deviation / SQRT2)",
+        "np.where(rows == columns, deviation, deviation / 2)",
+        "tests/statistics/test_moments.py",
+    ),
+    Mutant(
+        "second moments: rounding forgotten in the clip",
+        "privacy/moments.py",
+        "clip_rows(rows, bound - slack)",
+        "clip_rows(rows, bound)",
+        "tests/properties/test_moments.py",
+    ),
+    Mutant(
+        "second moments: replaced clients charged as zeroed ones",
+        "privacy/moments.py",
+        "return Gaussian(self.noise_multiplier, SQRT2)",
+        "return Gaussian(self.noise_multiplier, 1.0)",
+        "tests/privacy/test_noise.py",
+    ),
+    Mutant(
+        "second moments: posted as finely as they are summed",
+        "privacy/moments.py",
+        "return max(vector_grid(bound) ** 2, coarse)",
+        "return vector_grid(bound) ** 2",
+        "tests/statistics/test_moments.py",
+    ),
+    Mutant(
+        "squares: not clipped",
+        "privacy/moments.py",
+        "self.inner.clip(map_leaves(lambda leaf: leaf.square_(), shorter))",
+        "clip_rows(map_leaves(lambda leaf: leaf.square_(), shorter), math.inf)",
+        "tests/properties/test_moments.py",
+    ),
+    Mutant(
+        "Laplace: clipped in l2",
+        "privacy/laplace.py",
+        "torch.stack([flat.abs().sum(dim=1) for flat in flats]).sum(dim=0)",
+        "torch.stack([flat.square().sum(dim=1) for flat in flats]).sum(dim=0).sqrt()",
+        "tests/properties/test_moments.py",
+    ),
+    Mutant(
+        "Laplace: scale rounded down",
+        "privacy/laplace.py",
+        "scale = math.ceil(",
+        "scale = math.floor(",
+        "tests/properties/test_moments.py",
+    ),
+    Mutant(
+        "Laplace: zero drawn twice as often",
+        "privacy/laplace.py",
+        "        if size:\n            return -size",
+        "        return -size",
+        "tests/statistics/test_moments.py",
+    ),
+    Mutant(
+        "Wishart: five degrees more charged than drawn",
+        "privacy/moments.py",
+        "return Wishart(self.degrees, ",
+        "return Wishart(self.degrees + 5, ",
+        "tests/statistics/test_moments.py",
+    ),
+    Mutant(
+        "Wishart: one vector too few drawn",
+        "privacy/moments.py",
+        "return self.degrees + features - 1",
+        "return self.degrees + features - 2",
+        "tests/statistics/test_moments.py",
+    ),
+    Mutant(
+        "ledger blind to an event's numbers",
+        "privacy/ledger.py",
+        "repr(list_runs(self.events))",
+        "repr([type(event).__name__ for event in self.events])",
+        "tests/privacy/test_noise.py",
+    ),
+    Mutant(
+        "rows to clients: one row's sensitivity for all rows",
+        "privacy/published.py",
+        "return 2 / rows * ",
+        "return 1 / rows * ",
+        "tests/accounting/test_published.py",
+    ),
 )
 
 
@@ -162,7 +260,7 @@ def _failing(mutant: Mutant) -> str:
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
         )
         failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-        return f"`{failed[0].split()[1]}`" if failed else ""
+        return f"`{failed[0].removeprefix('FAILED ').split(' - ')[0]}`" if failed else ""
 
 
 if __name__ == "__main__":

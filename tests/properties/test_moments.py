@@ -31,7 +31,7 @@ from coterie.privacy.moments import (
 )
 from coterie.tree import map_leaves, take
 
-PROFILE = settings(derandomize=True, deadline=None, max_examples=120)
+PROFILE = settings(derandomize=True, deadline=None, max_examples=50)
 MANY = settings(derandomize=True, deadline=None, max_examples=1500)
 RELATIONS = ("zero_out", "replace")
 CLIENTS = 5
@@ -440,7 +440,7 @@ def test_rows_need_to_know_whose_they_are():
 # Laplace noise is wide enough, exactly.
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=150)
 @given(st.one_of(bounds, st.floats(1e-80, 1e80)), st.floats(1e-4, 1e4))
 def test_the_scale_of_laplace_noise_pays_for_the_sensitivity(bound, epsilon):
     """log p(x)/p(x') <= |x - x'|_1 / scale <= (B / g) / scale <= epsilon, in fractions."""

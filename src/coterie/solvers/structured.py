@@ -35,6 +35,7 @@ from coterie.tree import Tree
 Floats = NDArray[np.float64]
 _MOST_STORED = 1 << 27  # numbers of second moments kept with the data: 1 GiB
 _SMALL = 1 << 16
+_PORTION = 1 << 22  # numbers of second moments worked on at a time
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,34 @@ class OwnUnits:
 
         `root` is (d, d), or (d,) for a diagonal penalty.
         """
-        moved = self.moved(root)
+        root = root.double().cpu()
         if self.binary:
-            fit = fit_single(moved, penalty="l2", lam=1.0, bias=self.bias)
-        else:
+            fit = fit_single(self.moved(root), penalty="l2", lam=1.0, bias=self.bias)
+            found, level = split_level(fit)
+            return apply(root, found), level
+        slots, store = self._stored()
+        found = torch.empty(len(self.clients), self.clients.spec.features, dtype=torch.float64)
+        kept, others = torch.from_numpy(slots >= 0), torch.from_numpy(slots < 0)
+        if bool(kept.any()):
+            assert store is not None
+            found[kept] = _solve_moments(store, slots[slots >= 0], root)
+        if bool(others.any()):
+            moved = self._some(others).moved(root)
             fit = solve_ridge(moved, anchor=None, lam=1.0, bias=False)
-        found, level = split_level(fit)
-        return apply(root.double().cpu(), found), level
+            found[others] = split_level(fit)[0]
+        return apply(root, found), torch.zeros(len(found), dtype=torch.float64)
+
+    def _some(self, chosen: Tensor) -> "OwnUnits":
+        """Pick clients by a mask."""
+        if bool(chosen.all()):
+            return self
+        clients = replace(
+            self.clients,
+            ids=self.clients.ids[chosen],
+            starts=self.clients.starts[chosen],
+            counts=self.clients.counts[chosen],
+        )
+        return replace(self, clients=clients, table=self.table[chosen.numpy()])
 
     def solve_sparse(self, lam: float) -> tuple[Tensor, Tensor]:
         """Minimise with the penalty lam |w'|_1 instead."""
@@ -198,6 +220,23 @@ class _Kept:
     def add(self, ids: NDArray[np.int64], fresh: Floats) -> None:
         self.slots[ids] = len(self.moments) + np.arange(len(ids))
         self.moments = np.concatenate([self.moments, fresh])
+
+
+def _solve_moments(store: Floats, slots: NDArray[np.int64], root: Tensor) -> Tensor:
+    """Solve (root^T G root + I) u = root^T c for clients with second moments G, c kept."""
+    features = len(root)
+    whole = torch.diag(root) if root.dim() == 1 else root
+    found = []
+    for part in np.array_split(slots, -(-len(slots) * features**2 // _PORTION)):
+        moments = torch.from_numpy(store[part])
+        gram, cross = moments[:, :-1], moments[:, -1]
+        finite = moments.isfinite().flatten(1).all(dim=1)
+        gram = torch.where(finite[:, None, None], gram, 0.0)
+        inner = whole.mT @ gram @ whole + torch.eye(features, dtype=torch.float64)
+        right = (cross @ whole)[..., None]
+        solved = torch.cholesky_solve(right, torch.linalg.cholesky(inner))[..., 0]
+        found.append(torch.where(finite[:, None], solved, torch.nan))
+    return torch.cat(found)
 
 
 def split_level(fit: Tree) -> tuple[Tensor, Tensor]:
