@@ -81,7 +81,7 @@ def _compare_claim(guarantee: "Guarantee", claimed: float) -> str:
     releases = f"{len(alone.events)} of {len(guarantee.events)} releases"
     return (
         "NOT A GUARANTEE: a reproduction of a printed mechanism. Printed for "
-        f"{releases}, added up: epsilon = {round_up(claimed)} at delta = 0. True of them: delta = "
+        f"{releases} together: epsilon = {round_up(claimed)}. True of them: delta = "
         f"{round_up(alone.delta_at(claimed))} at that epsilon, and epsilon = "
         f"{round_up(alone.epsilon)} at delta = {guarantee.delta:.3g}."
     )
