@@ -149,7 +149,8 @@ def _add_work(run: argparse._ArgumentGroup) -> None:
 def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
     """Add the options that say which data, and how to read them."""
     group = parser.add_argument_group("data")
-    helped = "a name (districts, digits, synthetic:KIND) or a file (csv, parquet, npz, mat, json)"
+    named = "districts, digits, synthetic:KIND, mpmtl:KIND"
+    helped = f"a name ({named}) or a file (csv, parquet, npz, mat, json)"
     if positional:
         group.add_argument("data", metavar="NAME|FILE", help=helped)
     else:

@@ -34,6 +34,7 @@ from coterie.tree import Tree
 
 Floats = NDArray[np.float64]
 _MOST_STORED = 1 << 27  # numbers of second moments kept with the data: 1 GiB
+_MOST_FEATURES = 1000
 _SMALL = 1 << 16
 _PORTION = 1 << 22  # numbers of second moments worked on at a time
 
@@ -167,7 +168,8 @@ class OwnUnits:
         clients, features = self.clients, self.clients.spec.features
         ids, counts = clients.ids.numpy(), clients.counts.numpy()
         # By public facts alone: how a client is computed must not depend on its neighbours.
-        if self.binary or clients.spec.clients * (features + 1) * features > _MOST_STORED:
+        wide = features > _MOST_FEATURES
+        if self.binary or wide or clients.spec.clients * (features + 1) * features > _MOST_STORED:
             return np.full(len(ids), -1, dtype=np.int64), None
         kept: _Kept = clients.memory.setdefault(
             f"moments, bias {self.bias}", _Kept.empty(clients.spec.clients, features)
