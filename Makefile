@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 export DO_NOT_TRACK := 1
 
-.PHONY: mutants setup run test fast test-slow test-gpu lint type imports fmt bench check clean help
+.PHONY: mutants setup run test fast test-slow test-gpu lint type imports fmt bench study-mpmtl check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ bench: setup     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/cnn.py --device cpu
 	$(BIN)/python benchmarks/districts.py
+
+study-mpmtl: setup ## remake the tables and plots of docs/methods/mpmtl.md
+	$(BIN)/python benchmarks/mpmtl.py
 
 mutants: setup   ## break the mechanism on purpose; every mutant must be caught
 	$(BIN)/python tools/mutants.py

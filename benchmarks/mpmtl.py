@@ -158,6 +158,7 @@ class Table:
 
     def __init__(self, given, name, keys):
         self.path, self.keys, self.rows = given.out / f"{name}.csv", keys, {}
+        self.asked = {}  # in order
         self.part = self.path.with_suffix(".csv.part")
         if self.part.exists():
             with self.part.open(newline="") as file:
@@ -167,6 +168,7 @@ class Table:
     def row(self, key, make):
         """Give a row, made if it is not there yet by `make`, which gives the other columns."""
         named = tuple(_cell(value) for value in key)
+        self.asked[named] = True
         if named not in self.rows:
             found = dict(zip(self.keys, named, strict=True))
             found |= {column: _cell(value) for column, value in make().items()}
@@ -182,9 +184,14 @@ class Table:
         return self.rows[named]
 
     def finish(self):
-        """Give the table its name, and its rows."""
-        self.part.replace(self.path)
-        return list(self.rows.values())
+        """Write the rows that were asked for, in that order, and give them."""
+        rows = [self.rows[named] for named in self.asked]
+        with self.path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        self.part.unlink()
+        return rows
 
 
 def _cell(value):
@@ -291,7 +298,7 @@ LOOKS = {
 }
 
 
-def plot_frontier(rows, names, path):
+def plot_frontier(rows, names, path, zoom=None):
     figure, axes = canvas(1, len(names))
     for axis, name in zip(axes, names, strict=True):
         for method, (label, colour, line, marker) in LOOKS.items():
@@ -308,24 +315,26 @@ def plot_frontier(rows, names, path):
         axis.set(xscale="log", yscale="log", xlabel="epsilon", title=name.replace("_", "-"))
         plain_ticks(axis)
     axes[0].set_ylabel("test nMSE")
-    axes[-1].legend(fontsize=7)
+    axes[0 if zoom else -1].legend(fontsize=7)
+    if zoom:
+        axes[-1].set(yscale="linear", ylim=zoom, title="the same, nearer")
     save(figure, path)
 
 
 # ---- the paper's iteration against one solve a post ----------------------------------------------
 
 SOLVE = {"kind": ["mpmtl"], "solver": ["solve"], "rounds": [1, 2, 4]}
-STEPS = {"kind": ["mpmtl"], "solver": ["steps"], "rounds": [1, 5, 20, 50]}
-MULTIPLES = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
+STEPS = {"kind": ["mpmtl"], "solver": ["steps"], "rounds": [5, 20, 50, 200]}
+MULTIPLES = [0.01, 0.03, 0.1, 0.3, 1.0]
 
 
-def steps_grid(*, clips, clip_own, lift="add"):
+def steps_grid(*, clip, clip_own):
     """The paper's iteration: lam in units of the clip; plain, accelerated, or strongly convex."""
     return [
         setting | extra | {"lam": setting["lam"] * setting["clip"]}
         for setting in grid_of(
-            **STEPS, lam=MULTIPLES, lam_scale=["absolute"], lift=[lift], clip_own=[clip_own],
-            clip=clips,
+            **STEPS, lam=MULTIPLES, lam_scale=["absolute"], lift=["add"], clip_own=[clip_own],
+            clip=[clip],
         )
         for extra in (
             {"acceleration": "off"},
@@ -336,8 +345,8 @@ def steps_grid(*, clips, clip_own, lift="add"):
 
 
 ABLATION = {
-    "steps, as printed (clip_own)": lambda: steps_grid(clips=[4.0, 16.0], clip_own=True),
-    "steps, own model unclipped": lambda: steps_grid(clips=[0.5, 8.0], clip_own=False),
+    "steps, as printed (clip_own)": lambda: steps_grid(clip=16.0, clip_own=True),
+    "steps, own model unclipped": lambda: steps_grid(clip=0.5, clip_own=False),
     "steps, posted lam, flat lift": lambda: grid_of(
         **STEPS, lam=LAMS, acceleration=["off", "on"], lift=["flat"]
     ),
@@ -417,7 +426,9 @@ def on_school(given):
             ("school", method, epsilon),
             lambda setting=setting, epsilon=epsilon: scored([setting], epsilon, alone),
         )
-    plot_frontier(table.finish(), ["school"], given.out / "school.svg")
+    near = [float(row["nmse"]) for row in table.rows.values() if float(row["difference"]) < 0.02]
+    rows, zoom = table.finish(), (min(near) - 0.005, max(near) + 0.005)
+    plot_frontier(rows, ["school", "school"], given.out / "school.svg", zoom)
 
 
 # ---- more clients --------------------------------------------------------------------------------
@@ -462,9 +473,10 @@ def by_clients(given):
         chosen = [r for r in rows if (r["method"], r["epsilon"]) == (method, _cell(epsilon))]
         x, y, e = (np.array([float(r[c]) for r in chosen]) for c in ("clients", "nmse", "se"))
         label = LOOKS[method][0] + ("" if math.isinf(epsilon) else f", epsilon {epsilon:g}")
-        axis.errorbar(x, y, e, color=colour, marker="o", markersize=3, label=label, capsize=2)
+        line = "--" if method == "single" else "-"
+        axis.errorbar(x, y, e, color=colour, linestyle=line, label=label, capsize=2)
     axis.set(xlabel="clients that train", ylabel="test nMSE of the first 20", title="low-rank")
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(figure, given.out / "clients.svg")
 
 
@@ -513,7 +525,7 @@ def noise_by_round(given):
                 np.array([float(r[c]) for r in chosen]) for c in ("round", "log10_ratio", "se")
             )
             axis.errorbar(
-                x, y, e, capsize=2, markersize=3, marker="o", color=f"C{spends.index(spend)}",
+                x, y, e, color=f"C{spends.index(spend)}",
                 linestyle="-" if epsilon == 1.0 else "--",
                 label=_word(spend) if epsilon == 1.0 else None,
             )  # fmt: skip
@@ -526,7 +538,7 @@ def noise_by_round(given):
 
 # ---- budget shapes -------------------------------------------------------------------------------
 
-ALPHAS = (-0.5, 0.0, 0.4, 0.8, 1.2, 1.5)
+ALPHAS = (-0.5, 0.0, 0.4, 0.8, 1.5)
 QS = (0.8, 0.9, 0.95, 1.0, 1.1)
 SHAPED = {
     "steps, plain": lambda t, spend: [
@@ -576,32 +588,43 @@ def shapes(given):
                 ),
             )
     rows = table.finish()
-    figure, axes = canvas(2, 3, height=2.4)
+    alone = np.array(
+        [error({"kind": "single", "lam": 0.01}, "low_rank", math.inf, seed) for seed in seeds]
+    )
+    plot_shapes(rows, alone, given.out / "shapes.svg")
+
+
+def plot_shapes(rows, alone, path):
+    """Draw differences from learning alone, which vary far less over seeds than errors do."""
+    figure, axes = canvas(2, 3, height=2.2)
     looks = {
         ("steps, plain", 20): ("tab:orange", "--"),
         ("steps, accelerated", 20): ("tab:red", "-"),
-        ("steps, plain", 5): ("tab:olive", "--"),
-        ("steps, accelerated", 5): ("tab:green", "-"),
         ("solve", 4): ("tab:blue", "-"),
         ("solve", 2): ("tab:cyan", "-"),
     }
     for at, (shape, epsilon) in enumerate(itertools.product(("alpha", "Q"), (0.1, 1.0, 10.0))):
         axis = axes[at]
+        axis.axhline(0, color="0.35", linestyle=":", label="single (alone)")
         for (solver, rounds), (colour, line) in looks.items():
             key = [solver, str(rounds), _cell(epsilon), shape]
             chosen = [
                 r for r in rows if [r[c] for c in ("solver", "rounds", "epsilon", "shape")] == key
             ]
-            x, y, e = (np.array([float(r[c]) for r in chosen]) for c in ("value", "nmse", "se"))
+            gaps = [np.array(numbers(r)) - alone for r in chosen]
             axis.errorbar(
-                x, y, e, color=colour, linestyle=line, marker="o", markersize=2, capsize=2,
+                [float(r["value"]) for r in chosen],
+                [gap.mean() for gap in gaps],
+                [_se(gap) for gap in gaps],
+                color=colour,
+                linestyle=line,
                 label=f"{solver}, T = {rounds}",
-            )  # fmt: skip
+            )
         axis.set(xlabel=shape, title=f"epsilon {epsilon:g}")
-    axes[0].set_ylabel("test nMSE")
-    axes[3].set_ylabel("test nMSE")
-    axes[-1].legend(fontsize=6)
-    save(figure, given.out / "shapes.svg")
+    for axis in (axes[0], axes[3]):
+        axis.set_ylabel("nMSE less alone's")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    save(figure, path)
 
 
 # ---- kinds of noise ------------------------------------------------------------------------------
@@ -677,7 +700,7 @@ def canvas(rows, columns, height=3.2):
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "mpmtl", "font.size": 9}
     from matplotlib import pyplot
 
-    width = 5.0 if columns == 1 else 3.7 * columns if columns == 2 else 3.0 * columns
+    width = 6.0 if columns == 1 else 3.7 * columns if columns == 2 else 3.0 * columns
     figure, axes = pyplot.subplots(
         rows, columns, figsize=(width, height * rows), squeeze=False, layout="constrained"
     )

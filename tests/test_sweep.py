@@ -32,7 +32,7 @@ def test_a_table_of_all(tmp_path, capsys):
     rows = [line for line in out.splitlines() if line.startswith("│")]
     assert [row.split("│")[1].strip() for row in rows] == ["single", *["mpmtl"] * 3, "mtl"]
     assert [row.split("│")[4].strip() for row in rows] == ["0", "0.1", "1", "10", "inf"]
-    assert "whoever sees all of them" in out and "SIMULATION" in out
+    assert "who see all of them" in out and "SIMULATION" in out
     assert (tmp_path / "all" / "report.html").exists()
     for name in ("alone", "epsilon-0.1", "epsilon-1", "epsilon-10", "not-private"):
         assert (tmp_path / "all" / name / "guarantee.json").exists()
@@ -64,6 +64,39 @@ def test_bad_budgets(tmp_path, capsys, bad):
     except SystemExit as stop:
         status, err = stop.code, capsys.readouterr().err
     assert status == 2 and "epsilon" in err and "Traceback" not in err
+
+
+def test_a_printed_mechanism_is_called_no_guarantee(tmp_path, capsys):
+    arguments = [*SMALL, "--set", "privacy.noise.kind=wishart_paper", "--out", tmp_path / "all"]
+    _, out, _ = sweep(capsys, *arguments)
+    assert "NOT A GUARANTEE: a reproduction" in out and "epsilon = inf" in out
+    page = (tmp_path / "all" / "report.html").read_text()
+    assert "NOT A GUARANTEE" in page
+    result = json.loads((tmp_path / "all" / "epsilon-1" / "result.json").read_text())
+    assert result["epsilon"] == "inf" and result["claimed_epsilon"] == pytest.approx(1.0)
+    assert result["true_delta_at_claimed"] > 0.1
+
+
+def test_a_finished_run_is_shown_by_its_account_not_by_its_summary(tmp_path, capsys):
+    sweep(capsys, *SMALL, "--out", tmp_path / "all", "--json")
+    path = tmp_path / "all" / "epsilon-10" / "result.json"
+    told = json.loads(path.read_text()) | {"epsilon": 0.01}
+    path.write_text(json.dumps(told))
+    _, out, _ = sweep(capsys, "run", "--resume", path.parent, "--json", "--quiet")
+    assert json.loads(out)["epsilon"] == pytest.approx(10, rel=1e-3)
+
+
+def test_fixed_cohorts_together_cost_the_clients_their_own_view(tmp_path, capsys):
+    _, out, _ = sweep(
+        capsys, *SMALL, "--rounds", "2", "--sampling", "fixed", "--cohort", "20",
+        "--relation", "replace", "--out", tmp_path / "all",
+    )  # fmt: skip
+    last = next(line for line in out.splitlines() if "who see all of them" in line)
+    alone = next(line for line in out.splitlines() if "sampling protects nothing" in line)
+    together, single = (
+        float(line.split("epsilon = ", 1)[1].split()[0].rstrip(".")) for line in (last, alone)
+    )
+    assert together > single
 
 
 @pytest.mark.full

@@ -24,7 +24,7 @@ from coterie.privacy.files import write_atomically
 from coterie.privacy.words import round_up, spent_together
 from coterie.report import write_report
 from coterie.run import RunPlan, execute, load_plan, plan_from_table
-from coterie.summary import NOT_COVERED
+from coterie.summary import NOT_COVERED, promised
 from coterie.watch import Watch
 
 _MEMBERS = "members.json"
@@ -121,10 +121,12 @@ def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
         return 0
     Console().print(_results_table(summaries))
     spent = [g for g in guarantees if g.events and g.epsilon < math.inf]
+    claims = [g for g in guarantees if g.claimed_epsilon is not None]
+    for stated in (*spent[-1:], *claims):
+        print(stated.statement())
+    _say_tuning(summaries[0])
     if spent:
-        print(spent[-1].statement())
-        _say_tuning(summaries[0])
-        print(f"\n{spent_together(spent)}")
+        print(f"\n{spent_together(spent)} Runs without a finite epsilon are not counted in.")
     print(f"run folder {folder}, report {report}")
     return 0
 
@@ -141,6 +143,7 @@ def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
         summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
         guarantee, summary["run"] = Guarantee.from_json(stated), str(folder)
+        summary |= promised(guarantee)  # computed anew, not believed
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: result.json or guarantee.json is missing or damaged ({error!r}); "
@@ -290,6 +293,8 @@ def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     told = f"epsilon: {what} of one client, view of {first['view']}; metrics are not covered"
     if first["simulation"]:
         told += "; SIMULATION: known seed, protects nobody"
+    if any(row.get("claimed_epsilon") is not None for row in rows):
+        told += "; NOT A GUARANTEE: a printed mechanism, see below"
     if first.get("tuning") == NOT_COVERED:
         told += "; TUNING IS NOT COVERED"
     table.caption = told

@@ -31,14 +31,16 @@ class Privacy:
     """What may be spent, and how it is measured.
 
     Attributes:
-        epsilon: The budget of the whole run, for the view of the other clients; `inf` for a run
+        epsilon: The budget of the whole run, for the view of the other clients (under a hidden
+            cohort of fixed size: of an outsider; see the guarantee's `views`); `inf` for a run
             without privacy. Give either this or `noise_multiplier`.
         noise_multiplier: The noise of every round's sum, in units of the clip.
         delta: Default min(1e-5, 1 / (10 clients)); 0 for noise that is pure.
         relation: "zero_out" (a client's contributions replaced by zeros) or "replace" (by another
             client's).
-        clip: The bound on the l2 norm of a client's contribution of one round (of second moments:
-            on the vector whose moment is posted, MP-MTL's K).
+        clip: The bound on a client's contribution of one round: on its l2 norm; its l1 norm under
+            Laplace noise; of second moments, on the norm of the vector whose moment is posted
+            (MP-MTL's K; of their diagonals under Gaussian noise, on its l4 norm).
         spend: How the budget is spread over rounds: even, power or geometric.
         budget: Instead of `spend`, weights of the rounds (a weight multiplies the round's share of
             mu); empty for none.
@@ -102,6 +104,7 @@ class Plan:
         rounds: How many posts; ignored by methods that post nothing.
         simulation_seed: Makes noise and cohorts reproducible, and the run a simulation: its
             outputs say so, and it protects nobody.
+        tuned: How the settings were chosen, as far as privacy cares; the ledger is bound to it.
     """
 
     method: Method
@@ -109,6 +112,7 @@ class Plan:
     sampler: Sampler = field(default_factory=Poisson)
     rounds: int = 25
     simulation_seed: int | None = None
+    tuned: str = "no"
 
     def __post_init__(self) -> None:
         if not isinstance(self.rounds, int) or self.rounds < 1:

@@ -131,7 +131,7 @@ def _read(folder: Path) -> _Run:
         missing = (_RESULT - result.keys()) | (_COLUMNS - metrics.keys())
         if missing:
             raise ValueError(f"lacks {', '.join(sorted(missing))}")
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder} cannot be read ({type(error).__name__}: {error}); its files are not as "
             "`coterie run` wrote them: run the plan again into a new folder"
@@ -289,9 +289,9 @@ def _guarantees(runs: Sequence[_Run]) -> Html:
         if not shared[0].shares:
             parts.append(element("p", "Nothing is released: epsilon is 0."))
         elif not shared[0].private:
-            loud = element("span", "NOT PRIVATE", class_="bad")
             why = ": contributions are released without noise. Whoever sees them may learn all."
-            parts.append(element("p", loud, why))
+            why = why if guarantee.claimed_epsilon is None else f". {guarantee.statement()}"
+            parts.append(element("p", element("span", "NOT PRIVATE", class_="bad"), why))
         else:
             parts.append(_words(guarantee, clip))
             parts.append(charts.show_attack(guarantee, f"g{number}"))

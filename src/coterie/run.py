@@ -141,6 +141,7 @@ class RunPlan:
             sampler=self.sampler,
             rounds=self.rounds,
             simulation_seed=self.simulation_seed,
+            tuned=self.tuned,
         )
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from coterie.data.federated import FederatedDataset
 from coterie.engines.simulate import Outcome
+from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
 from coterie.scores import Score, noise_to_signal
@@ -38,11 +39,7 @@ def summarise(
         "data": data,
         "clients": outcome.spec.clients,
         "rounds": plan.posts,
-        "epsilon": json_number(guarantee.epsilon),
-        "delta": guarantee.delta,
-        "relation": guarantee.relation,
-        "view": view_of(guarantee),
-        "views": {view: json_number(epsilon) for view, epsilon in guarantee.views.items()},
+        **promised(guarantee),
         "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
         "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
         "clip": plan.privacy.clip if noise else None,
@@ -59,11 +56,26 @@ def summarise(
         "noise_to_signal": [
             None if ratio is None else json_number(ratio) for ratio in noise_to_signal(outcome)
         ],
-        "simulation": plan.simulation_seed is not None,
-        "assumed_public": list(guarantee.assumed),
         "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
         "tuning": TUNING[tuned],
         "seconds": round(seconds, 3),
+    }
+
+
+def promised(guarantee: Guarantee) -> dict[str, Any]:
+    """Give the part of a summary that the guarantee decides."""
+    claimed = guarantee.claimed_epsilon
+    true = None if claimed is None else guarantee.claimed_alone.delta_at(claimed)
+    return {
+        "epsilon": json_number(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "relation": guarantee.relation,
+        "view": view_of(guarantee),
+        "views": {view: json_number(epsilon) for view, epsilon in guarantee.views.items()},
+        "claimed_epsilon": claimed,
+        "true_delta_at_claimed": true,
+        "simulation": guarantee.simulation,
+        "assumed_public": list(guarantee.assumed),
     }
 
 

@@ -23,6 +23,7 @@ from coterie.plan import Plan, Privacy
 from coterie.privacy.noise import LaplaceNoise, PrintedWishart, WishartNoise
 from coterie.privacy.sampling import Poisson
 from coterie.privacy.spending import Geometric, Power
+from coterie.rng import Rng
 from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.multitask import fit_multitask
 from coterie.solvers.structured import OwnUnits
@@ -318,6 +319,46 @@ def test_moments_kept_with_the_data_give_the_same_steps():
     few = replace(block, spec=replace(block.spec, clients=1 << 40), memory={})  # too many to keep
     torch.testing.assert_close(OwnUnits.of(few, bias=True).slopes(points), kept)
     assert not any("moments" in name for name in few.memory)
+
+
+@pytest.mark.parametrize("features", [13, 30])
+@pytest.mark.parametrize("solver", ["solve", "steps"])
+@pytest.mark.parametrize("task", ["regression", "binary"])
+def test_how_many_rows_a_client_has_is_nobody_elses_business(features, solver, task):
+    """With a real moment, wide enough for blocked products, and a client that crosses n = d."""
+    data = synthetic("mean", clients=40, rows=60, features=features, task=task, seed=0).data
+    owner = np.repeat(np.arange(40), 60)
+    less = data.where((owner != 7) | (np.arange(len(owner)) % 60 < features - 2))
+    method = MPMTL(solver=solver)
+    outcome = run(method, data, epsilon=3.0, rounds=2)
+    found = []
+    for rows in (data, less):
+        clients = rows.clients(np.arange(40))
+        personal = method.enrol(outcome.shared, data.spec, 40)
+        personal, _ = method.local_update(outcome.shared, personal, clients, Rng.seeded(0), 1)
+        after, sent = method.local_update(outcome.shared, personal, clients, Rng.seeded(0), 2)
+        final = method.personalise(outcome.shared, after, clients, Rng.seeded(0))
+        found.append({**after, **sent, **final})
+    rest = torch.arange(40) != 7
+    for name, leaf in found[0].items():
+        assert torch.equal(leaf[rest], found[1][name][rest]), name
+
+
+def test_rows_changed_in_place_are_seen():
+    data = synthetic("mean", clients=20, rows=30, features=5, intercept=False, seed=0).data
+    before = weights(run(MPMTL(model=PLAIN), data))
+    data.targets[:30].mul_(-1)
+    after = weights(run(MPMTL(model=PLAIN), data))
+    assert float((before[0] + after[0]).norm()) < 0.5 * float(before[0].norm())
+
+
+@both
+def test_noise_below_zero_is_no_structure(structure):
+    data = unit_clients(clients=5, features=2)
+    method = MPMTL(model=PLAIN, structure=structure, lift_by=0.0)
+    for seed in range(20):
+        found = weights(run(method, data, epsilon=1e-3, delta=1e-6, seed=seed))
+        assert bool(found.isfinite().all())
 
 
 def test_a_cohort_stands_for_everybody():

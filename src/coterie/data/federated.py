@@ -209,6 +209,10 @@ class FederatedDataset:
     def _memory(self) -> dict[str, Any]:
         return {}
 
+    def forget(self) -> None:
+        """Drop what solvers made of the rows: they may have been changed in place since."""
+        self._memory.clear()
+
     def blocks(self, ids: NDArray[np.int64], size: int) -> Iterator[Clients]:
         """Hand out clients in blocks of at most `size`, those of like size together."""
         ids = np.asarray(ids, dtype=np.int64)

@@ -138,6 +138,7 @@ class _Simulation:
         seed = plan.simulation_seed
         self.rng = Rng.fresh() if seed is None else Rng.seeded(seed)
         # The start is public: it comes from the specification and a fixed stream.
+        self.data.forget()
         plan.method.check(data.spec)
         plan.method.check_data(data)
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))

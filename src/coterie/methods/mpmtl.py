@@ -211,6 +211,8 @@ class MPMTL(Method):
     def _penalty(self, shared: Tree) -> tuple[Spectrum, float]:
         """Give what the posts say, and lam in the units of the posts."""
         spectrum = Spectrum.of(shared["moment"])
+        if spectrum.size == 0:  # noise below zero is all that was posted: no structure
+            spectrum = Spectrum.of(torch.ones(len(shared["moment"])))
         alone = usual_lam(len(spectrum.roots))
         if not float(shared["posts"]) > 0:
             # Before the first post: a ridge penalty, the same in every direction.

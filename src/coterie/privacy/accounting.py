@@ -261,6 +261,10 @@ class Guarantee:
                 for z, times in data["noise_multipliers"]
                 for _ in range(int(times))
             )
+        if len(events) != data.get("rounds", len(events)):
+            raise ValueError(f"{len(events)} events are listed for {data['rounds']!r} rounds")
+        if data["cohort"] not in ("visible", "hidden"):
+            raise ValueError(f"cohort = {data['cohort']!r}: expected 'visible' or 'hidden'")
         return cls(
             events=events,
             participation=Participation(

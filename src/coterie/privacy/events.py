@@ -67,8 +67,9 @@ class Wishart:
     Args:
         degrees: nu - d + 1, the degrees of freedom that any one direction is left with.
         ratio: K^2 / c, for vectors w of norm at most K.
-        claimed: The epsilon that a paper prints for this release. It is never believed: a plan that
-            holds it is called a reproduction, and accounted for as it truly is.
+        claimed: This release's share of the epsilon that a paper prints for the whole plan. It is
+            never believed: a plan that holds it is called a reproduction, and accounted for as it
+            truly is.
 
     **Guarantee:** for `zero_out`, exactly as private as the number `ratio` plus chi-square noise of
     `degrees` degrees: never pure; `tests/accounting/test_wishart.py`.
@@ -141,7 +142,11 @@ def read_runs(runs: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
                 "a later version may know it"
             )
         values = {key: value for key, value in run.items() if key not in ("event", "rounds")}
-        events += [kind(**values)] * int(run["rounds"])
+        if type(run["rounds"]) is not int or run["rounds"] < 1:
+            raise ValueError(
+                f"rounds = {run['rounds']!r} of an event: expected a whole number >= 1"
+            )
+        events += [kind(**values)] * run["rounds"]
     return tuple(events)
 
 
@@ -200,7 +205,7 @@ def check_relation(relation: Relation) -> None:
 
 def check_delta(delta: float, events: Sequence[Event] | None = None) -> None:
     """Refuse a delta at which no epsilon is defined; 0 is one for these events if all are pure."""
-    if 0 < delta < 1:
+    if 1e-30 <= delta < 1:
         return
     reason = ""
     if delta == 0 and events is not None:
@@ -214,6 +219,6 @@ def check_delta(delta: float, events: Sequence[Event] | None = None) -> None:
             "probability, so no epsilon holds at delta 0"
         ) + "; use Laplace noise for a pure guarantee, or "
     raise ValueError(
-        f"delta = {delta}: expected a number strictly between 0 and 1; "
+        f"delta = {delta}: expected a number strictly between 0 and 1, of at least 1e-30; "
         f"{reason}default_delta(clients) gives a sound one"
     )

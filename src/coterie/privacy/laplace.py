@@ -89,8 +89,10 @@ class LaplaceSum:
         noisy = {}
         for name in sorted(total):
             leaf = total[name].numpy()
-            drawn = [discrete_laplace(scale, words) for _ in range(leaf.size)]
-            noisy[name] = leaf + np.array(drawn, dtype=np.float64).reshape(leaf.shape) * step
+            # Whole numbers until the sum is made: what is posted is a function of the exact sum.
+            steps = [int(number) for number in (leaf / step).reshape(-1)]
+            sums = [float(number + discrete_laplace(scale, words)) for number in steps]
+            noisy[name] = np.array(sums).reshape(leaf.shape) * step
         return map_arrays(noisy)
 
     def radius(self, totals: Shapes) -> float:

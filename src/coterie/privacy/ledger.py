@@ -18,6 +18,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -119,7 +120,11 @@ class Ledger:
         entries = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
         assert self._file is not None
         # The events are part of the header: the account must never state another noise than paid.
-        events = hashlib.sha256(repr(list_runs(self.events)).encode()).hexdigest()
+        named = [
+            {key: float(value) if isinstance(value, Real) else value for key, value in run.items()}
+            for run in list_runs(self.events)
+        ]
+        events = hashlib.sha256(repr(named).encode()).hexdigest()
         header = {"plan": plan, "posts": len(self.events), "events": events}
         if not entries:
             self._file.truncate(0)

@@ -81,7 +81,8 @@ def _compare_claim(guarantee: "Guarantee", claimed: float) -> str:
     releases = f"{len(alone.events)} of {len(guarantee.events)} releases"
     return (
         "NOT A GUARANTEE: a reproduction of a printed mechanism. Printed for "
-        f"{releases} together: epsilon = {round_up(claimed)}. True of them: delta = "
+        f"{releases} together, by the paper's own composition: epsilon = {round_up(claimed)} at "
+        f"delta = {guarantee.delta:.3g}. True of them: delta = "
         f"{round_up(alone.delta_at(claimed))} at that epsilon, and epsilon = "
         f"{round_up(alone.epsilon)} at delta = {guarantee.delta:.3g}."
     )
@@ -112,13 +113,23 @@ def _drawn(guarantee: "Guarantee") -> str:
 
 
 def spent_together(guarantees: "Sequence[Guarantee]") -> str:
-    """Say what several runs on the same data spend together, for whoever sees all of them."""
+    """Say what several runs on the same data spend together, for clients who see all their posts.
+
+    Runs alike in sampling and relation are composed; others are added up, epsilons and deltas (a
+    guarantee under replace covers a client's contributions becoming zero).
+    """
     spent = [guarantee for guarantee in guarantees if guarantee.events]
-    events = tuple(event for guarantee in spent for event in guarantee.events)
-    # The largest delta that any of them has: a pure run beside a Gaussian one has none by itself.
-    delta = max(guarantee.delta for guarantee in spent)
-    both = dataclasses.replace(spent[0], events=events, delta=delta)
+    first = spent[0]
+    if len({(guarantee.participation, guarantee.relation) for guarantee in spent}) == 1:
+        events = tuple(event for guarantee in spent for event in guarantee.events)
+        # The largest delta of any: a pure run beside a Gaussian one has none by itself.
+        delta = max(guarantee.delta for guarantee in spent)
+        both = dataclasses.replace(first, events=events, delta=delta)
+        epsilon = both.views["other_clients"]
+    else:
+        epsilon = math.fsum(guarantee.views["other_clients"] for guarantee in spent)
+        delta = math.fsum(guarantee.delta for guarantee in spent)
     return (
-        f"{len(spent)} runs on the same data each spent this; whoever sees all of them: "
-        f"epsilon = {round_up(both.epsilon)} at delta = {both.delta:.3g}."
+        f"{len(spent)} runs posted about the same clients; for other clients who see all of them: "
+        f"epsilon = {round_up(epsilon)} at delta = {delta:.3g}."
     )

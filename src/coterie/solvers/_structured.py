@@ -122,6 +122,32 @@ def slopes(
 
 
 @_compiled
+def map_rows(models: Floats, linear: Floats, out: Floats) -> None:
+    """Multiply each row by a matrix, one row at a time."""
+    for k in numba.prange(len(models)):
+        out[k] = models[k] @ linear
+
+
+@_compiled
+def solve_moments(store: Floats, slots: Ints, root: Floats, out: Floats) -> None:
+    """Solve (root^T G root + I) u = root^T c for each client with second moments G, c kept."""
+    features = store.shape[2]
+    for k in numba.prange(len(slots)):
+        own = store[slots[k]]
+        good = True
+        for a in range(features + 1):
+            for b in range(features):
+                good = good and math.isfinite(own[a, b])
+        if good:
+            inner = root.T @ (own[:features].copy() @ root)
+            for a in range(features):
+                inner[a, a] += 1.0
+            out[k] = np.linalg.solve(inner, root.T @ own[features])
+        else:
+            out[k] = np.nan
+
+
+@_compiled
 def moments(
     rows: Rows, targets: Floats, starts: Ints, counts: Ints, own: Floats, out: Floats
 ) -> None:

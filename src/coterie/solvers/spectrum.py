@@ -7,8 +7,11 @@ eigenvalues, U f(l) U^T, or entry by entry; negative eigenvalues, which noise ca
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from coterie.solvers._structured import map_rows
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,19 @@ class Spectrum:
 
 
 def apply(linear: Tensor, models: Tensor) -> Tensor:
-    """Apply a symmetric map, or a diagonal one, to every row."""
-    return torch.matmul(models, linear) if linear.dim() == 2 else torch.mul(models, linear)
+    """Apply a symmetric map, or a diagonal one, to every row.
+
+    Row by row: in one product, how many rows there are could move the last bits of each.
+    """
+    if linear.dim() == 1:
+        return torch.mul(models, linear)
+    out = np.empty(tuple(models.shape))
+    map_rows(
+        np.ascontiguousarray(models.double().numpy()),
+        np.ascontiguousarray(linear.double().numpy()),
+        out,
+    )
+    return torch.from_numpy(out)
 
 
 Lift = Literal["flat", "floor", "add"]

@@ -36,7 +36,6 @@ Floats = NDArray[np.float64]
 _MOST_STORED = 1 << 27  # numbers of second moments kept with the data: 1 GiB
 _MOST_FEATURES = 1000
 _SMALL = 1 << 16
-_PORTION = 1 << 22  # numbers of second moments worked on at a time
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class OwnUnits:
     table: Floats
     bias: bool
     signs: bool = False
+    standard: bool = True
 
     @classmethod
     def of(cls, clients: Clients, *, bias: bool, signs: bool = False) -> "OwnUnits":
@@ -136,7 +136,7 @@ class OwnUnits:
         """Multiply each client's unit by a factor."""
         table = self.table.copy()
         table[:, -1] *= factors.double().cpu().numpy()
-        return replace(self, table=table)
+        return replace(self, table=table, standard=False)
 
     def _moved_targets(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Tensor:
         """Gather the clients' targets one after another, centred for squares."""
@@ -169,10 +169,11 @@ class OwnUnits:
         ids, counts = clients.ids.numpy(), clients.counts.numpy()
         # By public facts alone: how a client is computed must not depend on its neighbours.
         wide = features > _MOST_FEATURES
+        wide = wide or not self.standard
         if self.binary or wide or clients.spec.clients * (features + 1) * features > _MOST_STORED:
             return np.full(len(ids), -1, dtype=np.int64), None
-        kept: _Kept = clients.memory.setdefault(
-            f"moments, bias {self.bias}", _Kept.empty(clients.spec.clients, features)
+        kept: _Kept = _remember(
+            clients, f"moments, bias {self.bias}, signs {self.signs}", _Kept.empty
         )
         wanted = np.flatnonzero((counts > features) & (kept.slots[ids] < 0))
         if len(wanted):
@@ -216,8 +217,10 @@ class _Kept:
     moments: Floats
 
     @classmethod
-    def empty(cls, clients: int, features: int) -> "_Kept":
-        return cls(np.full(clients, -1, dtype=np.int64), np.zeros((0, features + 1, features)))
+    def empty(cls, clients: Clients) -> "_Kept":
+        features = clients.spec.features
+        slots = np.full(clients.spec.clients, -1, dtype=np.int64)
+        return cls(slots, np.zeros((0, features + 1, features)))
 
     def add(self, ids: NDArray[np.int64], fresh: Floats) -> None:
         self.slots[ids] = len(self.moments) + np.arange(len(ids))
@@ -225,20 +228,12 @@ class _Kept:
 
 
 def _solve_moments(store: Floats, slots: NDArray[np.int64], root: Tensor) -> Tensor:
-    """Solve (root^T G root + I) u = root^T c for clients with second moments G, c kept."""
-    features = len(root)
+    """Solve clients with second moments kept, each by itself."""
     whole = torch.diag(root) if root.dim() == 1 else root
-    found = []
-    for part in np.array_split(slots, -(-len(slots) * features**2 // _PORTION)):
-        moments = torch.from_numpy(store[part])
-        gram, cross = moments[:, :-1], moments[:, -1]
-        finite = moments.isfinite().flatten(1).all(dim=1)
-        gram = torch.where(finite[:, None, None], gram, 0.0)
-        inner = whole.mT @ gram @ whole + torch.eye(features, dtype=torch.float64)
-        right = (cross @ whole)[..., None]
-        solved = torch.cholesky_solve(right, torch.linalg.cholesky(inner))[..., 0]
-        found.append(torch.where(finite[:, None], solved, torch.nan))
-    return torch.cat(found)
+    out = np.empty((len(slots), len(root)))
+    with _threads(len(slots) * len(root) ** 2):
+        kernels.solve_moments(store, slots, np.ascontiguousarray(whole.numpy()), out)
+    return torch.from_numpy(out)
 
 
 def split_level(fit: Tree) -> tuple[Tensor, Tensor]:
