@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from coterie import __version__, charts
 from coterie.charts import Html, element, join, percent, short, table
-from coterie.privacy.accounting import Gaussian, Guarantee
+from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
-from coterie.privacy.words import round_up
+from coterie.privacy.words import describe_noise, round_up
 
 Array = NDArray[np.float64]
 
@@ -301,9 +301,6 @@ def _guarantees(runs: Sequence[_Run]) -> Html:
 
 def _words(guarantee: Guarantee, clip: float | None) -> Html:
     said = [element("p", line) for line in guarantee.statement().splitlines()]
-    noise = [e.noise_multiplier for e in guarantee.events if isinstance(e, Gaussian)]
-    low, high = min(noise), max(noise)
-    z = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
     bound = "C" if clip is None else f"C = {clip:.4g}"
     symbols = Html(
         "Pr[<i>M</i>(<i>D</i>) &isin; <i>S</i>] &le; e<sup>&epsilon;</sup> "
@@ -311,9 +308,9 @@ def _words(guarantee: Guarantee, clip: float | None) -> Html:
         f"&epsilon; = {round_up(guarantee.epsilon)}, &delta; = {guarantee.delta:.3g}"
     )
     meaning = (
-        f"M is all {len(noise)} posts together; D and D\u2032 differ in one client by "
-        f"{guarantee.relation}. A post is the sum of contributions of norm at most {bound} plus "
-        f"Gaussian noise of standard deviation z C with z = {z}. The other clients' models are "
+        f"M is all {len(guarantee.events)} posts together; D and D\u2032 differ in one client by "
+        f"{guarantee.relation}. A post adds up what clients contribute, each clipped to {bound}, "
+        f"plus {describe_noise(guarantee.events)}. The other clients' models are "
         "functions of the posts and of their own data, and obey the same bound jointly."
     )
     return element(

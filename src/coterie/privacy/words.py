@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING
 
+from coterie.privacy.events import Event, Gaussian, Laplace, Wishart
+
 if TYPE_CHECKING:
     from coterie.privacy.accounting import Guarantee
 
@@ -110,6 +112,25 @@ def _drawn(guarantee: "Guarantee") -> str:
         "fixed": f"cohorts of fixed size are drawn from {clients} clients",
     }[who.kind]
     return f"{how} (probability {who.rate:.4g})."
+
+
+def describe_noise(events: Sequence[Event]) -> str:
+    """Say what noise a plan's posts carry, kind by kind."""
+    told = []
+    for kind, name, unit in (
+        (
+            Gaussian,
+            "noise_multiplier",
+            "Gaussian noise of z times what one client can change, z = {}",
+        ),
+        (Laplace, "epsilon", "Laplace noise of what one client can change over e, e = {}"),
+        (Wishart, "ratio", "Wishart noise of scale C squared over r, r = {}"),
+    ):
+        values = [getattr(event, name) for event in events if isinstance(event, kind)]
+        if values:
+            low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+            told.append(unit.format(low if low == high else f"{low} to {high}"))
+    return " or ".join(told) or "no noise"
 
 
 def spent_together(guarantees: "Sequence[Guarantee]") -> str:
