@@ -77,6 +77,17 @@ def test_a_printed_mechanism_is_called_no_guarantee(tmp_path, capsys):
     assert result["true_delta_at_claimed"] > 0.1
 
 
+def test_every_kind_of_noise_ends_with_a_report(tmp_path, capsys):
+    for structure, kind in (("group_sparse", "laplace"), ("low_rank", "wishart")):
+        _, out, _ = sweep(
+            capsys, *SMALL, "--set", f"method.structure={structure}",
+            "--set", f"privacy.noise.kind={kind}", "--out", tmp_path / kind,
+        )  # fmt: skip
+        pure = "at delta = 0" in out
+        assert pure == (kind == "laplace") and "NOT A GUARANTEE" not in out
+        assert kind in (tmp_path / kind / "report.html").read_text().lower()
+
+
 def test_a_finished_run_is_shown_by_its_account_not_by_its_summary(tmp_path, capsys):
     sweep(capsys, *SMALL, "--out", tmp_path / "all", "--json")
     path = tmp_path / "all" / "epsilon-10" / "result.json"
