@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 export DO_NOT_TRACK := 1
+# Two workers on two cores: a thread each, or they wait for one another.
+ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
 .PHONY: mutants setup run test fast test-slow test-gpu lint type imports fmt bench study-mpmtl check clean help
 
@@ -24,13 +26,13 @@ run: setup       ## local, FedAvg and PMTL on real data at epsilon 1, with a rep
 	$(BIN)/coterie demo --data districts --epsilon 1
 
 test: lint type imports  ## lint, types and the whole test suite but the slow tables
-	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 
 fast: setup      ## the daily subset, under 90 seconds
-	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not full and not gpu'
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not full and not gpu'
 
 test-slow: setup ## full tables and long Monte-Carlo
-	$(BIN)/python -m pytest -q -n 2 -m slow
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m slow
 
 test-gpu: setup  ## tests that need CUDA
 	$(BIN)/python -m pytest -q -m gpu

@@ -5,7 +5,8 @@ last bit whoever else is in the stack. Rows are dense float32, or CSR (then `ind
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar, cast
 
 import numba
@@ -15,7 +16,20 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rows = tuple[NDArray[np.float32], NDArray[np.float32], Ints, Ints]
+_SMALL = 1 << 16
 F = TypeVar("F", bound=Callable[..., object])
+
+
+@contextmanager
+def few_threads(numbers: int) -> Iterator[None]:
+    """Work on one thread where waking others, on a busy machine, takes longer than the work."""
+    threads = numba.get_num_threads()
+    if numbers < _SMALL:
+        numba.set_num_threads(1)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(threads)
 
 
 def _compiled(function: F) -> F:
@@ -125,26 +139,65 @@ def slopes(
 def map_rows(models: Floats, linear: Floats, out: Floats) -> None:
     """Multiply each row by a matrix, one row at a time."""
     for k in numba.prange(len(models)):
-        out[k] = models[k] @ linear
+        for j in range(linear.shape[1]):
+            out[k, j] = 0.0
+        for i in range(linear.shape[0]):
+            value = models[k, i]
+            for j in range(linear.shape[1]):
+                out[k, j] += value * linear[i, j]
+
+
+@_inline
+def _factor(matrix: Floats) -> None:
+    """Turn a positive definite matrix into its Cholesky factor, below the diagonal and on it."""
+    for j in range(len(matrix)):
+        for i in range(j):
+            matrix[j, j] -= matrix[j, i] * matrix[j, i]
+        matrix[j, j] = math.sqrt(matrix[j, j])
+        for row in range(j + 1, len(matrix)):
+            for i in range(j):
+                matrix[row, j] -= matrix[row, i] * matrix[j, i]
+            matrix[row, j] /= matrix[j, j]
+
+
+@_inline
+def _substitute(factor: Floats, right: Floats) -> None:
+    """Solve with a Cholesky factor, in place."""
+    for j in range(len(right)):
+        for i in range(j):
+            right[j] -= factor[j, i] * right[i]
+        right[j] /= factor[j, j]
+    for j in range(len(right) - 1, -1, -1):
+        for row in range(j + 1, len(right)):
+            right[j] -= factor[row, j] * right[row]
+        right[j] /= factor[j, j]
 
 
 @_compiled
 def solve_moments(store: Floats, slots: Ints, root: Floats, out: Floats) -> None:
-    """Solve (root^T G root + I) u = root^T c for each client with second moments G, c kept."""
+    """Solve (root^T G root + I) u = root^T c for each client with second moments G, c kept.
+
+    Plain loops: they compile in a second, where linear algebra inside a kernel takes many.
+    """
     features = store.shape[2]
     for k in numba.prange(len(slots)):
         own = store[slots[k]]
-        good = True
-        for a in range(features + 1):
+        half, inner = np.zeros((features, features)), np.zeros((features, features))
+        for a in range(features):
+            inner[a, a] = 1.0
+            out[k, a] = 0.0
             for b in range(features):
-                good = good and math.isfinite(own[a, b])
-        if good:
-            inner = root.T @ (own[:features].copy() @ root)
-            for a in range(features):
-                inner[a, a] += 1.0
-            out[k] = np.linalg.solve(inner, root.T @ own[features])
-        else:
-            out[k] = np.nan
+                value = own[a, b]
+                for c in range(features):
+                    half[a, c] += value * root[b, c]
+        for a in range(features):
+            for b in range(features):
+                out[k, b] += own[features, a] * root[a, b]
+                value = root[a, b]
+                for c in range(b + 1):
+                    inner[b, c] += value * half[a, c]
+        _factor(inner)
+        _substitute(inner, out[k])
 
 
 @_compiled

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.solvers._structured import map_rows
+from coterie.solvers._structured import few_threads, map_rows
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,9 @@ def apply(linear: Tensor, models: Tensor) -> Tensor:
     if linear.dim() == 1:
         return torch.mul(models, linear)
     out = np.empty(tuple(models.shape))
-    map_rows(
-        np.ascontiguousarray(models.double().numpy()),
-        np.ascontiguousarray(linear.double().numpy()),
-        out,
-    )
+    rows, matrix = (np.ascontiguousarray(part.double().numpy()) for part in (models, linear))
+    with few_threads(rows.size * len(matrix)):
+        map_rows(rows, matrix, out)
     return torch.from_numpy(out)
 
 

@@ -14,14 +14,12 @@ of one scale. Units are made of own rows and stay with the client.
 its second moments are kept with the data (`Clients.memory`), so that a step costs d^2 and not n d.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numba import get_num_threads, set_num_threads
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,8 +32,7 @@ from coterie.tree import Tree
 
 Floats = NDArray[np.float64]
 _MOST_STORED = 1 << 27  # numbers of second moments kept with the data: 1 GiB
-_MOST_FEATURES = 1000
-_SMALL = 1 << 16
+_MOST_FEATURES = 256  # beyond, products by blocks are faster than loops over kept moments
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class OwnUnits:
         targets = 2 * targets - 1 if signs else targets
         table = np.zeros((len(clients), clients.spec.features + 2))
         starts, counts = clients.starts.numpy(), clients.counts.numpy()
-        with _threads(int(counts.sum()) * table.shape[1]):
+        with kernels.few_threads(int(counts.sum()) * table.shape[1]):
             kernels.units(rows, targets, starts, counts, bias, table)
         return cls(clients, rows, targets, table, bias, signs)
 
@@ -80,7 +77,7 @@ class OwnUnits:
         matrix = np.ascontiguousarray(matrix if matrix.ndim == 2 else matrix[None])
         starts, counts = self.clients.starts.numpy(), self.clients.counts.numpy()
         flat = np.empty((int(counts.sum()), features), dtype=np.float32)
-        with _threads(flat.size):
+        with kernels.few_threads(flat.size):
             kernels.transform(self.rows, starts, counts, self.table, matrix, flat)
         return replace(
             self.clients,
@@ -152,7 +149,7 @@ class OwnUnits:
         out = np.zeros_like(at)
         starts, counts = self.clients.starts.numpy(), self.clients.counts.numpy()
         slots, store = self._stored()
-        with _threads(int(counts.sum()) * at.shape[1]):
+        with kernels.few_threads(int(counts.sum()) * at.shape[1]):
             if store is not None:
                 kernels.moment_slopes(store, slots, at, out)
                 counts = np.where(slots >= 0, 0, counts)
@@ -197,18 +194,6 @@ class OwnUnits:
         return tree | {"bias": bias[:, None].float()}
 
 
-@contextmanager
-def _threads(numbers: int) -> Iterator[None]:
-    """Work on one thread where waking others, on a busy machine, takes longer than the work."""
-    threads = get_num_threads()
-    if numbers < _SMALL:
-        set_num_threads(1)
-    try:
-        yield
-    finally:
-        set_num_threads(threads)
-
-
 @dataclass
 class _Kept:
     """Second moments of some clients, and where each client's are."""
@@ -231,7 +216,7 @@ def _solve_moments(store: Floats, slots: NDArray[np.int64], root: Tensor) -> Ten
     """Solve clients with second moments kept, each by itself."""
     whole = torch.diag(root) if root.dim() == 1 else root
     out = np.empty((len(slots), len(root)))
-    with _threads(len(slots) * len(root) ** 2):
+    with kernels.few_threads(len(slots) * len(root) ** 2):
         kernels.solve_moments(store, slots, np.ascontiguousarray(whole.numpy()), out)
     return torch.from_numpy(out)
 
