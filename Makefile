@@ -57,6 +57,8 @@ bench: setup     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/cnn.py --device cpu
 	$(BIN)/python benchmarks/districts.py
+	$(BIN)/python benchmarks/multitask.py
+	$(BIN)/python benchmarks/moments.py
 
 study-mpmtl: setup ## remake the tables and plots of docs/methods/mpmtl.md
 	$(BIN)/python benchmarks/mpmtl.py

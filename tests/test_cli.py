@@ -1113,6 +1113,6 @@ def test_a_broken_certificate_is_named(coterie):
 
 def test_runs_on_the_same_data_are_added_up(coterie):
     done = coterie("demo --data synthetic --simulation-seed 0 --out demo")
-    spent = float(re.search(r"see all of them: epsilon = ([\d.]+)", done.out).group(1))
+    spent = float(re.search(r"and no others: epsilon = ([\d.]+)", done.out).group(1))
     # Two mu-GDP runs: mu = 0.26805 sqrt(2) at delta 1e-5 (Gaussian DP in closed form).
     assert spent == pytest.approx(1.465, rel=5e-3)

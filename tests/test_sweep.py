@@ -32,7 +32,7 @@ def test_a_table_of_all(tmp_path, capsys):
     rows = [line for line in out.splitlines() if line.startswith("│")]
     assert [row.split("│")[1].strip() for row in rows] == ["single", *["mpmtl"] * 3, "mtl"]
     assert [row.split("│")[4].strip() for row in rows] == ["0", "0.1", "1", "10", "inf"]
-    assert "who see all of them" in out and "SIMULATION" in out
+    assert "see all of these posts" in out and "SIMULATION" in out
     assert (tmp_path / "all" / "report.html").exists()
     for name in ("alone", "epsilon-0.1", "epsilon-1", "epsilon-10", "not-private"):
         assert (tmp_path / "all" / name / "guarantee.json").exists()
@@ -102,7 +102,7 @@ def test_fixed_cohorts_together_cost_the_clients_their_own_view(tmp_path, capsys
         capsys, *SMALL, "--rounds", "2", "--sampling", "fixed", "--cohort", "20",
         "--relation", "replace", "--out", tmp_path / "all",
     )  # fmt: skip
-    last = next(line for line in out.splitlines() if "who see all of them" in line)
+    last = next(line for line in out.splitlines() if "see all of these posts" in line)
     alone = next(line for line in out.splitlines() if "sampling protects nothing" in line)
     together, single = (
         float(line.split("epsilon = ", 1)[1].split()[0].rstrip(".")) for line in (last, alone)

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from coterie.methods.local import Local
 from coterie.plan import Privacy
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
-from coterie.privacy.words import round_up, spent_together
+from coterie.privacy.words import add_up, round_up, spent_together
 from coterie.report import write_report
 from coterie.run import RunPlan, execute, load_plan, plan_from_table
 from coterie.summary import NOT_COVERED, promised
 from coterie.watch import Watch
 
 _MEMBERS = "members.json"
+_REFERENCE = "not-private"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,7 +83,7 @@ def _several(arguments: argparse.Namespace) -> int:
     last = base.method.reference() or base.method
     members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
     if math.inf not in budgets:
-        members["not-private"] = replace(base, method=last, privacy=free)
+        members[_REFERENCE] = replace(base, method=last, privacy=free)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(
         folder / _MEMBERS,
@@ -98,37 +99,51 @@ def _with_epsilon(base: RunPlan, epsilon: float) -> RunPlan:
 def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
     """Run the members that are not done, then show all of them."""
     tables = json.loads((folder / _MEMBERS).read_text(encoding="utf-8"))
-    summaries, guarantees = [], []
-    for name, table in tables.items():
-        part = folder / name
-        if not (part / "result.json").exists():
-            if not arguments.quiet:
-                print(f"training {table['method']['kind']} ({name}) ...", file=sys.stderr)
-            watch = Watch(quiet=arguments.quiet)
-            try:
-                execute(plan_from_table(table), folder=part, observer=watch.open)
-            except KeyboardInterrupt:
-                print(f"interrupted; go on with: coterie run --resume {folder}", file=sys.stderr)
-                return 130
-            finally:
-                watch.close()
-        summary, guarantee = _read_finished(part)
-        summaries.append(summary)
-        guarantees.append(guarantee)
-    report = write_report([folder / name for name in tables], folder / "report.html")
+    try:
+        done = [
+            folder / name
+            for name, table in tables.items()
+            if _train(folder / name, table, quiet=arguments.quiet)
+        ]
+    except KeyboardInterrupt:
+        print(f"interrupted; go on with: coterie run --resume {folder}", file=sys.stderr)
+        return 130
+    summaries, guarantees = zip(*(_read_finished(part) for part in done), strict=True)
+    report = write_report(done, folder / "report.html")
+    spent = [g for g in guarantees if g.events and g.epsilon < math.inf]
     if arguments.json:
-        print(json.dumps({"runs": summaries}, allow_nan=False))
+        together = add_up(spent) if spent else None
+        print(json.dumps({"runs": summaries, "together": together}, allow_nan=False))
         return 0
     Console().print(_results_table(summaries))
-    spent = [g for g in guarantees if g.events and g.epsilon < math.inf]
     claims = [g for g in guarantees if g.claimed_epsilon is not None]
     for stated in (*spent[-1:], *claims):
         print(stated.statement())
     _say_tuning(summaries[0])
     if spent:
-        print(f"\n{spent_together(spent)} Runs without a finite epsilon are not counted in.")
+        print(f"\n{spent_together(spent)}")
     print(f"run folder {folder}, report {report}")
     return 0
+
+
+def _train(part: Path, table: Mapping[str, Any], *, quiet: bool) -> bool:
+    """Carry out a member unless it is done; say whether it is."""
+    if (part / "result.json").exists():
+        return True
+    if not quiet:
+        print(f"training {table['method']['kind']} ({part.name}) ...", file=sys.stderr)
+    watch = Watch(quiet=quiet)
+    try:
+        execute(plan_from_table(table), folder=part, observer=watch.open)
+    except (ValueError, RuntimeError) as error:
+        if part.name != _REFERENCE:
+            raise
+        # The private runs are paid for: their table is shown all the same.
+        print(f"no run without privacy to compare with: {error}", file=sys.stderr)
+        return False
+    finally:
+        watch.close()
+    return True
 
 
 def _show_finished(folder: Path, *, as_json: bool) -> int:
@@ -205,6 +220,8 @@ def methods(arguments: argparse.Namespace) -> None:
         summary = (method.__doc__ or "").strip().splitlines()[0]
         found[name] = {"summary": summary, "settings": to_table(method())}
         found[name]["settings"].pop("kind", None)
+        for setting in fields(method()):  # type: ignore[arg-type]  # every method is a dataclass
+            found[name]["settings"].setdefault(setting.name, None)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
@@ -265,12 +282,20 @@ def _score(row: Mapping[str, Any]) -> str:
     return _short(row["value"]) + ("" if error is None else f" ± {_short(error)}")
 
 
+def _area(row: Mapping[str, Any]) -> str:
+    area = row.get("auc")
+    return "-" if area is None else f"{area:.4f} ({row['auc_left_out']})"
+
+
 def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     first = rows[0]
     better = "smaller" if first["metric"] == "nmse" else "larger"
     table = Table(title=f"{first['data']}: {first['clients']} clients, one model each")
     table.add_column("method")
     table.add_column(f"test {first['metric']} ({better} is better)", justify="right")
+    areas = any(row.get("auc") is not None for row in rows)
+    if areas:
+        table.add_column("mean AUC (clients left out)", justify="right")
     table.add_column("better off than alone", justify="right")
     table.add_column("epsilon", justify="right")
     table.add_column("delta", justify="right")
@@ -284,6 +309,7 @@ def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             row["method"],
             _score(row),
+            *([_area(row)] if areas else []),
             told,
             _bound(row["epsilon"]),
             f"{row['delta']:.3g}",

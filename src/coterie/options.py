@@ -123,7 +123,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     budget.add_argument("--noise-multiplier", type=float, help="instead of --epsilon")
     budget.add_argument("--delta", type=float, help="default min(1e-5, 1/(10 clients))")
     budget.add_argument("--clip", type=float, help="bound on a client's contribution (default 0.5)")
-    budget.add_argument("--rounds", type=int, help="default: as many as the budget bears, 3 to 25")
+    budget.add_argument("--rounds", type=int, help="default: as many as the budget bears")
     budget.add_argument("--cohort", type=float, help="expected clients a round (default: all)")
     _add_view(budget)
     return budget

@@ -42,7 +42,7 @@ def summarise(
         **promised(guarantee),
         "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
         "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
-        "clip": plan.privacy.clip if noise else None,
+        "clip": plan.privacy.clip if plan.posts and plan.privacy.epsilon != math.inf else None,
         "metric": score.metric,
         "value": json_number(score.value),
         "standard_error": json_number(score.standard_error),

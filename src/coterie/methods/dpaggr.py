@@ -6,10 +6,11 @@ is released once, with noise for one row: where the loss is 1-Lipschitz on rows 
 one of n rows moves a model by at most 2/(n lam).
 
 Liang et al. compare whole clients, by their Proposition 3: (epsilon, delta) for clients of at most
-n rows from (epsilon/n, delta/(n e^epsilon)) for rows. That decides how much noise is added here;
-what is promised is the ledger's account of that noise, per client. What the proof assumes is
-enforced: rows are scaled to mean square norm 1 in each client, only the first `rows` rows of a
-client are used, and its model is clipped (the plan's `clip`).
+n rows from (epsilon/n, delta/(n e^epsilon)) for rows. That decides how much noise is added here,
+with 2 B/n for what a row does, B the plan's `clip` in place of the proof's 1/lam. No row is bounded
+by itself (a client's rows have mean square norm 1), so nothing is claimed for rows: promised is the
+ledger's account of the noise, for whole clients, whose models are clipped to B. Only the first
+`rows` rows of a client are used, so that n is a public number.
 """
 
 import math
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.checks import refuse_degenerate
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model
@@ -52,7 +54,7 @@ class DPAggr(Method):
     }
     model: Model = field(default_factory=Linear)
     lam: float | None = None
-    rows: int = 100
+    rows: int = 1000
     convert: bool = True
 
     def __post_init__(self) -> None:
@@ -68,6 +70,10 @@ class DPAggr(Method):
     def check(self, spec: Spec) -> None:
         """Refuse other models and tasks."""
         check_linear(self, spec)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that nothing can be learnt from."""
+        refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start from zeros: weights and a level."""

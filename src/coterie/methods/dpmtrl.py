@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.checks import refuse_degenerate
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.dpaggr import first_rows
 from coterie.methods.mtrl import MTRL
@@ -53,7 +54,7 @@ class DPMTRL(Method):
     model: Model = field(default_factory=Linear)
     lam1: float | None = None
     lam2: float | None = None
-    rows: int = 100
+    rows: int = 1000
     convert: bool = True
 
     def __post_init__(self) -> None:
@@ -70,6 +71,10 @@ class DPMTRL(Method):
     def check(self, spec: Spec) -> None:
         """Refuse other models and tasks."""
         check_linear(self, spec)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that nothing can be learnt from."""
+        refuse_degenerate(data)
 
     def _weights(self, clients: int, features: int) -> tuple[float, float]:
         ridge = usual_lam(features)

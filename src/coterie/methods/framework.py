@@ -23,9 +23,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.checks import refuse_degenerate
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape
-from coterie.methods.single import check_linear
+from coterie.methods.single import check_linear, check_matrix
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.tree import Tree
@@ -56,7 +57,11 @@ class Framework(Method):
 
     @abstractmethod
     def solve(self, information: Tree, clients: Clients) -> Tensor:
-        """Fit every client on its own rows: weights (c, d). Information is empty at first."""
+        """Fit every client on its own rows: weights (c, d). Information is empty at first.
+
+        `clients.x` and `clients.y` are padded with zeros to the longest client; `clients.mask`
+        says which rows are real.
+        """
 
     @property
     def shape(self) -> Shape:
@@ -64,8 +69,13 @@ class Framework(Method):
         return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
 
     def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks."""
+        """Refuse other models and tasks, and matrices that are too large."""
         check_linear(self, spec)
+        check_matrix(self.structure, spec)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that nothing can be learnt from."""
+        refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Know nothing yet but the sizes."""

@@ -43,16 +43,16 @@ from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.mtl import MTL
-from coterie.methods.single import Single, check_linear, usual_lam
+from coterie.methods.single import Single, check_linear, check_matrix, usual_lam
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.spectrum import Lift, Spectrum, apply, lift
 from coterie.solvers.structured import OwnUnits
 from coterie.tree import Tree, to
 
-MOST_FEATURES = 4096
 _LIFTS = {"flat": 1.2, "floor": 0.1, "add": 1.5}
-_INNER = 300  # accelerated steps of a client's own problem with two parts
+_INNER = 5000  # accelerated steps that a client's own problem with two parts may take
+_STILL = 1e-7  # it ends when a step moves it by less than this share
 
 
 @register("mpmtl")
@@ -116,11 +116,7 @@ class MPMTL(Method):
     def check(self, spec: Spec) -> None:
         """Refuse other models and tasks, and matrices that are too large."""
         check_linear(self, spec)
-        if self.structure == "low_rank" and spec.features > MOST_FEATURES:
-            raise ValueError(
-                f"{spec.features} features: the posted matrix is kept to {MOST_FEATURES} a side; "
-                'use structure = "group_sparse", or project the features by public directions'
-            )
+        check_matrix(self.structure, spec)
 
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse rows that nothing can be learnt from."""
@@ -185,12 +181,13 @@ class MPMTL(Method):
     def reference(self) -> Method:
         """Minimise the same objective with all rows in one place."""
         penalty: Literal["trace", "l21"] = "trace" if self.structure == "low_rank" else "l21"
-        return MTL(model=self.model, penalty=penalty)
+        lam = self.lam if self.lam_scale == "absolute" else None
+        return MTL(model=self.model, penalty=penalty, lam=lam, mu=self.mu)
 
     def alone(self) -> Method:
         """Learn alone by the fit that this method starts from."""
         lam = self.lam if self.lam_scale == "posted" else None
-        return Single(model=self.model, lam=lam)
+        return Single(model=self.model, lam=lam, mu=self.mu)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Use the last posted structure; no step after it."""
@@ -241,14 +238,21 @@ class MPMTL(Method):
         model = torch.zeros(len(units.clients), len(spectrum.roots) + 1, dtype=torch.float64)
         own = model[:, :-1].clone()
         last, last_own = model, own
+        # Each client ends by itself and then stays: its answer does not depend on the others'.
+        done = torch.zeros(len(model), 1, dtype=torch.bool)
         for t in range(1, _INNER + 1):
             beta = (t - 1) / (t + 2)
             ahead, ahead_own = model + beta * (model - last), own + beta * (own - last_own)
             last, last_own = model, own
             slope = units.slopes(_join(ahead, ahead_own))
-            model = ahead - eta * slope
-            model[:, :-1] = apply(damped, model[:, :-1])
-            own = self._soft(ahead_own - eta * slope[:, :-1], eta)
+            step = ahead - eta * slope
+            step[:, :-1] = apply(damped, step[:, :-1])
+            model = torch.where(done, last, step)
+            own = torch.where(done, last_own, self._soft(ahead_own - eta * slope[:, :-1], eta))
+            moved = (_join(model - last, own - last_own)).norm(dim=1, keepdim=True)
+            done = done | ~(moved > _STILL * _join(model, own).norm(dim=1, keepdim=True))
+            if bool(done.all()):
+                break
         return _state(model, model, own)
 
     def _begin(self, units: OwnUnits, personal: Tree) -> Tree:

@@ -88,7 +88,8 @@ class MTL(Pooled):
         lam, ridge = self.lam, usual_lam(features)
         if lam is None:
             alone, _ = units.solve(torch.full((features,), 1 / math.sqrt(ridge)).double())
-            lam = ridge * float(alone.square().sum() / features) ** 0.5
+            size = float(alone.square().sum() / features) ** 0.5
+            lam = ridge * (size or 1.0)  # models that are all zero say nothing of a scale
         fit = fit_multitask(
             units.moved(),
             penalty=self.penalty,

@@ -13,7 +13,8 @@ from typing import Literal
 
 import torch
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.checks import refuse_degenerate
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -39,6 +40,18 @@ def check_linear(method: Method, spec: Spec) -> None:
         )
 
 
+MOST_FEATURES = 4096
+
+
+def check_matrix(structure: str, spec: Spec) -> None:
+    """Refuse a posted matrix that is too large."""
+    if structure == "low_rank" and spec.features > MOST_FEATURES:
+        raise ValueError(
+            f"{spec.features} features: the posted matrix is kept to {MOST_FEATURES} a side; "
+            'use structure = "group_sparse", or project the features by public directions'
+        )
+
+
 def own_units(method: Method, clients: Clients) -> OwnUnits:
     """Measure clients for a method with a linear model."""
     assert isinstance(method.model, Linear)
@@ -60,12 +73,14 @@ class Single(Method):
         model: Linear, with or without a bias, which is not penalised.
         penalty: "l2" or "l1".
         lam: Its strength; None for 0.3 / features (l2) or 0.1 / features (l1).
+        mu: Of "l2": added to lam.
     """
 
     shape = Shape.NONE
     model: Model = field(default_factory=Linear)
     penalty: Literal["l1", "l2"] = "l2"
     lam: float | None = None
+    mu: float = 0.0
 
     def __post_init__(self) -> None:
         check_lam(self.lam)
@@ -73,6 +88,10 @@ class Single(Method):
     def check(self, spec: Spec) -> None:
         """Refuse other models and tasks."""
         check_linear(self, spec)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that nothing can be learnt from."""
+        refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Share nothing."""
@@ -101,5 +120,6 @@ class Single(Method):
             lam = lam / 3 if self.lam is None else lam
             found = units.solve_sparse(lam)
         else:
-            found = units.solve(torch.full((features,), 1 / math.sqrt(lam), dtype=torch.float64))
+            root = 1 / math.sqrt(lam + self.mu)
+            found = units.solve(torch.full((features,), root, dtype=torch.float64))
         return to(units.model(*found), clients.device)

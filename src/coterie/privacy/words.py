@@ -133,24 +133,29 @@ def describe_noise(events: Sequence[Event]) -> str:
     return " or ".join(told) or "no noise"
 
 
-def spent_together(guarantees: "Sequence[Guarantee]") -> str:
-    """Say what several runs on the same data spend together, for clients who see all their posts.
+def add_up(guarantees: "Sequence[Guarantee]") -> tuple[float, float]:
+    """Bound epsilon and delta of several runs for other clients who see the posts of all of them.
 
     Runs alike in sampling and relation are composed; others are added up, epsilons and deltas (a
     guarantee under replace covers a client's contributions becoming zero).
     """
     spent = [guarantee for guarantee in guarantees if guarantee.events]
-    first = spent[0]
     if len({(guarantee.participation, guarantee.relation) for guarantee in spent}) == 1:
         events = tuple(event for guarantee in spent for event in guarantee.events)
         # The largest delta of any: a pure run beside a Gaussian one has none by itself.
         delta = max(guarantee.delta for guarantee in spent)
-        both = dataclasses.replace(first, events=events, delta=delta)
-        epsilon = both.views["other_clients"]
-    else:
-        epsilon = math.fsum(guarantee.views["other_clients"] for guarantee in spent)
-        delta = math.fsum(guarantee.delta for guarantee in spent)
+        both = dataclasses.replace(spent[0], events=events, delta=delta)
+        return both.views["other_clients"], delta
+    epsilon = math.fsum(guarantee.views["other_clients"] for guarantee in spent)
+    return epsilon, math.fsum(guarantee.delta for guarantee in spent)
+
+
+def spent_together(guarantees: "Sequence[Guarantee]") -> str:
+    """Say what several runs on the same data spend together."""
+    epsilon, delta = add_up(guarantees)
+    count = sum(bool(guarantee.events) for guarantee in guarantees)
+    runs = "1 run" if count == 1 else f"{count} runs"
     return (
-        f"{len(spent)} runs posted about the same clients; for other clients who see all of them: "
-        f"epsilon = {round_up(epsilon)} at delta = {delta:.3g}."
+        f"{runs} with a budget posted about the same clients; for other clients who see all of "
+        f"these posts and no others: epsilon = {round_up(epsilon)} at delta = {delta:.3g}."
     )

@@ -58,53 +58,43 @@ def _read(rows: Rows, row: int, centre: Floats, scale: float, out: Floats) -> No
 def units(rows: Rows, targets: Floats, starts: Ints, counts: Ints, bias: bool, out: Floats) -> None:
     """Find each client's means and the scale that makes its rows of mean square norm 1.
 
-    `out` is (c, d + 2): means of the features, mean of the targets, scale.
+    `out` is (c, d + 2): means of the features, mean of the targets, scale. Squares are summed of
+    centred rows, in a second pass: of large numbers that hardly differ nothing else is left.
     """
-    dense, values, columns, indptr = rows
     features = out.shape[1] - 2
     for k in numba.prange(len(starts)):
         n = counts[k]
-        squares = 0.0
-        for row in range(starts[k], starts[k] + n):
-            if len(indptr):
-                for place in range(indptr[row], indptr[row + 1]):
-                    out[k, columns[place]] += values[place]
-                    squares += float(values[place]) ** 2
-            else:
-                for j in range(features):
-                    out[k, j] += dense[row, j]
-                    squares += float(dense[row, j]) ** 2
-            out[k, features] += targets[row]
-        size = 0.0
-        for j in range(features + 1):
-            out[k, j] = out[k, j] / n if bias and n > 0 else 0.0
-            if j < features:
-                size += out[k, j] ** 2
-        size = squares / max(n, 1) - size
+        row, zero = np.empty(features), np.zeros(features)
+        squares, size = 0.0, 0.0
+        for i in range(starts[k], starts[k] + n):
+            _read(rows, i, zero, 1.0, row)
+            for j in range(features):
+                out[k, j] += row[j] / n
+                squares += row[j] * row[j] / n
+            out[k, features] += targets[i] / n
+        if not bias:
+            out[k, : features + 1] = 0.0
+        for i in range(starts[k], starts[k] + n):
+            _read(rows, i, out[k], 1.0, row)
+            for j in range(features):
+                size += row[j] * row[j] / n
         # What is left of equal rows after centring is rounding: such a client learns a level only.
-        out[k, features + 1] = 1.0 / math.sqrt(size) if size > 1e-10 * squares / max(n, 1) else 0.0
+        out[k, features + 1] = 1.0 / math.sqrt(size) if size > 1e-24 * squares else 0.0
 
 
 @_compiled
 def transform(
-    rows: Rows, starts: Ints, counts: Ints, own: Floats, root: Floats, out: NDArray[np.float32]
+    rows: Rows, starts: Ints, counts: Ints, own: Floats, diagonal: Floats, out: Floats
 ) -> None:
-    """Write each client's rows in its own units times `root` ((d, d), or (1, d) for a diagonal).
-
-    `out` holds the clients' rows one after another.
-    """
+    """Write each client's rows in its own units, times a diagonal, one client after another."""
     features = own.shape[1] - 2
     ends = np.cumsum(counts)
     for k in numba.prange(len(starts)):
-        buffer = np.empty((counts[k], features))
-        for i in range(counts[k]):
-            _read(rows, starts[k] + i, own[k], own[k, features + 1], buffer[i])
-        full = root.shape[0] == features and features > 1
-        buffer = buffer @ root if full else buffer * root[0]
         first = ends[k] - counts[k]
         for i in range(counts[k]):
+            _read(rows, starts[k] + i, own[k], own[k, features + 1], out[first + i])
             for j in range(features):
-                out[first + i, j] = buffer[i, j]
+                out[first + i, j] *= diagonal[j]
 
 
 @_compiled

@@ -73,19 +73,23 @@ class OwnUnits:
         """
         features = self.clients.spec.features
         chosen = torch.ones(features) if root is None else root
-        matrix = chosen.double().cpu().numpy()
-        matrix = np.ascontiguousarray(matrix if matrix.ndim == 2 else matrix[None])
+        matrix = np.ascontiguousarray(chosen.double().cpu().numpy())
         starts, counts = self.clients.starts.numpy(), self.clients.counts.numpy()
-        flat = np.empty((int(counts.sum()), features), dtype=np.float32)
+        flat = np.empty((int(counts.sum()), features))
         with kernels.few_threads(flat.size):
-            kernels.transform(self.rows, starts, counts, self.table, matrix, flat)
+            diagonal = matrix if matrix.ndim == 1 else np.ones(features)
+            kernels.transform(self.rows, starts, counts, self.table, diagonal, flat)
+        if matrix.ndim == 2:
+            # A product a client: of one over all, others' row counts could move the last bits.
+            for last, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True):
+                flat[last - count : last] = flat[last - count : last] @ matrix
         return replace(
             self.clients,
             spec=replace(
                 self.clients.spec, shape=(features,), task="binary" if self.binary else "regression"
             ),
             starts=torch.from_numpy(np.cumsum(counts) - counts),
-            features=torch.from_numpy(flat),
+            features=torch.from_numpy(flat.astype(np.float32)),
             targets=self._moved_targets(starts, counts),
             memory={},
         )
