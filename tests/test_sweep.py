@@ -152,3 +152,29 @@ def test_real_clients_gain(data):
         gains.append(summary["local_value"] - summary["value"])
     error = (sum((g - sum(gains) / 5) ** 2 for g in gains) / 20) ** 0.5
     assert sum(gains) / 5 > 3 * error > 0
+
+
+def test_private_runs_are_shown_whatever_becomes_of_their_reference(tmp_path, capsys, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no certificate")
+
+    monkeypatch.setattr("coterie.methods.mtl.fit_multitask", fail)
+    status, out, err = sweep(capsys, *SMALL, "--out", tmp_path / "all")
+    assert status == 0 and "no certificate" in err
+    rows = [line for line in out.splitlines() if line.startswith("│")]
+    assert [row.split("│")[1].strip() for row in rows] == ["single", *["mpmtl"] * 3]
+
+
+def test_a_binary_table_shows_the_area_under_the_curve(tmp_path, capsys):
+    _, out, _ = sweep(
+        capsys, "run", "--data", "synthetic", "--option", "clients=30", "--option", "task=binary",
+        "--method", "mpmtl", "--epsilon", "1,5", "--simulation-seed", "0", "--quiet",
+        "--out", tmp_path / "all",
+    )  # fmt: skip
+    assert "AUC" in out
+
+
+def test_every_setting_is_listed(capsys):
+    main(["methods", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert "lam" in found["mpmtl"]["settings"] and "decompose" in found["mpmtl"]["settings"]

@@ -509,3 +509,39 @@ def test_rows_that_teach_nothing_are_refused():
     empty = data.where(np.repeat(np.arange(12), data.counts) != 3)
     with pytest.raises(DataError, match="client 3"):
         run(MPMTL(), empty, epsilon=1.0)
+
+
+def test_models_in_two_parts_are_solved_to_the_end():
+    """Before the first post the problem is client by client: cvxpy solves it too."""
+    data = unit_clients(clients=4, rows=12, features=6)
+    method = MPMTL(model=PLAIN, lam=0.05, decompose=0.03)
+    clients = data.clients(np.arange(4))
+    shared = method.init(data.spec, Rng.seeded(0))
+    personal = method.enrol(shared, data.spec, 4)
+    after, sent = method.local_update(shared, personal, clients, Rng.seeded(0), 0)
+    assert torch.equal(sent["moment"], after["model"][:, :-1]), "only the shared part is posted"
+    for k in range(4):
+        own = slice(data.offsets[k], data.offsets[k + 1])
+        X, y = data.features[own].double().numpy(), data.targets[own].double().numpy()
+        p, q = cvxpy.Variable(6), cvxpy.Variable(6)
+        loss = cvxpy.sum_squares(X @ (p + q) - y) / (2 * len(y))
+        problem = cvxpy.Problem(
+            cvxpy.Minimize(loss + 0.025 * cvxpy.sum_squares(p) + 0.03 * cvxpy.norm1(q))
+        )
+        problem.solve(solver="CLARABEL")
+        mine, part = after["model"][k, :-1].numpy(), after["own"][k].numpy()
+        reached = np.square(X @ (mine + part) - y).sum() / (2 * len(y))
+        reached += 0.025 * np.square(mine).sum() + 0.03 * np.abs(part).sum()
+        assert reached <= problem.value * (1 + 1e-5) + 1e-9
+
+
+def test_a_large_constant_column_does_no_harm():
+    data = synthetic("mean", clients=20, rows=30, features=4, noise=0.1, seed=0).data
+    wide = torch.cat([data.features, torch.full((len(data.features), 1), 5e5)], dim=1)
+    more = replace(data, features=wide, spec=replace(data.spec, shape=(5,)))
+    errors = []
+    for rows in (data, more):
+        train, test = rows.split(0.3, 0)
+        method = MPMTL(lam=0.05)
+        errors.append(evaluate(method.model, run(method, train, rounds=2).rows, test).value)
+    assert errors[1] < errors[0] + 0.02

@@ -1,12 +1,14 @@
 """The rivals: against scikit-learn, what they promise, and what the paper found of them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 
+from coterie.data.federated import DataError
 from coterie.data.papers import mpmtl_low_rank
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
@@ -160,3 +162,19 @@ def test_bad_settings(kind, settings):
     name = next(iter(settings))
     with pytest.raises(ValueError, match=f"{name} = "):
         kind(**settings)
+
+
+@pytest.mark.parametrize("kind", [Single, MTL, MTRL, DPAggr, DPMTRL])
+def test_rows_that_teach_nothing_are_refused(kind):
+    data = synthetic("mean", clients=6, rows=8, features=3, seed=0).data
+    empty = data.where(np.repeat(np.arange(6), data.counts) != 2)
+    flat = replace(data, targets=torch.zeros_like(data.targets))
+    for rows in (empty, flat):
+        with pytest.raises(DataError):
+            run(kind(), rows)
+
+
+def test_the_reference_of_models_that_are_all_zero():
+    data = synthetic("mean", clients=6, rows=1, features=3, seed=0).data
+    found = run(MTL(), data).models.leaves
+    assert all(bool(leaf.isfinite().all()) for leaf in found.values())
