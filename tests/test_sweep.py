@@ -13,6 +13,8 @@ import pytest
 from coterie.cli import main
 from coterie.run import execute, plan_from_table
 
+pytestmark = pytest.mark.full
+
 SMALL = [
     "run", "--data", "mpmtl:low_rank", "--option", "clients=60", "--option", "test=30",
     "--method", "mpmtl", "--epsilon", "1,10,0.1", "--simulation-seed", "3", "--quiet",

@@ -19,6 +19,8 @@ from coterie.summary import NOT_COVERED
 from coterie.tune_command import make_grid
 from coterie.tuning import Trial, fold_numbers, label, lay_settings, rank, tune
 
+pytestmark = pytest.mark.full
+
 SMALL = {"clients": 12, "rows": 12, "features": 3}
 FLAGS = "--data synthetic --option clients=12 --option rows=12 --option features=3 --rounds 2"
 LAMS = {"method.lam": [0.1, 1.0]}

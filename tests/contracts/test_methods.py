@@ -84,9 +84,20 @@ def refusal(name, task, model):
 ALL = [(name, task, model) for name in METHODS for task, model in CASES]
 TAKEN = [case for case in ALL if refusal(*case) is None]
 REFUSED = [case for case in ALL if case not in TAKEN]
-every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def marks(name):
+    """Variants are not part of the daily subset."""
+    return pytest.mark.full if name in VARIANTS else ()
+
+
+every_method = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=marks(name)) for name in METHODS]
+)
 every_case = pytest.mark.parametrize(
-    "name,task,model", TAKEN, ids=[f"{n}-{t}-{type(m).__name__}" for n, t, m in TAKEN]
+    "name,task,model",
+    [pytest.param(*case, marks=marks(case[0])) for case in TAKEN],
+    ids=[f"{n}-{t}-{type(m).__name__}" for n, t, m in TAKEN],
 )
 
 

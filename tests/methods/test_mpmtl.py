@@ -28,6 +28,8 @@ from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.multitask import fit_multitask
 from coterie.solvers.structured import OwnUnits
 
+pytestmark = pytest.mark.full
+
 PLAIN = Linear(bias=False)
 STRUCTURES = ["low_rank", "group_sparse"]
 both = pytest.mark.parametrize("structure", STRUCTURES)

@@ -23,6 +23,8 @@ from coterie.scores import evaluate
 from coterie.solvers.mtrl import relation_of
 from coterie.solvers.structured import OwnUnits
 
+pytestmark = pytest.mark.full
+
 PLAIN = Linear(bias=False)
 
 

@@ -10,6 +10,8 @@ from scipy.optimize import minimize
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.solvers.mtrl import fit_mtrl, fit_related, relation_of
 
+pytestmark = pytest.mark.full
+
 COUNTS = (9, 3, 0, 25, 12)
 
 

@@ -16,6 +16,8 @@ from coterie.solvers import multitask
 from coterie.solvers.multitask import fit_multitask, lam_max
 from coterie.solvers.single import fit_single
 
+pytestmark = pytest.mark.full
+
 COUNTS = (9, 1, 0, 25, 12, 40)
 TASKS = ["regression", "binary"]
 PENALTIES = ["trace", "l21"]

@@ -10,6 +10,8 @@ from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.solvers.single import fit_single
 
+pytestmark = pytest.mark.full
+
 COUNTS = (7, 1, 0, 25, 12, 40)
 KINDS = [("regression", "l1"), ("regression", "l2"), ("binary", "l1"), ("binary", "l2")]
 
