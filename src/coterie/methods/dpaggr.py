@@ -7,10 +7,11 @@ one of n rows moves a model by at most 2/(n lam).
 
 Liang et al. compare whole clients, by their Proposition 3: (epsilon, delta) for clients of at most
 n rows from (epsilon/n, delta/(n e^epsilon)) for rows. That decides how much noise is added here,
-with 2 B/n for what a row does, B the plan's `clip` in place of the proof's 1/lam. No row is bounded
-by itself (a client's rows have mean square norm 1), so nothing is claimed for rows: promised is the
-ledger's account of the noise, for whole clients, whose models are clipped to B. Only the first
-`rows` rows of a client are used, so that n is a public number.
+with 2 B/n for what a row does, B the plan's `clip` in place of the proof's 1/lam. What the proof
+assumes of rows is enforced: in a client's own units those longer than 1 are cut to that length, and
+only the first `rows` of them are used. Since the units are made of all rows, nothing is claimed for
+single rows all the same: promised is the ledger's account of the noise, for whole clients, whose
+models are clipped to B.
 """
 
 import math
@@ -24,6 +25,7 @@ from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model
 from coterie.rng import Rng
+from coterie.solvers.structured import OwnUnits
 from coterie.tree import Tree, to
 
 
@@ -88,7 +90,9 @@ class DPAggr(Method):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Fit alone; contribute the model."""
-        units = own_units(self, first_rows(clients, self.rows))
+        assert isinstance(self.model, Linear)
+        few = first_rows(clients, self.rows)
+        units = OwnUnits.of(few, bias=self.model.bias, bounded=True)
         lam = usual_lam(clients.spec.features) if self.lam is None else self.lam
         root = torch.full((clients.spec.features,), 1 / math.sqrt(lam), dtype=torch.float64)
         weight, level = units.solve(root)

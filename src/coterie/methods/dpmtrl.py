@@ -101,7 +101,7 @@ class DPMTRL(Method):
         """Fit every client, pulled to what the others' noisy models say."""
         assert isinstance(self.model, Linear)
         few = first_rows(clients, self.rows)
-        units = OwnUnits.of(few, bias=self.model.bias, signs=True)
+        units = OwnUnits.of(few, bias=self.model.bias, signs=True, bounded=True)
         ids = clients.ids.cpu()
         lam1, lam2 = self._weights(clients.spec.clients, clients.spec.features)
         strength = lam2 * shared["strength"].cpu()[ids]

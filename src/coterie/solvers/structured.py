@@ -46,10 +46,18 @@ class OwnUnits:
     bias: bool
     signs: bool = False
     standard: bool = True
+    bounded: bool = False
+    stretch: Floats | None = None
 
     @classmethod
-    def of(cls, clients: Clients, *, bias: bool, signs: bool = False) -> "OwnUnits":
-        """Measure the clients; `signs` turns a binary task into squares on targets -1 and 1."""
+    def of(
+        cls, clients: Clients, *, bias: bool, signs: bool = False, bounded: bool = False
+    ) -> "OwnUnits":
+        """Measure the clients.
+
+        `signs` turns a binary task into squares on targets -1 and 1; `bounded` cuts rows that are
+        longer than 1 in own units to that length.
+        """
         # Conversions of whole arrays are kept with the data, not made anew for every block.
         rows: kernels.Rows = _remember(clients, "rows for kernels", _rows)
         targets: Floats = _remember(clients, "targets in float64", _targets)
@@ -59,7 +67,7 @@ class OwnUnits:
         starts, counts = clients.starts.numpy(), clients.counts.numpy()
         with kernels.few_threads(int(counts.sum()) * table.shape[1]):
             kernels.units(rows, targets, starts, counts, bias, table)
-        return cls(clients, rows, targets, table, bias, signs)
+        return cls(clients, rows, targets, table, bias, signs, not bounded, bounded)
 
     @property
     def binary(self) -> bool:
@@ -77,8 +85,14 @@ class OwnUnits:
         starts, counts = self.clients.starts.numpy(), self.clients.counts.numpy()
         flat = np.empty((int(counts.sum()), features))
         with kernels.few_threads(flat.size):
-            diagonal = matrix if matrix.ndim == 1 else np.ones(features)
+            at_once = matrix.ndim == 1 and not self.bounded
+            diagonal = matrix if at_once else np.ones(features)
             kernels.transform(self.rows, starts, counts, self.table, diagonal, flat)
+        if self.bounded:
+            flat /= np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1.0)
+            flat *= matrix if matrix.ndim == 1 else 1.0
+        if self.stretch is not None:
+            flat *= np.repeat(self.stretch, counts)[:, None]
         if matrix.ndim == 2:
             # A product a client: of one over all, others' row counts could move the last bits.
             for last, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True):
@@ -134,10 +148,8 @@ class OwnUnits:
         return split_level(fit_single(self.moved(), penalty="l1", lam=lam, bias=bias))
 
     def rescaled(self, factors: Tensor) -> "OwnUnits":
-        """Multiply each client's unit by a factor."""
-        table = self.table.copy()
-        table[:, -1] *= factors.double().cpu().numpy()
-        return replace(self, table=table, standard=False)
+        """Multiply each client's rows, once they are cut, by a factor."""
+        return replace(self, stretch=factors.double().cpu().numpy(), standard=False)
 
     def _moved_targets(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Tensor:
         """Gather the clients' targets one after another, centred for squares."""
