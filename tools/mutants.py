@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         "ledger blind to an event's numbers",
         "privacy/ledger.py",
-        "repr(list_runs(self.events))",
+        "repr(named)",
         "repr([type(event).__name__ for event in self.events])",
         "tests/privacy/test_noise.py",
     ),
