@@ -419,3 +419,36 @@ def test_committing_what_was_never_sealed_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         store.commit()
     assert snapshot(store) == {}
+
+
+OFFSETS = np.array([0, 2, 2, 5, 6, 9, 10])
+RAGGED = {"w": torch.zeros(1, 2), "dual": torch.zeros(1, 0, 3, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_leaves_with_an_entry_per_row_are_ragged(tmp_path, kind):
+    folder = tmp_path / "s" if kind == "disk" else None
+    store = Store(RAGGED, 6, folder, per_row=("dual",), offsets=OFFSETS)
+    enrol = lambda n: {"w": torch.ones(n, 2), "dual": torch.zeros(n, 0, 3)}  # noqa: E731
+    fresh = store.take(ids(0, 1, 2), enrol)
+    assert fresh["dual"].shape == (3, 3, 3) and not fresh["dual"].any()
+    assert fresh["w"].tolist() == [[1, 1]] * 3
+    padded = torch.arange(27.0).double().reshape(3, 3, 3) + 1
+    store.stage(ids(2, 0, 1), {"w": torch.zeros(3, 2), "dual": padded})
+    store.seal(0)
+    store.commit()
+    # Client 2 has three rows, client 0 two, client 1 none: what lies beyond is padding.
+    again = store.take(ids(0, 1, 2, 3), enrol)["dual"]
+    assert torch.equal(again[0, :2], padded[1, :2]) and not again[0, 2:].any()
+    assert not again[1].any() and torch.equal(again[2], padded[0]) and not again[3].any()
+    assert store.take(ids(0), never)["dual"].shape == (1, 2, 3)
+    # Longer padding than anybody needs changes nobody.
+    wide = torch.full((2, 7, 3), 5.0).double()
+    store.put(ids(3, 5), {"w": torch.zeros(2, 2), "dual": wide})
+    assert torch.equal(store.take(ids(2), never)["dual"], padded[:1])
+    assert store.take(ids(3, 5), never)["dual"].tolist() == [[[5.0] * 3]] * 2
+    if folder is not None:
+        opened = Store(RAGGED, 6, folder, per_row=("dual",), offsets=OFFSETS)
+        assert torch.equal(opened.take(ids(2), never)["dual"], padded[:1])
+        with pytest.raises(ValueError, match="another plan"):
+            Store(RAGGED, 6, folder, per_row=("dual",), offsets=OFFSETS * 2)

@@ -4,12 +4,15 @@ Rows of clients that never took part are neither touched nor written: a client e
 takes part. With a folder, the new rows of a round are staged in a journal *before* the round's post
 is released and applied after it; so after a crash either the post is out and the journal brings the
 rows up to it, or it is not and the journal is thrown away.
+
+A leaf may have an entry for each of a client's own rows of data (dual variables): it is kept
+ragged, handed out padded with zeros to the longest client asked for, and starts at zero.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,9 @@ class Store:
         clients: How many clients there are.
         folder: Where to keep the rows on disk; None keeps them in memory.
         device: Where rows are handed out (and live, when in memory; on disk they stay there).
+        per_row: Leaves with an entry for each row of a client; `template` has their shape behind
+            the axes of clients and rows.
+        offsets: Row ranges of the clients, (clients + 1,), where there are such leaves.
     """
 
     def __init__(
@@ -40,6 +46,9 @@ class Store:
         clients: int,
         folder: Path | None = None,
         device: torch.device | str = "cpu",
+        *,
+        per_row: Sequence[str] = (),
+        offsets: Ids | None = None,
     ) -> None:
         if "started" in template:
             raise ValueError("a leaf may not be called 'started': the store keeps flags there")
@@ -50,8 +59,15 @@ class Store:
         self.leaves: dict[str, Tensor] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+        self._offsets = np.zeros(clients + 1, dtype=np.int64) if offsets is None else offsets
+        self._ragged = frozenset(per_row)
         for name, leaf in template.items():
-            self.leaves[name] = self._allocate(name, leaf, clients)
+            if name in self._ragged:
+                # A memory map cannot be empty.
+                entry, rows = leaf.new_zeros(1, *leaf.shape[2:]), max(1, int(self._offsets[-1]))
+                self.leaves[name] = self._allocate(name, entry, rows)
+            else:
+                self.leaves[name] = self._allocate(name, leaf, clients)
         self.started = self._allocate("started", torch.zeros(1, dtype=torch.bool), clients)
         self._staged = 0
 
@@ -60,20 +76,28 @@ class Store:
         index = _index(ids)
         fresh = ~self.started[index]
         rows = {
-            name: leaf[_on(index, leaf)].to(self._device, copy=True)
+            name: self._padded(leaf, ids, fresh)
+            if name in self._ragged
+            else leaf[_on(index, leaf)].to(self._device, copy=True)
             for name, leaf in self.leaves.items()
         }
         if rows and bool(fresh.any()):
             new = enrol(int(fresh.sum()))
             for name, row in rows.items():
-                row[fresh.to(row.device)] = new[name].to(row.device, row.dtype)
+                if name not in self._ragged:
+                    row[fresh.to(row.device)] = new[name].to(row.device, row.dtype)
         return rows
 
     def put(self, ids: Ids, rows: Tree) -> None:
         """Write rows."""
         index = _index(ids)
         for name, leaf in self.leaves.items():
-            leaf[_on(index, leaf)] = rows[name].to(leaf.device, leaf.dtype)
+            if name in self._ragged:
+                inside, places = self._places(ids, rows[name].shape[1])
+                found = rows[name][inside.to(rows[name].device)]
+                leaf[places.to(leaf.device)] = found.to(leaf.device, leaf.dtype)
+            else:
+                leaf[_on(index, leaf)] = rows[name].to(leaf.device, leaf.dtype)
         self.started[index] = True
 
     def stage(self, ids: Ids, rows: Tree) -> None:
@@ -135,6 +159,22 @@ class Store:
         """Write memory-mapped rows through to disk."""
         for mapped in self._maps:
             mapped.flush()
+
+    def _places(self, ids: Ids, longest: int) -> tuple[Tensor, Tensor]:
+        """Say which padded entries are real, and where they are in the flat leaf."""
+        starts, counts = self._offsets[ids], self._offsets[ids + 1] - self._offsets[ids]
+        steps = np.arange(longest)
+        inside = steps < counts[:, None]
+        return torch.from_numpy(inside), torch.from_numpy((starts[:, None] + steps)[inside])
+
+    def _padded(self, leaf: Tensor, ids: Ids, fresh: Tensor) -> Tensor:
+        longest = int((self._offsets[ids + 1] - self._offsets[ids]).max(initial=0))
+        inside, places = self._places(ids, longest)
+        shape = (len(ids), longest, *leaf.shape[1:])
+        padded = torch.zeros(shape, dtype=leaf.dtype, device=self._device)
+        padded[inside.to(self._device)] = leaf[places.to(leaf.device)].to(self._device)
+        padded[fresh.to(self._device)] = 0
+        return padded
 
     def _journal(self) -> Path:
         assert self._folder is not None

@@ -35,6 +35,10 @@ class Sampler(ABC):
     def expected(self, clients: int) -> float:
         """Give the expected cohort size: the public denominator of every mean."""
 
+    def largest(self, clients: int) -> int:
+        """Give the most clients that a round may have."""
+        return clients
+
     @abstractmethod
     def participation(self, clients: int) -> Participation:
         """Describe the cohort for the accountant."""
@@ -135,6 +139,10 @@ class FixedSize(Sampler):
     def expected(self, clients: int) -> float:
         """Give the cohort size."""
         return float(self.cohort)
+
+    def largest(self, clients: int) -> int:
+        """Give the cohort size."""
+        return self.cohort
 
     def participation(self, clients: int) -> Participation:
         """Describe sampling without replacement."""
