@@ -33,6 +33,7 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
             table[name] = getattr(arguments, name)
     if arguments.no_local:
         table["compare_with_local"] = False
+    _lay_clock(table, arguments)
     for setting in arguments.set:
         _assign(table, setting)
     _check_tables(table)
@@ -76,6 +77,18 @@ def _lay_sampler(table: dict[str, Any], arguments: argparse.Namespace) -> None:
     table["sampler"] = to_table(sampler)
 
 
+def _lay_clock(table: dict[str, Any], arguments: argparse.Namespace) -> None:
+    wait = getattr(arguments, "wait", None)
+    clock = {
+        "wait": None if wait is None else literal(wait),
+        "hardware": getattr(arguments, "hardware", None),
+    }
+    if any(value is not None for value in clock.values()):
+        _overlay(table, "stragglers", clock)
+    if getattr(arguments, "history", False):
+        table["history"] = True
+
+
 def _lay_method(table: dict[str, Any], arguments: argparse.Namespace) -> None:
     method = table.setdefault("method", {})
     if arguments.method is not None and method.get("kind") != arguments.method:
@@ -102,6 +115,7 @@ def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
         "features": arguments.features and arguments.features.split(","),
         "task": arguments.task,
         "classes": _classes(arguments.classes),
+        "positive": _listed(arguments.positive),
         "missing": arguments.missing,
         "targets_are_clients": arguments.targets_are_clients or None,
     }
@@ -115,6 +129,8 @@ def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
         "name": arguments.data,
         "test": getattr(arguments, "test", None),
         "standardise": getattr(arguments, "standardise", None),
+        "clients": arguments.clients,
+        "rows": getattr(arguments, "rows", None),
         "options": options or None,
         "source": {key: value for key, value in source.items() if value is not None} or None,
     }

@@ -78,6 +78,18 @@ def add_run(commands: Commands, action: Action) -> None:
     run = parser.add_argument_group("run")
     run.add_argument("--out", metavar="DIR", help="run folder (default runs/DATA-METHOD-TIME)")
     run.add_argument("--resume", metavar="DIR", help="go on with an interrupted run")
+    run.add_argument(
+        "--wait",
+        metavar="SECONDS|all|75%%",
+        help="put clients on a virtual clock: a round waits so long, for all of them, or for about "
+        "this share; more settings: --set stragglers.KEY=VALUE",
+    )
+    run.add_argument(
+        "--hardware", choices=("equal", "spread"), help="of clients on a virtual clock"
+    )
+    run.add_argument(
+        "--history", action="store_true", help="score every round on test rows (not private)"
+    )
     _add_work(run)
     parser.set_defaults(action=action)
 
@@ -149,7 +161,7 @@ def _add_work(run: argparse._ArgumentGroup) -> None:
 def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
     """Add the options that say which data, and how to read them."""
     group = parser.add_argument_group("data")
-    named = "districts, digits, synthetic:KIND, mpmtl:KIND"
+    named = "districts, digits, synthetic:KIND, mpmtl:KIND, mtlsvm:regression"
     helped = f"a name ({named}) or a file (csv, parquet, npz, mat, json)"
     if positional:
         group.add_argument("data", metavar="NAME|FILE", help=helped)
@@ -159,11 +171,14 @@ def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
         group.add_argument(
             "--standardise", choices=("none", "client"), help="scale by each client's own rows"
         )
+        group.add_argument("--rows", type=int, help="keep so many training rows a client")
+    group.add_argument("--clients", type=int, help="take the first so many clients")
     group.add_argument("--client-column", metavar="COLUMN", help="default client")
     group.add_argument("--target", metavar="COLUMN[,COLUMN]", help="default y")
     group.add_argument("--features", metavar="COLUMN,COLUMN", help="default: all other columns")
     group.add_argument("--task", choices=("regression", "binary", "multiclass", "multilabel"))
     group.add_argument("--classes", metavar="N|A,B,C", help="declared classes")
+    group.add_argument("--positive", metavar="A[,B]", help="classes that are 1; the rest is 0")
     group.add_argument(
         "--levels", metavar="COLUMN=A,B,C", action="append", default=[], help="declared levels"
     )
@@ -222,6 +237,21 @@ def add_report(commands: Commands, action: Action) -> None:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
     parser.add_argument("--out", metavar="FILE", help="default RUN/report.html of the first run")
+    parser.set_defaults(action=action)
+
+
+def add_join(commands: Commands, action: Action) -> None:
+    """Add `join`."""
+    parser = _command(
+        commands,
+        "join",
+        "models for clients who come after training; nothing of theirs is posted",
+        "coterie join runs/har-mtlsvm --data newcomers.npz --positive 3 --out newcomers",
+    )
+    parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
+    add_source(parser, positional=False)
+    parser.add_argument("--out", metavar="DIR", required=True, help="where to keep the models")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(action=action)
 
 

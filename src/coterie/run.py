@@ -6,9 +6,11 @@
 - `posts/`: the public transcript, one file per post
 - `personal/`: personal state between rounds, and the journal of the round in progress
 - `models/`: one model per client, a row each (`clients.json` names the rows)
+- `shared.npz`: the shared tree after the last post, which newcomers start from
 - `guarantee.json`: what the run guarantees
-- `metrics.parquet`: per client: test rows, own error, AUC if the task is binary, error of learning
-  alone (not private)
+- `history.parquet`: with a virtual clock, or if asked for: the score of every round (not private)
+- `metrics.parquet`: per client: test rows, own error, AUC, balanced accuracy or R^2 as the task has
+  them, error of learning alone (not private)
 - `result.json`: the summary that `coterie run --json` prints
 """
 
@@ -19,18 +21,17 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table, to_table, to_toml
-from coterie.data.catalogue import NAMES, open_named
-from coterie.data.embedded import DISTRICTS_TEST_ROWS
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.formats import load
-from coterie.data.scaling import standardise_clients
-from coterie.data.source import Source
-from coterie.engines.simulate import Observer, Outcome, Speed, simulate
+from coterie.engines.clock import Stragglers
+from coterie.engines.outcome import Observer, Outcome
+from coterie.engines.simulate import Speed, simulate
+from coterie.history import History
 from coterie.methods.base import Method, Shape
 from coterie.methods.local import Local
 from coterie.models import Linear
@@ -42,68 +43,10 @@ from coterie.privacy.sampling import Poisson, Sampler
 from coterie.rng import Rng
 from coterie.scores import Score, evaluate
 from coterie.solvers.sgd import SGD
-from coterie.summary import TunedOn, keep, summarise
+from coterie.summary import TunedOn, json_number, keep, summarise
 from coterie.tree import size
 
-DEFAULT_TEST_SHARE = 0.25
 NETWORK_ROUNDS = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataChoice:
-    """Which data, how to read it, and what is held out.
-
-    Attributes:
-        name: A name of the catalogue, or a path to a file.
-        options: Options of a named data set, e.g. `clients = 50` for digits.
-        source: How to read a file.
-        test: Rows held out in every client: a share, or a number of rows. None takes the source's
-            own split, else 2 rows for districts, else a quarter.
-        split_seed: Seed of a random split.
-        standardise: "client" scales every client's features by its own training rows.
-    """
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    source: Source = field(default_factory=Source)
-    test: int | float | None = None
-    split_seed: int = 0
-    standardise: Literal["none", "client"] = "none"
-
-    def __post_init__(self) -> None:
-        if self.split_seed < 0:
-            raise ValueError(f"split_seed = {self.split_seed}: expected a whole number >= 0")
-        if self.name in NAMES and self.source != Source():
-            raise ValueError(
-                f"{self.name} is made by name: options of files (--target, --levels, ...) do not "
-                "apply to it; leave them out"
-            )
-        if self.name not in NAMES and self.options:
-            raise ValueError(
-                f"{self.name} is a file: --option {', '.join(self.options)} belongs to data made "
-                "by name; leave it out"
-            )
-
-    def open(self) -> FederatedDataset:
-        """Load all rows."""
-        path = Path(self.name)
-        if self.name in NAMES or not (path.suffix or path.exists()):
-            return open_named(self.name, **dict(self.options))
-        return load(self.name, self.source)
-
-    def split(self) -> tuple[FederatedDataset, FederatedDataset]:
-        """Load, split inside clients, and standardise if asked: (training rows, test rows)."""
-        data = self.open()
-        if self.test is None and data.source_split is not None:
-            train, test = data.split_by_source()
-        else:
-            usual = DISTRICTS_TEST_ROWS if self.name == "districts" else DEFAULT_TEST_SHARE
-            train, test = data.split(usual if self.test is None else self.test, self.split_seed)
-        if self.standardise == "client":
-            train, scaled = standardise_clients(train, test)
-            assert scaled is not None
-            return train, scaled
-        return train, test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +55,8 @@ class RunPlan:
 
     `rounds = None` is resolved by `resolve` before anything is spent. `tuned` says on which rows
     settings were chosen: "public" cost nothing, "not covered" is private rows, and is shown
-    wherever epsilon is.
+    wherever epsilon is. `stragglers` puts clients on a virtual clock; `history` scores every round
+    on test rows (always with a clock).
     """
 
     data: DataChoice
@@ -124,6 +68,8 @@ class RunPlan:
     speed: Speed = field(default_factory=Speed)
     compare_with_local: bool = True
     tuned: TunedOn = "no"
+    stragglers: Stragglers | None = None
+    history: bool = False
 
     def __post_init__(self) -> None:
         if self.simulation_seed is not None and self.simulation_seed < 0:
@@ -158,7 +104,7 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
     if not isinstance(method.model, Linear):
         return NETWORK_ROUNDS
     if privacy.epsilon is None or privacy.epsilon == math.inf:
-        return 25
+        return method.rounds_without_noise
     # A pure budget buys about as many rounds as one with a customary delta.
     delta = privacy.delta or default_delta(spec.clients)
     noise = calibrate(
@@ -183,7 +129,10 @@ def resolve(run_plan: RunPlan, spec: Spec) -> RunPlan:
         privacy = replace(privacy, delta=privacy.noise.usual_delta(spec.clients))
     if rounds is None:
         rounds = len(privacy.budget) or rounds_by_rule(run_plan.method, privacy, spec)
-    return replace(run_plan, privacy=privacy, rounds=rounds)
+    if privacy.clip is None:
+        privacy = replace(privacy, clip=run_plan.method.usual_clip(spec.clients, rounds))
+    method = run_plan.method.for_cohort(run_plan.sampler.largest(spec.clients), spec)
+    return replace(run_plan, method=method, privacy=privacy, rounds=rounds)
 
 
 @dataclass(frozen=True)
@@ -229,7 +178,17 @@ def _carry_out(
 ) -> Result:
     train, test = data
     watch = observer(run_plan, train) if observer is not None else None
-    outcome = simulate(run_plan.plan(), train, observe=watch, folder=folder, speed=run_plan.speed)
+    past = None
+    if run_plan.history or run_plan.stragglers is not None:
+        past = watch = History(run_plan.method, train, test, folder, watch)
+    outcome = simulate(
+        run_plan.plan(),
+        train,
+        observe=watch,
+        folder=folder,
+        speed=run_plan.speed,
+        stragglers=run_plan.stragglers,
+    )
     score = evaluate(run_plan.method.model, outcome.rows, test)
     local = None
     if run_plan.compare_with_local:
@@ -242,11 +201,23 @@ def _carry_out(
         data=run_plan.data.name,
         tuned=run_plan.tuned,
         seconds=time.perf_counter() - started,
+        notices=(*run_plan.method.notices(train), *_unanswered(past)),
     )
+    summary["gap"] = None if outcome.gap is None else json_number(outcome.gap)
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
+        if past is not None:
+            past.keep(folder)
         keep(folder, summary, outcome, train, score=score, local=local)
     return Result(summary, outcome, score, local)
+
+
+def _unanswered(past: History | None) -> tuple[str, ...]:
+    if past is None or not past.rounds_without_answer:
+        return ()
+    rounds = len(past.lines)
+    told = f"in {past.rounds_without_answer} of {rounds} rounds no client answered in time"
+    return (f"{told}: these rounds changed nothing; wait longer (stragglers.wait)",)
 
 
 def load_plan(path: Path) -> RunPlan:

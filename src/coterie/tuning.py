@@ -19,20 +19,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table
 from coterie.data.catalogue import NAMES
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import standardise_clients
 from coterie.engines.simulate import simulate
 from coterie.rng import Rng
-from coterie.run import DataChoice, RunPlan, assign, lay_kinds, plan_from_table, resolve
+from coterie.run import RunPlan, assign, lay_kinds, plan_from_table, resolve
 from coterie.scores import evaluate
 from coterie.summary import TunedOn
 
 Grid = Mapping[str, Sequence[Any]]
 Parts = tuple[FederatedDataset, FederatedDataset]
 
-_GENERATED = ("synthetic", "mpmtl:")
+_GENERATED = ("synthetic", "mpmtl:", "mtlsvm:")
 _FIXED = {
     "data": "the rows are those of the run",
     "speed": "it changes nothing but speed",

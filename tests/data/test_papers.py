@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.choice import DataChoice
 from coterie.data import catalogue
 from coterie.data.federated import DataError
 from coterie.data.papers import LOW_RANK_SCALE, figure2, mpmtl_group_sparse, mpmtl_low_rank
 from coterie.data.synthetic import Synthetic
-from coterie.run import DataChoice
 
 MAKERS = (mpmtl_low_rank, mpmtl_group_sparse)
 SMALL: dict[str, Any] = {"clients": 7, "train": 4, "test": 6, "features": 8}

@@ -138,7 +138,7 @@ def _check(table: Table, source: Source, survey: _Survey) -> None:
 
 def _survey(table: Table, source: Source) -> _Survey:
     counts: dict[str, int] = {}
-    found = Range()
+    found = Range(kinds=frozenset() if source.positives else None)
     split = 0
     dropped = 0
     for batch, lost in _clean(table, source, features=source.missing == "drop"):

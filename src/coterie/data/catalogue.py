@@ -8,6 +8,7 @@ from typing import Any
 from coterie.data.embedded import digits, districts
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.papers import mpmtl_group_sparse, mpmtl_low_rank
+from coterie.data.papers_svm import mtlsvm_regression
 from coterie.data.synthetic import KINDS, Synthetic, synthetic
 
 _MAKERS: dict[str, Callable[..., FederatedDataset | Synthetic]] = {
@@ -17,6 +18,7 @@ _MAKERS: dict[str, Callable[..., FederatedDataset | Synthetic]] = {
     **{f"synthetic:{kind}": partial(synthetic, kind) for kind in KINDS},
     "mpmtl:low_rank": mpmtl_low_rank,
     "mpmtl:group_sparse": mpmtl_group_sparse,
+    "mtlsvm:regression": mtlsvm_regression,
 }
 NAMES: tuple[str, ...] = tuple(_MAKERS)
 

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
+from coterie.rng import Rng
+
 Task = Literal["regression", "binary", "multiclass", "multilabel"]
 TASKS: tuple[str, ...] = get_args(Task)
 Features: TypeAlias = Tensor | sparse.csr_matrix
@@ -235,13 +237,18 @@ class FederatedDataset:
         counts = self.counts
         wanted = np.full_like(counts, test) if isinstance(test, int) else np.rint(counts * test)
         held = np.minimum(wanted.astype(np.int64), np.maximum(counts - 1, 0))
-        generator = np.random.Generator(np.random.Philox(key=seed))
+        is_test = self._draw(held, np.random.Generator(np.random.Philox(key=seed)))
+        return self.where(~is_test), self.where(is_test)
+
+    def _draw(self, wanted: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.bool_]:
+        """Draw so many rows of each client; fewer of the same draw are among more of it."""
+        counts = self.counts
         owner = np.repeat(np.arange(len(counts)), counts)
         order = np.lexsort((generator.random(len(owner)), owner))
         rank = np.arange(len(owner)) - np.repeat(self.offsets[:-1], counts)
-        is_test = np.zeros(len(owner), dtype=bool)
-        is_test[order] = rank < held[owner]
-        return self.where(~is_test), self.where(is_test)
+        drawn = np.zeros(len(owner), dtype=bool)
+        drawn[order] = rank < wanted[owner]
+        return drawn
 
     def split_by_source(self) -> tuple["FederatedDataset", "FederatedDataset"]:
         """Split as the source declares."""
@@ -253,15 +260,74 @@ class FederatedDataset:
         """Keep some rows of every client; clients stay, even without rows."""
         owner = np.repeat(np.arange(len(self)), self.counts)
         counts = np.bincount(owner[keep], minlength=len(self))
-        index = np.flatnonzero(keep)
-        part = replace(
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return self._take(np.flatnonzero(keep), offsets, self.spec, self.names)
+
+    def at_most(self, rows: int, seed: int) -> "FederatedDataset":
+        """Keep so many rows of each client, drawn at random; clients with fewer keep all.
+
+        Rows keep their order, and the rows of a smaller number are among those of a larger one.
+
+        Args:
+            rows: The most rows of a client.
+            seed: Seed of the draw; not the same coins as those of `split`.
+        """
+        if rows < 1:
+            raise DataError(f"rows = {rows}: expected at least 1 row of each client")
+        wanted = np.minimum(self.counts, rows)
+        part = self.where(self._draw(wanted, Rng.seeded(seed).at("at_most").numpy()))
+        return replace(part, notes=(*self.notes, f"at most {rows} rows of each client kept"))
+
+    def only(self, ids: Sequence[int] | NDArray[np.int64]) -> "FederatedDataset":
+        """Keep whole clients, in the order given: those to train with, or newcomers.
+
+        Args:
+            ids: Numbers of clients from 0, none twice.
+        """
+        chosen = np.asarray(ids)
+        whole = chosen.ndim == 1 and len(chosen) > 0 and chosen.dtype.kind in "iu"
+        if not whole or len(np.unique(chosen)) < len(chosen):
+            raise DataError(
+                f"{self.title}: clients {ids!r}: expected a list of numbers of clients, at least "
+                "one and none twice"
+            )
+        if chosen.min() < 0 or chosen.max() >= len(self):
+            raise DataError(
+                f"{self.title}: clients {chosen.min()} to {chosen.max()} were asked for, expected "
+                f"0 to {len(self) - 1}: there are {len(self)} clients"
+            )
+        counts = self.counts[chosen]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        index = np.repeat(self.offsets[chosen] - offsets[:-1], counts) + np.arange(offsets[-1])
+        spec = replace(self.spec, clients=len(chosen))
+        part = self._take(index, offsets, spec, [self.names[at] for at in chosen.tolist()])
+        return replace(part, notes=(*self.notes, f"{len(chosen)} of {len(self)} clients kept"))
+
+    def first(self, clients: int) -> "FederatedDataset":
+        """Keep the first so many clients."""
+        if not 1 <= clients <= len(self):
+            raise DataError(
+                f"{self.title}: clients = {clients}: expected 1 to {len(self)}, as many as there "
+                "are"
+            )
+        return self if clients == len(self) else self.only(np.arange(clients))
+
+    def _take(
+        self,
+        index: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        spec: Spec,
+        names: Sequence[str],
+    ) -> "FederatedDataset":
+        return replace(
             self,
-            offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            spec=spec,
+            names=names,
+            offsets=offsets,
             features=self._rows(index),
             targets=self.targets[torch.from_numpy(index).to(self.targets.device)],
             source_split=None if self.source_split is None else self.source_split[index],
         )
-        return part
 
     def _rows(self, index: NDArray[np.int64]) -> Features:
         if not isinstance(self.features, Tensor):

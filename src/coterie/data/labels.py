@@ -19,7 +19,8 @@ class Range:
     """What a first reading tells about targets.
 
     `real` is None as long as every file seen stores whole and real numbers alike; `text` is an
-    example of a target that is text.
+    example of a target that is text; `kinds` are the different numbers found, where they are wanted
+    (not None), and no more than a few over `_MOST_UNDECLARED` of them.
     """
 
     lowest: float = np.inf
@@ -29,6 +30,7 @@ class Range:
     width: int = 1
     real: bool | None = None
     text: str | None = None
+    kinds: frozenset[float] | None = None
 
     def extend(self, batch: Batch) -> "Range":
         """Take more targets into account."""
@@ -47,7 +49,13 @@ class Range:
             width=width,
             real=any(flags) if flags else None,
             text=self.text,
+            kinds=self._more_kinds(y),
         )
+
+    def _more_kinds(self, y: NDArray[Any]) -> frozenset[float] | None:
+        if self.kinds is None or len(self.kinds) > _MOST_UNDECLARED:
+            return self.kinds
+        return self.kinds | set(np.unique(y)[: _MOST_UNDECLARED + 1].astype(np.float64).tolist())
 
     @property
     def signed(self) -> bool:
@@ -70,6 +78,8 @@ class Target:
         names: Declared names of the classes.
         signed: Whether -1 and +1 stand for 0 and 1.
         declared: Whether the classes were declared.
+        positive: Numbers of the classes that count as 1, against the rest; () without such.
+        found: The labels found, in words, where they are more than two.
         notes: What was decided, in words.
         assumed: What was read off the rows and is taken for public.
     """
@@ -79,6 +89,8 @@ class Target:
     names: tuple[str, ...] | None = None
     signed: bool = False
     declared: bool = True
+    positive: tuple[int, ...] = ()
+    found: str = ""
     notes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
@@ -102,7 +114,6 @@ def plan_target(table: Table, source: Source, found: Range) -> Target:
     """Decide what the targets are, from what is declared and else from their range."""
     task = source.task or _task(table, source, found)
     names = source.classes if isinstance(source.classes, tuple) else None
-    size = source.class_count
     if task in ("regression", "multilabel"):
         names = None
     if found.text is not None and names is None:
@@ -112,6 +123,15 @@ def plan_target(table: Table, source: Source, found: Range) -> Target:
         )
     if found.width > 1 and task != "multilabel":
         raise DataError(f"{table.where}: {task} takes one target, found {found.width}; choose one")
+    if source.positives:
+        return _one_against_rest(table, source, found)
+    return _as_declared(table, source, found, task=task, names=names)
+
+
+def _as_declared(
+    table: Table, source: Source, found: Range, *, task: Task, names: tuple[str, ...] | None
+) -> Target:
+    size = source.class_count
     expected = {"regression": None, "binary": 2, "multilabel": found.width}.get(task, size)
     if size is not None and size != expected:
         raise DataError(
@@ -131,7 +151,16 @@ def plan_target(table: Table, source: Source, found: Range) -> Target:
         assumed = assumed or (_undeclared(outputs - 1),)
     notes += assumed
     declared = size is not None
-    return Target(task, outputs, names, signed, declared=declared, notes=notes, assumed=assumed)
+    return Target(
+        task,
+        outputs,
+        names,
+        signed,
+        declared=declared,
+        found="" if found.two or found.text else f"{found.lowest:g} to {found.highest:g}",
+        notes=notes,
+        assumed=assumed,
+    )
 
 
 def encode_target(table: Table, batch: Batch, target: Target) -> NDArray[Any]:
@@ -153,18 +182,72 @@ def encode_target(table: Table, batch: Batch, target: Target) -> NDArray[Any]:
             "not scaled; leave it out"
         )
     if target.names is not None:
-        return _named(table, batch, target, target.names)
+        named = _named(table, batch, target, target.names)
+        return np.isin(named, target.positive).astype(target.dtype) if target.positive else named
     labels = (batch.y + 1) / 2 if target.signed else batch.y
     sound = (labels >= 0) & (labels < target.classes) & (np.trunc(labels) == labels)
     if not sound.all():
         row = int(np.argwhere(~sound)[0][0])
         value = batch.y[row][~sound[row]][0] if batch.y.ndim > 1 else batch.y[row]
         known = f"0..{target.classes - 1}" if not target.signed else "-1 and +1"
-        raise table.error(batch, row, _outside(f"{value:g}", known, target.declared))
+        raise table.error(batch, row, _outside(f"{value:g}", known, target))
     return labels.astype(target.dtype)
 
 
+def _one_against_rest(table: Table, source: Source, found: Range) -> Target:
+    """Make the declared classes 1 and all others 0."""
+    names = _class_names(table, source, found)
+    declared = source.classes is not None
+    kind = "declared classes" if declared else "classes found"
+    for name in source.positives:
+        if name not in names:
+            lead = f"class {name} is not declared" if declared else f"no row of class {name}"
+            raise DataError(
+                f"{table.where}: {lead}; the {kind} are {_listed(names)}: correct positive"
+            )
+    if len(source.positives) == len(names):
+        raise DataError(
+            f"{table.where}: positive names all {kind}, {_listed(names)}; leave at least one of "
+            "them for the rest"
+        )
+    return Target(
+        "binary",
+        1,
+        names,
+        declared=declared,
+        positive=tuple(names.index(name) for name in source.positives),
+        notes=(f"class {', '.join(source.positives)} read as 1, every other class as 0",),
+    )
+
+
+def _class_names(table: Table, source: Source, found: Range) -> tuple[str, ...]:
+    if isinstance(source.classes, tuple):
+        return source.classes
+    if source.classes is not None:
+        signed = source.classes == 2 and found.signed
+        return ("-1", "1") if signed else tuple(str(kind) for kind in range(source.classes))
+    kinds = found.kinds or frozenset()
+    finite = np.isfinite([found.lowest, found.highest]).all()
+    if not found.whole or not finite or len(kinds) > _MOST_UNDECLARED:
+        raise DataError(
+            f"{table.where}: positive chooses classes, but the targets are numbers from "
+            f"{found.lowest:g} to {found.highest:g}, not all of them whole or too many of them; "
+            "choose a target of whole numbers, or declare its classes by name"
+        )
+    return tuple(str(int(kind)) for kind in sorted(kinds))
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    """List classes shortly: 0..5 where they are counted from 0."""
+    if len(names) > 2 and all(name == str(at) for at, name in enumerate(names)):
+        return f"0..{len(names) - 1}"
+    more = f", ... ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def _task(table: Table, source: Source, found: Range) -> Task:
+    if source.positives:
+        return "binary"
     if found.width > 1:
         if found.text is None and not (found.two and not found.signed):
             raise DataError(
@@ -200,7 +283,7 @@ def _undeclared(highest: int) -> str:
 def _named(table: Table, batch: Batch, target: Target, names: Sequence[str]) -> NDArray[Any]:
     kinds, codes = np.unique(batch.y, return_inverse=True)
     whole = kinds.dtype.kind in "f" and bool((np.trunc(kinds) == kinds).all())
-    spelled = [str(kind) for kind in (kinds.astype(np.int64) if whole else kinds)]
+    spelled = [str(int(k) if whole and np.isfinite(k) else k) for k in kinds]
     if kinds.dtype.kind == "b":
         spelled = [str(int(kind)) for kind in kinds]
     index = {name: at for at, name in enumerate(names)}
@@ -209,12 +292,17 @@ def _named(table: Table, batch: Batch, target: Target, names: Sequence[str]) -> 
     wrong = np.flatnonzero(y < 0)
     if len(wrong):
         value = spelled[int(codes.reshape(-1)[wrong[0]])]
-        raise table.error(batch, int(wrong[0]), _outside(repr(value), ", ".join(names), True))
+        raise table.error(batch, int(wrong[0]), _outside(repr(value), _listed(names), target))
     return y.astype(target.dtype)
 
 
-def _outside(value: str, known: str, declared: bool) -> str:
-    kind = "declared classes" if declared else "classes"
+def _outside(value: str, known: str, target: Target) -> str:
+    kind = "declared classes" if target.declared else "classes"
+    if target.task == "binary" and target.found:
+        return (
+            f"label {value} is outside the {kind} {known} of a binary task (labels found: "
+            f"{target.found}); correct the row, or name the classes that count as 1 with positive="
+        )
     return (
         f"label {value} is outside the {kind} {known}; correct the row, or declare all classes "
         "with classes="

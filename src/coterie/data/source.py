@@ -39,6 +39,8 @@ class Source:
         levels: Declared levels of categorical columns; each level becomes a 0/1 column. For
             LEAF text, `levels["x"]` are the characters, each read as its index.
         classes: How many classes there are, or their names.
+        positive: One class or several against the rest: rows of these are 1, all others 0, and the
+            task is binary. `classes`, if declared, are then those of the file.
         targets_are_clients: Make each target a client, without the rows that lack it.
         missing: Refuse rows with gaps, or drop them (counted in the data's notes).
         center: Constants subtracted from columns.
@@ -56,6 +58,7 @@ class Source:
     features: tuple[str, ...] = ()
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: int | tuple[str, ...] | None = None
+    positive: int | str | tuple[int | str, ...] | None = None
     targets_are_clients: bool = False
     missing: Literal["error", "drop"] = "error"
     center: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +69,7 @@ class Source:
     memory_map: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("target", "features", "classes", "shape"):
+        for name in ("target", "features", "classes", "positive", "shape"):
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         if self.task is not None and self.task not in TASKS:
@@ -84,6 +87,7 @@ class Source:
         if self.sparse and self.memory_map is not None:
             raise DataError("sparse rows are kept in memory: set sparse or memory_map, not both")
         self._check_names()
+        self._check_positive()
 
     def _check_names(self) -> None:
         groups = {"features": self.features, "target": self.targets}
@@ -106,10 +110,38 @@ class Source:
         if size is not None and size < (1 if self.task == "multilabel" else 2):
             raise DataError(f"classes = {self.classes!r}: at least two classes are needed")
 
+    def _check_positive(self) -> None:
+        if self.positive is None:
+            return
+        given = self.positive if isinstance(self.positive, tuple) else (self.positive,)
+        sound = all(isinstance(one, int | str | np.integer) for one in given)
+        if not sound or any(one is True or one is False or one == "" for one in given):
+            raise DataError(
+                f"positive = {self.positive!r}: expected a class, or several, each a whole number "
+                "or a name"
+            )
+        if not given or len(set(self.positives)) < len(given):
+            raise DataError(
+                f"positive = {self.positive!r}: expected at least one class, none given twice"
+            )
+        if self.task not in (None, "binary"):
+            raise DataError(
+                f"positive = {self.positive!r} makes the task binary, but task = {self.task!r} is "
+                "asked for; leave one of them out"
+            )
+
     @property
     def targets(self) -> tuple[str, ...]:
         """The target columns."""
         return (self.target,) if isinstance(self.target, str) else tuple(self.target)
+
+    @property
+    def positives(self) -> tuple[str, ...]:
+        """The classes that count as 1, as they are spelled; none without `positive`."""
+        if self.positive is None:
+            return ()
+        given = self.positive if isinstance(self.positive, tuple) else (self.positive,)
+        return tuple(str(one) for one in given)
 
     @property
     def class_count(self) -> int | None:
