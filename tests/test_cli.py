@@ -286,7 +286,7 @@ def test_the_folder_holds_posts_models_metrics_and_a_report(finished):
     assert np.load(folder / "models/bias.npy").shape == (12, 1)
     names = json.loads((folder / "models/clients.json").read_text())
     metrics = pq.read_table(folder / "metrics.parquet").to_pydict()
-    assert list(metrics) == ["client", "train_rows", "test_rows", "error", "error_alone"]
+    assert list(metrics) == ["client", "train_rows", "test_rows", "error", "r2", "error_alone"]
     assert metrics["client"] == names and len(set(names)) == 12
     assert metrics["train_rows"] == [6] * 12 and metrics["test_rows"] == [2] * 12
     better = np.array(metrics["error"]) < np.array(metrics["error_alone"])
@@ -783,7 +783,7 @@ MISTAKES = [
     (f"run {SMALL} --block -1", "block = -1"),
     (f"run {SMALL} --simulation-seed x", "--simulation-seed"),
     # names
-    (f"run {SMALL} --method nope", "fedavg, local, mpmtl"),
+    (f"run {SMALL} --method nope", "globalsvm, local, localsvm"),
     (f"run {SMALL} --model nope", "cnn, linear, mlp"),
     ("run", "--data"),
     ("run --data nope", "nope"),

@@ -1,5 +1,6 @@
 """The report: what it says, that it escapes, and that it needs nothing but itself."""
 
+import io
 import json
 import math
 import re
@@ -11,9 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from scipy.stats import norm
 
 from coterie import charts
+from coterie.cli import main
+from coterie.commands import _results_table
 from coterie.privacy.accounting import (
     Event,
     Gaussian,
@@ -413,6 +417,241 @@ def test_same_runs_give_the_same_page(tmp_path: Path) -> None:
     first = write_report(runs, tmp_path / "a.html").read_bytes()
     assert write_report(runs, tmp_path / "b.html").read_bytes() == first
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_caveats_are_beside_every_guarantee(tmp_path: Path) -> None:
+    caveat = "The mask is <b>NOT</b> differential privacy & never was."
+    runs = [
+        make_run(tmp_path / "a", method="plain"),
+        make_run(tmp_path / "b", method="masked", caveats=[caveat]),
+        make_run(tmp_path / "c", method="bare", events=(NonPrivate(),) * 3, caveats=[caveat]),
+        make_run(tmp_path / "d", method="alone", events=(), caveats=["Alone, too."]),
+    ]
+    text, parts = read(runs, tmp_path / "report.html")
+    assert "b" not in parts.tags
+    results, _, guarantees = text.partition("What is guaranteed")
+    assert f"masked, bare: {caveat}" in results and "alone: Alone, too." in results
+    # The same guarantee with and without a caveat is stated apart.
+    first = Guarantee((Gaussian(NOISE),) * 20, EVERYONE, "zero_out", 1e-5, 60).statement()[:20]
+    starts = {"plain": first, "masked": first, "bare": "NOT PRIVATE", "alone": "Nothing"}
+    places = sorted((guarantees.index(f"{name} {start}"), name) for name, start in starts.items())
+    ends = [place for place, _ in places[1:]] + [guarantees.index("Metrics, and any choice")]
+    said = {name: guarantees[at:end] for (at, name), end in zip(places, ends, strict=True)}
+    assert caveat in said["masked"] and caveat in said["bare"] and "Alone, too." in said["alone"]
+    assert caveat not in said["plain"]
+
+
+def test_notices_are_notes(tmp_path: Path) -> None:
+    told = "3 clients have rows of one class alone: 'a', '<u>'"
+    run = make_run(tmp_path / "run", notices=[told, "5 rows are zeros"])
+    text, parts = read([run], tmp_path / "report.html")
+    assert f"pmtl: {told}" in text and "pmtl: 5 rows are zeros" in text
+    assert "u" not in parts.tags
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<p class="note">pmtl: 5 rows are zeros</p>' in page
+
+
+def test_a_run_that_ended_early_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", events=(NonPrivate(),) * 20, rounds=7)
+    text, _ = read([run], tmp_path / "report.html")
+    assert " 7 of 20 " in text
+    assert "pmtl: ended after 7 of 20 planned rounds; the guarantee is of all of them." in text
+    whole, _ = read([make_run(tmp_path / "b")], tmp_path / "whole.html")
+    assert "planned rounds" not in whole
+
+
+def test_metrics_of_each_client_have_columns_where_they_apply(tmp_path: Path) -> None:
+    runs = [
+        make_run(
+            tmp_path / "a", metric="accuracy", balanced_accuracy=0.71,
+            balanced_accuracy_standard_error=0.03, balanced_accuracy_left_out=4,
+        ),
+        make_run(tmp_path / "b", method="old", metric="accuracy"),
+        make_run(
+            tmp_path / "c", method="broken", metric="accuracy", balanced_accuracy=None,
+            balanced_accuracy_standard_error=None, balanced_accuracy_left_out=60,
+        ),
+    ]  # fmt: skip
+    text, _ = read(runs, tmp_path / "report.html")
+    assert "test balanced accuracy" in text and "0.71 \u00b1 0.03" in text
+    assert "AUC" not in text and "R\u00b2" not in text
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count('<td data-label="test balanced accuracy">\u2013</td>') == 2
+    told = "the balanced accuracy is a mean over clients and leaves out"
+    assert f"pmtl: {told} 4 clients without test rows of two classes." in text
+    assert f"broken: {told} 60 clients" in text
+
+
+# --- the same in a terminal
+
+
+@pytest.mark.parametrize("deltas", [(1e-5, 1e-5), (1e-5, 0.0)])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"auc": 0.87654, "auc_left_out": 123, "balanced_accuracy": 0.76543,
+         "balanced_accuracy_left_out": 123},
+        {"balanced_accuracy": 0.76543, "balanced_accuracy_left_out": 123},
+        {"r2": -1.23456, "r2_left_out": 123},
+    ],
+    ids=["binary", "multiclass", "regression"],
+)  # fmt: skip
+def test_a_table_of_a_hundred_columns_breaks_no_cell(
+    own: dict[str, float], deltas: tuple[float, ...]
+) -> None:
+    metric = "nmse" if "r2" in own else "accuracy"
+    rows = [
+        {
+            "data": "d", "clients": 1000, "method": "mtlsvm", "metric": metric, "value": 0.87654,
+            "standard_error": 0.0123456, "share_better_than_local": 1.0, "local_value": 0.5,
+            "rounds": 1000, "epsilon": 1.00123, "delta": delta, "relation": "zero_out",
+            "view": "other clients", "simulation": False, **own,
+        }
+        for delta in deltas
+    ]  # fmt: skip
+    console = Console(width=100, file=io.StringIO(), force_terminal=False)
+    console.print(_results_table(rows))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 100
+    cells = [[cell.strip() for cell in li.split("\u2502")[1:-1]] for li in lines if "\u2502" in li]
+    assert len(cells) == 2, "a cell takes two lines"
+    expected = ["mtlsvm", "0.8765 \u00b1 0.01235", "100% of clients", "1.002", "1000"]
+    expected += ["-1.235" if "r2" in own else "0.7654"]
+    assert [cell for cell in cells[0] if cell not in ("0.8765 (123)", "1e-05")] == expected
+    assert ("0.8765 (123)" in cells[0]) == ("auc" in own)
+    told = " ".join(" ".join(lines).split())
+    assert ("delta 1e-05;" in told) == (deltas[0] == deltas[1])
+    title = "R\u00b2" if "r2" in own else "balanced accuracy"
+    assert f"{title} leaves out 123 clients" in told
+
+
+def test_caveats_follow_the_guarantee_in_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caveat = "The mask is NOT differential privacy."
+    run = make_run(tmp_path / "run", caveats=[caveat, "And more."])
+    assert main(["run", "--resume", str(run)]) == 0
+    out = capsys.readouterr().out
+    guarantee = Guarantee((Gaussian(NOISE),) * 20, EVERYONE, "zero_out", 1e-5, 60)
+    assert f"{guarantee.statement()}\npmtl: {caveat}\npmtl: And more.\n" in out
+    assert "CAVEATS: see below" in out
+    assert main(["run", "--resume", str(make_run(tmp_path / "plain"))]) == 0
+    assert "CAVEATS" not in capsys.readouterr().out
+
+
+# --- histories
+
+
+def add_history(
+    run: Path, rounds: int = 50, *, clock: bool = True, values: object = None, own: str = "r2"
+) -> None:
+    """Write a history by hand, as a run with a virtual clock keeps it."""
+    at = np.arange(1, rounds + 1)
+    columns = {
+        "round": pa.array(at),
+        "seconds": pa.array(1.5 * at) if clock else pa.nulls(rounds, pa.float64()),
+        "answered": pa.array(np.full(rounds, 9)),
+        "value": pa.array(0.3 + np.exp(-at / 10) if values is None else values),
+        own: pa.array(np.full(rounds, 0.625)),
+    }
+    columns |= {
+        name: pa.nulls(rounds) for name in ("balanced_accuracy", "r2") if name not in columns
+    }
+    pq.write_table(pa.table(columns), run / "history.parquet")
+
+
+def charted(text: str) -> list[str]:
+    return [t for t in (", by round", ", against virtual seconds") if f"is better){t}" in text]
+
+
+def test_histories_of_all_runs_are_drawn_together(tmp_path: Path) -> None:
+    runs = make_comparison(tmp_path)
+    text, before = read(runs, tmp_path / "before.html")
+    assert "Round by round" not in text and charted(text) == []
+    add_history(runs[1])
+    add_history(runs[2], clock=False)
+    text, parts = read(runs, tmp_path / "report.html")
+    assert len(charted(text)) == 2
+    assert parts.tags.count("svg") == before.tags.count("svg") + 2
+    assert "not covered by epsilon: a number of rounds that is chosen by it is tuned" in text
+    last = f"{0.3 + math.exp(-5):.3g}"
+    assert f"fedavg 50 9 {last} 0.625 75 pmtl 50 9 {last} 0.625 \u2013" in text
+    assert "R\u00b2 after the last" in text and "balanced accuracy after" not in text
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    drawn = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert not re.search(r"(fill|stroke): #", drawn), "a colour that does not follow the style"
+    # the chart by round names both runs, the one by seconds needs no names
+    chart = page[page.index(", by round") :]
+    assert ">fedavg</text>" in chart.partition("against virtual")[0]
+
+
+def test_a_history_without_a_clock_has_one_chart(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", metric="accuracy", value=0.8, events=())
+    add_history(run, clock=False, own="balanced_accuracy")
+    text, _ = read([run], tmp_path / "report.html")
+    assert charted(text) == [", by round"]
+    assert "test accuracy (larger is better), by round" in text
+    assert "balanced accuracy after the last" in text
+
+
+def test_different_metrics_are_drawn_apart(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / m, metric=m, events=()) for m in ("nmse", "accuracy")]
+    for run in runs:
+        add_history(run)
+    text, _ = read(runs, tmp_path / "report.html")
+    for metric in ("nmse (smaller", "accuracy (larger"):
+        assert f"test {metric} is better), by round" in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[None, math.nan, math.inf, 0.5], [None] * 4, [1e-6, 1e30, 0.1, 5.0], [0.5] * 4, [-1.0] * 4],
+)
+def test_odd_histories_are_drawn_as_far_as_they_go(tmp_path: Path, values: list[object]) -> None:
+    run = make_run(tmp_path / "run", events=())
+    add_history(run, 4, values=pa.array(values, pa.float64()))
+    text, _ = read([run], tmp_path / "report.html")
+    assert bool(charted(text)) == (values != [None] * 4)
+    add_history(run, 0)
+    assert "Round by round" not in read([run], tmp_path / "report.html")[0]
+
+
+def test_names_of_runs_cannot_break_a_chart_of_lines(tmp_path: Path) -> None:
+    names = ("_hidden", "$\\frac{<b>$", "\u6c34</text>", *(f"run {i}" for i in range(12)))
+    runs = [make_run(tmp_path / str(i), method=name, events=()) for i, name in enumerate(names)]
+    for run in runs:
+        add_history(run, 3)
+    _, parts = read(runs, tmp_path / "report.html")
+    assert "b" not in parts.tags
+    assert parts.texts.count("hidden") == 2  # in both charts; the name itself keeps its mark
+
+
+def test_long_histories_stay_small(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(i), events=()) for i in range(5)]
+    for run in runs:
+        add_history(run, 20_000)
+    read(runs, tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 600_000
+
+
+def test_histories_without_matplotlib_are_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run = make_run(tmp_path / "run", events=())
+    add_history(run)
+    text, parts = read([run], tmp_path / "report.html")
+    assert "svg" not in parts.tags and "clients that answered, mean" in text
+
+
+def test_a_broken_history_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "history.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="cannot be read"):
+        write_report([run], tmp_path / "report.html")
+    pq.write_table(pa.table({"round": [1], "value": [0.5]}), run / "history.parquet")
+    with pytest.raises(ValueError, match=r"history.parquet lacks answered, seconds"):
+        write_report([run], tmp_path / "report.html")
 
 
 def test_unfinished_run_is_refused(tmp_path: Path) -> None:

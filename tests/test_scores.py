@@ -1,7 +1,8 @@
-"""AUC against scikit-learn, and noise-to-signal ratios against the sums that were posted."""
+"""Scores against scikit-learn, and noise-to-signal ratios against the sums that were posted."""
 
 import json
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score, roc_auc_score
 
+from coterie.choice import DataChoice
 from coterie.data.federated import FederatedDataset
 from coterie.data.formats import from_arrays
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Outcome, simulate
+from coterie.engines.outcome import Outcome
+from coterie.engines.simulate import simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
@@ -23,8 +26,9 @@ from coterie.privacy.entropy import SystemEntropy, open_entropy
 from coterie.privacy.mechanisms import Exact, GaussianSum
 from coterie.privacy.sampling import Poisson
 from coterie.report import write_report
-from coterie.run import DataChoice, RunPlan, execute
-from coterie.scores import Auc, auc, evaluate, noise_to_signal
+from coterie.run import RunPlan, execute
+from coterie.scores import PerClient, Score, auc, evaluate, noise_to_signal
+from coterie.summary import json_number, summarise
 from coterie.tree import Tree, size
 
 
@@ -43,7 +47,7 @@ def ones(ids: np.ndarray) -> Tree:
     return {"weight": torch.ones(len(ids), 1, 10), "bias": torch.zeros(len(ids), 1)}
 
 
-def score(data: FederatedDataset, models: Tree, **options: int) -> Auc:
+def score(data: FederatedDataset, models: Tree, **options: int) -> PerClient:
     return auc(
         Linear(),
         lambda ids: {name: leaf[torch.from_numpy(ids)] for name, leaf in models.items()},
@@ -131,6 +135,141 @@ def test_evaluate_gives_the_same_auc() -> None:
     np.testing.assert_array_equal(found.clients, score(data, models).clients)
 
 
+# --- balanced accuracy and R^2, each client's own
+
+
+def own_rows(data: FederatedDataset, models: Tree) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each client's targets and outputs, one client at a time."""
+    found = []
+    for client in range(len(data)):
+        rows = data.clients(np.array([client]))
+        params = {name: leaf[client] for name, leaf in models.items()}
+        found.append((rows.y[0].numpy(), Linear().apply(params, rows.x[0]).numpy()))
+    return found
+
+
+def evaluated(data: FederatedDataset, models: Tree, **options: int) -> Score:
+    return evaluate(
+        Linear(), lambda ids: {n: leaf[ids] for n, leaf in models.items()}, data, **options
+    )
+
+
+def check_mean(found: PerClient | None, expected: list[float]) -> None:
+    assert found is not None
+    np.testing.assert_allclose(found.clients, expected, rtol=1e-9, atol=1e-12)
+    known = np.array(expected)[~np.isnan(expected)]
+    assert found.left_out == len(expected) - len(known) > 0
+    assert found.value == pytest.approx(known.mean())
+    assert found.standard_error == pytest.approx(known.std(ddof=1) / math.sqrt(len(known)))
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_balanced_accuracy_agrees_with_the_oracle(task: Any) -> None:
+    made = synthetic(task=task, clients=60, rows=(1, 9), features=3, noise=2.0, seed=6)
+    expected, unbalanced, right = list[float](), 0, 0.0
+    for labels, outputs in own_rows(made.data, made.truth):
+        chosen = outputs.argmax(axis=1) if task == "multiclass" else (outputs > 0) * 1
+        right += accuracy_score(labels, chosen, normalize=False)
+        if len(set(labels)) < 2:
+            expected.append(math.nan)
+            continue
+        with warnings.catch_warnings():
+            # Classes that are predicted and not there: they do not count, which is what is wanted.
+            warnings.filterwarnings("ignore", message="y_pred contains classes not in y_true")
+            expected.append(balanced_accuracy_score(labels, chosen))
+        unbalanced += expected[-1] != pytest.approx(accuracy_score(labels, chosen))
+    assert unbalanced > 10, "else this could be mere accuracy"
+    score = evaluated(made.data, made.truth)
+    check_mean(score.balanced, expected)
+    assert score.r2 is None and (score.auc is None) == (task == "multiclass")
+    assert score.metric == "accuracy"
+    assert score.value == pytest.approx(right / made.data.counts.sum())
+    pieces = evaluated(made.data, made.truth, block=7).balanced
+    assert pieces is not None
+    np.testing.assert_array_equal(pieces.clients, expected)
+
+
+def test_balanced_accuracy_of_two_classes_by_hand() -> None:
+    """(true-positive rate + true-negative rate) / 2: 3/4 and 1/2 right."""
+    data = from_arrays(
+        [[1.0], [1.0], [1.0], [-1.0], [-1.0], [1.0], [1.0]],
+        [1, 1, 1, 1, 0, 0, 0],
+        ["a"] * 6 + ["b"],
+    )
+    models = {"weight": torch.ones(2, 1, 1), "bias": torch.zeros(2, 1)}
+    found = evaluated(data, models).balanced
+    assert found is not None
+    np.testing.assert_array_equal(found.clients, [0.625, math.nan])
+
+
+def test_r2_agrees_with_the_oracle() -> None:
+    made = synthetic(clients=60, rows=(1, 9), features=3, noise=1.0, seed=6)
+    targets: Any = made.data.targets
+    start, end = made.data.offsets[np.argmax(made.data.counts)], made.data.offsets[-1]
+    targets[start : start + 9] = 0.1  # a client whose targets are all alike
+    targets[end - 1] += 1e-3
+    expected = [
+        r2_score(labels.astype(np.float64), outputs.astype(np.float64))
+        if len(set(labels)) > 1
+        else math.nan
+        for labels, outputs in own_rows(made.data, made.truth)
+    ]
+    assert np.nanmin(expected) < 0 < np.nanmax(expected)
+    score = evaluated(made.data, made.truth)
+    check_mean(score.r2, expected)
+    assert score.auc is score.balanced is None
+    pieces = evaluated(made.data, made.truth, block=7).r2
+    assert pieces is not None
+    np.testing.assert_allclose(pieces.clients, expected, rtol=1e-9)
+
+
+def test_r2_is_about_a_clients_own_mean() -> None:
+    """Two clients far apart, each told its own mean: R^2 is 0, though nmse is small."""
+    data = from_arrays([[1.0]] * 4, [9.0, 11.0, -9.0, -11.0], ["a", "a", "b", "b"])
+    models = {"weight": torch.zeros(2, 1, 1), "bias": torch.tensor([[10.0], [-10.0]])}
+    score = evaluated(data, models)
+    assert score.r2 is not None and score.r2.value == pytest.approx(0)
+    assert score.value == pytest.approx(4 / 404)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_outputs_that_are_no_numbers_are_wrong_whatever_they_say(task: Any) -> None:
+    made = synthetic(task=task, clients=20, rows=8, features=3, seed=1)
+    broken = {name: torch.full_like(leaf, math.nan) for name, leaf in made.truth.items()}
+    score = evaluated(made.data, broken)
+    assert score.value == 0
+    assert all(own.value == 0 for own in (score.auc, score.balanced) if own is not None)
+
+
+def test_r2_of_outputs_that_are_no_numbers_is_not_left_out() -> None:
+    made = synthetic(clients=5, rows=8, features=3, seed=1)
+    made.truth["weight"][2] = math.nan
+    found = evaluated(made.data, made.truth).r2
+    assert found is not None
+    assert found.clients[2] == found.value == -math.inf and found.left_out == 0
+    assert math.isnan(found.standard_error)
+    assert json_number(found.value) == "-inf"
+
+
+def test_a_single_label_is_scored() -> None:
+    made = synthetic(task="binary", clients=6, rows=5, features=2, noise=2.0)
+    labels = replace(made.data.spec, task="multilabel")
+    single = replace(made.data, spec=labels, targets=made.data.targets[:, None])
+    expected = evaluated(made.data, made.truth)
+    found = evaluated(single, made.truth)
+    assert found.value == expected.value < 1
+    np.testing.assert_array_equal(found.clients, expected.clients)
+
+
+def test_nobody_has_any() -> None:
+    data = from_arrays([[1.0], [2.0]], [1.0, 3.0], ["a", "b"])
+    models = {"weight": torch.ones(2, 1, 1), "bias": torch.zeros(2, 1)}
+    for rows in (data, data.where(np.zeros(2, dtype=bool))):
+        found = evaluated(rows, models).r2
+        assert found is not None and found.left_out == 2
+        assert math.isnan(found.value) and math.isnan(found.standard_error)
+
+
 def run_into(folder: Path, task: str) -> dict[str, Any]:
     options = {"clients": 30, "rows": [4, 24], "features": 3, "task": task}
     plan = RunPlan(
@@ -168,6 +307,62 @@ def test_a_run_of_another_task_shows_none(tmp_path: Path) -> None:
     assert "auc" not in pq.read_table(tmp_path / "run" / "metrics.parquet").column_names
     page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
     assert "AUC" not in page
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "title"),
+    [("multiclass", "balanced_accuracy", "balanced accuracy"), ("regression", "r2", "R\u00b2")],
+)
+def test_a_run_shows_what_is_each_clients_own(
+    tmp_path: Path, task: str, key: str, title: str
+) -> None:
+    found = run_into(tmp_path / "run", task)
+    table = pq.read_table(tmp_path / "run" / "metrics.parquet")
+    known = np.array(table[key], dtype=float)
+    known = known[~np.isnan(known)]
+    assert found[key] == pytest.approx(known.mean())
+    error = found[f"{key}_standard_error"]
+    assert error == pytest.approx(known.std(ddof=1) / math.sqrt(len(known)))
+    assert found[f"{key}_left_out"] == 30 - len(known) > 0
+    others = {"auc", "balanced_accuracy", "r2"} - {key}
+    assert not others & set(table.column_names)
+    for other in others:
+        names = (other, f"{other}_standard_error", f"{other}_left_out")
+        assert [found[name] for name in names] == [None] * 3
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert f"test {title}" in page
+    assert f"{found[key]:.3g} \u00b1 {error:.3g}" in page
+    assert f"the {title} is a mean over clients and leaves out {30 - len(known)} clients" in page
+
+
+# --- the summary
+
+
+def told(outcome: Outcome, **more: Any) -> dict[str, Any]:
+    models = evaluate(outcome.plan.method.model, outcome.rows, synthetic(clients=25, seed=2).data)
+    return summarise(outcome, models, None, data="rows", tuned="no", seconds=1.0, **more)
+
+
+def test_rounds_are_the_posts_that_are_out() -> None:
+    outcome = run(epsilon=math.inf, features=10, rounds=3)
+    longer = replace(outcome.plan, rounds=8)
+    cut = replace(outcome, plan=longer, guarantee=longer.guarantee(25))
+    assert [told(done)["rounds"] for done in (outcome, cut)] == [3, 3]
+    assert len(told(cut)["noise_to_signal"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("privacy", "private"), [({"epsilon": math.inf}, False), ({"noise_multiplier": 1.0}, True)]
+)
+def test_caveats_and_notices_are_in_the_summary(
+    monkeypatch: pytest.MonkeyPatch, privacy: dict[str, float], private: bool
+) -> None:
+    outcome = run(features=10, **privacy)
+    assert (told(outcome)["caveats"], told(outcome)["notices"]) == ([], [])
+    monkeypatch.setattr(PMTL, "caveats", lambda self, private: (f"private: {private}",))
+    found = told(outcome, notices=("3 rows are zeros",))
+    assert found["caveats"] == [f"private: {private}"]
+    assert found["notices"] == ["3 rows are zeros"]
 
 
 # --- noise and signal
@@ -233,7 +428,7 @@ def test_without_a_seed_the_ratio_is_estimated() -> None:
         assert guess == pytest.approx(known, rel=0.3)
         assert guess != known
     for post, guess in zip(outcome.posts, guessed, strict=True):
-        noise = math.sqrt(size(post.value)) * 0.06 * outcome.plan.privacy.clip
+        noise = math.sqrt(size(post.value)) * 0.06 * outcome.plan.clip(25)
         expected = noise / math.sqrt(norm(post.value) ** 2 - noise**2)
         assert guess == pytest.approx(expected, rel=0.05)
 
@@ -243,7 +438,7 @@ def test_a_signal_that_cannot_be_told_is_none() -> None:
     exact = noise_to_signal(outcome)
     guessed = noise_to_signal(replace(outcome, plan=replace(outcome.plan, simulation_seed=None)))
     for post, known, guess in zip(outcome.posts, exact, guessed, strict=True):
-        noise = math.sqrt(size(post.value)) * 1000.0 * outcome.plan.privacy.clip
+        noise = math.sqrt(size(post.value)) * 1000.0 * outcome.plan.clip(25)
         assert known is not None
         assert known > 50
         assert (guess is None) == (norm(post.value) < noise)

@@ -221,6 +221,41 @@ MUTANTS = (
         "return 1 / rows * ",
         "tests/accounting/test_published.py",
     ),
+    Mutant(
+        "clipped contribution, unclipped duals",
+        "methods/mtlsvm.py",
+        "return map_leaves(lambda old, new: settled(old, new, kept), start, after)",
+        "return after",
+        "tests/methods/test_mtlsvm.py",
+    ),
+    Mutant(
+        "unsafe sums of clients' steps",
+        "methods/mtlsvm.py",
+        "            return 1.0, float(most)\n",
+        "            return 1.0, 1.0\n",
+        "tests/methods/test_mtlsvm.py",
+    ),
+    Mutant(
+        "a private run that stops by its gap",
+        "engines/simulate.py",
+        "stop_gap is not None and self.plan.privacy.epsilon == math.inf",
+        "stop_gap is not None",
+        "tests/methods/test_mtlsvm.py",
+    ),
+    Mutant(
+        "a budget that waits by reported times",
+        "engines/simulate.py",
+        "stragglers.wait_is_reported and plan.privacy.epsilon != math.inf",
+        "False",
+        "tests/engines/test_stragglers.py",
+    ),
+    Mutant(
+        "late clients counted",
+        "engines/simulate.py",
+        "cohort = np.intersect1d(cohort, timed.answered)",
+        "pass",
+        "tests/engines/test_stragglers.py",
+    ),
 )
 
 

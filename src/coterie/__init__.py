@@ -34,6 +34,8 @@ _HOMES = {
     "Speed": "coterie.engines.simulate",
     "simulate": "coterie.engines.simulate",
     "evaluate": "coterie.scores",
+    "decision_function": "coterie.predictions",
+    "predict": "coterie.predictions",
     "SGD": "coterie.solvers.sgd",
     "Linear": "coterie.models",
     "MLP": "coterie.models",
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
     from coterie.models import Linear as Linear
     from coterie.plan import Plan as Plan
     from coterie.plan import Privacy as Privacy
+    from coterie.predictions import decision_function as decision_function
+    from coterie.predictions import predict as predict
     from coterie.privacy.accounting import Guarantee as Guarantee
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize

@@ -268,7 +268,7 @@ def axis_bound(values: Array) -> float:
 def gains(key: str, title: str, *, sorted_gains: Array, points: int) -> Html:
     """Draw every client's gain from the largest loss to the largest gain, thinned to `points`."""
     bound = axis_bound(sorted_gains)
-    shown = np.clip(sorted_gains[_thin(len(sorted_gains), points)], -bound, bound)
+    shown = np.clip(sorted_gains[thin(len(sorted_gains), points)], -bound, bound)
     edges = np.linspace(0, 100, len(shown) + 1)
     low, high = 1.05 * min(float(shown.min()), 0.0), 1.05 * max(float(shown.max()), 0.0)
 
@@ -284,7 +284,7 @@ def gains(key: str, title: str, *, sorted_gains: Array, points: int) -> Html:
 
 def against_alone(key: str, title: str, *, alone: Array, joined: Array, points: int) -> Html:
     """Draw error joined against error alone, a point a client, thinned to `points`."""
-    kept = np.argsort(alone - joined, kind="stable")[_thin(len(alone), points)]
+    kept = np.argsort(alone - joined, kind="stable")[thin(len(alone), points)]
     x, y = alone[kept], joined[kept]
     low, high = float(min(x.min(), y.min())), float(max(x.max(), y.max()))
 
@@ -302,7 +302,8 @@ def against_alone(key: str, title: str, *, alone: Array, joined: Array, points: 
     return draw(key, title, paint)
 
 
-def _thin(count: int, points: int) -> NDArray[np.int64]:
+def thin(count: int, points: int) -> NDArray[np.int64]:
+    """Choose at most `points` places out of so many, evenly, both ends among them."""
     return np.unique(np.linspace(0, count - 1, min(count, points)).round().astype(np.int64))
 
 
@@ -314,7 +315,7 @@ def show_gains(alone: Array, joined: Array, key: str, points: int) -> Html:
     rows = [[name, short(float(np.quantile(differences, at)))] for name, at in levels.items()]
     quantiles = table(["clients, sorted", "error alone - joined"], rows)
     if not can_draw():
-        return _numbers(quantiles)
+        return numbers(quantiles)
     points = max(60, min(points, 500))
     beyond = int((np.abs(differences) > axis_bound(differences)).sum())
     above = "What each client gains (above 0) or loses"
@@ -326,7 +327,7 @@ def show_gains(alone: Array, joined: Array, key: str, points: int) -> Html:
     told = f"{beyond} clients lie beyond the left chart's axis. " if beyond else ""
     told += f"{points} of {len(alone)} clients are drawn." if len(alone) > points else ""
     note = [element("p", told.strip(), class_="note")] if told else []
-    return join(element("div", *drawn, class_="charts"), *note, _numbers(quantiles))
+    return join(element("div", *drawn, class_="charts"), *note, numbers(quantiles))
 
 
 def show_attack(guarantee: Guarantee, key: str) -> Html:
@@ -362,10 +363,11 @@ def show_attack(guarantee: Guarantee, key: str) -> Html:
         ["false positives", "true positives, at most"], [[few, caught[0]], [many, caught[1]]]
     )
     by_round = [[str(r), f"{epsilon:.4g}"] for r, epsilon in zip(rounds, spent, strict=True)]
-    return join(*parts, _numbers(found, table(["rounds done", "epsilon"], by_round)))
+    return join(*parts, numbers(found, table(["rounds done", "epsilon"], by_round)))
 
 
-def _numbers(*tables: str) -> Html:
+def numbers(*tables: str) -> Html:
+    """Put tables of what is drawn behind a click; in the open where nothing can be drawn."""
     if can_draw():
         return element("details", element("summary", "The same in numbers"), *tables)
     return join(element("p", _NO_CHARTS, class_="note"), *tables)

@@ -17,6 +17,7 @@ from coterie.options import (
     add_account,
     add_data,
     add_demo,
+    add_join,
     add_methods,
     add_report,
     add_run,
@@ -76,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_methods(commands, _methods)
     add_data(commands, _data_show)
     add_report(commands, _report)
+    add_join(commands, _join)
     return parser
 
 
@@ -134,6 +136,12 @@ def _report(arguments: argparse.Namespace) -> None:
     from coterie.commands import report
 
     report(arguments)
+
+
+def _join(arguments: argparse.Namespace) -> None:
+    from coterie.join_command import joined
+
+    print(joined(arguments))
 
 
 def entry() -> Any:

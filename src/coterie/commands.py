@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,7 @@ from coterie.privacy.files import write_atomically
 from coterie.privacy.words import add_up, round_up, spent_together
 from coterie.report import write_report
 from coterie.run import RunPlan, execute, load_plan, plan_from_table
+from coterie.scores import TITLES
 from coterie.summary import NOT_COVERED, promised
 from coterie.watch import Watch
 
@@ -119,6 +121,7 @@ def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
     claims = [g for g in guarantees if g.claimed_epsilon is not None]
     for stated in (*spent[-1:], *claims):
         print(stated.statement())
+    _say_caveats(summaries)
     _say_tuning(summaries[0])
     if spent:
         print(f"\n{spent_together(spent)}")
@@ -174,8 +177,19 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
         return
     Console().print(_results_table([summary]))
     print(guarantee.statement())
+    _say_caveats([summary])
     _say_tuning(summary)
     print(f"\nrun folder {folder}, report {folder / 'report.html'}")
+
+
+def _say_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what must be read beside the guarantee, once for all runs it is true of."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        for caveat in row.get("caveats") or ():
+            said.setdefault(caveat, []).append(row["method"])
+    for caveat, methods in said.items():
+        print(f"{', '.join(dict.fromkeys(methods))}: {caveat}")
 
 
 def _say_tuning(summary: Mapping[str, Any]) -> None:
@@ -207,8 +221,10 @@ def demo(arguments: argparse.Namespace) -> int:
             watch.close()
     report = out / "report.html"
     write_report(folders, report)
-    Console().print(_results_table([result.summary for result in results]))
+    summaries = [result.summary for result in results]
+    Console().print(_results_table(summaries))
     print(results[-1].outcome.guarantee.statement())
+    _say_caveats(summaries)
     print(f"\n{spent_together([result.outcome.guarantee for result in results])}\nreport: {report}")
     return 0
 
@@ -287,44 +303,65 @@ def _area(row: Mapping[str, Any]) -> str:
     return "-" if area is None else f"{area:.4f} ({row['auc_left_out']})"
 
 
+def _mean(row: Mapping[str, Any], key: str) -> str:
+    return "-" if row.get(key) is None else _short(row[key])
+
+
+def _gain(row: Mapping[str, Any]) -> str:
+    share = row["share_better_than_local"]
+    if share == 0 and row["value"] == row["local_value"]:
+        return "the same as alone"  # nothing stood out of the noise
+    # Where nothing was posted there is nobody to be compared with.
+    return "-" if share is None or row["rounds"] == 0 else f"{share:.0%} of clients"
+
+
 def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Make a table of at most 100 columns: what is the same in every row goes below it."""
     first = rows[0]
     better = "smaller" if first["metric"] == "nmse" else "larger"
+    areas, *means = (any(row.get(key) is not None for row in rows) for key in TITLES)
+    own = [key for key, shown in zip(list(TITLES)[1:], means, strict=True) if shown]
+    deltas = len({row["delta"] for row in rows}) > 1
     table = Table(title=f"{first['data']}: {first['clients']} clients, one model each")
     table.add_column("method")
-    table.add_column(f"test {first['metric']} ({better} is better)", justify="right")
-    areas = any(row.get("auc") is not None for row in rows)
-    if areas:
-        table.add_column("mean AUC (clients left out)", justify="right")
-    table.add_column("better off than alone", justify="right")
-    table.add_column("epsilon", justify="right")
-    table.add_column("delta", justify="right")
-    table.add_column("rounds", justify="right")
+    # Heads are broken here: left to the table, long ones take the room of what stands below them.
+    head = [fill(f"test {first['metric']} ({better} is better)", 16)]
+    head += [fill("mean AUC (clients left out)", 9)] * areas
+    head += [fill("better off than alone", 15), "epsilon", *["delta"] * deltas, "rounds"]
+    for name in [*head, *(fill(f"mean {TITLES[key]}", 9) for key in own)]:
+        table.add_column(name, justify="right")
     for row in rows:
-        share = row["share_better_than_local"]
-        alone = row["rounds"] == 0  # nothing was posted: there is nobody to be compared with
-        told = "-" if share is None or alone else f"{share:.0%} of clients"
-        if share == 0 and row["value"] == row["local_value"]:
-            told = "the same as alone"  # nothing stood out of the noise
         table.add_row(
             row["method"],
             _score(row),
-            *([_area(row)] if areas else []),
-            told,
+            *[_area(row)] * areas,
+            _gain(row),
             _bound(row["epsilon"]),
-            f"{row['delta']:.3g}",
+            *[f"{row['delta']:.3g}"] * deltas,
             str(row["rounds"]),
+            *(_mean(row, key) for key in own),
         )
     what = "replacement" if first["relation"] == "replace" else "zero-out"
-    told = f"epsilon: {what} of one client, view of {first['view']}; metrics are not covered"
-    if first["simulation"]:
-        told += "; SIMULATION: known seed, protects nobody"
-    if any(row.get("claimed_epsilon") is not None for row in rows):
-        told += "; NOT A GUARANTEE: a printed mechanism, see below"
-    if first.get("tuning") == NOT_COVERED:
-        told += "; TUNING IS NOT COVERED"
-    table.caption = told
+    told = f"epsilon: {what} of one client, view of {first['view']}"
+    told += "" if deltas else f", delta {first['delta']:.3g}"
+    table.caption = "; ".join([told, "metrics are not covered", *_warnings(rows, own)])
     return table
+
+
+def _warnings(rows: Sequence[Mapping[str, Any]], own: Sequence[str]) -> list[str]:
+    first, told = rows[0], []
+    for key in own:
+        if left := max(row.get(f"{key}_left_out") or 0 for row in rows):
+            told.append(f"{TITLES[key]} leaves out {left} clients")
+    if first["simulation"]:
+        told.append("SIMULATION: known seed, protects nobody")
+    if any(row.get("claimed_epsilon") is not None for row in rows):
+        told.append("NOT A GUARANTEE: a printed mechanism, see below")
+    if first.get("tuning") == NOT_COVERED:
+        told.append("TUNING IS NOT COVERED")
+    if any(row.get("caveats") for row in rows):
+        told.append("CAVEATS: see below")
+    return told
 
 
 def _refuse_with_resume(arguments: argparse.Namespace) -> None:

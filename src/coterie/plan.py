@@ -40,7 +40,8 @@ class Privacy:
             client's).
         clip: The bound on a client's contribution of one round: on its l2 norm; its l1 norm under
             Laplace noise; of second moments, on the norm of the vector whose moment is posted
-            (MP-MTL's K; of their diagonals under Gaussian noise, on its l4 norm).
+            (MP-MTL's K; of their diagonals under Gaussian noise, on its l4 norm). None for the
+            method's usual one: 0.5, or by a rule of public facts.
         spend: How the budget is spread over rounds: even, power or geometric.
         budget: Instead of `spend`, weights of the rounds (a weight multiplies the round's share of
             mu); empty for none.
@@ -51,7 +52,7 @@ class Privacy:
     noise_multiplier: float | None = None
     delta: float | None = None
     relation: Relation = "zero_out"
-    clip: float = 0.5
+    clip: float | None = None
     spend: Spending = field(default_factory=Even)
     budget: tuple[float, ...] = ()
     noise: Noise = field(default_factory=GaussianNoise)
@@ -75,7 +76,7 @@ class Privacy:
             )
         if self.relation not in ("zero_out", "replace"):
             raise ValueError(f"relation = {self.relation!r}: expected 'zero_out' or 'replace'")
-        if not 0 < self.clip < math.inf:
+        if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"clip = {self.clip}: expected a positive number")
         self._check_budget()
 
@@ -135,6 +136,11 @@ class Plan:
         given = self.privacy.delta
         return self.privacy.noise.usual_delta(clients) if given is None else given
 
+    def clip(self, clients: int) -> float:
+        """Give the bound on a client's contribution of one round."""
+        given = self.privacy.clip
+        return self.method.usual_clip(clients, self.rounds) if given is None else given
+
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
         """Give the noise multiplier of each round; empty without Gaussian noise or posts."""
         events = [mechanism.event() for mechanism in self.mechanisms(clients)]
@@ -152,7 +158,7 @@ class Plan:
             )
         ask = Ask(
             shape=shape,
-            clip=privacy.clip,
+            clip=self.clip(clients),
             epsilon=privacy.epsilon,
             noise_multiplier=privacy.noise_multiplier,
             delta=self.delta(clients),

@@ -4,37 +4,28 @@ The page is self-contained and reads the run folders' files only. Metrics are no
 with every client's errors is for whoever may see the data.
 """
 
-import json
 import math
 import platform
-import tomllib
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from coterie import __version__, charts
 from coterie.charts import Html, element, join, percent, short, table
+from coterie.finished import FinishedRun, read_finished
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import describe_noise, round_up
-
-Array = NDArray[np.float64]
+from coterie.report_history import show_history
+from coterie.report_results import SIMULATION, show_results
 
 _LISTED, _POINTS = 600, 1500
 """Clients named and points drawn on the whole page, shared by its runs; keeps it below 1 MB."""
-_RESULT = {"method", "data", "clients", "rounds", "metric", "value", "simulation"}
-_COLUMNS = {"client", "train_rows", "test_rows", "error"}
 _VALUES = {"nmse": "test error", "accuracy": "test accuracy"}
 _ERRORS = {"nmse": "mean squared error", "accuracy": "share of test rows wrong"}
-_DIRECTIONS = {"nmse": "smaller is better", "accuracy": "larger is better"}
-_SIMULATION = "SIMULATION: known seed, protects nobody"
 _NOT_COVERED = (
     "Metrics, and any choice made by looking at them (settings, rounds, which run to keep), are "
     "not covered by epsilon. This page shows clients' own errors: keep it as you keep the data."
@@ -45,58 +36,6 @@ _AVERAGE = (
 )
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What a finished run folder holds.
-
-    Attributes:
-        folder: Where it is.
-        label: Its name on the page.
-        result: The summary.
-        guarantee: Rebuilt, so that epsilon is computed anew.
-        plan: The plan's text.
-        versions: Of the software that stated the guarantee.
-        metrics: Columns by name, a row a client; `error_alone` may be missing.
-    """
-
-    folder: Path
-    label: str
-    result: dict[str, Any]
-    guarantee: Guarantee
-    plan: str
-    versions: dict[str, str]
-    metrics: dict[str, Any]
-
-    @property
-    def epsilon(self) -> float:
-        """Epsilon, computed anew."""
-        return self.guarantee.epsilon
-
-    @property
-    def shares(self) -> bool:
-        """Whether clients post anything: if not, each of them learns alone."""
-        return len(self.guarantee.events) > 0
-
-    @property
-    def private(self) -> bool:
-        """Whether clients post, and under noise."""
-        return self.shares and math.isfinite(self.epsilon)
-
-    @property
-    def data(self) -> Any:
-        """The plan's choice of data."""
-        return tomllib.loads(self.plan).get("data")
-
-    def number(self, key: str) -> float:
-        """Read a number of the summary; null is not-a-number."""
-        value = self.result.get(key)
-        return math.nan if value is None else float(value)
-
-    def column(self, name: str) -> Array:
-        """Read a column of numbers; null is not-a-number."""
-        return np.array([math.nan if x is None else x for x in self.metrics[name]], np.float64)
-
-
 def write_report(folders: Sequence[Path], out: Path) -> Path:
     """Write one page about finished runs; charts need the extra `report`.
 
@@ -105,8 +44,8 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     """
     if not folders:
         raise ValueError("no run folders: give at least one folder that `coterie run` has written")
-    runs = _name([_read(Path(folder)) for folder in folders])
-    sections = (_opening, _results, _guarantees, _clients, _appendix)
+    runs = read_finished(folders)
+    sections = (_opening, show_results, show_history, _guarantees, _clients, _appendix)
     body = join(*(section(runs) for section in sections))
     title = element("title", f"coterie: {_title(runs)}")
     head = join(charts.META, title, element("style", Html(charts.STYLE)))
@@ -116,64 +55,26 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def _read(folder: Path) -> _Run:
-    if not (folder / "result.json").exists():
-        raise ValueError(
-            f"{folder} has no finished run; resume it with `coterie run --resume {folder}`"
-        )
-    try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
-        plan = (folder / "plan.toml").read_text(encoding="utf-8")
-        tomllib.loads(plan)
-        metrics = pq.read_table(folder / "metrics.parquet").to_pydict()
-        guarantee = Guarantee.from_json(stated)
-        missing = (_RESULT - result.keys()) | (_COLUMNS - metrics.keys())
-        if missing:
-            raise ValueError(f"lacks {', '.join(sorted(missing))}")
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{folder} cannot be read ({type(error).__name__}: {error}); its files are not as "
-            "`coterie run` wrote them: run the plan again into a new folder"
-        ) from error
-    versions = stated.get("versions", {})
-    return _Run(folder, result["method"], result, guarantee, plan, versions, metrics)
-
-
-def _name(runs: Sequence[_Run]) -> list[_Run]:
-    """Give every run a label of its own: the method, with epsilon and a number where needed."""
-    methods = Counter(run.label for run in runs)
-    seen: Counter[str] = Counter()
-    named = []
-    for run in runs:
-        label = run.label
-        if methods[label] > 1 and run.shares:
-            label = f"{label}, epsilon {round_up(run.epsilon)}"
-        seen[label] += 1
-        named.append(replace(run, label=f"{label} ({seen[label]})" if seen[label] > 1 else label))
-    return named
-
-
-def _title(runs: Sequence[_Run]) -> str:
+def _title(runs: Sequence[FinishedRun]) -> str:
     names = dict.fromkeys(
         f"{Path(run.result['data']).name}, {run.result['clients']} clients" for run in runs
     )
     return "; ".join(names) + ", one model each"
 
 
-def _best(runs: Sequence[_Run]) -> tuple[_Run, int]:
+def _best(runs: Sequence[FinishedRun]) -> tuple[FinishedRun, int]:
     """Choose the run to speak of, and say of how many it is the best."""
     private = [run for run in runs if run.private]
     several = private or [run for run in runs if run.shares] or list(runs)
 
-    def badness(run: _Run) -> float:
+    def badness(run: FinishedRun) -> float:
         value = run.number("value") * (1 if run.result["metric"] == "nmse" else -1)
         return math.inf if math.isnan(value) else value
 
     return min(several, key=badness), len(several)
 
 
-def _opening(runs: Sequence[_Run]) -> Html:
+def _opening(runs: Sequence[FinishedRun]) -> Html:
     run, several = _best(runs)
     result = run.result
     lead = "Without any privacy" if run.shares else "Without sharing anything"
@@ -192,99 +93,21 @@ def _opening(runs: Sequence[_Run]) -> Html:
         told = f"This is {run.label}, the best of {several} {kind}runs by these same metrics."
         parts.append(element("p", told, class_="note"))
     if any(run.result["simulation"] for run in runs):
-        parts.append(element("p", element("span", _SIMULATION, class_="badge")))
+        parts.append(element("p", element("span", SIMULATION, class_="badge")))
     bare = ", ".join(run.label for run in runs if run.shares and not run.private)
     if bare:
         parts.append(element("p", element("span", "NOT PRIVATE", class_="bad"), f": {bare}"))
     return element("header", *parts)
 
 
-def _results(runs: Sequence[_Run]) -> Html:
-    metrics = {run.result["metric"] for run in runs}
-    metric = metrics.pop() if len(metrics) == 1 else ""
-    way = _DIRECTIONS.get(metric, "")
-    scored = f"test {metric} ({way})" if way else "test metric"
-    binary = any(run.result.get("auc") is not None for run in runs)
-    head = ["method", scored, "alone", "better off than alone", *(["test AUC"] if binary else [])]
-    head += ["epsilon", "delta", "relation", "rounds"]
-    rows = [_row(run, "" if way else f" {run.result['metric']}", binary) for run in runs]
-    parts: list[str] = [element("h2", "Results"), table(head, rows, class_="cards")]
-    parts += [element("p", caution, class_="note") for caution in _cautions(runs)]
-    if len(runs) > 1 and way and charts.can_draw():
-        chart = charts.scores(
-            "scores",
-            f"test {metric} ({way}), with two standard errors",
-            labels=[run.label for run in runs],
-            values=np.array([run.number("value") for run in runs]),
-            errors=np.nan_to_num([run.number("standard_error") for run in runs]),
-            alone=np.array([run.number("local_value") for run in runs]),
-        )
-        parts.append(element("div", chart, class_="charts"))
-    return element("section", *parts)
-
-
-def _row(run: _Run, metric: str, binary: bool) -> list[str]:
-    result = run.result
-    name: str = run.label
-    if result["simulation"]:
-        name = join(name, Html("<br>"), element("span", _SIMULATION, class_="badge"))
-    share = run.number("share_better_than_local")
-    epsilon: str = f"{round_up(run.epsilon)}" if run.shares else "0 (nothing is released)"
-    if run.shares and not run.private:
-        epsilon = element("span", "NOT PRIVATE (inf)", class_="bad")
-    return [
-        name,
-        _plus_minus(run, "value", "standard_error") + metric,
-        "\u2013" if result.get("local_value") is None else short(run.number("local_value")),
-        "learns alone" if not run.shares else "\u2013" if math.isnan(share) else percent(share),
-        *([_plus_minus(run, "auc", "auc_standard_error")] if binary else []),
-        epsilon,
-        f"{run.guarantee.delta:.3g}",
-        run.guarantee.relation,
-        str(result["rounds"]),
-    ]
-
-
-def _plus_minus(run: _Run, key: str, error: str) -> str:
-    told, away = short(run.number(key)), run.number(error)
-    return told if math.isnan(away) else f"{told} \u00b1 {short(away)}"
-
-
-def _cautions(runs: Sequence[_Run]) -> list[str]:
-    told = ["\u00b1 is one standard error over clients. Metrics are not covered by epsilon."]
-    for run in (run for run in runs if run.result.get("auc_left_out")):
-        left = f"{run.result['auc_left_out']} clients without test rows of both classes"
-        told.append(f"{run.label}: the AUC is a mean over clients and leaves out {left}.")
-    if any(run.data != runs[0].data for run in runs):
-        told.append("These runs differ in data, split or scaling: do not compare their metrics.")
-    private = [run for run in runs if run.private]
-    if len({(run.guarantee.relation, run.guarantee.delta) for run in private}) > 1:
-        told.append("Epsilons at different relations or deltas cannot be compared.")
-    if len(private) > 1 and len({run.guarantee.relation for run in private}) == 1:
-        spent = sum(run.epsilon for run in private)
-        delta = sum(run.guarantee.delta for run in private)
-        told.append(
-            "Each epsilon is of one run. If clients see all private runs on the same data, these "
-            f"spend together up to epsilon {round_up(spent)} at delta {delta:.3g}."
-        )
-    for run in runs:
-        if run.result.get("tuning", "").startswith("NOT COVERED"):
-            told.append(f"{run.label}: tuning is {run.result['tuning']}.")
-        if (claimed := run.number("epsilon")) < run.epsilon * 0.999 - 1e-9:
-            told.append(
-                f"{run.label}: result.json says epsilon {claimed:.4g}, but its guarantee.json "
-                f"amounts to {round_up(run.epsilon)}, which is shown."
-            )
-    return told
-
-
-def _guarantees(runs: Sequence[_Run]) -> Html:
+def _guarantees(runs: Sequence[FinishedRun]) -> Html:
     """State every guarantee once, with the runs that share it."""
-    by_guarantee: dict[tuple[Guarantee, Any], list[_Run]] = {}
+    by_guarantee: dict[tuple[Guarantee, float | None, tuple[str, ...]], list[FinishedRun]] = {}
     for run in sorted(runs, key=lambda run: (not run.private, not run.shares)):
-        by_guarantee.setdefault((run.guarantee, run.result.get("clip")), []).append(run)
+        stated = (run.guarantee, run.result.get("clip"), run.caveats)
+        by_guarantee.setdefault(stated, []).append(run)
     parts: list[str] = [element("h2", "What is guaranteed")]
-    for number, ((guarantee, clip), shared) in enumerate(by_guarantee.items()):
+    for number, ((guarantee, clip, caveats), shared) in enumerate(by_guarantee.items()):
         parts.append(element("h3", ", ".join(run.label for run in shared)))
         if not shared[0].shares:
             parts.append(element("p", "Nothing is released: epsilon is 0."))
@@ -294,6 +117,8 @@ def _guarantees(runs: Sequence[_Run]) -> Html:
             parts.append(element("p", element("span", "NOT PRIVATE", class_="bad"), why))
         else:
             parts.append(_words(guarantee, clip))
+        parts += [element("p", element("strong", caveat)) for caveat in caveats]
+        if shared[0].private:
             parts.append(charts.show_attack(guarantee, f"g{number}"))
     parts.append(element("p", _NOT_COVERED, class_="note"))
     return element("section", *parts)
@@ -323,7 +148,7 @@ def _words(guarantee: Guarantee, clip: float | None) -> Html:
     )
 
 
-def _clients(runs: Sequence[_Run]) -> Html:
+def _clients(runs: Sequence[FinishedRun]) -> Html:
     parts: list[str] = [element("h2", "Does joining help me?"), element("p", _AVERAGE)]
     shown = [run for run in runs if run.shares]
     if not shown:
@@ -337,7 +162,7 @@ def _clients(runs: Sequence[_Run]) -> Html:
     return element("section", *parts)
 
 
-def _gains(run: _Run, key: str, sharing: int) -> Html:
+def _gains(run: FinishedRun, key: str, sharing: int) -> Html:
     rows, joined, alone = (run.column(n) for n in ("test_rows", "error", "error_alone"))
     known = rows > 0
     if not known.any():
@@ -363,7 +188,7 @@ def _gains(run: _Run, key: str, sharing: int) -> Html:
     return join(*parts)
 
 
-def _listing(run: _Run, known: NDArray[np.int64], listed: int) -> Html:
+def _listing(run: FinishedRun, known: NDArray[np.int64], listed: int) -> Html:
     """List clients from the most lost to the most gained; of many, only both ends."""
     joined, alone = run.column("error"), run.column("error_alone")
     with np.errstate(invalid="ignore"):
@@ -383,7 +208,7 @@ def _listing(run: _Run, known: NDArray[np.int64], listed: int) -> Html:
     return element("details", element("summary", told), table(head, rows))
 
 
-def _appendix(runs: Sequence[_Run]) -> Html:
+def _appendix(runs: Sequence[FinishedRun]) -> Html:
     parts: list[str] = [element("h2", "Plan and versions")]
     for run in runs:
         title = element("summary", f"{run.label}: {run.folder.resolve().name}/plan.toml")

@@ -1,12 +1,15 @@
 """Scores on held-out rows, per client. Not private: for the report, returned to nobody else.
 
 A score is a ratio of sums over clients (errors over deviations, or correct rows over rows); its
-standard error is over clients, by linearising the ratio. Binary tasks also have the mean over
-clients of each client's own AUC. `noise_to_signal` looks at posts in place of models.
+standard error is over clients, by linearising the ratio. Beside it stand means over clients of what
+is each client's own (Ponomarenko-Timofeev et al.): the AUC of binary tasks; balanced accuracy, the
+mean over the classes of a client's rows of the share of them that is right (of two classes,
+(true-positive rate + true-negative rate) / 2); R^2 = 1 - squared errors / squared deviations from
+the client's own test mean. `noise_to_signal` looks at posts in place of models.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,33 +17,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.data.federated import Clients, FederatedDataset
-from coterie.engines.simulate import Outcome
+from coterie.data.federated import Clients, FederatedDataset, Task
+from coterie.engines.outcome import Outcome
 from coterie.models import Model, row_losses
+from coterie.predictions import BLOCK, Models, decide, outputs_by_block, outputs_of
 from coterie.privacy.entropy import Entropy, SeededEntropy, open_entropy
 from coterie.privacy.mechanisms import Mechanism
 from coterie.tree import Tree, size
 
-Models = Callable[[NDArray[np.int64]], Tree]
+Array = NDArray[np.float64]
 
+TITLES = {"auc": "AUC", "balanced_accuracy": "balanced accuracy", "r2": "R\u00b2"}
+"""What is each client's own, by its key in summaries and tables."""
 _DRAWN = 1 << 16  # numbers drawn, at least, to estimate the size of a mechanism's noise
 
 
 @dataclass(frozen=True)
-class Auc:
-    """The mean over clients of the area under each client's own ROC curve.
+class PerClient:
+    """The mean over clients of a metric that each of them has alone.
 
     Attributes:
         value: The mean over clients that have one; NaN if none has.
         standard_error: Of that mean, over clients.
-        clients: Each client's own: the share of pairs of a row of class 1 and a row of class 0 in
-            which the first has the larger output, ties counting half; NaN where undefined.
-        left_out: Clients without test rows of both classes, for whom it is undefined.
+        clients: Each client's own; NaN where undefined.
+        left_out: Clients for whom it is undefined.
     """
 
     value: float
     standard_error: float
-    clients: NDArray[np.float64]
+    clients: Array
     left_out: int
 
 
@@ -56,15 +61,28 @@ class Score:
         clients: Each client's own error: mean squared error, or share of rows wrong; NaN for a
             client without test rows. Smaller is better for both metrics.
         rows: Test rows of each client.
-        auc: For binary tasks.
+        auc: Binary tasks: the area under each client's own ROC curve, the share of pairs of a row
+            of class 1 and a row of class 0 in which the first has the larger output, ties counting
+            half. Undefined without test rows of both classes.
+        balanced: Binary and multiclass tasks: each client's balanced accuracy, over the classes of
+            its test rows. Undefined without test rows of two classes.
+        r2: Regression: each client's R^2 against its own mean; minus infinity where an output is
+            not a number. Undefined without test targets that differ.
     """
 
     metric: str
     value: float
     standard_error: float
-    clients: NDArray[np.float64]
+    clients: Array
     rows: NDArray[np.int64]
-    auc: Auc | None = None
+    auc: PerClient | None = None
+    balanced: PerClient | None = None
+    r2: PerClient | None = None
+
+    @property
+    def per_client(self) -> dict[str, PerClient | None]:
+        """What is each client's own, by its key in summaries and tables."""
+        return {"auc": self.auc, "balanced_accuracy": self.balanced, "r2": self.r2}
 
     @property
     def smaller_is_better(self) -> bool:
@@ -79,26 +97,26 @@ class Score:
         return float((self.clients[known] < other.clients[known]).mean())
 
 
-def evaluate(model: Model, models: Models, data: FederatedDataset, block: int = 1024) -> Score:
+def evaluate(model: Model, models: Models, data: FederatedDataset, block: int = BLOCK) -> Score:
     """Score every client's model on its own rows of `data`."""
-    errors, areas = np.zeros(len(data)), np.full(len(data), np.nan)
-    for clients, outputs in _predictions(model, models, data, block):
+    task, rows = data.spec.task, data.counts
+    errors, own = np.zeros(len(data)), {n: np.full(len(data), np.nan) for n in _MEASURES[task]}
+    for clients, outputs in outputs_by_block(model, models, data, block):
         ids = clients.ids.numpy()
         errors[ids] = _errors(outputs, clients)
-        if data.spec.task == "binary":
-            areas[ids] = _areas(outputs, clients)
-    rows = data.counts
+        for name, measure in _MEASURES[task].items():
+            own[name][ids] = measure(outputs, clients)
+    means = {name: _mean(values) for name, values in own.items()}
     with np.errstate(invalid="ignore"):
-        own = np.where(rows > 0, errors / np.maximum(rows, 1), np.nan)
-    if data.spec.task == "regression":
+        shares = np.where(rows > 0, errors / np.maximum(rows, 1), np.nan)
+    if task == "regression":
         value, deviation = _ratio(errors, _deviations(data))
-        return Score("nmse", value, deviation, own, rows)
+        return Score("nmse", value, deviation, shares, rows, **means)
     value, deviation = _ratio(rows - errors, rows.astype(np.float64))
-    curve = _mean_area(areas) if data.spec.task == "binary" else None
-    return Score("accuracy", value, deviation, own, rows, curve)
+    return Score("accuracy", value, deviation, shares, rows, **means)
 
 
-def auc(model: Model, models: Models, data: FederatedDataset, block: int = 1024) -> Auc:
+def auc(model: Model, models: Models, data: FederatedDataset, block: int = BLOCK) -> PerClient:
     """Give the mean over clients of their own AUC on their own rows of `data`.
 
     Exact, by ranks; an output that is not a number counts as ranked wrongly.
@@ -111,9 +129,9 @@ def auc(model: Model, models: Models, data: FederatedDataset, block: int = 1024)
             f"{data.title} is a {data.spec.task} task: an AUC is of two classes; use evaluate()"
         )
     areas = np.full(len(data), np.nan)
-    for clients, outputs in _predictions(model, models, data, block):
+    for clients, outputs in outputs_by_block(model, models, data, block):
         areas[clients.ids.numpy()] = _areas(outputs, clients)
-    return _mean_area(areas)
+    return _mean(areas)
 
 
 def noise_to_signal(outcome: Outcome) -> list[float | None]:
@@ -147,42 +165,40 @@ def mean_loss(
     """Give the mean over some clients of their mean loss, for a progress bar. Not private."""
     total, count = 0.0, 0
     for clients in data.blocks(ids[data.counts[ids] > 0], 256):
-        outputs = _predict(model, models(clients.ids.numpy()), clients)
+        outputs = outputs_of(model, models(clients.ids.numpy()), clients)
         losses = row_losses(data.spec.task, outputs, clients.y) * clients.mask
         total += float((losses.sum(dim=1) / clients.mask.sum(dim=1)).sum())
         count += len(clients)
     return total / count if count else math.nan
 
 
-def _predict(model: Model, params: Tree, clients: Clients) -> Tensor:
-    with torch.no_grad():
-        moved = {name: leaf.to(clients.device) for name, leaf in params.items()}
-        return model.apply_stacked(moved, clients.x)
-
-
-def _predictions(
-    model: Model, models: Models, data: FederatedDataset, block: int
-) -> Iterator[tuple[Clients, Tensor]]:
-    for clients in data.blocks(np.flatnonzero(data.counts > 0), block):
-        yield clients, _predict(model, models(clients.ids.numpy()), clients)
-
-
-def _errors(outputs: Tensor, clients: Clients) -> NDArray[np.float64]:
-    """Sum over rows of squared errors, or of wrong answers; NaN predictions count as wrong."""
-    task = clients.spec.task
-    if task == "regression":
-        wrong = (outputs.double() - clients.y.double()).square()
-    elif task == "multiclass":
-        wrong = (outputs.argmax(dim=-1) != clients.y).double()
-    elif task == "binary":
-        wrong = ((outputs > 0) != (clients.y > 0.5)).double()
-    else:
-        wrong = ((outputs > 0) != (clients.y > 0.5)).double().mean(dim=-1)
+def _errors(outputs: Tensor, clients: Clients) -> Array:
+    """Sum over rows of squared errors, or of wrong answers."""
+    wrong = _wrong(outputs, clients)
     masked = torch.where(clients.mask, wrong, torch.zeros_like(wrong))
     return masked.sum(dim=1).cpu().numpy()
 
 
-def _areas(outputs: Tensor, clients: Clients) -> NDArray[np.float64]:
+def _wrong(outputs: Tensor, clients: Clients) -> Tensor:
+    """Give each row's squared error, or whether (multilabel: how far) it is wrong.
+
+    An answer that rests on an output that is not a number is wrong, whatever it says.
+    """
+    task = clients.spec.task
+    if task == "regression":
+        return (outputs.double() - clients.y.double()).square()
+    broken = outputs.isnan()
+    if task == "multiclass":
+        broken = broken.any(dim=-1)
+    wrong = ((decide(task, outputs) != _labels(clients)) | broken).double()
+    return wrong.mean(dim=-1) if task == "multilabel" else wrong
+
+
+def _labels(clients: Clients) -> Tensor:
+    return clients.y if clients.spec.task == "multiclass" else (clients.y > 0.5).long()
+
+
+def _areas(outputs: Tensor, clients: Clients) -> Array:
     """Give each client's AUC, from the ranks of its rows of class 1 (Mann and Whitney 1947)."""
     mask = clients.mask.cpu().numpy()
     owner = np.nonzero(mask)[0]  # ascending: rows of a client lie together
@@ -202,11 +218,50 @@ def _areas(outputs: Tensor, clients: Clients) -> NDArray[np.float64]:
     return np.where(pairs > 0, won / np.maximum(pairs, 1), np.nan)
 
 
-def _mean_area(areas: NDArray[np.float64]) -> Auc:
-    known = areas[~np.isnan(areas)]
+def _balances(outputs: Tensor, clients: Clients) -> Array:
+    """Give each client's mean over the classes of its rows of the share of them that is right."""
+    mask = clients.mask.cpu().numpy()
+    classes, count = max(2, clients.spec.outputs), len(clients)
+    labels = _labels(clients).cpu().numpy()[mask]
+    right = 1 - _wrong(outputs, clients).cpu().numpy()[mask]
+    cells = np.nonzero(mask)[0] * classes + labels
+    rows = np.bincount(cells, minlength=count * classes).reshape(count, classes)
+    hits = np.bincount(cells, right, count * classes).reshape(count, classes)
+    present = (rows > 0).sum(axis=1)
+    shares = (hits / np.maximum(rows, 1)).sum(axis=1) / np.maximum(present, 1)
+    return np.where(present > 1, shares, np.nan)
+
+
+def _determinations(outputs: Tensor, clients: Clients) -> Array:
+    """Give each client's R^2."""
+    mask = clients.mask
+    zero = torch.zeros((), dtype=torch.float64, device=clients.device)
+    targets = clients.y.double()
+    means = torch.where(mask, targets, zero).sum(dim=1) / mask.sum(dim=1)
+    around = torch.where(mask, targets - means[:, None], zero)
+    # By the targets themselves: deviations of equal ones from their mean may be off by rounding.
+    vary = ((targets != targets[:, :1]) & mask).any(dim=1).cpu().numpy()
+    deviations = around.square().sum(dim=1).cpu().numpy()
+    errors = _errors(outputs, clients)
+    errors = np.where(np.isnan(errors), np.inf, errors)
+    return np.where(vary, 1 - errors / np.where(vary, deviations, 1.0), np.nan)
+
+
+_MEASURES: Mapping[Task, Mapping[str, Callable[[Tensor, Clients], Array]]] = {
+    "regression": {"r2": _determinations},
+    "binary": {"auc": _areas, "balanced": _balances},
+    "multiclass": {"balanced": _balances},
+    "multilabel": {},
+}
+
+
+def _mean(own: Array) -> PerClient:
+    known = own[~np.isnan(own)]
     value = float(known.mean()) if len(known) else math.nan
-    error = float(known.std(ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else math.nan
-    return Auc(value, error, areas, len(areas) - len(known))
+    error = math.nan
+    if len(known) > 1 and math.isfinite(value):
+        error = float(known.std(ddof=1)) / math.sqrt(len(known))
+    return PerClient(value, error, own, len(own) - len(known))
 
 
 def _noise(mechanism: Mechanism, like: Tree, entropy: Entropy) -> Tree:
@@ -232,7 +287,7 @@ def _norm_ratio(noise: float, signal: float) -> float:
     return math.sqrt(noise / signal) if signal > 0 else math.inf
 
 
-def _deviations(data: FederatedDataset) -> NDArray[np.float64]:
+def _deviations(data: FederatedDataset) -> Array:
     targets = data.targets.double().cpu().numpy()
     squares = (targets - targets.mean()) ** 2 if len(targets) else targets
     owner = np.repeat(np.arange(len(data)), data.counts)
@@ -240,7 +295,7 @@ def _deviations(data: FederatedDataset) -> NDArray[np.float64]:
     return np.asarray(sums, dtype=np.float64)
 
 
-def _ratio(over: NDArray[np.float64], under: NDArray[np.float64]) -> tuple[float, float]:
+def _ratio(over: Array, under: Array) -> tuple[float, float]:
     total = float(under.sum())
     if total <= 0:
         return math.nan, math.nan

@@ -1,16 +1,19 @@
 """What a finished run says of itself: the summary, and the files that are kept."""
 
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coterie.data.federated import FederatedDataset
-from coterie.engines.simulate import Outcome
+from coterie.engines.outcome import Outcome
+from coterie.methods.base import Shape
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
@@ -29,26 +32,26 @@ def summarise(
     data: str,
     tuned: TunedOn,
     seconds: float,
+    notices: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Give the summary that others may script against; strict JSON."""
     plan, guarantee = outcome.plan, outcome.guarantee
     noise = plan.noise_multipliers(outcome.spec.clients)
-    area = score.auc
+    noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
     return {
         "method": plan.method.kind,
         "data": data,
         "clients": outcome.spec.clients,
-        "rounds": plan.posts,
+        # Rows in one place are one release, though nothing is posted.
+        "rounds": 1 if plan.method.shape is Shape.POOLED else len(outcome.posts),
         **promised(guarantee),
         "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
         "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
-        "clip": plan.privacy.clip if plan.posts and plan.privacy.epsilon != math.inf else None,
+        "clip": plan.clip(outcome.spec.clients) if noised else None,
         "metric": score.metric,
         "value": json_number(score.value),
         "standard_error": json_number(score.standard_error),
-        "auc": None if area is None else json_number(area.value),
-        "auc_standard_error": None if area is None else json_number(area.standard_error),
-        "auc_left_out": None if area is None else area.left_out,
+        **_per_client(score),
         "share_better_than_local": (
             None if local is None else json_number(score.share_better_than(local))
         ),
@@ -58,8 +61,20 @@ def summarise(
         ],
         "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
         "tuning": TUNING[tuned],
+        "caveats": list(plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf)),
+        "notices": list(notices),
         "seconds": round(seconds, 3),
     }
+
+
+def _per_client(score: Score) -> dict[str, Any]:
+    """Give the means over clients of what is each client's own; null where it does not apply."""
+    found: dict[str, Any] = {}
+    for key, own in score.per_client.items():
+        found[key] = None if own is None else json_number(own.value)
+        found[f"{key}_standard_error"] = None if own is None else json_number(own.standard_error)
+        found[f"{key}_left_out"] = None if own is None else own.left_out
+    return found
 
 
 def promised(guarantee: Guarantee) -> dict[str, Any]:
@@ -80,10 +95,10 @@ def promised(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def json_number(value: float) -> float | str | None:
-    """Write a number as strict JSON: infinity is "inf", not-a-number is null."""
+    """Write a number as strict JSON: infinity is "inf" or "-inf", not-a-number is null."""
     if math.isnan(value):
         return None
-    return "inf" if math.isinf(value) else value
+    return str(value) if math.isinf(value) else value
 
 
 def keep(
@@ -103,14 +118,19 @@ def keep(
     write_atomically(folder / "guarantee.json", guarantee.encode())
     names = json.dumps(list(train.names)).encode()
     write_atomically(folder / "models" / "clients.json", names)
+    shared = io.BytesIO()
+    arrays = {name: leaf.cpu().numpy() for name, leaf in outcome.shared.items()}
+    np.savez(shared, allow_pickle=False, **arrays)
+    write_atomically(folder / "shared.npz", shared.getvalue())
     columns = {
         "client": pa.array(list(train.names)),
         "train_rows": pa.array(train.counts),
         "test_rows": pa.array(score.rows),
         "error": pa.array(score.clients),
     }
-    if score.auc is not None:
-        columns["auc"] = pa.array(score.auc.clients)
+    for key, own in score.per_client.items():
+        if own is not None:
+            columns[key] = pa.array(own.clients)
     if local is not None:
         columns["error_alone"] = pa.array(local.clients)
     buffer = pa.BufferOutputStream()

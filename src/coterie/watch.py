@@ -4,7 +4,7 @@ import dataclasses
 import math
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from rich.console import Console
@@ -12,13 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
-from coterie.engines.simulate import Progress as RoundProgress
+from coterie.engines.outcome import Progress as RoundProgress
+from coterie.engines.simulate import set_clock
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.words import round_up
-from coterie.rng import Rng
 from coterie.run import RunPlan
 from coterie.scores import mean_loss
-from coterie.tree import Tree, stack
 
 _WATCHED_CLIENTS = 200
 _MARKS = 8
@@ -35,9 +34,8 @@ class Watch:
         """Get ready for a run."""
         if self._quiet:
             return _Silent()
-        for hint in (scaling_hint(data), *(f"{data.title}: {note}" for note in data.assumed)):
-            if hint is not None:
-                print(f"hint: {hint}", file=sys.stderr)
+        for hint in _hints(run_plan, data):
+            print(f"hint: {hint}", file=sys.stderr)
         self._plan = run_plan.plan()
         self._data = data
         self._seen = 0.0
@@ -88,18 +86,25 @@ class Watch:
         return list(zip(marks, spent, strict=True))
 
     def _measure(self, progress: RoundProgress) -> float:
-        shared, method, spec = progress.shared, self._plan.method, self._data.spec
-        names = method.model.init(spec, Rng.seeded(0)).keys()
-
-        def models(ids: Any) -> Tree:
-            rows = progress.store.take(ids, lambda count: method.enrol(shared, spec, count))
-            if rows.keys() == names:
-                return rows
-            if shared.keys() == names:
-                return stack(shared, len(ids))
-            return method.personalise(shared, rows, self._data.clients(ids), Rng.seeded(0))
-
+        models = progress.models(self._plan.method, self._data)
         return mean_loss(self._plan.method.model, models, self._data, self._ids)
+
+
+def _hints(run_plan: RunPlan, data: FederatedDataset) -> Iterator[str]:
+    """Say what the data's owner should know before anything is spent."""
+    scaled = scaling_hint(data)
+    if scaled is not None:
+        yield scaled
+    yield from (f"{data.title}: {note}" for note in data.assumed)
+    yield from run_plan.method.notices(data)
+    if run_plan.privacy.epsilon != math.inf:
+        rounds, clip = run_plan.rounds or 1, run_plan.plan().clip(data.spec.clients)
+        yield from run_plan.method.explain(rounds, clip)
+    yield from run_plan.method.caveats(run_plan.privacy.epsilon != math.inf)
+    if run_plan.stragglers is not None:
+        told = set_clock(run_plan.stragglers, run_plan.plan(), data).note()
+        if told is not None:
+            yield told
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,10 @@ VARIANTS = {
         "mpmtl",
         {"lam": 0.1, "lam_scale": "absolute", "lift": "add"},
     ),
+    "mtlsvm mask step": ("mtlsvm", {"mask": "step", "gamma": "average"}),
+    "mtlsvm mask paper": ("mtlsvm", {"mask": "paper", "epochs": 1, "last_solve": False}),
+    "mtlsvm between": ("mtlsvm", {"gamma": 0.5, "epochs": 3}),
+    "mocha learned": ("mocha", {"relation": "learned", "every": 2}),
     "mpmtl decompose": ("mpmtl", {"decompose": 0.02}),
     "mpmtl steps decompose column": (
         "mpmtl",
@@ -131,6 +135,11 @@ def state_of(method, data):
     shared = method.init(data.spec, Rng.seeded(0))
     shared = {k: v + 0.1 for k, v in shared.items()}
     personal = method.enrol(shared, data.spec, data.spec.clients)
+    for name in method.per_row:
+        assert personal[name].shape[1] == 0, "enrol gives leaves per row without entries"
+        # Entries for more rows than any client has here, as a store hands them out beside others.
+        shape = (len(data), 32, *personal[name].shape[2:])
+        personal = {**personal, name: personal[name].new_zeros(shape)}
     return shared, {k: v + 0.05 for k, v in personal.items()}
 
 

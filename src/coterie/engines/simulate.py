@@ -4,6 +4,7 @@ Block size, device and store are settings of speed: they never touch the guarant
 agree over block sizes to float tolerance (sums of contributions agree exactly: see `mechanisms`).
 """
 
+import math
 import re
 import shutil
 import tempfile
@@ -12,39 +13,23 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 
 from coterie.data.federated import FederatedDataset, Spec
+from coterie.engines.clock import Clock, Stragglers
+from coterie.engines.outcome import Observer, Outcome, Progress
 from coterie.engines.rounds import RoundState, Timing, client_half, server_half
 from coterie.engines.store import Ids, Store
 from coterie.methods.base import Shape
 from coterie.plan import Plan
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.billboard import Billboard, Bounded, Post
+from coterie.privacy.billboard import Billboard, Bounded
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import LedgerError
 from coterie.rng import Rng
 from coterie.tree import Tree, size, to
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What an observer is shown after a round; nothing it does comes back."""
-
-    round: int
-    rounds: int
-    shared: Tree
-    store: Store
-
-
-class Observer(Protocol):
-    """Watches a run. Returns None, and so steers nothing."""
-
-    def __call__(self, progress: Progress) -> None:
-        """Look at the state after a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,32 +65,6 @@ class Speed:
         return self.block or int(np.clip(16e6 / row, max(1.0, min(64.0, 1e9 / row)), 4096))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A finished run: one model per client, the public transcript, and what it guarantees."""
-
-    plan: Plan
-    spec: Spec
-    shared: Tree
-    models: Store
-    billboard: Billboard
-    guarantee: Guarantee
-    timing: Timing
-
-    @property
-    def posts(self) -> tuple[Post, ...]:
-        """The public transcript."""
-        return self.billboard.posts
-
-    def rows(self, ids: Ids) -> Tree:
-        """Give the models of some clients, stacked."""
-        return self.models.take(ids, lambda count: {})
-
-    def model(self, client: int) -> Tree:
-        """Give one client's model parameters."""
-        return {name: leaf[client] for name, leaf in self.models.leaves.items()}
-
-
 def simulate(
     plan: Plan,
     data: FederatedDataset,
@@ -113,6 +72,7 @@ def simulate(
     observe: Observer | None = None,
     folder: Path | None = None,
     speed: Speed | None = None,
+    stragglers: Stragglers | None = None,
 ) -> Outcome:
     """Run a plan on clients held in this process.
 
@@ -123,15 +83,38 @@ def simulate(
         folder: Where to keep ledger, posts and personal state; a run with a folder survives a
             crash and goes on where it stood when called again with the same plan and data.
         speed: Block size, device, store.
+        stragglers: How long clients take on a virtual clock, and how long they are waited for;
+            those who are late contribute nothing to the round. None for no clock.
     """
-    return _Simulation(plan, data, folder, speed or Speed()).run(observe)
+    return _Simulation(plan, data, folder, speed or Speed(), stragglers).run(observe)
+
+
+def set_clock(stragglers: Stragglers, plan: Plan, data: FederatedDataset) -> Clock:
+    """Set the virtual clock of a run; the same one when the run goes on after a crash.
+
+    Raises:
+        ValueError: If a run with a budget would wait by times that clients report: these follow
+            from how many rows they have, and no event pays for that.
+    """
+    if stragglers.wait_is_reported and plan.privacy.epsilon != math.inf:
+        raise ValueError(
+            f"stragglers.wait = {stragglers.wait!r} follows from times that clients report, which "
+            "epsilon does not cover: give seconds, or run with epsilon = inf"
+        )
+    rng = Rng.seeded(plan.simulation_seed or 0).at("clock")
+    return stragglers.clock(data.counts, data.spec.features, rng, plan.method.passes)
 
 
 class _Simulation:
     """One run: the state that lives between rounds."""
 
     def __init__(
-        self, plan: Plan, data: FederatedDataset, folder: Path | None, speed: Speed
+        self,
+        plan: Plan,
+        data: FederatedDataset,
+        folder: Path | None,
+        speed: Speed,
+        stragglers: Stragglers | None,
     ) -> None:
         self.plan, self.speed, self.folder = plan, speed, folder
         self.data = data if speed.device == "cpu" else data.to(speed.device)
@@ -140,9 +123,13 @@ class _Simulation:
         # The start is public: it comes from the specification and a fixed stream.
         self.data.forget()
         plan.method.check(data.spec)
+        plan.method.check_cohort(plan.sampler.largest(data.spec.clients), data.spec)
         plan.method.check_data(data)
+        self.clock = None if stragglers is None else set_clock(stragglers, plan, data)
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
         self.billboard = plan.open(data.spec, self.shared, folder)
+        self._ended: int | None = None
+        self._next_look = 0
         try:
             self.store = self._open_store("personal")
         except BaseException:
@@ -157,9 +144,14 @@ class _Simulation:
             if self.plan.method.shape is Shape.POOLED:
                 return self._outcome(self._pool(), started, 0.0)
             for number in range(self.billboard.next, self.plan.posts):
-                self._round(number, self.billboard)
+                if self._is_solved(number):
+                    break
+                answered, seconds = self._round(number, self.billboard)
                 if observe is not None:
-                    observe(Progress(number + 1, self.plan.posts, self.shared, self.store))
+                    done = Progress(
+                        number + 1, self.plan.posts, self.shared, self.store, answered, seconds
+                    )
+                    observe(done)
             rounds = time.perf_counter() - started
             models = self._personalise()
             return self._outcome(models, started, rounds)
@@ -174,10 +166,38 @@ class _Simulation:
             models=models,
             billboard=self.billboard,
             guarantee=replace(
-                self.plan.guarantee(self.data.spec.clients), assumed=self.data.assumed
+                self.plan.guarantee(self.data.spec.clients, self._ended), assumed=self.data.assumed
             ),
             timing=Timing(rounds, time.perf_counter() - started),
+            gap=self._gap() if self._stops else None,
         )
+
+    @property
+    def _stops(self) -> bool:
+        """Whether this run may end by its duality gap, which is private data."""
+        return self.plan.method.stop_gap is not None and self.plan.privacy.epsilon == math.inf
+
+    def _is_solved(self, number: int) -> bool:
+        """Look at the gap now and then: a look costs about as much as an epoch."""
+        gap = self.plan.method.stop_gap
+        if not self._stops or gap is None or number < self._next_look:
+            return False
+        self._next_look = number + 1 + number // 10
+        if number == 0 or self._gap() > gap:
+            return False
+        self._ended = number
+        return True
+
+    def _gap(self) -> float:
+        """Give the relative duality gap of all clients together. Not private."""
+        method, shared = self.plan.method, to(self.shared, self.speed.device)
+        primal, gap = method.shared_cost(self.shared), 0.0
+        everyone = np.arange(self.data.spec.clients, dtype=np.int64)
+        for block in self.data.blocks(everyone, self.speed.clients(self.shared)):
+            personal = self.store.take(block.ids.numpy(), self._enrol(shared))
+            parts = method.certify(shared, personal, block).double().sum(dim=0)
+            primal, gap = primal + float(parts[0]), gap + float(parts[1])
+        return gap / primal if primal > 0 else gap
 
     def _pool(self) -> Store:
         """Fit all clients with their rows in one place: a reference, and never private."""
@@ -205,13 +225,20 @@ class _Simulation:
             self.shared = self.plan.method.server_update(self.shared, post)
         self.store.recover(self.billboard.next)
 
-    def _round(self, number: int, billboard: Billboard) -> None:
+    def _round(self, number: int, billboard: Billboard) -> tuple[int, float | None]:
         entropy = open_entropy(self.plan.simulation_seed, "cohort", number)
         cohort = self.plan.sampler.draw(self.data.spec.clients, entropy)
+        seconds = None
+        if self.clock is not None:
+            timed = self.clock.round(number)
+            # Whoever is late throws its steps away: for others it is as if it had taken none.
+            cohort = np.intersect1d(cohort, timed.answered)
+            seconds = timed.next_broadcast
         self.shared, _ = server_half(
             self.plan.method, billboard, self.shared, self._parts(number, cohort)
         )
         self.store.commit()
+        return len(cohort), seconds
 
     def _parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
         """Compute the cohort by blocks; new personal rows are staged before the post exists."""
@@ -249,15 +276,23 @@ class _Simulation:
         return _Enrol(self.plan, shared, self.data.spec)
 
     def _open_store(self, name: str, template: Tree | None = None) -> Store:
+        per_row: tuple[str, ...] = ()
         if template is None:
             template = self.plan.method.enrol(self.shared, self.data.spec, 1)
-        clients, device = self.data.spec.clients, self.speed.device
-        if self.folder is not None:
-            return Store(template, clients, self.folder / name, device)
-        if self.speed.store == "memory":
-            return Store(template, clients, None, device)
-        scratch = Path(tempfile.mkdtemp(prefix="coterie-"))
-        store = Store(template, clients, scratch, device)
+            per_row = self.plan.method.per_row
+        place = None if self.folder is None else self.folder / name
+        in_memory = place is None and self.speed.store == "memory"
+        scratch = None if place or in_memory else Path(tempfile.mkdtemp(prefix="coterie-"))
+        store = Store(
+            template,
+            self.data.spec.clients,
+            place or scratch,
+            self.speed.device,
+            per_row=per_row,
+            offsets=self.data.offsets,
+        )
+        if scratch is None:
+            return store
         weakref.finalize(store, shutil.rmtree, scratch, ignore_errors=True)
         return store
 

@@ -36,12 +36,17 @@ class Method(ABC):
             have no exceptions.
         rounds_between: The fewest and most rounds that are chosen by rule.
         rounds_error: The relative error of a posted mean that the rule aims at.
+        rounds_without_noise: The rounds of a run without privacy, if none are asked for.
+        per_row: Leaves of the personal state with an entry for each row of a client; `enrol` gives
+            them without entries, (clients, 0, ...), and zeros are put in.
     """
 
     kind: ClassVar[str] = ""
     not_applicable: ClassVar[Mapping[str, str]] = {}
     rounds_between: ClassVar[tuple[int, int]] = (3, 25)
     rounds_error: ClassVar[float] = 0.3
+    rounds_without_noise: ClassVar[int] = 25
+    per_row: ClassVar[tuple[str, ...]] = ()
     model: Model
 
     @property
@@ -69,6 +74,35 @@ class Method(ABC):
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse rows that this method cannot learn from, before anything is spent."""
         return None
+
+    def check_cohort(self, largest: int, spec: Spec) -> None:
+        """Refuse rounds of so many clients, where the method was set up for fewer."""
+        return None
+
+    def for_cohort(self, largest: int, spec: Spec) -> "Method":
+        """Fill in what was left to the plan: the most clients that a round may have."""
+        return self
+
+    def usual_clip(self, clients: int, rounds: int) -> float:
+        """Give the clip where none is asked for, from public facts alone."""
+        return 0.5
+
+    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
+        """Say, of a run with a budget, why its rounds and clip are as they are."""
+        return ()
+
+    def notices(self, data: FederatedDataset) -> tuple[str, ...]:
+        """Say what the data's owner should know of rows that are taken, but in their own way."""
+        return ()
+
+    def caveats(self, private: bool) -> tuple[str, ...]:
+        """Say, in sentences, what must be read beside the guarantee of a run."""
+        return ()
+
+    @property
+    def passes(self) -> int:
+        """Passes over own rows in a round, at most, for a clock."""
+        return 1
 
     def fit_all(self, clients: Clients) -> Tree:
         """Fit all clients together, rows in one place: methods of shape POOLED alone."""
@@ -107,6 +141,31 @@ class Method(ABC):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Make each client's model after the last round; free, since nothing is posted."""
         return personal
+
+    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+        """Give each client's model as it stands between rounds, for whoever watches."""
+        names = self.model.init(clients.spec, Rng.seeded(0)).keys()
+        if personal.keys() == names:
+            return personal
+        if shared.keys() == names:
+            return stack(shared, len(clients))
+        return self.personalise(shared, personal, clients, Rng.seeded(0))
+
+    @property
+    def stop_gap(self) -> float | None:
+        """The relative duality gap at which a run without privacy is done; None for never.
+
+        The gap is private data: a run with a budget does its rounds whatever it is.
+        """
+        return None
+
+    def certify(self, shared: Tree, personal: Tree, clients: Clients) -> Tensor:
+        """Give each client's own parts, (c, 2), of the primal objective and of the duality gap."""
+        raise NotImplementedError(f"{self.kind} has no duality gap")
+
+    def shared_cost(self, shared: Tree) -> float:
+        """Give the part of the primal objective that is the shared tree's."""
+        return 0.0
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Method"]]:

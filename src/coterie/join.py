@@ -1,0 +1,109 @@
+"""Newcomers: clients who come after training take the shared tree and fit their own part alone.
+
+Nothing of theirs is posted, so nobody learns anything of them, and the run that they join spends
+nothing. What they are given was posted, and is public under that run's guarantee.
+"""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from coterie.choice import DataChoice
+from coterie.config import ConfigError
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.engines.outcome import Outcome, join_shared
+from coterie.engines.simulate import simulate
+from coterie.methods.base import Method
+from coterie.methods.local import Local
+from coterie.plan import Plan, Privacy
+from coterie.privacy.accounting import Guarantee
+from coterie.privacy.files import write_atomically
+from coterie.rng import Rng
+from coterie.run import load_plan
+from coterie.scores import Score, evaluate
+from coterie.tree import Tree, take
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Models of newcomers, with scores on rows that they held out: joined, and alone."""
+
+    models: Tree
+    names: list[str]
+    score: Score
+    alone: Score
+    guarantee: Guarantee
+
+
+def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
+    """Fit newcomers from a finished run's folder and their own rows; keep the models in `out`.
+
+    Raises:
+        ConfigError: If the folder holds no finished run.
+        ValueError: If the rows are of another kind than the run's.
+    """
+    run_plan = load_plan(folder / "plan.toml")
+    shared, guarantee = _read(folder)
+    train, test = choice.split()
+    method, spec = run_plan.method, replace(train.spec, clients=guarantee.clients)
+    _check(method, spec, shared, folder)
+    seed = run_plan.simulation_seed
+    models = join_shared(method, shared, spec, train, seed)
+    score = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test)
+    alone = _alone(method, train)
+    found = Joined(
+        models,
+        [str(name) for name in train.names],
+        score,
+        evaluate(method.model, alone.rows, test),
+        guarantee,
+    )
+    if out is not None:
+        _keep(out, found)
+    return found
+
+
+def _read(folder: Path) -> tuple[Tree, Guarantee]:
+    try:
+        with np.load(folder / "shared.npz", allow_pickle=False) as arrays:
+            shared = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
+        return shared, Guarantee.from_json(stated)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder}: no finished run that can be joined ({error!r}); finish it with "
+            f"`coterie run --resume {folder}`, or restore shared.npz and guarantee.json"
+        ) from error
+
+
+def _check(method: Method, spec: Spec, shared: Tree, folder: Path) -> None:
+    method.check(spec)
+    expected = {name: leaf.shape for name, leaf in method.init(spec, Rng.seeded(0)).items()}
+    given = {name: leaf.shape for name, leaf in shared.items()}
+    if expected != given:
+        raise ValueError(
+            f"{folder}: its shared tree has shapes {_plain(given)}, the newcomers' rows call for "
+            f"{_plain(expected)}; give rows with the features and classes of the training"
+        )
+
+
+def _plain(shapes: dict[str, torch.Size]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in shapes.items()}
+
+
+def _alone(method: Method, train: FederatedDataset) -> Outcome:
+    alone = method.alone() or Local(model=method.model)
+    privacy = Privacy(epsilon=math.inf)
+    return simulate(Plan(method=alone, privacy=privacy, rounds=1, simulation_seed=0), train)
+
+
+def _keep(out: Path, found: Joined) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for name, leaf in found.models.items():
+        with (out / f"{name}.npy").open("wb") as file:
+            np.save(file, leaf.cpu().numpy(), allow_pickle=False)
+    write_atomically(out / "clients.json", json.dumps(found.names).encode())

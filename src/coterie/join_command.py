@@ -1,0 +1,41 @@
+"""What `coterie join` does: newcomers' models from a finished run and their own rows."""
+
+import argparse
+import json
+from pathlib import Path
+
+from coterie.flags import data_table
+from coterie.join import join
+from coterie.privacy.words import round_up
+from coterie.run import plan_from_table
+from coterie.summary import json_number
+
+
+def joined(arguments: argparse.Namespace) -> str:
+    """Carry out `coterie join`; give what is to be printed."""
+    folder, out = Path(arguments.run), Path(arguments.out)
+    if (out / "clients.json").exists():
+        raise FileExistsError(f"{out} holds models already; choose another --out")
+    table = {"data": data_table(arguments), "method": {"kind": "local"}, "privacy": {"epsilon": 1}}
+    if "name" not in table["data"]:
+        raise ValueError("no data: give --data NAME|FILE with the newcomers' rows")
+    found = join(folder, plan_from_table(table).data, out)
+    share = found.score.share_better_than(found.alone)
+    told = {
+        "run": str(folder),
+        "newcomers": len(found.names),
+        "metric": found.score.metric,
+        "value": json_number(found.score.value),
+        "alone_value": json_number(found.alone.value),
+        "share_better_than_alone": json_number(share),
+        "models": str(out),
+    }
+    if arguments.json:
+        return json.dumps(told, allow_nan=False)
+    return (
+        f"{told['newcomers']} newcomers: test {told['metric']} {found.score.value:.4g} joined, "
+        f"{found.alone.value:.4g} alone; {share:.0%} are better off than alone (not private)\n"
+        f"They posted nothing: what others can learn of them is epsilon 0. The shared model that "
+        f"they took is public at epsilon {round_up(found.guarantee.epsilon)} of its own clients.\n"
+        f"models {out}"
+    )

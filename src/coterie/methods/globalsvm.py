@@ -1,0 +1,76 @@
+"""One support vector machine for everybody: DATA LEAVES THE CLIENTS, so it is never private.
+
+    min_w  1/2 |w|^2 + C sum_ik loss(y_ik, w . x_ik)
+
+What `mtlsvm` tends to for C2 -> infinity: the rival that has all rows in one place.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from coterie.data.checks import refuse_degenerate, refuse_labels
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import Method, register
+from coterie.methods.localsvm import LocalSVM, check_constants, check_svm, parted
+from coterie.methods.mtl import Pooled
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.sdca import Losses, fit_joint
+from coterie.tree import Tree, stack, to
+
+
+@register("globalsvm")
+@dataclass(frozen=True, kw_only=True)
+class GlobalSVM(Pooled):
+    """One support vector machine on pooled rows: NOT private, data leaves the clients.
+
+    Attributes:
+        model: Linear; a bias is penalised like the weights.
+        c: What errors cost.
+        tube: Errors up to this are free (regression).
+        class_weight: "none", "balanced" (by each client's own counts), or a weight per class.
+        tol: The relative duality gap.
+    """
+
+    model: Model = field(default_factory=Linear)
+    c: float = 1.0
+    tube: float = 0.1
+    class_weight: Literal["none", "balanced"] | tuple[float, ...] = "none"
+    tol: float = 1e-4
+
+    def __post_init__(self) -> None:
+        check_constants(c=self.c, tol=self.tol)
+        self.losses()
+
+    def losses(self) -> Losses:
+        """Give what rows cost."""
+        return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
+
+    def check(self, spec: Spec) -> None:
+        """Refuse other models than linear ones."""
+        check_svm(self, spec)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that nothing can be learnt from, and labels that are none."""
+        refuse_degenerate(data)
+        refuse_labels(data)
+
+    def alone(self) -> Method:
+        """Learn alone with the same constant."""
+        return LocalSVM(model=self.model, c=self.c, tube=self.tube, class_weight=self.class_weight)
+
+    def fit_all(self, clients: Clients) -> Tree:
+        """Fit one machine, and give it to everybody."""
+        assert isinstance(self.model, Linear)
+        fit = fit_joint(
+            clients,
+            self.losses(),
+            c2=torch.inf,
+            bias=self.model.bias,
+            tol=self.tol,
+            keys=Rng.seeded(0).keys(clients.ids),
+        )
+        like = self.model.init(clients.spec, Rng.seeded(0))
+        return to(stack(parted(fit.shared.float(), like), len(clients)), clients.device)

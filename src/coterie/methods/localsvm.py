@@ -1,0 +1,138 @@
+"""Support vector machines of each client's own: nothing is posted, so others learn nothing.
+
+    min_w  1/2 |w|^2 + C sum_i loss(y_i, w . x_i)
+
+with the hinge loss (one output against the rest where there are several classes) or |.| beyond a
+tube; a bias is penalised like the weights. What `mtlsvm` tends to for C2 -> 0 and C = C1 / C2.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from coterie.data.checks import refuse_degenerate, refuse_labels
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.sdca import Losses, fit_alone
+from coterie.tree import Tree, to
+
+
+def check_svm(method: Method, spec: Spec) -> None:
+    """Refuse other models than linear ones, and class weights that do not fit."""
+    if not isinstance(method.model, Linear):
+        raise ValueError(
+            f"{method.kind} is for linear models, not {type(method.model).__name__}; use pmtl"
+        )
+    weights = getattr(method, "class_weight", "none")
+    if weights != "none" and spec.task == "regression":
+        raise ValueError(
+            f"class_weight = {weights!r} on regression, which has no classes: use 'none'"
+        )
+    classes = spec.outputs if spec.task == "multiclass" else 2
+    if not isinstance(weights, str) and len(weights) != classes:
+        raise ValueError(
+            f"class_weight = {weights!r} has {len(weights)} numbers, expected {classes}: one of "
+            "each class"
+        )
+
+
+def check_constants(**constants: float) -> None:
+    """Refuse constants that are not positive."""
+    for name, value in constants.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} = {value}: expected a finite number above 0")
+
+
+def joined(tree: Tree) -> Tensor:
+    """Put weights (..., o, d) and biases (..., o) side by side: (..., o, d + 1)."""
+    if "bias" not in tree:
+        return tree["weight"]
+    return torch.cat([tree["weight"], tree["bias"][..., None]], dim=-1)
+
+
+def parted(vectors: Tensor, like: Tree) -> Tree:
+    """Take weights and biases apart again."""
+    if "bias" not in like:
+        return {"weight": vectors}
+    return {"weight": vectors[..., :-1], "bias": vectors[..., -1]}
+
+
+def padded(dual: Tensor, longest: int) -> Tensor:
+    """Put zeros behind duals of too few rows."""
+    return pad(dual, (0, 0, 0, max(0, longest - dual.shape[1])))
+
+
+def settled(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
+    """Take the part of a step that the clip kept of what it contributed; none if none was sent."""
+    factor = kept.to(after).reshape(-1, *[1] * (after.dim() - 1))
+    return torch.where(factor > 0, before + factor * (after - before), before)
+
+
+@register("localsvm")
+@dataclass(frozen=True, kw_only=True)
+class LocalSVM(Method):
+    """One support vector machine per client, from its own rows alone.
+
+    Attributes:
+        model: Linear; a bias is penalised like the weights.
+        c: What errors cost.
+        tube: Errors up to this are free (regression).
+        class_weight: "none", "balanced" (by the client's own counts), or a weight per class.
+        tol: The relative duality gap of each client's machine.
+    """
+
+    shape = Shape.NONE
+    model: Model = field(default_factory=Linear)
+    c: float = 1.0
+    tube: float = 0.1
+    class_weight: Literal["none", "balanced"] | tuple[float, ...] = "none"
+    tol: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_constants(c=self.c, tol=self.tol)
+        self.losses()
+
+    def losses(self) -> Losses:
+        """Give what rows cost."""
+        return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
+
+    def check(self, spec: Spec) -> None:
+        """Refuse other models than linear ones."""
+        check_svm(self, spec)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that nothing can be learnt from, and labels that are none."""
+        refuse_degenerate(data)
+        refuse_labels(data)
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Contribute nothing."""
+        return {}
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Contribute nothing."""
+        return personal, {}
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Keep the public start."""
+        return shared
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Fit own rows."""
+        assert isinstance(self.model, Linear)
+        fit = fit_alone(
+            clients,
+            self.losses(),
+            bias=self.model.bias,
+            tol=self.tol,
+            keys=rng.at("order").keys(clients.ids),
+        )
+        return to(parted(fit.weight.float(), shared), clients.device)

@@ -1,0 +1,92 @@
+"""What every client's own model says of that client's rows. Not private: for whoever holds them.
+
+Rows go in as training rows did: scaled by the same constants, from the same clients in the same
+order. Clients have as many answers as rows, so what comes back is one array per client.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.data.federated import Clients, FederatedDataset, Task
+from coterie.engines.outcome import Outcome
+from coterie.models import Model
+from coterie.tree import Tree
+
+Models = Callable[[NDArray[np.int64]], Tree]
+
+BLOCK = 1024  # clients computed side by side
+
+
+def decision_function(outcome: Outcome, data: FederatedDataset) -> list[NDArray[np.floating[Any]]]:
+    """Give the outputs of every client's model on its own rows of `data`.
+
+    Returns:
+        One array per client, in their order: (rows,) for regression and binary tasks (class 1
+        where positive), (rows, outputs) for others. A client without rows has an empty one.
+
+    Raises:
+        ValueError: If `data` is not of the shape, task and number of clients of the run.
+    """
+    return _by_client(outcome, data, lambda outputs: outputs)
+
+
+def predict(outcome: Outcome, data: FederatedDataset) -> list[NDArray[Any]]:
+    """Give what every client's model predicts for its own rows of `data`.
+
+    Returns:
+        One array per client, in their order: values (regression), classes numbered from 0 (binary:
+        0 or 1), or a 0 or 1 for each label, (rows, labels). A client without rows has an empty one.
+
+    Raises:
+        ValueError: If `data` is not of the shape, task and number of clients of the run.
+    """
+    return _by_client(outcome, data, lambda outputs: decide(data.spec.task, outputs))
+
+
+def outputs_by_block(
+    model: Model, models: Models, data: FederatedDataset, block: int = BLOCK
+) -> Iterator[tuple[Clients, Tensor]]:
+    """Give clients with rows in blocks, and what their models say of the padded rows."""
+    for clients in data.blocks(np.flatnonzero(data.counts > 0), block):
+        yield clients, outputs_of(model, models(clients.ids.numpy()), clients)
+
+
+def outputs_of(model: Model, params: Tree, clients: Clients) -> Tensor:
+    """Give what stacked models say of the padded rows: (c, longest), or (c, longest, outputs)."""
+    with torch.no_grad():
+        moved = {name: leaf.to(clients.device) for name, leaf in params.items()}
+        outputs = model.apply_stacked(moved, clients.x)
+    # A model drops the axis of a single output; a single label keeps it.
+    single = clients.spec.task == "multilabel" and outputs.dim() == 2
+    return outputs[..., None] if single else outputs
+
+
+def decide(task: Task, outputs: Tensor) -> Tensor:
+    """Turn outputs into what is predicted: values, class numbers, or 0 and 1 for each label."""
+    if task == "regression":
+        return outputs
+    return outputs.argmax(dim=-1) if task == "multiclass" else (outputs > 0).long()
+
+
+def _by_client(
+    outcome: Outcome, data: FederatedDataset, turn: Callable[[Tensor], Tensor]
+) -> list[NDArray[Any]]:
+    if data.spec != outcome.spec:
+        raise ValueError(
+            f"{data.title} is {data.spec}, but the models were made for {outcome.spec}: give rows "
+            "of the same clients, in the same order and of the same shape"
+        )
+    model, found = outcome.plan.method.model, dict[int, NDArray[Any]]()
+    for clients, outputs in outputs_by_block(model, outcome.rows, data):
+        padded = turn(outputs).cpu().numpy()
+        for client, count, rows in zip(clients.ids, clients.counts, padded, strict=True):
+            found[int(client)] = rows[: int(count)].copy()  # else the block's padding lives on
+    # Nobody here may have rows: the kind and shape of no answers come from a row of zeros.
+    width = () if data.spec.task in ("regression", "binary") else (data.spec.outputs,)
+    empty = turn(torch.zeros(1, *width))[:0].numpy()
+    return [found.get(client, empty) for client in range(len(data))]
