@@ -286,6 +286,7 @@ def test_noise_is_a_random_centre_of_the_regulariser():
     np.testing.assert_allclose(personal["weight"].numpy()[:, 0], v.value, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("law", ["bernoulli", "beta"])
 def test_a_mask_as_step_size_keeps_the_solution_and_the_printed_one_does_not(law):
     data = toy(clients=4, rows=15)
@@ -360,8 +361,8 @@ def test_private_sharing_beats_learning_alone():
 
 
 def test_a_budget_that_buys_nothing_costs_little():
-    """10 clients, 100 features, epsilon 0.3: what is posted is noise, and w is shortened to it."""
-    data = toy(clients=10, rows=60, features=100, spread=0.2)
+    """10 clients, 60 features, epsilon 0.3: what is posted is noise, and w is shortened to it."""
+    data = toy(clients=10, rows=100, features=60, spread=1.0)
     train, test = data.split(0.5, 0)
     method = MTLSVM()
     alone = evaluate(method.model, run(method.alone(), train, rounds=1).rows, test)
@@ -373,8 +374,8 @@ def test_a_budget_that_buys_nothing_costs_little():
         assert noise == pytest.approx(square, rel=0.5), "the noise is known, and is nearly all"
         bare = run(replace(method, shrink=False), train, rounds=1, privacy=privacy, seed=seed)
         ours, theirs = (evaluate(method.model, o.rows, test).value for o in (shrunk, bare))
-        assert ours > alone.value - 3 * alone.standard_error
-        assert theirs < alone.value - 5 * alone.standard_error
+        assert ours > alone.value - alone.standard_error
+        assert theirs < alone.value - 3 * alone.standard_error
     free = [run(replace(method, shrink=s), train, rounds=5) for s in (True, False)]
     assert torch.equal(free[0].models.leaves["weight"], free[1].models.leaves["weight"])
 

@@ -1,0 +1,1 @@
+"""Attacks on what a run lets others see: each takes a `View`, the threat model as a value."""

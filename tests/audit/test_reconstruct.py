@@ -1,0 +1,406 @@
+"""Rows reconstructed from messages: what is found, what cannot be, and what noise hides."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import root
+from scipy.special import gammaln
+
+from coterie.audit.exact import consensus, functionals
+from coterie.audit.fit import _misses
+from coterie.audit.play import Defence, client_messages
+from coterie.audit.reconstruct import reconstruct
+from coterie.audit.record import record, true_rows
+from coterie.audit.success import chance, match
+from coterie.audit.view import Rule, View
+from coterie.data.synthetic import synthetic
+from coterie.methods.local import Local
+from coterie.methods.mtlsvm import MTLSVM
+from coterie.models import Linear
+from coterie.plan import Plan, Privacy
+from coterie.privacy.accounting import Participation
+from coterie.privacy.calibration import calibrate
+from coterie.privacy.sampling import Poisson
+
+SIMULTANEOUS = Rule(steps="simultaneous", sigma=1.0)
+SERIAL = Rule(steps="serial", sigma=5.0)
+BERNOULLI, BETA = ("bernoulli", 0.5), ("beta", 2.0, 0.5, 0.5)
+MASKS = [
+    Defence(mask=mask, mask_kind=kind) for mask in (BERNOULLI, BETA) for kind in ("step", "paper")
+]
+
+
+def client(rows, features, seed=0):
+    coins = np.random.default_rng(seed)
+    x = coins.standard_normal((rows, features))
+    x *= np.exp(0.2 * coins.standard_normal((rows, 1))) / np.linalg.norm(x, axis=1, keepdims=True)
+    x[:, 0] = np.abs(x[:, 0])
+    return x, np.where(coins.random(rows) < 0.5, -1.0, 1.0)
+
+
+def attacked(x, y, rule, *, rounds=100, defence=None, seed=0, **settings):
+    server, _ = client_messages(x, y, rule, rounds=rounds, defence=defence, seed=seed, **settings)
+    found = reconstruct(server, positive=0, seed=seed)
+    return match(x, y, found.rows, found.labels), found
+
+
+# --- the client that is played -------------------------------------------------------------------
+
+
+def test_a_client_alone_ends_at_the_support_vector_machine_of_its_rows():
+    svm = pytest.importorskip("sklearn.svm")
+    x, y = client(30, 3)
+    rule = Rule(c1=0.7, c2=2.0, sigma=1.0)
+    server, _ = client_messages(x, y, rule, rounds=400, others=0.0)
+    # q = w + v = (1 + 1/C2) sum alpha u: the machine with C = C1 (1 + 1/C2).
+    oracle = svm.LinearSVC(
+        loss="hinge", C=0.7 * 1.5, fit_intercept=False, tol=1e-10, max_iter=1_000_000
+    ).fit(x, y)
+    np.testing.assert_allclose(1.5 * server.messages.sum(axis=0), oracle.coef_[0], atol=1e-6)
+
+
+def test_what_the_others_see_without_noise_is_what_the_server_sees():
+    server, others = client_messages(*client(3, 4), SERIAL, rounds=20)
+    np.testing.assert_allclose(others.messages, server.messages, atol=1e-12)
+    noisy = client_messages(*client(3, 4), SERIAL, rounds=4000, defence=Defence(noise=2.0))
+    noise = noisy[1].messages - noisy[0].messages
+    assert abs(noise.std() - 2.0) < 0.1
+    # w moved by the noise that the others see.
+    assert np.linalg.norm(noisy[0].shared[-1] - noise[:-1].sum(axis=0)) < 60
+
+
+def test_an_absent_client_sends_nothing():
+    server, others = client_messages(
+        *client(3, 4), SERIAL, rounds=5, absent=True, defence=Defence(noise=1.0)
+    )
+    assert not server.messages.any() and others.messages.std() > 0.5
+    found = reconstruct(server)  # nothing was seen: a guess, and no error
+    assert found.rows.shape == (3, 4) and found.exact == 0
+
+
+# --- what is found -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
+@pytest.mark.parametrize("defence", [None, *MASKS, Defence(clip=0.05)])
+def test_one_row_is_revealed_by_its_messages_whatever_is_masked_or_clipped(rule, defence):
+    x, y = client(1, 20, seed=3)
+    server, _ = client_messages(x, y, rule, rounds=6, defence=defence, seed=3)
+    loud = server.messages[np.linalg.norm(server.messages, axis=1) > 0]
+    cosines = np.abs(loud @ x[0]) / np.linalg.norm(loud, axis=1) / np.linalg.norm(x[0])
+    assert len(loud) and cosines.min() > 1 - 1e-9  # each message alone, with no search at all
+    found = reconstruct(server, positive=0)
+    assert match(x, y, found.rows, found.labels).cosine > 0.999
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("rows", "features"), [(2, 2), (2, 20), (3, 10), (5, 2), (5, 10), (5, 20)])
+@pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
+def test_few_rows_are_found_with_sizes_and_labels(rule, rows, features):
+    success, found = attacked(*client(rows, features, seed=1), rule, rounds=160, seed=1)
+    assert success.cosine > 0.99 and success.revealed == 1
+    assert success.relative_error < 1e-6 and success.labels_right == 1
+    assert found.residual < 1e-9 and found.exact == rows
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
+@pytest.mark.parametrize("kind", ["step", "paper"])
+def test_a_bernoulli_mask_hides_no_row_of_five(rule, kind):
+    defence = Defence(mask=BERNOULLI, mask_kind=kind)
+    success, _ = attacked(*client(5, 10, seed=2), rule, rounds=160, defence=defence, seed=2)
+    assert success.cosine > 0.99
+
+
+@pytest.mark.full
+def test_a_bernoulli_mask_helps_the_attacker():
+    x, y = client(10, 10, seed=5)
+    plain, _ = attacked(x, y, SERIAL, rounds=160, seed=5)
+    masked, _ = attacked(x, y, SERIAL, rounds=160, defence=Defence(mask=BERNOULLI), seed=5)
+    assert masked.revealed >= 0.8 > plain.revealed
+
+
+def test_the_number_of_rows_need_not_be_known():
+    x, y = client(3, 10, seed=4)
+    server, _ = client_messages(x, y, SERIAL, rounds=160, seed=4)
+    found = reconstruct(replace(server, rows=None), positive=0)
+    assert len(found.rows) == 3 and match(x, y, found.rows, found.labels).worst > 0.99
+
+
+# --- what cannot be found ------------------------------------------------------------------------
+
+
+def turned(signed, coins):
+    """Another client that sends the same under the printed step: E and 1/r turned alike."""
+    sizes = np.linalg.norm(signed, axis=1)
+    units, inverse, n = signed / sizes[:, None], 1 / sizes, len(signed)
+    places = np.triu_indices(n, 1)
+
+    def rotation(angles):
+        skew = np.zeros((n, n))
+        skew[places] = angles
+        skew -= skew.T
+        return np.linalg.solve(np.eye(n) - skew, np.eye(n) + skew)  # Cayley
+
+    def off(some, fixed):
+        return ((rotation(np.concatenate([some, fixed])) @ units) ** 2).sum(axis=1)[:-1] - 1
+
+    for _ in range(100):
+        fixed = coins.standard_normal(len(places[0]) - (n - 1))
+        free = root(off, coins.standard_normal(n - 1), args=(fixed,)).x
+        turn = rotation(np.concatenate([free, fixed]))
+        if np.abs(off(free, fixed)).max() < 1e-13 and np.abs(turn).max(axis=0).min() < 0.9:
+            return (turn @ units) / (turn @ inverse)[:, None]
+    raise AssertionError("no turn keeps the norms")
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_the_printed_step_without_a_box_never_tells_three_rows_apart(rows):
+    printed = replace(SIMULTANEOUS, c1=math.inf, c2=0.2)
+    x, y = client(rows, 8, seed=6)
+    twin = turned(y[:, None] * x, np.random.default_rng(6))
+    ones = np.ones(rows)
+    assert match(x, y, twin, ones).worst < 0.98  # another client
+    mine, _ = client_messages(x, y, printed, rounds=40, seed=6)
+    other, _ = client_messages(twin, ones, printed, rounds=40, seed=6)
+    np.testing.assert_allclose(mine.messages, other.messages, atol=1e-8)
+    np.testing.assert_allclose(mine.shared, other.shared, atol=1e-8)
+    # The same two clients in a box are told apart.
+    boxed = [client_messages(*one, SIMULTANEOUS, rounds=40)[0] for one in ((x, y), (twin, ones))]
+    assert np.abs(boxed[0].messages - boxed[1].messages).max() > 1e-3
+
+
+def test_two_rows_are_found_even_without_a_box():
+    printed = replace(SIMULTANEOUS, c1=math.inf, c2=0.2)
+    success, _ = attacked(*client(2, 8, seed=6), printed, rounds=40)
+    assert success.worst > 0.999
+
+
+def test_nothing_tells_a_row_from_its_negative_with_the_other_label():
+    x, y = client(4, 6)
+    one, _ = client_messages(x, y, SERIAL, rounds=30)
+    other, _ = client_messages(-x, -y, SERIAL, rounds=30)
+    assert np.array_equal(one.messages, other.messages)
+    assert np.array_equal(reconstruct(one, tries=5).labels, np.ones(4))  # and so does not guess
+
+
+# --- what noise hides, and from whom -------------------------------------------------------------
+
+
+def noisy_runs(rows, features, epsilon, rounds=20, clip=0.15, seeds=range(24)):
+    everyone = Participation("everyone")
+    noise = 0.0
+    if epsilon < math.inf:
+        noise = clip * calibrate(
+            epsilon, 1e-5, weights=[1.0] * rounds, participation=everyone, relation="zero_out"
+        )
+    defence = Defence(clip=clip, noise=noise)
+    for seed in seeds:
+        x, y = client(rows, features, seed)
+        played = {"rounds": rounds, "defence": defence, "seed": seed}
+        server, others = client_messages(x, y, SERIAL, **played)
+        _, neighbour = client_messages(x, y, SERIAL, absent=True, **played)
+        yield x, y, server, others, neighbour
+
+
+def score(x, y, view):
+    found = reconstruct(view, positive=0)
+    return match(x, y, found.rows, found.labels).cosine
+
+
+@pytest.mark.parametrize(("rows", "features"), [(1, 10), (5, 20)])
+def test_at_epsilon_1_the_others_do_no_better_than_without_the_client(rows, features):
+    runs = list(noisy_runs(rows, features, 1.0))
+    seen = np.mean([score(x, y, others) for x, y, _, others, _ in runs])
+    unseen = np.mean([score(x, y, neighbour) for x, y, _, _, neighbour in runs])
+    guessed = np.mean([chance(x, tries=20) for x, *_ in runs])
+    assert abs(seen - unseen) < 0.03
+    assert seen < guessed + 0.07
+
+
+def test_without_noise_the_others_find_what_the_server_finds():
+    for x, y, _, others, _ in noisy_runs(1, 10, math.inf, seeds=range(3)):
+        assert score(x, y, others) > 0.999
+
+
+def test_with_a_little_noise_the_attack_still_sees_something():
+    """The test above can fail: at a huge epsilon the same attack beats chance by far."""
+    runs = list(noisy_runs(1, 10, 500.0, seeds=range(12)))
+    assert np.mean([score(x, y, others) for x, y, _, others, _ in runs]) > 0.6
+
+
+def test_central_noise_does_not_protect_from_the_server():
+    for x, y, server, _, _ in noisy_runs(1, 10, 1.0, seeds=range(4)):
+        assert score(x, y, server) > 0.999
+    pairs = [
+        score(x, y, server) for x, y, server, *_ in noisy_runs(2, 10, 1.0, 100, seeds=range(12))
+    ]
+    assert np.mean(pairs) > 0.75  # chance reaches about 0.35
+
+
+# --- runs of the library itself ------------------------------------------------------------------
+
+
+def recorded(rows, *, epsilon=math.inf, rounds=60, bias=False, client=0, **settings):
+    data = synthetic(
+        "mean", clients=5, rows=rows, features=8, task="binary", unit_rows=True, seed=2
+    ).data
+    method = MTLSVM(model=Linear(bias=bias), **{"epochs": 1, **settings})
+    plan = Plan(method=method, privacy=Privacy(epsilon=epsilon), rounds=rounds, simulation_seed=0)
+    return (*true_rows(data, client, bias=bias), *record(plan, data, client))
+
+
+def test_the_library_steps_by_the_rule_that_the_attack_knows():
+    x, y, server, others = recorded(4)
+    signed = y[:, None] * x
+    alphas = np.cumsum(np.linalg.lstsq(signed.T, server.messages.T, rcond=None)[0], axis=1)
+    np.testing.assert_allclose(signed.T @ np.diff(alphas, prepend=0), server.messages.T, atol=1e-9)
+    assert alphas.min() > -1e-9 and alphas.max() < 1 + 1e-9 and alphas.max() > 0.1
+    margins = server.ends[server.uncut] @ signed.T
+    # Whoever moved last has margin 1, unless the box stopped it.
+    assert (np.abs(margins - 1).min(axis=1) < 1e-9).mean() > 0.8
+    np.testing.assert_allclose(others.messages, server.messages, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{}, {"epochs": 20}, {"mask": "step"}, {"mask": "paper"}])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_of_a_run_of_the_library_are_found(rows, settings):
+    x, y, server, others = recorded(rows, bias=True, **settings)
+    for view in (server, others):
+        found = reconstruct(view, positive=x.shape[1] - 1)
+        success = match(x, y, found.rows, found.labels)
+        assert success.worst > 0.99 and success.labels_right == 1
+
+
+def test_a_budget_hides_the_one_row_of_a_client_from_others_and_not_from_the_server():
+    scores = []
+    for client in range(5):
+        x, y, server, others = recorded(1, epsilon=1.0, rounds=5, client=client)
+        assert server.clip is not None and others.noise > server.clip
+        assert score(x, y, server) > 0.999
+        scores.append(score(x, y, others))
+    assert np.mean(scores) < 0.6  # chance in 8 dimensions: 0.29, its deviation over 5 about 0.1
+
+
+def test_only_runs_that_the_attack_is_for_are_recorded():
+    with pytest.raises(ValueError, match="gamma"):
+        recorded(2, gamma="average")
+    data = synthetic("mean", clients=3, rows=4, features=2).data
+    plan = Plan(method=MTLSVM(), privacy=Privacy(epsilon=math.inf), rounds=2)
+    with pytest.raises(ValueError, match="regression"):
+        record(plan, data, 0)
+    with pytest.raises(ValueError, match="local"):
+        record(replace(plan, method=Local()), data, 0)
+    binary = synthetic("mean", clients=3, rows=4, features=2, task="binary").data
+    with pytest.raises(ValueError, match="sampled"):
+        record(replace(plan, sampler=Poisson(2)), binary, 0)
+
+
+# --- the parts -----------------------------------------------------------------------------------
+
+
+def test_functionals_of_sparse_steps_are_the_dual_basis():
+    coins = np.random.default_rng(0)
+    steps = coins.standard_normal((80, 4)) * (coins.random((80, 4)) < 0.4)
+    rows = coins.standard_normal((4, 4))
+    found = functionals(steps @ rows, math.inf, 60, coins)
+    duals = np.linalg.inv(rows)
+    cosines = np.abs(
+        np.array([one.value for one in found]) @ (duals / np.linalg.norm(duals, axis=0))
+    )
+    assert len(found) == 4 and cosines.max(axis=0).min() > 1 - 1e-8
+
+
+def test_consensus_finds_each_of_several_planes():
+    coins = np.random.default_rng(0)
+    planes = coins.standard_normal((3, 4))
+    points = coins.standard_normal((60, 4))
+    points /= np.einsum("td,td->t", points, planes[coins.integers(3, size=60)])[:, None]
+    found = consensus(points, np.ones(60), np.linalg.norm(points, axis=1), coins, tries=20_000)
+    assert len(found) == 3
+    for plane in planes:
+        assert min(np.linalg.norm(one.value - plane) for one in found) < 1e-6
+    assert consensus(points[:5], np.ones(5), np.ones(5), coins, tries=100) == []
+
+
+def test_slopes_of_the_fit_are_those_of_finite_differences():
+    coins = np.random.default_rng(1)
+    x, y = client(3, 4)
+    view, _ = client_messages(x, y, SIMULTANEOUS, rounds=12)
+    rows = y[:, None] * x + 0.1 * coins.standard_normal((3, 4))
+    _, slopes = _misses(rows[None], view.messages, view.starts, view.rule)
+    for place in range(12):
+        step = np.zeros(12)
+        step[place] = 1e-6
+        there, _ = _misses((rows + step.reshape(3, 4))[None], view.messages, view.starts, view.rule)
+        back, _ = _misses((rows - step.reshape(3, 4))[None], view.messages, view.starts, view.rule)
+        np.testing.assert_allclose((there - back)[0] / 2e-6, slopes[0][:, place], atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [2, 10, 50])
+def test_chance_of_one_row_is_the_mean_of_a_cosine(features):
+    mean = math.exp(gammaln(features / 2) - gammaln((features + 1) / 2)) / math.sqrt(math.pi)
+    assert abs(chance(client(1, features)[0], tries=4000) - mean) < 0.02
+
+
+def test_matching_takes_each_found_row_once():
+    x, y = client(4, 3)
+    order = np.array([2, 0, 3, 1])
+    perfect = match(x, y, -x[order], -y[order])
+    assert perfect.cosine == pytest.approx(1) and perfect.relative_error == 0
+    assert perfect.labels_right == 0 and perfect.revealed == 1
+    half = match(x, y, x[:2], y[:2])
+    assert half.cosine == pytest.approx(0.5) and half.worst == 0 and half.labels_right == 0.5
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_run_gets_an_answer(seed):
+    """One round, one feature, equal rows, all messages clipped or masked away: never an error."""
+    coins = np.random.default_rng(seed)
+    rows, features = int(coins.integers(1, 6)), int(coins.integers(1, 6))
+    x, y = client(rows, features, seed)
+    x[-1] = x[0]
+    defence = (
+        Defence(),
+        Defence(clip=0.01),
+        Defence(mask=("bernoulli", 0.0)),
+        Defence(clip=0.1, noise=1.0),
+    )[seed % 4]
+    for rule in (SERIAL, SIMULTANEOUS, replace(SERIAL, c1=0.05, passes=3)):
+        played = client_messages(
+            x, y, rule, rounds=int(coins.integers(1, 20)), defence=defence, seed=seed
+        )
+        for view in played:
+            found = reconstruct(view, tries=3)
+            assert found.rows.shape == (rows, features) and np.isfinite(found.rows).all()
+            assert 0 <= match(x, y, found.rows, found.labels).cosine <= 1 + 1e-9
+
+
+def test_nonsense_is_refused():
+    x, y = client(2, 3)
+    server, _ = client_messages(x, y, SERIAL, rounds=3)
+    with pytest.raises(ValueError, match="expected -1 and"):
+        client_messages(x, np.array([0.0, 1.0]), SERIAL, rounds=3)
+    with pytest.raises(ValueError, match="steps"):
+        Rule(steps="parallel")
+    with pytest.raises(ValueError, match="c2 = 0"):
+        Rule(c2=0)
+    with pytest.raises(ValueError, match="before noise"):
+        replace(server, noise=1.0)
+    with pytest.raises(ValueError, match="kind"):
+        replace(server, kind="everybody")
+    with pytest.raises(ValueError, match="rounds, features"):
+        View.server(server.shared[1:], server.messages, SERIAL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", [10, 20, 50])
+@pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
+def test_nine_of_ten_rows_are_found_over_seeds(rule, features):
+    runs = [
+        attacked(*client(5, features, seed), rule, rounds=300, seed=seed)[0] for seed in range(10)
+    ]
+    assert np.mean([success.revealed for success in runs]) > 0.9
+    assert np.median([success.relative_error for success in runs]) < 1e-6
