@@ -179,6 +179,8 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
     print(guarantee.statement())
     _say_caveats([summary])
     _say_tuning(summary)
+    for notice in summary.get("notices") or ():
+        print(f"Note: {notice}.")
     print(f"\nrun folder {folder}, report {folder / 'report.html'}")
 
 

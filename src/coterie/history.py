@@ -67,11 +67,6 @@ class History:
         if self._then is not None:
             self._then(progress)
 
-    @property
-    def rounds_without_answer(self) -> int:
-        """How many rounds nobody answered in time."""
-        return sum(line["answered"] == 0 for line in self.lines)
-
     def keep(self, folder: Path) -> None:
         """Write the table."""
         columns = {name: [line.get(name) for line in self.lines] for name in COLUMNS}

@@ -201,7 +201,7 @@ def _carry_out(
         data=run_plan.data.name,
         tuned=run_plan.tuned,
         seconds=time.perf_counter() - started,
-        notices=(*run_plan.method.notices(train), *_unanswered(past)),
+        notices=(*run_plan.method.notices(train), *_ended(outcome), *_answers(past)),
     )
     summary["gap"] = None if outcome.gap is None else json_number(outcome.gap)
     summary["run"] = None if folder is None else str(folder)
@@ -212,12 +212,29 @@ def _carry_out(
     return Result(summary, outcome, score, local)
 
 
-def _unanswered(past: History | None) -> tuple[str, ...]:
-    if past is None or not past.rounds_without_answer:
+def _ended(outcome: Outcome) -> tuple[str, ...]:
+    stop = outcome.plan.method.stop_gap
+    if outcome.gap is None or stop is None:
         return ()
-    rounds = len(past.lines)
-    told = f"in {past.rounds_without_answer} of {rounds} rounds no client answered in time"
-    return (f"{told}: these rounds changed nothing; wait longer (stragglers.wait)",)
+    told = f"relative duality gap {outcome.gap:.2g} after {len(outcome.posts)} rounds"
+    if outcome.gap <= stop:
+        return (told,)
+    return (f"{told}: {stop:g} was not reached; more rounds get nearer (--rounds)",)
+
+
+def _answers(past: History | None) -> tuple[str, ...]:
+    answers = [] if past is None else [line["answered"] for line in past.lines]
+    if not answers:
+        return ()
+    told = (f"{np.mean(answers):.3g} clients contributed in an average round",)
+    silent = answers.count(0)
+    if not silent:
+        return told
+    return (
+        *told,
+        f"in {silent} of {len(answers)} rounds no client answered in time: these rounds changed "
+        "nothing; wait longer (stragglers.wait)",
+    )
 
 
 def load_plan(path: Path) -> RunPlan:

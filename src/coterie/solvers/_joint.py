@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.solvers import _sdca
+from coterie.rng import Rng
+from coterie.solvers import _fits, _sdca
 from coterie.solvers.svm import Array, Problem, share
 
-_SELDOM = 50  # epochs after which the gap is looked at in any case
+_BURST = 10  # epochs between two moves of all free duals
+_TURNS = 20  # conjugate gradients of one move
+_CHUNK = 32  # rows of one client that are visited in a row
 
 
 @dataclass
@@ -20,12 +23,11 @@ class Joint:
 
     problem: Problem
     c2: float
-    parts: int
+    members: list[Array]
+    order: Array
     dual: Array
     shared: Array
     own: Array
-    order: Array
-    active: Array
     primal: float = math.inf
     gap: float = math.inf
     floor: float = 0.0
@@ -39,44 +41,53 @@ class Joint:
         own = np.zeros((clients, problem.features + stack.bias), dual.dtype)
         order = np.arange(stack.counts.sum()) - np.repeat(stack.bases, stack.counts)
         parts = max(min(parts, clients), 1)
-        shared = np.zeros_like(own, shape=own.shape[1:])
-        return cls(problem, c2, parts, dual, shared, own, order, stack.counts.copy())
+        members = [np.arange(part, clients, parts) for part in range(parts)]
+        return cls(problem, c2, members, order, dual, own[:1].sum(axis=0), own)
 
     def solve(self, keys: NDArray[np.uint64], tol: float, most: int) -> "Joint":
         """Sweep until the gap is small enough; what sweeps find says when to look at it."""
-        members = [np.arange(part, len(keys), self.parts) for part in range(self.parts)]
         self._certify()
-        limit, due = math.inf, _SELDOM
-        with ThreadPoolExecutor(self.parts) as pool:
+        limit, due, active = math.inf, _fits.SELDOM, self.problem.stack.counts.copy()
+        with ThreadPoolExecutor(len(self.members)) as pool:
             while self.gap > tol * self.primal + self.floor and self.epochs < most:
                 self.epochs += 1
-                limit, guess = self._sweep(pool, keys, members, limit)
-                look = guess <= tol * self.primal or not self.active.any()
+                limit, guess = self._sweep(pool, keys, active, limit)
+                look = guess <= tol * self.primal or not active.any()
+                if self.epochs % _BURST == 0:
+                    self._accelerate()
                 if look or self.epochs >= min(due, most):
                     self._certify()
-                    self.active[:], limit = self.problem.stack.counts, math.inf
-                    due = self.epochs + _SELDOM
+                    active[:], limit = self.problem.stack.counts, math.inf
+                    due = max(_fits.SELDOM, 2 * self.epochs)
         return self
 
     def _sweep(
-        self,
-        pool: ThreadPoolExecutor,
-        keys: NDArray[np.uint64],
-        members: list[Array],
-        limit: float,
+        self, pool: ThreadPoolExecutor, keys: NDArray[np.uint64], active: Array, limit: float
     ) -> tuple[float, float]:
-        moved = np.zeros((self.parts, len(self.shared)), self.shared.dtype)
+        """Go through the active rows once, each part by a thread against a w of its own."""
+        parts = len(self.members)
+        copies = [self.shared.copy() for _ in range(parts)]
 
         def work(part: int) -> tuple[float, float]:
-            return _sdca.visit(
-                self.problem.rows, self.problem.stack, keys, self.epochs, members[part],
-                float(self.parts), 1 / self.c2, limit, self.shared.copy(), self.own, self.dual,
-                self.order, self.active, moved[part],
+            key = Rng(int(keys[0])).at("epoch", self.epochs, part).key
+            return _fits.visit(
+                self.problem.rows, self.problem.stack, np.uint64(key), self.members[part],
+                _CHUNK, self.order, active, limit, float(parts), 1 / self.c2, copies[part],
+                self.own, self.dual,
             )  # fmt: skip
 
-        slopes, gaps = zip(*pool.map(work, range(self.parts)), strict=True)
-        self.shared = self.shared + moved.sum(axis=0)
+        slopes, gaps = zip(*pool.map(work, range(parts)), strict=True)
+        moved = [(copy - self.shared) / parts for copy in copies]
+        self.shared = self.shared + sum(moved)
         return max(slopes), sum(gaps)
+
+    def _accelerate(self) -> None:
+        apart = self.c2 < math.inf
+        _fits.accelerate(
+            self.problem.rows, self.problem.stack, 0, np.arange(len(self.own)), 1 / self.c2,
+            self.shared, self.own if apart else self.own[:0], self.dual,
+            _TURNS,
+        )  # fmt: skip
 
     def _certify(self) -> None:
         """Build the models from the duals anew, and measure them."""
@@ -85,7 +96,7 @@ class Joint:
         sums, out = np.zeros_like(self.own), np.zeros((clients, 1, 3))
         cost = problem.work(1)
         share(
-            lambda begin, end: _sdca.rebuild(rows, stack, self.dual, sums, begin, end),
+            lambda begin, end: _fits.rebuild(rows, stack, self.dual, sums, begin, end),
             clients,
             cost,
         )
@@ -101,4 +112,4 @@ class Joint:
         if self.c2 < math.inf:
             self.primal += 0.5 * self.c2 * float((self.own.astype(np.float64) ** 2).sum())
         precision = float(np.finfo(self.dual.dtype).eps)
-        self.floor = _sdca.ROUNDING * precision * (size + self.primal)
+        self.floor = _fits.ROUNDING * precision * (size + self.primal)

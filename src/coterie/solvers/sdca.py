@@ -25,7 +25,7 @@ from torch import Tensor
 
 from coterie.data.federated import Clients
 from coterie.rng import Rng
-from coterie.solvers import _sdca
+from coterie.solvers import _fits, _sdca
 from coterie.solvers._joint import Joint
 from coterie.solvers.svm import Losses, Problem, share
 
@@ -157,6 +157,7 @@ def fit_alone(
     most: int = 100_000,
     keys: Keys | None = None,
     dtype: torch.dtype = torch.float64,
+    strict: bool = True,
 ) -> Fit:
     """Fit every client alone: min 1/2 |w|^2 + sum_i C_i loss(w.x_i), once an output.
 
@@ -171,9 +172,10 @@ def fit_alone(
         most: How many epochs an output may take.
         keys: Streams of the orders, (c,).
         dtype: The precision to work in; in float32 gaps below 1e-5 may be out of reach.
+        strict: Refuse gaps above `tol`; else give what `most` epochs reach.
 
     Raises:
-        RuntimeError: If a gap is above `tol` after `most` epochs.
+        RuntimeError: If a gap is above `tol` after `most` epochs, and `strict`.
     """
     problem = Problem.of(clients, losses, bias=bias)
     keys = _checked(keys, clients, tol, most)
@@ -181,14 +183,15 @@ def fit_alone(
     dual = problem.padded(torch.zeros(len(clients), 0, problem.outputs), dtype)
     out = np.zeros((len(clients), problem.outputs, 4))
     share(
-        lambda begin, end: _sdca.alone(
+        lambda begin, end: _fits.alone(
             problem.rows, problem.stack, keys, tol, most, weight.numpy(), dual.numpy(), begin, end,
             out,
         ),
         len(problem),
         problem.work(10),
     )  # fmt: skip
-    for place, output in np.argwhere(out[..., 1] > tol * out[..., 0] + out[..., 3]):
+    over = strict & (out[..., 1] > tol * out[..., 0] + out[..., 3])
+    for place, output in np.argwhere(over):
         gap = out[place, output, 1] / out[place, output, 0]
         _unfinished(f"client {problem.ids[place]}", gap, tol, most, losses.c1)
     primal, gap = torch.from_numpy(out.sum(axis=1)[:, :2].T.copy())
@@ -207,6 +210,7 @@ def fit_joint(  # noqa: PLR0913 - the problem, and how exactly it is to be solve
     keys: Keys | None = None,
     dtype: torch.dtype = torch.float64,
     parts: int = 1,
+    strict: bool = True,
 ) -> JointFit:
     """Solve min 1/2 |w|^2 + C2/2 sum_k |v_k|^2 + sum_ik C_ik loss((w + v_k).x_ik) in one place.
 
@@ -224,11 +228,12 @@ def fit_joint(  # noqa: PLR0913 - the problem, and how exactly it is to be solve
         parts: Groups of clients, one a thread, which see each other's moves once an epoch. They
             take shorter steps for that (sigma' = parts), and so many more epochs: worth it only
             where clients hardly share.
+        strict: Refuse a gap above `tol`; else give what `most` epochs reach.
 
     Raises:
         ValueError: On a client whose rows or targets hold a NaN or an infinity, or numbers that do
             not fit.
-        RuntimeError: If the gap is above `tol` after `most` epochs.
+        RuntimeError: If the gap is above `tol` after `most` epochs, and `strict`.
     """
     if not c2 > 0:
         raise ValueError(f"c2: given {c2}; expected a number > 0, or math.inf for one SVM")
@@ -246,7 +251,7 @@ def fit_joint(  # noqa: PLR0913 - the problem, and how exactly it is to be solve
         for output in range(problem.outputs)
     ]
     for joint in found:
-        if joint.gap > tol * joint.primal + joint.floor:
+        if strict and joint.gap > tol * joint.primal + joint.floor:
             _unfinished("joint fit", joint.gap / joint.primal, tol, most, losses.c1)
     return JointFit(
         shared=torch.from_numpy(np.stack([joint.shared for joint in found])),

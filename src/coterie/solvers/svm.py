@@ -1,9 +1,11 @@
 """Linear SVMs of many clients: what rows cost, and the clients as kernels see them."""
 
+import hashlib
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numba
@@ -30,11 +32,24 @@ _UNKNOWN = -1.0  # instead of a squared norm
 _FAST = {"reassoc", "contract", "nsz"}
 
 
-def compiled(function: F) -> F:
-    """Compile a kernel that lets go of the interpreter, so that threads can share the clients."""
-    return cast(
-        F, numba.njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy")(function)
-    )
+def compiler(*sources: str | None) -> Callable[[F], F]:
+    """Make a decorator for kernels that let go of the interpreter, so that threads can share work.
+
+    numba keeps what it compiled until a kernel's own file changes. `sources` are other files that
+    kernels are made from: their content goes into the name that kernels are kept under.
+    """
+    content = b"".join(Path(source).read_bytes() for source in sources if source)
+    stamp = hashlib.blake2b(content, digest_size=8).hexdigest()
+
+    def decorate(function: F) -> F:
+        function.__qualname__ += f"_{stamp}"
+        made = numba.njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy")(function)
+        return cast(F, made)
+
+    return decorate
+
+
+_compiled = compiler()
 
 
 class Stack(NamedTuple):
@@ -233,7 +248,7 @@ def _targets(clients: Clients) -> tuple[Array, Array, int]:
     return values, np.zeros(0, np.int64), kind
 
 
-@compiled
+@_compiled
 def _fill(  # noqa: PLR0913, PLR0917 - flat arrays, named one by one
     rows: Rows, stack: Stack, features: int, values: Array, classes: Array, kind: int,
     c1: float, balanced: bool, weights: Array, begin: int, end: int,
@@ -249,30 +264,37 @@ def _fill(  # noqa: PLR0913, PLR0917 - flat arrays, named one by one
             else:
                 wrong = _fill_numbers(values, first, output, kind == _SIGNS, y)
             stack.fault[client, output] = max(wrong, state)
-            sides = weights if len(weights) and kind != _CLASSES else np.ones(2)
-            if balanced:
-                positive = (y > 0).sum()
-                sides = n / (2.0 * np.array([max(n - positive, 1), max(positive, 1)]))
-            _fill_costs(y, c1 * sides[1], c1 * sides[0], cost)
+            above, below = _find_sides(y, balanced, weights if kind != _CLASSES else weights[:0])
+            _fill_costs(y, c1 * above, c1 * below, cost)
             if len(weights) and kind == _CLASSES:
                 _weigh(classes, first, weights, cost)
             if not stack.bias:
                 _drop_zeros(stack.squares, first, cost)
 
 
-@compiled
+@_compiled
+def _find_sides(y: Array, balanced: bool, weights: Array) -> tuple[float, float]:
+    if balanced:
+        positive = 0
+        for i in range(len(y)):
+            positive += 1 if y[i] > 0 else 0
+        return len(y) / (2.0 * max(positive, 1)), len(y) / (2.0 * max(len(y) - positive, 1))
+    return (weights[1], weights[0]) if len(weights) else (1.0, 1.0)
+
+
+@_compiled
 def _fill_costs(y: Array, above: float, below: float, cost: Array) -> None:
     for i in range(len(y)):
         cost[i] = above if y[i] > 0 else below
 
 
-@compiled
+@_compiled
 def _weigh(classes: Array, first: int, weights: Array, cost: Array) -> None:
     for i in range(len(cost)):
         cost[i] *= weights[classes[first + i]]
 
 
-@compiled
+@_compiled
 def _drop_zeros(squares: Array, first: int, cost: Array) -> None:
     # No step can do anything about a row of zeros.
     for i in range(len(cost)):
@@ -280,7 +302,7 @@ def _drop_zeros(squares: Array, first: int, cost: Array) -> None:
             cost[i] = 0
 
 
-@compiled
+@_compiled
 def _measure(squares: Array, first: int, n: int, features: int, x: Rows) -> int:
     state = 0
     for row in range(first, first + n):
@@ -293,7 +315,7 @@ def _measure(squares: Array, first: int, n: int, features: int, x: Rows) -> int:
     return state
 
 
-@compiled
+@_compiled
 def _square(row: int, features: int, x: Rows) -> float:
     total = 0.0
     if len(x) == 1:
@@ -311,13 +333,13 @@ def _square(row: int, features: int, x: Rows) -> float:
     return total
 
 
-@compiled
+@_compiled
 def _fill_sides(classes: Array, first: int, output: int, y: Array) -> None:
     for i in range(len(y)):
         y[i] = 1 if classes[first + i] == output else -1
 
 
-@compiled
+@_compiled
 def _fill_numbers(values: Array, first: int, output: int, signs: bool, y: Array) -> int:
     wrong = 0
     for i in range(len(y)):
