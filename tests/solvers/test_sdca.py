@@ -13,7 +13,10 @@ from sklearn.svm import LinearSVC, LinearSVR
 
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.rng import Rng
+from coterie.solvers import svm
+from coterie.solvers._joint import Joint
 from coterie.solvers.sdca import Losses, certify, fit_alone, fit_joint, take_steps
+from coterie.solvers.svm import Problem
 
 pytestmark = pytest.mark.full
 
@@ -231,6 +234,60 @@ def test_limits_of_c2(task):
     alone = fit_alone(clients, Losses(c1=0.4), bias=False, tol=1e-10)
     apart = fit_joint(clients, Losses(c1=0.4 * 1e-6), c2=1e-6, bias=False, tol=1e-10)
     np.testing.assert_allclose((apart.shared + apart.own).numpy(), alone.weight.numpy(), atol=1e-3)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("c2", [0.5, math.inf])
+def test_moving_all_free_duals_at_once_makes_the_dual_better(task, c2):
+    data = dataset(task, counts=(25, 30, 20), features=6)
+    problem = Problem.of(everyone(data), Losses(c1=0.5), bias=True)
+    better = 0
+    for epochs in range(1, 9):
+        joint = Joint.begun(problem, torch.float64, c2, 1)
+        joint.solve(orders(everyone(data)), 1e-12, epochs)
+        before = dual_value(data, torch.from_numpy(joint.dual), c2, bias=True)
+        joint.accelerate()
+        after = dual_value(data, torch.from_numpy(joint.dual), c2, bias=True)
+        assert after <= before + 1e-12
+        better += after < before - 1e-6
+        assert abs(joint.dual).max() <= 0.5
+        x, _, owner = plain(data, bias=True)
+        b = np.concatenate([joint.dual[k, :n, 0] for k, n in enumerate(data.counts)])
+        np.testing.assert_allclose(joint.shared, b @ x, atol=1e-10)
+        for k in range(3):
+            own = b[owner == k] @ x[owner == k] / c2
+            np.testing.assert_allclose(joint.own[k], own, atol=1e-10)
+    assert better >= 4
+
+
+def test_hard_margins_take_few_epochs():
+    data = dataset("binary", counts=(60,), features=80, seed=5)
+    fit = fit_alone(everyone(data), Losses(c1=100.0), bias=False, tol=1e-6)
+    x, y, _ = plain(data)
+    assert (y * (x @ fit.weight[0, 0].numpy()) > 1 - 1e-4)[x.any(axis=1)].all()
+    assert int(fit.epochs) < 500
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_threads_change_nothing(is_sparse, monkeypatch):
+    data = dataset("binary", counts=(9, 14, 11, 7, 30, 2), is_sparse=is_sparse)
+
+    def run():
+        clients = everyone(data)
+        dual, moved = take_steps(
+            clients, torch.ones(6, 1, 4).double(), 2.0, torch.zeros(6, 0, 1), Losses(c1=1.0),
+            keys=orders(clients), epochs=4,
+        )  # fmt: skip
+        alone = fit_alone(clients, Losses(c1=1.0), bias=True)
+        joint = fit_joint(clients, Losses(c1=1.0), c2=2.0, bias=True)
+        losses = certify(clients, alone.weight, alone.dual, Losses(c1=1.0))
+        return dual, moved, alone.weight, joint.shared, joint.own, *losses
+
+    single = run()
+    data.forget()
+    monkeypatch.setattr(svm, "_SMALL", 0)
+    monkeypatch.setattr(svm.numba, "get_num_threads", lambda: 4)
+    assert all(torch.equal(a, b) for a, b in zip(single, run(), strict=True))
 
 
 # The paper's examples
@@ -535,6 +592,17 @@ def test_a_number_that_is_none_stays_with_its_client(where):
             fit_joint(clients, losses, c2=1.0, bias=False)
 
 
+def test_what_is_kept_of_rows_belongs_to_them():
+    data = dataset("binary")
+    clients = everyone(data)
+    first = fit_alone(clients, Losses(c1=1.0), bias=False, tol=1e-9)
+    other = replace(clients, features=2 * data.features)
+    twice = fit_alone(other, Losses(c1=0.25), bias=False, tol=1e-9)
+    again = fit_alone(clients, Losses(c1=1.0), bias=False, tol=1e-9)
+    np.testing.assert_allclose(2 * twice.weight.numpy(), first.weight.numpy(), atol=1e-4)
+    assert torch.equal(first.weight, again.weight)
+
+
 def test_rows_of_any_shape_are_read_in_place():
     flat = dataset("binary", features=6)
     square = wrap("binary", COUNTS, flat.features.numpy().reshape(-1, 2, 3), flat.targets)
@@ -694,6 +762,9 @@ def test_fits_that_do_not_get_there_say_so():
         fit_alone(clients, Losses(c1=1.0), bias=False, tol=1e-9, most=1)
     with pytest.raises(RuntimeError, match=r"joint fit: relative gap .* after 2 epochs"):
         fit_joint(clients, Losses(c1=1.0), c2=1.0, bias=False, tol=1e-9, most=2)
+    loose = {"bias": False, "tol": 1e-9, "most": 1, "strict": False}
+    assert bool((fit_alone(clients, Losses(c1=1.0), **loose).gap > 0.01).all())
+    assert fit_joint(clients, Losses(c1=1.0), c2=1.0, **loose).gap > 0.01
     for wrong in ({"c2": 0.0}, {"c2": 1.0, "parts": 0}, {"c2": 1.0, "tol": 0.0}):
         with pytest.raises(ValueError, match=r"given 0"):
             fit_joint(clients, Losses(c1=1.0), bias=False, **wrong)

@@ -94,8 +94,8 @@ class Store:
         for name, leaf in self.leaves.items():
             if name in self._ragged:
                 inside, places = self._places(ids, rows[name].shape[1])
-                found = rows[name][inside.to(rows[name].device)]
-                leaf[places.to(leaf.device)] = found.to(leaf.device, leaf.dtype)
+                found = torch.from_numpy(rows[name].cpu().numpy()[inside])
+                _write(leaf, places, found)
             else:
                 leaf[_on(index, leaf)] = rows[name].to(leaf.device, leaf.dtype)
         self.started[index] = True
@@ -160,21 +160,22 @@ class Store:
         for mapped in self._maps:
             mapped.flush()
 
-    def _places(self, ids: Ids, longest: int) -> tuple[Tensor, Tensor]:
+    def _places(self, ids: Ids, longest: int) -> tuple[NDArray[np.bool_], Ids]:
         """Say which padded entries are real, and where they are in the flat leaf."""
         starts, counts = self._offsets[ids], self._offsets[ids + 1] - self._offsets[ids]
         steps = np.arange(longest)
         inside = steps < counts[:, None]
-        return torch.from_numpy(inside), torch.from_numpy((starts[:, None] + steps)[inside])
+        return inside, (starts[:, None] + steps)[inside]
 
     def _padded(self, leaf: Tensor, ids: Ids, fresh: Tensor) -> Tensor:
         longest = int((self._offsets[ids + 1] - self._offsets[ids]).max(initial=0))
         inside, places = self._places(ids, longest)
-        shape = (len(ids), longest, *leaf.shape[1:])
-        padded = torch.zeros(shape, dtype=leaf.dtype, device=self._device)
-        padded[inside.to(self._device)] = leaf[places.to(leaf.device)].to(self._device)
-        padded[fresh.to(self._device)] = 0
-        return padded
+        # NumPy, on one thread: waking torch's threads takes longer than these small copies.
+        held = leaf.numpy()[places] if leaf.device.type == "cpu" else leaf.cpu().numpy()[places]
+        padded = np.zeros((len(ids), longest, *leaf.shape[1:]), dtype=held.dtype)
+        padded[inside] = held
+        padded[fresh.numpy()] = 0
+        return torch.from_numpy(padded).to(self._device)
 
     def _journal(self) -> Path:
         assert self._folder is not None
@@ -214,6 +215,13 @@ def _open_map(path: Path) -> Any:
         raise ValueError(
             f"{path}: damaged ({error}); restore it, or start a new run in a new folder"
         ) from error
+
+
+def _write(leaf: Tensor, places: Ids, found: Tensor) -> None:
+    if leaf.device.type == "cpu":
+        leaf.numpy()[places] = found.to(leaf.dtype).numpy()
+    else:
+        leaf[torch.from_numpy(places).to(leaf.device)] = found.to(leaf.device, leaf.dtype)
 
 
 def _index(ids: Ids) -> Tensor | slice:

@@ -42,7 +42,8 @@ class Joint:
         order = np.arange(stack.counts.sum()) - np.repeat(stack.bases, stack.counts)
         parts = max(min(parts, clients), 1)
         members = [np.arange(part, clients, parts) for part in range(parts)]
-        return cls(problem, c2, members, order, dual, own[:1].sum(axis=0), own)
+        shared = np.zeros(own.shape[1], dual.dtype)
+        return cls(problem, c2, members, order, dual, shared, own)
 
     def solve(self, keys: NDArray[np.uint64], tol: float, most: int) -> "Joint":
         """Sweep until the gap is small enough; what sweeps find says when to look at it."""
@@ -54,7 +55,7 @@ class Joint:
                 limit, guess = self._sweep(pool, keys, active, limit)
                 look = guess <= tol * self.primal or not active.any()
                 if self.epochs % _BURST == 0:
-                    self._accelerate()
+                    self.accelerate()
                 if look or self.epochs >= min(due, most):
                     self._certify()
                     active[:], limit = self.problem.stack.counts, math.inf
@@ -81,7 +82,8 @@ class Joint:
         self.shared = self.shared + sum(moved)
         return max(slopes), sum(gaps)
 
-    def _accelerate(self) -> None:
+    def accelerate(self) -> None:
+        """Move all duals that are inside their boxes at once."""
         apart = self.c2 < math.inf
         _fits.accelerate(
             self.problem.rows, self.problem.stack, 0, np.arange(len(self.own)), 1 / self.c2,

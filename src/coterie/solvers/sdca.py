@@ -12,6 +12,10 @@ For one SVM alone, q is its weights and scale is 1. In a round of the federated 
 and scale = sigma' + 1/C2: with sigma' the most clients that are added up in a round, the sum of
 their moves never makes the dual worse (CoCoA+, Ma et al. 2015). `certify` gives the parts of the
 duality gap, which bounds what is left to gain; every term of it is >= 0 (Fenchel and Young).
+
+`fit_alone` and `fit_joint` take such steps, leave out rows that are stuck at a bound, and move the
+others by conjugate gradients in between, until the gap is small. Their answers depend on the seed
+within that gap; how many threads there are changes nothing.
 """
 
 import math
@@ -214,7 +218,8 @@ def fit_joint(  # noqa: PLR0913 - the problem, and how exactly it is to be solve
 ) -> JointFit:
     """Solve min 1/2 |w|^2 + C2/2 sum_k |v_k|^2 + sum_ik C_ik loss((w + v_k).x_ik) in one place.
 
-    Each epoch goes through the clients one by one, in a new order, against a w that is up to date.
+    Each epoch goes through the rows, a few of one client at a time and in a new order, against a w
+    that is up to date; now and then all duals inside their boxes are moved at once.
 
     Args:
         clients: Their rows.
