@@ -249,17 +249,17 @@ class MTLSVM(Method):
             keys=rng.at("order").keys(clients.ids),
             epochs=self.epochs,
             tol=_LOCAL_TOL,
-            mask=mask if self.mask == "step" else None,
+            mask=mask,
+            paper_mask=self.mask == "paper",
         )
-        moved = gamma * moved.to(own.device)
+        steps = dual.to(before.device) - before
+        # As printed, a mask touches what is sent and not the client's own.
+        whole = moved if self.mask != "paper" else combine(clients, steps.cpu(), own.shape[-1])
         after = {
-            **parted(own + moved / self.c2, personal),
-            "dual": before + gamma * (dual.to(before.device) - before),
+            **parted(own + gamma * whole.to(own.device) / self.c2, personal),
+            "dual": before + gamma * steps,
         }
-        if self.mask == "paper" and mask is not None:
-            steps = (after["dual"] - before).cpu() * mask[:, :, None]
-            moved = combine(clients, steps, own.shape[-1]).to(own)
-        return after, parted(moved, personal)
+        return after, parted(gamma * moved.to(own.device), personal)
 
     def settle(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Take the part of the step that the clip kept, of b and v alike; none if none was sent."""
