@@ -243,13 +243,14 @@ def main():
     parser.add_argument("--rounds-gap", type=float, default=0.03)
     parser.add_argument("--seconds", type=float, default=60.0, help="the most for a loop of rounds")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--clients", type=int, default=1000, help="of the generated federation")
     parser.add_argument("--data", choices=("har", "generated"), action="append")
     given = parser.parse_args()
     chosen = given.data or ["har", "generated"]
     if "har" in chosen:
         compare("har", har(), 0.1, 1.0, given.gap, given.rounds_gap, given.seconds, given.quick)
     if "generated" in chosen:
-        data = generated(100 if given.quick else 1000)
+        data = generated(given.clients)
         compare(
             "generated", data, 0.1, 1.0, given.gap, given.rounds_gap, given.seconds, given.quick
         )
