@@ -9,7 +9,7 @@ export DO_NOT_TRACK := 1
 # Two workers on two cores: a thread each, or they wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
-.PHONY: mutants setup run test fast test-slow test-gpu lint type imports fmt bench study-mpmtl check clean help
+.PHONY: mutants setup run test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,10 @@ bench: setup     ## speed on this machine, as ratios in one run
 
 study-mpmtl: setup ## remake the tables and plots of docs/methods/mpmtl.md
 	$(BIN)/python benchmarks/mpmtl.py
+
+study-mtlsvm: setup ## remake the tables and plots of docs/methods/mtlsvm.md
+	$(ONE_THREAD) $(BIN)/python benchmarks/mtlsvm.py
+	$(ONE_THREAD) $(BIN)/python benchmarks/reconstruction.py --out docs/methods/mtlsvm
 
 mutants: setup   ## break the mechanism on purpose; every mutant must be caught
 	$(BIN)/python tools/mutants.py
