@@ -127,3 +127,28 @@ def test_a_fingerprint_notices_changes():
     assert make().fingerprint() == before
     data.targets[0] += 1
     assert data.fingerprint() != before
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40])
+@pytest.mark.parametrize("test", [0.25, 2])
+def test_how_many_rows_a_client_has_does_not_decide_what_others_train_on(rows, test):
+    """Else one client's data would reach the others' contributions past its own clip."""
+    counts = np.array([9, 7, 12, 5])
+    names = [f"c{k}" for k in range(4)]
+
+    def made(counts):
+        total = int(counts.sum())
+        owner = np.repeat(np.arange(4), counts)
+        place = np.concatenate([np.arange(n) for n in counts])
+        features = torch.from_numpy(np.stack([owner, place], axis=1)).float()
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        spec = Spec(shape=(2,), outputs=1, task="regression", clients=4)
+        return FederatedDataset(spec, names, offsets, features, torch.zeros(total))
+
+    other = counts.copy()
+    other[1] = rows
+    for seed in range(5):
+        for draw in (lambda d: d.split(test, seed)[0], lambda d: d.at_most(3, seed)):  # noqa: B023
+            parts = [draw(made(n)).features.numpy() for n in (counts, other)]
+            left, right = (part[part[:, 0] != 1] for part in parts)
+            np.testing.assert_array_equal(left, right)

@@ -237,15 +237,19 @@ class FederatedDataset:
         counts = self.counts
         wanted = np.full_like(counts, test) if isinstance(test, int) else np.rint(counts * test)
         held = np.minimum(wanted.astype(np.int64), np.maximum(counts - 1, 0))
-        is_test = self._draw(held, np.random.Generator(np.random.Philox(key=seed)))
+        is_test = self._draw(held, Rng.seeded(seed).at("split"))
         return self.where(~is_test), self.where(is_test)
 
-    def _draw(self, wanted: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.bool_]:
-        """Draw so many rows of each client; fewer of the same draw are among more of it."""
+    def _draw(self, wanted: NDArray[np.int64], rng: Rng) -> NDArray[np.bool_]:
+        """Draw so many rows of each client; fewer of the same draw are among more of it.
+
+        By each client's own coins: how many rows one has must not decide which rows others train
+        on, or it would reach their posts past the clip.
+        """
         counts = self.counts
         owner = np.repeat(np.arange(len(counts)), counts)
-        order = np.lexsort((generator.random(len(owner)), owner))
         rank = np.arange(len(owner)) - np.repeat(self.offsets[:-1], counts)
+        order = np.lexsort((rng.words(owner, rank), owner))
         drawn = np.zeros(len(owner), dtype=bool)
         drawn[order] = rank < wanted[owner]
         return drawn
@@ -275,7 +279,7 @@ class FederatedDataset:
         if rows < 1:
             raise DataError(f"rows = {rows}: expected at least 1 row of each client")
         wanted = np.minimum(self.counts, rows)
-        part = self.where(self._draw(wanted, Rng.seeded(seed).at("at_most").numpy()))
+        part = self.where(self._draw(wanted, Rng.seeded(seed).at("at_most")))
         return replace(part, notes=(*self.notes, f"at most {rows} rows of each client kept"))
 
     def only(self, ids: Sequence[int] | NDArray[np.int64]) -> "FederatedDataset":
