@@ -162,7 +162,7 @@ def main():
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         with (arguments.out / "reconstruction.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
+            writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)
             writer.writerows(lines)
 

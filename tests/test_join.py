@@ -74,11 +74,31 @@ def test_the_command_says_what_it_costs(tmp_path, finished, capsys):
     assert main([*line.split(), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["newcomers"] == 3 and told["metric"] == "nmse"
+    assert told["epsilon"] <= 4 and told["simulation"] is True and told["caveats"] == []
     assert main(line.split()) == 2
     assert "holds models already" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "models")
     assert main(line.split()) == 0
     assert "epsilon 0" in (said := capsys.readouterr().out) and "public at epsilon 4" in said
+    assert "SIMULATION" in said
+
+
+def test_what_a_mask_is_not_is_said_to_newcomers_too(tmp_path, finished, capsys):
+    folder, _ = finished(epsilon=float("inf"))
+    plan = folder / "plan.toml"
+    result = folder / "result.json"
+    stated = json.loads(result.read_text())
+    stated["caveats"] = ["The mask is NOT differential privacy: nothing here is."]
+    result.write_text(json.dumps(stated))
+    assert plan.exists()
+    new = write(tmp_path / "new.npz", clients=3, seed=5)
+    assert main(f"join {folder} --data {new} --task regression --out {tmp_path / 'm'}".split()) == 0
+    said = capsys.readouterr().out
+    assert "NOT differential privacy" in said and "NOT PRIVATE" in said
+    classes = write(tmp_path / "classes.npz", clients=3, task="binary")
+    line = f"join {folder} --data {classes} --task binary --out {tmp_path / 'n'}"
+    assert main(line.split()) == 2
+    assert "regression task" in capsys.readouterr().err
 
 
 def test_what_cannot_be_joined_is_said(tmp_path, finished, capsys):

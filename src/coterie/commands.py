@@ -179,8 +179,10 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
     print(guarantee.statement())
     _say_caveats([summary])
     _say_tuning(summary)
+    for words in summary.get("explained") or ():
+        print(f"Plan: {words}.")
     for notice in summary.get("notices") or ():
-        print(f"Note: {notice}.")
+        print(f"Note for the data's owner, not covered by epsilon: {notice}.")
     print(f"\nrun folder {folder}, report {folder / 'report.html'}")
 
 
@@ -269,10 +271,18 @@ def data_show(arguments: argparse.Namespace) -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     """Carry out `coterie report`."""
-    folders = [Path(run) for run in arguments.runs]
+    folders = [part for run in arguments.runs for part in _members(Path(run))]
     out = Path(arguments.out) if arguments.out else folders[0] / "report.html"
     write_report(folders, out)
     print(out)
+
+
+def _members(folder: Path) -> list[Path]:
+    """Give the finished runs of a folder of several, or the folder itself."""
+    if not (folder / _MEMBERS).exists():
+        return [folder]
+    named = json.loads((folder / _MEMBERS).read_text(encoding="utf-8"))
+    return [folder / name for name in named if (folder / name / "result.json").exists()] or [folder]
 
 
 def _lines(key: str, value: Any) -> list[str]:

@@ -83,7 +83,8 @@ class FinishedRun:
     @property
     def notices(self) -> tuple[str, ...]:
         """What the owner of the data should know of its rows."""
-        return tuple(map(str, self.result.get("notices") or ()))
+        said = (*(self.result.get("explained") or ()), *(self.result.get("notices") or ()))
+        return tuple(map(str, said))
 
     def number(self, key: str) -> float:
         """Read a number of the summary; null is not-a-number."""

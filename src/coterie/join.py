@@ -8,6 +8,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ class Joined:
     score: Score
     alone: Score
     guarantee: Guarantee
+    said: dict[str, Any]  # what must be read beside the guarantee of the run that was joined
 
 
 def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
@@ -47,8 +49,13 @@ def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
         ValueError: If the rows are of another kind than the run's.
     """
     run_plan = load_plan(folder / "plan.toml")
-    shared, guarantee = _read(folder)
+    shared, guarantee, result = _read(folder)
     train, test = choice.split()
+    if train.spec.task != result.get("task", train.spec.task):
+        raise ValueError(
+            f"{folder} is a run on a {result['task']} task, the newcomers' rows are "
+            f"{train.spec.task}: give rows of the same kind (--task)"
+        )
     method, spec = run_plan.method, replace(train.spec, clients=guarantee.clients)
     _check(method, spec, shared, folder)
     seed = run_plan.simulation_seed
@@ -61,18 +68,20 @@ def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
         score,
         evaluate(method.model, alone.rows, test),
         guarantee,
+        {key: result.get(key) for key in ("caveats", "tuning")},
     )
     if out is not None:
         _keep(out, found)
     return found
 
 
-def _read(folder: Path) -> tuple[Tree, Guarantee]:
+def _read(folder: Path) -> tuple[Tree, Guarantee, dict[str, Any]]:
     try:
         with np.load(folder / "shared.npz", allow_pickle=False) as arrays:
             shared = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
-        return shared, Guarantee.from_json(stated)
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return shared, Guarantee.from_json(stated), dict(result)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: no finished run that can be joined ({error!r}); finish it with "

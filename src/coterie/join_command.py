@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 from coterie.flags import data_table
-from coterie.join import join
+from coterie.join import Joined, join
 from coterie.privacy.words import round_up
 from coterie.run import plan_from_table
-from coterie.summary import json_number
+from coterie.summary import json_number, promised
 
 
 def joined(arguments: argparse.Namespace) -> str:
@@ -29,6 +29,8 @@ def joined(arguments: argparse.Namespace) -> str:
         "alone_value": json_number(found.alone.value),
         "share_better_than_alone": json_number(share),
         "models": str(out),
+        **promised(found.guarantee),
+        **found.said,
     }
     if arguments.json:
         return json.dumps(told, allow_nan=False)
@@ -37,5 +39,15 @@ def joined(arguments: argparse.Namespace) -> str:
         f"{found.alone.value:.4g} alone; {share:.0%} are better off than alone (not private)\n"
         f"They posted nothing: what others can learn of them is epsilon 0. The shared model that "
         f"they took is public at epsilon {round_up(found.guarantee.epsilon)} of its own clients.\n"
-        f"models {out}"
+        f"{_beside(found)}models {out}"
     )
+
+
+def _beside(found: Joined) -> str:
+    """Give what must be read beside that epsilon."""
+    lines = found.guarantee.statement().splitlines()
+    said = [line for line in lines if line.startswith(("SIMULATION", "NOT "))]
+    said += found.said.get("caveats") or []
+    tuning = found.said.get("tuning") or "none"
+    said += [] if tuning == "none" else [f"Tuning: {tuning}."]
+    return "".join(f"{line}\n" for line in said)

@@ -80,7 +80,7 @@ def add_run(commands: Commands, action: Action) -> None:
     run.add_argument("--resume", metavar="DIR", help="go on with an interrupted run")
     run.add_argument(
         "--wait",
-        metavar="SECONDS|all|75%%",
+        metavar="SECONDS|all|75%",
         help="put clients on a virtual clock: a round waits so long, for all of them, or for about "
         "this share; more settings: --set stragglers.KEY=VALUE",
     )

@@ -28,9 +28,10 @@ import numpy as np
 from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.federated import FederatedDataset, Spec
+from coterie.engines.calibration import calibrate as calibrate_clock
 from coterie.engines.clock import Stragglers
 from coterie.engines.outcome import Observer, Outcome
-from coterie.engines.simulate import Speed, simulate
+from coterie.engines.simulate import Speed, set_clock, simulate
 from coterie.history import History
 from coterie.methods.base import Method, Shape
 from coterie.methods.local import Local
@@ -47,6 +48,10 @@ from coterie.summary import TunedOn, json_number, keep, summarise
 from coterie.tree import size
 
 NETWORK_ROUNDS = 50
+_LATE = (
+    "Clients stood on a virtual clock: those who were late contributed nothing to a round, and who "
+    "answered is shown to nobody."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,9 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
         return 1
     if not isinstance(method.model, Linear):
         return NETWORK_ROUNDS
-    if privacy.epsilon is None or privacy.epsilon == math.inf:
+    if privacy.epsilon is None:
+        return method.rounds_between[1]
+    if privacy.epsilon == math.inf:
         return method.rounds_without_noise
     # A pure budget buys about as many rounds as one with a customary delta.
     delta = privacy.delta or default_delta(spec.clients)
@@ -161,12 +168,27 @@ def execute(
     run_plan = resolve(run_plan, train.spec)
     run_plan.plan().guarantee(train.spec.clients)
     run_plan.method.check(train.spec)
+    if run_plan.stragglers is not None:
+        run_plan = _set_clock(run_plan, run_plan.stragglers, train)
     if folder is None:
         return _carry_out(run_plan, (train, test), None, observer, started)
     with locked(folder):
         _claim(folder, run_plan)
         _recognise(folder, train)
         return _carry_out(run_plan, (train, test), folder, observer, started)
+
+
+def _set_clock(run_plan: RunPlan, clock: Stragglers, train: FederatedDataset) -> RunPlan:
+    """Measure the clock if asked to; refuse what no budget covers before a folder is claimed."""
+    set_clock(clock, run_plan.plan(), train)
+    if not clock.calibrate:
+        return run_plan
+    if run_plan.privacy.epsilon != math.inf:
+        raise ValueError(
+            "stragglers.calibrate times clients' own rows, and plan.toml would tell: give the "
+            "coefficients, or run with epsilon = inf"
+        )
+    return replace(run_plan, stragglers=calibrate_clock(clock, run_plan.method, train))
 
 
 def _carry_out(
@@ -201,8 +223,10 @@ def _carry_out(
         data=run_plan.data.name,
         tuned=run_plan.tuned,
         seconds=time.perf_counter() - started,
-        notices=(*run_plan.method.notices(train), *_ended(outcome), *_answers(past)),
+        notices=(*run_plan.method.notices(train), *_ended(outcome), *_answers(past, outcome)),
     )
+    if run_plan.stragglers is not None:
+        summary["caveats"].append(_LATE)
     summary["gap"] = None if outcome.gap is None else json_number(outcome.gap)
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
@@ -222,9 +246,10 @@ def _ended(outcome: Outcome) -> tuple[str, ...]:
     return (f"{told}: {stop:g} was not reached; more rounds get nearer (--rounds)",)
 
 
-def _answers(past: History | None) -> tuple[str, ...]:
+def _answers(past: History | None, outcome: Outcome) -> tuple[str, ...]:
+    """Say how many answered, of runs without a budget: a hidden cohort stays hidden."""
     answers = [] if past is None else [line["answered"] for line in past.lines]
-    if not answers:
+    if not answers or outcome.plan.privacy.epsilon != math.inf:
         return ()
     told = (f"{np.mean(answers):.3g} clients contributed in an average round",)
     silent = answers.count(0)

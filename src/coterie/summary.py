@@ -42,6 +42,7 @@ def summarise(
         "method": plan.method.kind,
         "data": data,
         "clients": outcome.spec.clients,
+        "task": outcome.spec.task,
         # Rows in one place are one release, though nothing is posted.
         "rounds": 1 if plan.method.shape is Shape.POOLED else len(outcome.posts),
         **promised(guarantee),
@@ -59,10 +60,14 @@ def summarise(
         "noise_to_signal": [
             None if ratio is None else json_number(ratio) for ratio in noise_to_signal(outcome)
         ],
-        "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
+        "not_covered": "metrics and notices, and any tuning done with them, are not covered by "
+        "epsilon",
         "tuning": TUNING[tuned],
         "caveats": list(plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf)),
         "notices": list(notices),
+        "explained": list(plan.method.explain(plan.rounds, plan.clip(outcome.spec.clients)))
+        if noised
+        else [],
         "seconds": round(seconds, 3),
     }
 
@@ -114,6 +119,8 @@ def keep(
     stated = outcome.guarantee.to_json()
     if summary["tuning"] != TUNING["no"]:
         stated["tuning"] = summary["tuning"]
+    if summary["caveats"]:
+        stated["caveats"] = summary["caveats"]
     guarantee = json.dumps(stated, indent=2, allow_nan=False)
     write_atomically(folder / "guarantee.json", guarantee.encode())
     names = json.dumps(list(train.names)).encode()

@@ -103,6 +103,8 @@ def _hints(run_plan: RunPlan, data: FederatedDataset) -> Iterator[str]:
     yield from run_plan.method.caveats(run_plan.privacy.epsilon != math.inf)
     if run_plan.stragglers is not None:
         told = set_clock(run_plan.stragglers, run_plan.plan(), data).note()
+        if told is not None and run_plan.privacy.epsilon != math.inf:
+            told = "few clients, or none, may answer in time; their posts would be noise alone"
         if told is not None:
             yield told
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from coterie.history import History
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
+from coterie.privacy.sampling import Poisson
 from coterie.run import RunPlan, execute, plan_from_table
 from coterie.scores import evaluate
 
@@ -88,6 +90,52 @@ def test_nobody_in_time_is_said_and_changes_nothing():
     assert any("in 4 of 4 rounds no client answered" in told for told in result.summary["notices"])
     clock = set_clock(Stragglers(wait=0.0001), result.outcome.plan, toy())
     assert "no update" in clock.note()
+
+
+def test_a_calibration_run_sets_the_clock_and_is_kept_in_the_plan(tmp_path):
+    table = {
+        "data": {"name": "synthetic", "options": {"clients": 6, "rows": [20, 200]}},
+        "method": {"kind": "mtlsvm"},
+        "privacy": {"epsilon": math.inf},
+        "rounds": 2,
+        "simulation_seed": 1,
+        "stragglers": {"wait": "75%", "calibrate": True},
+    }
+    execute(plan_from_table(table), folder=tmp_path / "run")
+    kept = tomllib.loads((tmp_path / "run" / "plan.toml").read_text())["stragglers"]
+    assert kept["calibrate"] is False
+    assert (kept["constant"], kept["seconds_per_number"]) != (0.01, 1e-6)
+    assert 0 < kept["constant"] + 2000 * kept["seconds_per_number"] < 1
+    table["privacy"] = {"epsilon": 1.0}
+    table["stragglers"] = {"wait": 1.0, "calibrate": True}
+    with pytest.raises(ValueError, match="times clients' own rows"):
+        execute(plan_from_table(table), folder=tmp_path / "other")
+    assert not (tmp_path / "other" / "plan.toml").exists(), "nothing is claimed"
+
+
+def test_who_is_late_must_not_be_seen_under_a_budget():
+    plan = Plan(
+        method=MTLSVM(), privacy=Privacy(epsilon=1.0), rounds=2, sampler=Poisson(6, visible=True)
+    )
+    with pytest.raises(ValueError, match="visible cohort"):
+        simulate(plan, toy(), stragglers=Stragglers(wait=1.0))
+
+
+def test_a_budget_does_not_tell_who_answered(tmp_path):
+    table = {
+        "data": {"name": "synthetic", "options": {"clients": 8, "rows": 10, "task": "binary"}},
+        "method": {"kind": "mtlsvm"},
+        "privacy": {"epsilon": 1.0},
+        "rounds": 2,
+        "stragglers": {"wait": 0.0001},
+    }
+    result = execute(plan_from_table(table), folder=tmp_path / "run")
+    assert not any(
+        "answered" in told or "contributed" in told for told in result.summary["notices"]
+    )
+    assert any("late contributed nothing" in told for told in result.summary["caveats"])
+    stated = json.loads((tmp_path / "run" / "guarantee.json").read_text())
+    assert stated["caveats"] == result.summary["caveats"]
 
 
 def test_history_is_kept_line_by_line_and_goes_on(tmp_path):

@@ -11,6 +11,7 @@ from itertools import pairwise
 import cvxpy as cp
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from sklearn.svm import LinearSVC, LinearSVR
 
@@ -24,6 +25,7 @@ from coterie.methods.mtlsvm import MTLSVM, combine
 from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.entropy import open_entropy
+from coterie.privacy.noise import LaplaceNoise
 from coterie.privacy.sampling import FixedSize, Poisson
 from coterie.rng import Rng
 from coterie.run import resolve, rounds_by_rule
@@ -388,6 +390,35 @@ def test_the_noise_that_is_noted_is_the_noise_that_was_added():
     )  # fmt: skip
     outcome = simulate(plan, data)
     assert float(outcome.shared["noise"]) == pytest.approx(3 * 41 * 0.2**2, rel=1e-6)
+    laplace = Privacy(epsilon=2.0, delta=0.0, clip=0.1, noise=LaplaceNoise())
+    other = simulate(replace(plan, privacy=laplace), data)
+    scale = 0.1 / (2.0 / 3)
+    assert float(other.shared["noise"]) == pytest.approx(3 * 41 * 2 * scale**2, rel=1e-3)
+
+
+def test_the_printed_mask_has_no_certificate():
+    outcome = run(MTLSVM(mask="paper", stop=0.5, epochs=1), toy(), rounds=40)
+    assert outcome.gap is None and len(outcome.posts) == 40
+
+
+def test_own_sums_do_not_depend_on_a_neighbour_s_row_count():
+    for sparse in (False, True):
+        data = toy(clients=3, rows=9, features=7)
+        if sparse:
+            data = replace(data, features=scipy.sparse.csr_matrix(data.features.numpy()))
+        dual = torch.randn(3, 9, 2, generator=torch.Generator().manual_seed(0)).double()
+        whole = combine(data.clients(np.arange(3)), dual, 8)
+        for k in range(3):
+            alone = combine(data.clients(np.array([k])), dual[k : k + 1], 8)
+            assert torch.equal(alone[0], whole[k])
+        x = data.features.toarray() if sparse else data.features.numpy()
+        rows = np.c_[x.astype(float), np.ones(27)].reshape(3, 9, 8)
+        np.testing.assert_allclose(whole, np.einsum("cno,cnd->cod", dual, rows), atol=1e-12)
+
+
+def test_without_rounds_a_noise_multiplier_gets_few():
+    data = toy(clients=6)
+    assert rounds_by_rule(MTLSVM(), Privacy(noise_multiplier=10.0), data.spec) == 5
 
 
 def test_newcomers_fit_their_own_part_alone():
@@ -452,6 +483,13 @@ def test_mocha_learns_who_is_alike():
     ({"gamma": "adding"}, "gamma = 'adding'"),
     ({"tube": -0.1}, "tube: given -0.1"),
     ({"mask_keep": 1.5}, "mask_keep = 1.5"),
+    ({"mask_keep": 0.0}, "no step would ever be taken"),
+    ({"mask": "Step"}, "mask = 'Step': expected one of none, step, paper"),
+    ({"mask_law": "bernouli"}, "mask_law = 'bernouli'"),
+    ({"epochs": 1.5}, "epochs = 1.5"),
+    ({"gamma": True}, "gamma = True"),
+    ({"c1": True}, "c1 = True"),
+    ({"c1": "1"}, "c1 = 1: expected"),
     ({"mask_untouched": -0.5}, "mask_untouched = -0.5"),
     ({"mask_beta": (2.0, 0.0)}, "mask_beta"),
     ({"class_weight": (1.0, -1.0)}, "class_weight"),
@@ -487,7 +525,7 @@ def test_zero_rows_are_left_out_and_one_class_is_allowed_and_both_are_said():
     method = MTLSVM(model=PLAIN, stop=1e-8, epochs=50)
     told = method.notices(odd)
     assert "2 rows are all zeros" in told[0]
-    assert "1 clients have rows of one class alone" in told[1] and data.names[3] in told[1]
+    assert told[1] == "1 clients have rows of one class alone"  # nobody is named
     assert MTLSVM().notices(odd)[0] == told[1], "with a bias a zero row has a step"
     outcome = run(method, odd, rounds=2000)
     assert outcome.gap <= 1e-8 and np.isfinite(weights(outcome)).all()

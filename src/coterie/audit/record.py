@@ -10,11 +10,14 @@ from coterie.methods.mtlsvm import MTLSVM
 from coterie.plan import Plan
 from coterie.privacy.accounting import Gaussian
 from coterie.privacy.billboard import bound
+from coterie.privacy.events import NonPrivate
 from coterie.rng import Rng
 
 
 def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]:
     """Run a plan round by round and keep what is seen of one client.
+
+    All its rounds: a run without a budget may end earlier, at its duality gap, and show less.
 
     Args:
         plan: A plan of MTL-SVM in which everybody takes part in every round.
@@ -83,6 +86,10 @@ def _check(plan: Plan, data: FederatedDataset) -> MTLSVM:
             f"gamma = {method.gamma!r}, class_weight = {method.class_weight!r}: expected 'add' and "
             "'none', the rule that the attack knows"
         )
+    method.check_cohort(plan.sampler.largest(data.spec.clients), data.spec)
+    events = {mechanism.event() for mechanism in plan.mechanisms(data.spec.clients)}
+    if len(events) > 1 or not all(isinstance(e, Gaussian | NonPrivate) for e in events):
+        raise ValueError("expected Gaussian noise, the same in every round, or none at all")
     if plan.sampler.participation(data.spec.clients).rate != 1:
         raise ValueError("a sampled cohort: expected a plan in which everybody takes part")
     return method

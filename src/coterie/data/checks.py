@@ -32,20 +32,21 @@ def refuse_degenerate(data: FederatedDataset) -> None:
 
 
 def refuse_labels(data: FederatedDataset) -> None:
-    """Refuse binary targets other than 0 and 1; other tasks pass.
+    """Refuse binary and multilabel targets other than 0 and 1; other tasks pass.
 
     Raises:
         DataError: If there is such a target; names its client and row.
     """
-    if data.spec.task != "binary":
+    if data.spec.task not in ("binary", "multilabel"):
         return
     for start, targets, _ in _target_chunks(data):
-        wrong = np.flatnonzero((targets != 0) & (targets != 1))
+        wrong = np.argwhere((targets != 0) & (targets != 1))
         if len(wrong):
             raise DataError(
-                f"{data.title}: {_place(data, start + int(wrong[0]))}: found the target "
-                f"{targets[wrong[0]]:g}, expected 0 or 1, since the task is binary; correct the "
-                "row, or name the classes that count as 1 with positive="
+                f"{data.title}: {_place(data, start + int(wrong[0][0]))}: found the target "
+                f"{targets[tuple(wrong[0])]:g}, expected 0 or 1, since the task is "
+                f"{data.spec.task}; correct the row, or name the classes that count as 1 with "
+                "positive="
             )
 
 

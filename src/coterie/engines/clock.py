@@ -214,8 +214,7 @@ class Clock:
 class Stragglers:
     """How long clients take, and how long the coordinator waits for them.
 
-    The defaults are a slow device's (a microsecond a number), not a measurement: `measure` and
-    `fit_times` give those of a machine at hand.
+    The defaults are a slow device's (a microsecond a number), not a measurement.
 
     Attributes:
         wait: Seconds; or "all": the longest of the times that clients report, each the longest of
@@ -229,6 +228,7 @@ class Stragglers:
         least: Seconds; smaller times become this.
         hardware: Factors that divide a client's time: "equal" (all 1), "spread" (evenly spaced from
             1 for the first client to 10 for the last), or one factor per client.
+        calibrate: Measure the three coefficients on this machine before a run.
     """
 
     wait: float | str = "all"
@@ -238,6 +238,7 @@ class Stragglers:
     spread: float = 0.1
     least: float = 1e-6
     hardware: Literal["equal", "spread"] | tuple[float, ...] = "equal"
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         _share(self.wait)

@@ -101,6 +101,11 @@ def set_clock(stragglers: Stragglers, plan: Plan, data: FederatedDataset) -> Clo
             f"stragglers.wait = {stragglers.wait!r} follows from times that clients report, which "
             "epsilon does not cover: give seconds, or run with epsilon = inf"
         )
+    if plan.sampler.participation(len(data)).visible and plan.privacy.epsilon != math.inf:
+        raise ValueError(
+            "stragglers under a visible cohort: who is late follows from how many rows a client "
+            "has, and everybody would see it; hide the cohort, or run with epsilon = inf"
+        )
     rng = Rng.seeded(plan.simulation_seed or 0).at("clock")
     return stragglers.clock(data.counts, data.spec.features, rng, plan.method.passes)
 

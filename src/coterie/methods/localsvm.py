@@ -47,7 +47,8 @@ def check_svm(method: Method, spec: Spec) -> None:
 def check_constants(**constants: float) -> None:
     """Refuse constants that are not positive."""
     for name, value in constants.items():
-        if not 0 < value < math.inf:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
             raise ValueError(f"{name} = {value}: expected a finite number above 0")
 
 

@@ -113,19 +113,30 @@ class MTLSVM(Method):
     def __post_init__(self) -> None:
         check_constants(c1=self.c1, c2=self.c2, stop=self.stop)
         self.losses()
-        if self.epochs < 1:
-            raise ValueError(f"epochs = {self.epochs}: expected a whole number of at least 1")
-        if self.together is not None and self.together < 1:
-            raise ValueError(f"together = {self.together}: expected a whole number of at least 1")
-        if self.gamma not in ("add", "average") and not (
-            isinstance(self.gamma, int | float) and 0 < self.gamma <= 1
-        ):
+        for name in ("epochs", "together"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} = {value}: expected a whole number of at least 1")
+        number = isinstance(self.gamma, int | float) and not isinstance(self.gamma, bool)
+        if self.gamma not in ("add", "average") and not (number and 0 < float(self.gamma) <= 1):
             raise ValueError(
                 f"gamma = {self.gamma!r}: expected 'add', 'average' or a number in (0, 1]"
             )
         self._check_mask()
 
     def _check_mask(self) -> None:
+        for name, choices in (
+            ("mask", ("none", "step", "paper")),
+            ("mask_law", ("bernoulli", "beta")),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r}: expected one of {', '.join(choices)}"
+                )
+        if self.mask_law == "bernoulli" and self.mask_keep == 0 and self.mask_untouched == 0:
+            raise ValueError(
+                "mask_keep = 0 and mask_untouched = 0: no step would ever be taken; keep some"
+            )
         for name in ("mask_keep", "mask_untouched"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: expected a number in [0, 1]")
@@ -138,8 +149,11 @@ class MTLSVM(Method):
 
     @property
     def stop_gap(self) -> float | None:
-        """The relative duality gap at which a run without privacy is done."""
-        return self.stop
+        """The relative duality gap at which a run without privacy is done.
+
+        None under the printed mask: w is then not the sum of own sums, and there is no such gap.
+        """
+        return None if self.mask == "paper" else self.stop
 
     @property
     def passes(self) -> int:
@@ -192,8 +206,7 @@ class MTLSVM(Method):
         if zero:
             told.append(f"{zero} rows are all zeros and are left out: no step can change them")
         if data.spec.task in ("binary", "multiclass") and len(alone := one_class_clients(data)):
-            named = ", ".join(repr(data.names[k]) for k in alone[:5].tolist())
-            told.append(f"{len(alone)} clients have rows of one class alone: {named}")
+            told.append(f"{len(alone)} clients have rows of one class alone")
         return tuple(told)
 
     def caveats(self, private: bool) -> tuple[str, ...]:
@@ -270,10 +283,7 @@ class MTLSVM(Method):
         """Add the posted sum, and note how large its noise is: a public number."""
         weights = self.contribution(shared)
         moved = add(weights, to(post.value, shared["noise"].device))
-        numbers = size(weights)
-        # `radius` is about the largest of as many normals: back to their squares.
-        deviation = post.radius / math.sqrt(2 * math.log(max(numbers, 2)))
-        return {**moved, "noise": shared["noise"] + numbers * deviation**2}
+        return {**moved, "noise": shared["noise"] + size(weights) * post.deviation**2}
 
     def _centre(self, shared: Tree) -> Tensor:
         """Give w, shortened by what noise alone explains of it (James and Stein 1961).
@@ -348,9 +358,18 @@ class MTLSVM(Method):
 
 
 def combine(clients: Clients, dual: Tensor, width: int) -> Tensor:
-    """Give sum_i b_i x_i of each client, (c, outputs, width): with a 1 behind x for a bias."""
-    rows = padded(dual, clients.longest)[:, : clients.longest] * clients.mask.cpu()[:, :, None]
-    summed = torch.einsum("cno,cnd->cod", rows, clients.x.flatten(2).cpu().double())
-    if width > summed.shape[-1]:
-        summed = torch.cat([summed, rows.sum(dim=1)[..., None]], dim=-1)
-    return summed
+    """Give sum_i b_i x_i of each client, (c, outputs, width): with a 1 behind x for a bias.
+
+    Client by client: no copy of all rows, and nobody's bits depend on a neighbour's row count.
+    """
+    summed = np.zeros((len(clients), dual.shape[2], width))
+    starts, counts = clients.starts.tolist(), clients.counts.tolist()
+    for place, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        own = dual[place, :count].numpy().T
+        rows = clients.features[start : start + count]
+        if isinstance(rows, Tensor):
+            rows = rows.flatten(1).cpu().double().numpy()
+        summed[place, :, : rows.shape[1]] = (rows.T @ own.T).T
+        if width > rows.shape[1]:
+            summed[place, :, -1] = own.sum(axis=1)
+    return torch.from_numpy(summed)

@@ -13,6 +13,7 @@ data, against all others together. The first premise is this file, the second a 
 (tests/contracts/).
 """
 
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +23,9 @@ from dataclasses import InitVar, dataclass
 import numpy as np
 from torch import Tensor
 
-from coterie.privacy.accounting import Event
+from coterie.privacy.accounting import Event, Gaussian
 from coterie.privacy.entropy import DrawnAhead, Entropy
+from coterie.privacy.events import Laplace
 from coterie.privacy.ledger import Ledger, OverspentError
 from coterie.privacy.mechanisms import Mechanism
 from coterie.privacy.transcript import FolderTranscript, Transcript
@@ -82,6 +84,21 @@ class Post:
 
     def __post_init__(self, seal: object) -> None:
         _check(seal, "Post", "Billboard.post()")
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise of each number of a posted sum: a public number.
+
+        Not-a-number where the noise is not that of a sum.
+        """
+        numbers = sum(leaf.numel() for leaf in self.value.values())
+        if self.radius == 0:
+            return 0.0
+        if isinstance(self.event, Laplace):
+            return math.sqrt(2) * self.radius / (math.log(max(numbers, 1)) + 1)
+        if isinstance(self.event, Gaussian) and self.event.replaced == 2.0:
+            return self.radius / math.sqrt(2 * math.log(max(numbers, 2)))
+        return math.nan
 
     @property
     def mean(self) -> Tree:

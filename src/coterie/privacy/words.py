@@ -60,9 +60,9 @@ def state(guarantee: "Guarantee") -> str:
         _seen_by(guarantee),
         f"Sampling: {_drawn(guarantee)}",
         f"Accountant: {guarantee.profile.accountant}.",
-        "Not covered: the server, which sees each bounded contribution before noise; metrics and "
-        "losses that are shown; settings chosen by looking at results; a personal model that its "
-        "client gives away.",
+        "Not covered: the server, which sees each bounded contribution before noise; metrics, "
+        "losses and notes on rows that are shown; settings chosen by looking at results; a "
+        "personal model that its client gives away.",
     ]
     if guarantee.assumed:
         lines.append(f"Assumed public: {'; '.join(guarantee.assumed)}.")
