@@ -59,6 +59,8 @@ bench: setup     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/districts.py
 	$(BIN)/python benchmarks/multitask.py
 	$(BIN)/python benchmarks/moments.py
+	$(BIN)/python benchmarks/svm.py
+	$(BIN)/python benchmarks/svm_joint.py --clients 100
 
 study-mpmtl: setup ## remake the tables and plots of docs/methods/mpmtl.md
 	$(BIN)/python benchmarks/mpmtl.py
