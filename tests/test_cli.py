@@ -690,6 +690,7 @@ def test_a_csv_standardised_inside_clients(coterie, exam):
     assert pq.read_table("r/metrics.parquet")["test_rows"].to_pylist() == [2] * 8
 
 
+@pytest.mark.full
 def test_targets_are_clients(coterie, tmp_path):
     lines = [f"{i},{i % 3},{'' if i % 5 == 0 else i * 0.1:.3}" for i in range(1, 30)]
     (tmp_path / "wide.csv").write_text("\n".join(["x,kidney,liver", *lines]) + "\n")

@@ -311,6 +311,7 @@ def test_labels_of_runs_cannot_break_a_chart(tmp_path: Path) -> None:
     assert "svg" in parts.tags and "b" not in parts.tags
 
 
+@pytest.mark.full
 def test_five_thousand_clients_stay_small(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / str(i), clients=5000, events=(Gaussian(NOISE + i),) * 20, gain=0.1 * i)
@@ -564,6 +565,7 @@ def charted(text: str) -> list[str]:
     return [t for t in (", by round", ", against virtual seconds") if f"is better){t}" in text]
 
 
+@pytest.mark.full
 def test_histories_of_all_runs_are_drawn_together(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path)
     text, before = read(runs, tmp_path / "before.html")

@@ -24,6 +24,8 @@ from coterie.privacy.accounting import Participation
 from coterie.privacy.calibration import calibrate
 from coterie.privacy.sampling import Poisson
 
+pytestmark = pytest.mark.full
+
 SIMULTANEOUS = Rule(steps="simultaneous", sigma=1.0)
 SERIAL = Rule(steps="serial", sigma=5.0)
 BERNOULLI, BETA = ("bernoulli", 0.5), ("beta", 2.0, 0.5, 0.5)

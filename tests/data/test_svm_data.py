@@ -29,6 +29,8 @@ from coterie.data.papers_svm import mtlsvm_regression
 from coterie.data.synthetic import synthetic
 from coterie.flags import data_table
 
+pytestmark = pytest.mark.full
+
 LABELS = np.array([0, 3, 1, 2, 3, 0, 1, 3])
 OWNERS = np.array([0, 0, 0, 0, 1, 1, 1, 1])
 X = np.arange(16.0).reshape(8, 2)

@@ -21,6 +21,8 @@ from coterie.engines import clock as clock_module
 from coterie.engines.clock import CALIBRATION_ROUNDS, Deadline, Stragglers, fit_times, measure
 from coterie.rng import Rng
 
+pytestmark = pytest.mark.full
+
 ALARM = 1e-6
 COUNTS = np.full(20, 240)
 FEATURES = 561

@@ -31,6 +31,8 @@ from coterie.rng import Rng
 from coterie.run import resolve, rounds_by_rule
 from coterie.scores import evaluate
 
+pytestmark = pytest.mark.full
+
 PLAIN = Linear(bias=False)
 
 

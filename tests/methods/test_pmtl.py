@@ -58,6 +58,7 @@ def test_mean_estimation_oracle(lam, change_from, solver):
     np.testing.assert_allclose(w, (x + lam * x.mean()) / (1 + lam), atol=2e-3)
 
 
+@pytest.mark.full
 def test_own_change_from_integrates_noise_and_shared_forgets_it():
     """The same noise: as printed the shared model is a random walk, from the shared one it is not.
 
@@ -94,6 +95,7 @@ def test_own_change_from_integrates_noise_and_shared_forgets_it():
     assert errors["own"] > 20 * errors["shared"]
 
 
+@pytest.mark.full
 def test_clip_below_the_deviation_moves_the_centre():
     """The documented caveat: with a small clip the fixed point is median-like, not the mean."""
     x = np.array([0.0, 0.0, 0.0, 0.0, 10.0])
