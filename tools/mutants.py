@@ -250,6 +250,13 @@ MUTANTS = (
         "tests/engines/test_stragglers.py",
     ),
     Mutant(
+        "one stream of coins for everybody's split",
+        "data/federated.py",
+        "rng.words(owner, rank)",
+        "rng.words(0 * owner, np.arange(len(owner)))",
+        "tests/data/test_federated.py",
+    ),
+    Mutant(
         "late clients counted",
         "engines/simulate.py",
         "cohort = np.intersect1d(cohort, timed.answered)",
