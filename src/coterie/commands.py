@@ -179,18 +179,16 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
     print(guarantee.statement())
     _say_caveats([summary])
     _say_tuning(summary)
-    for words in summary.get("explained") or ():
-        print(f"Plan: {words}.")
     for notice in summary.get("notices") or ():
         print(f"Note for the data's owner, not covered by epsilon: {notice}.")
     print(f"\nrun folder {folder}, report {folder / 'report.html'}")
 
 
 def _say_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what must be read beside the guarantee, once for all runs it is true of."""
+    """Print what must be read beside the guarantee, and why the plan is as it is, once each."""
     said: dict[str, list[str]] = {}
     for row in rows:
-        for caveat in row.get("caveats") or ():
+        for caveat in (*(row.get("caveats") or ()), *(row.get("explained") or ())):
             said.setdefault(caveat, []).append(row["method"])
     for caveat, methods in said.items():
         print(f"{', '.join(dict.fromkeys(methods))}: {caveat}")

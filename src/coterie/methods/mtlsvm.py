@@ -191,11 +191,12 @@ class MTLSVM(Method):
 
     def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
         """Say why there are few rounds, and what the clip allows."""
-        told = f"{rounds} rounds of up to {self.epochs} local passes, clip {clip:.3g}"
+        rounded = f"{rounds} round{'s' * (rounds > 1)}"
+        told = f"{rounded} of up to {self.epochs} local passes, clip {clip:.3g}"
         return (
             f"{told}: the noise of every round stays in the shared weights, so few rounds with "
             "much local work spend a budget best; the clip is made for features of deviation "
-            "about 1",
+            "about 1.",
         )
 
     def notices(self, data: FederatedDataset) -> tuple[str, ...]:
