@@ -21,7 +21,7 @@ from coterie.privacy.mechanisms import Shape
 from coterie.rng import Rng
 from coterie.tree import Tree, stack
 
-__all__ = ["Method", "Post", "Shape", "register", "registered"]
+__all__ = ["Method", "Post", "Shape", "Silent", "register", "registered"]
 
 _METHODS: dict[str, type["Method"]] = {}
 M = TypeVar("M", bound=type["Method"])
@@ -171,6 +171,26 @@ class Method(ABC):
     def choices(cls) -> Mapping[str, type["Method"]]:
         """Give the registered methods by name."""
         return registered()
+
+
+class Silent(Method):
+    """A method whose clients contribute nothing to any round."""
+
+    shape = Shape.NONE
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Contribute nothing."""
+        return {}
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Contribute nothing."""
+        return personal, {}
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Keep the public start."""
+        return shared
 
 
 def register(name: str) -> Callable[[M], M]:

@@ -10,10 +10,9 @@ from typing import Literal
 
 import torch
 
-from coterie.data.checks import refuse_degenerate, refuse_labels
-from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.federated import Clients
 from coterie.methods.base import Method, register
-from coterie.methods.localsvm import LocalSVM, check_constants, check_svm, parted
+from coterie.methods.localsvm import LocalSVM, Machines, check_constants, parted
 from coterie.methods.mtl import Pooled
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -25,7 +24,7 @@ _MOST_EPOCHS = 2000
 
 @register("globalsvm")
 @dataclass(frozen=True, kw_only=True)
-class GlobalSVM(Pooled):
+class GlobalSVM(Machines, Pooled):
     """One support vector machine on pooled rows: NOT private, data leaves the clients.
 
     Attributes:
@@ -49,15 +48,6 @@ class GlobalSVM(Pooled):
     def losses(self) -> Losses:
         """Give what rows cost."""
         return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
-
-    def check(self, spec: Spec) -> None:
-        """Refuse other models than linear ones."""
-        check_svm(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from, and labels that are none."""
-        refuse_degenerate(data)
-        refuse_labels(data)
 
     def alone(self) -> Method:
         """Learn alone with the same constant."""

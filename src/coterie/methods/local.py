@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Silent, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
@@ -19,7 +19,7 @@ from coterie.tree import Tree
 
 @register("local")
 @dataclass(frozen=True, kw_only=True)
-class Local(Method):
+class Local(Silent):
     """One model per client, from its own rows alone.
 
     Attributes:
@@ -29,7 +29,6 @@ class Local(Method):
         sgd: Steps from the start; many epochs, since there is only one round.
     """
 
-    shape = Shape.NONE
     model: Model = field(default_factory=Linear)
     lam: float = 0.1
     solver: How = "auto"
@@ -47,20 +46,6 @@ class Local(Method):
     def problem(self) -> LocalProblem:
         """Give the local problem."""
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
-
-    def local_update(
-        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
-    ) -> tuple[Tree, Tree]:
-        """Contribute nothing."""
-        return personal, {}
-
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute nothing."""
-        return {}
-
-    def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Keep the public start."""
-        return shared
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit every client's own rows, pulled towards the public start."""

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from coterie.data.checks import refuse_degenerate, refuse_labels
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.sdca import Losses, fit_alone
@@ -77,9 +77,22 @@ def settled(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
     return torch.where(factor > 0, before + factor * (after - before), before)
 
 
+class Machines(Method):
+    """What methods of support vector machines check alike."""
+
+    def check(self, spec: Spec) -> None:
+        """Refuse other models than linear ones."""
+        check_svm(self, spec)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that nothing can be learnt from, and labels that are none."""
+        refuse_degenerate(data)
+        refuse_labels(data)
+
+
 @register("localsvm")
 @dataclass(frozen=True, kw_only=True)
-class LocalSVM(Method):
+class LocalSVM(Machines, Silent):
     """One support vector machine per client, from its own rows alone.
 
     Attributes:
@@ -91,7 +104,6 @@ class LocalSVM(Method):
             the origin, or so unlike in scale, that 2,000 passes do not reach it.
     """
 
-    shape = Shape.NONE
     model: Model = field(default_factory=Linear)
     c: float = 1.0
     tube: float = 0.1
@@ -105,29 +117,6 @@ class LocalSVM(Method):
     def losses(self) -> Losses:
         """Give what rows cost."""
         return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
-
-    def check(self, spec: Spec) -> None:
-        """Refuse other models than linear ones."""
-        check_svm(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from, and labels that are none."""
-        refuse_degenerate(data)
-        refuse_labels(data)
-
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute nothing."""
-        return {}
-
-    def local_update(
-        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
-    ) -> tuple[Tree, Tree]:
-        """Contribute nothing."""
-        return personal, {}
-
-    def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Keep the public start."""
-        return shared
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit own rows."""

@@ -22,13 +22,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.data.checks import refuse_degenerate, refuse_labels
-from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.localsvm import (
     LocalSVM,
+    Machines,
     check_constants,
-    check_svm,
     joined,
     padded,
     parted,
@@ -44,7 +43,7 @@ _LEAST = 1e-3  # of the mean eigenvalue of the relation: its inverse must exist
 
 @register("mocha")
 @dataclass(frozen=True, kw_only=True)
-class MOCHA(Method):
+class MOCHA(Machines):
     """Support vector machines with a relation between clients; posts every client's own row.
 
     Attributes:
@@ -103,15 +102,6 @@ class MOCHA(Method):
     def passes(self) -> int:
         """Passes over own rows in a round."""
         return self.epochs
-
-    def check(self, spec: Spec) -> None:
-        """Refuse other models than linear ones."""
-        check_svm(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from, and labels that are none."""
-        refuse_degenerate(data)
-        refuse_labels(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start from zeros, and from mean regularisation or unrelated clients."""

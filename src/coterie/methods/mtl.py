@@ -17,15 +17,14 @@ import torch
 
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Method, Shape, Silent, register
 from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.multitask import fit_multitask
 from coterie.tree import Tree, to
 
 
-class Pooled(Method):
+class Pooled(Silent):
     """A method that has all rows in one place; it posts everything and promises nothing."""
 
     shape = Shape.POOLED
@@ -42,20 +41,6 @@ class Pooled(Method):
     def alone(self) -> Method:
         """Learn alone in the same units."""
         return Single(model=self.model)
-
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute nothing through the billboard: rows are in one place already."""
-        return {}
-
-    def local_update(
-        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
-    ) -> tuple[Tree, Tree]:
-        """Do nothing: there are no rounds."""
-        return personal, {}
-
-    def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Do nothing: there are no posts."""
-        return shared
 
 
 @register("mtl")

@@ -38,13 +38,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.data.checks import find_zero_rows, one_class_clients, refuse_degenerate, refuse_labels
+from coterie.data.checks import find_zero_rows, one_class_clients
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.localsvm import (
     LocalSVM,
+    Machines,
     check_constants,
-    check_svm,
     joined,
     padded,
     parted,
@@ -64,7 +64,7 @@ _LARGEST = 3.0  # the norm that the shared weights may reach at the usual clip
 
 @register("mtlsvm")
 @dataclass(frozen=True, kw_only=True)
-class MTLSVM(Method):
+class MTLSVM(Machines):
     """A shared and a personal support vector machine added up, with the shared one posted.
 
     Attributes:
@@ -159,15 +159,6 @@ class MTLSVM(Method):
     def passes(self) -> int:
         """Passes over own rows in a round."""
         return self.epochs
-
-    def check(self, spec: Spec) -> None:
-        """Refuse other models than linear ones."""
-        check_svm(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from, and labels that are none."""
-        refuse_degenerate(data)
-        refuse_labels(data)
 
     def check_cohort(self, largest: int, spec: Spec) -> None:
         """Refuse rounds of more clients than the steps are safe for."""

@@ -15,7 +15,7 @@ import torch
 
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.structured import OwnUnits
@@ -66,7 +66,7 @@ def check_lam(lam: float | None, name: str = "lam") -> None:
 
 @register("single")
 @dataclass(frozen=True, kw_only=True)
-class Single(Method):
+class Single(Silent):
     """One linear model per client, from its own rows alone: ridge, lasso or logistic.
 
     Attributes:
@@ -76,7 +76,6 @@ class Single(Method):
         mu: Of "l2": added to lam.
     """
 
-    shape = Shape.NONE
     model: Model = field(default_factory=Linear)
     penalty: Literal["l1", "l2"] = "l2"
     lam: float | None = None
@@ -97,20 +96,6 @@ class Single(Method):
         """Share nothing."""
         self.check(spec)
         return self.model.init(spec, rng)
-
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute nothing."""
-        return {}
-
-    def local_update(
-        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
-    ) -> tuple[Tree, Tree]:
-        """Contribute nothing."""
-        return personal, {}
-
-    def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Keep the public start."""
-        return shared
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit own rows."""
