@@ -180,3 +180,19 @@ def test_every_setting_is_listed(capsys):
     main(["methods", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert "lam" in found["mpmtl"]["settings"] and "decompose" in found["mpmtl"]["settings"]
+
+
+def test_machines_of_several_budgets_say_why_and_are_reported_together(tmp_path, capsys):
+    line = (
+        "run --data synthetic --option clients=30 --option rows=12 --method mtlsvm --epsilon 1,8 "
+        f"--simulation-seed 1 --quiet --set method.stop=0.05 --out {tmp_path / 'all'}"
+    )
+    status, out, _ = sweep(capsys, *line.split())
+    assert status == 0 and "much local work" in out
+    rows = [row for row in out.splitlines() if row.startswith("│")]
+    assert [row.split("│")[1].strip() for row in rows] == ["localsvm", *["mtlsvm"] * 3]
+    page = tmp_path / "page.html"
+    status, _, _ = sweep(capsys, "report", tmp_path / "all", "--out", page)
+    assert status == 0
+    text = page.read_text()
+    assert "localsvm" in text and "epsilon 8" in text and "much local work" in text
