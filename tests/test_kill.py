@@ -129,7 +129,7 @@ def test_interrupt_leaves_a_resumable_run(tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)
-    assert code == 130
+    assert code == 130, err
     assert "--resume" in err and "Traceback" not in err
 
 

@@ -33,6 +33,7 @@ from coterie.engines.clock import Stragglers
 from coterie.engines.outcome import Observer, Outcome
 from coterie.engines.simulate import Speed, set_clock, simulate
 from coterie.history import History
+from coterie.interrupts import as_interrupt
 from coterie.methods.base import Method, Shape
 from coterie.methods.local import Local
 from coterie.models import Linear
@@ -172,7 +173,7 @@ def execute(
         run_plan = _set_clock(run_plan, run_plan.stragglers, train)
     if folder is None:
         return _carry_out(run_plan, (train, test), None, observer, started)
-    with locked(folder):
+    with as_interrupt(), locked(folder):
         _claim(folder, run_plan)
         _recognise(folder, train)
         return _carry_out(run_plan, (train, test), folder, observer, started)
