@@ -50,8 +50,8 @@ from coterie.tree import size
 
 NETWORK_ROUNDS = 50
 _LATE = (
-    "Clients stood on a virtual clock: those who were late contributed nothing to a round, and who "
-    "answered is shown to nobody."
+    "Clients stood on a virtual clock: those who were late contributed nothing to a round, and no "
+    "other client is shown who answered."
 )
 
 
