@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from coterie import config, models, stacked
+from coterie import config, stacked
 from coterie.data.federated import Spec
 from coterie.models import CNN, MLP, MODELS, Linear, Model, register_model, row_losses
 from coterie.rng import Rng
@@ -100,7 +100,7 @@ def test_predictions_without_gradients_in_pieces_are_the_same(case, monkeypatch)
     model, shape, outputs = CASES[case]
     params, x = clients_of(model, Spec(shape, outputs, "multiclass", 3), rows=7)
     wanted = model.apply_stacked(params, x)
-    monkeypatch.setattr(models, "_PIECE", {"cpu": 5000})
+    monkeypatch.setattr(cnn, "_PIECE", {"cpu": 5000})
     with torch.no_grad():
         torch.testing.assert_close(model.apply_stacked(params, x), wanted)
         assert model.apply_stacked(params, x[:, :0]).shape == wanted[:, :0].shape

@@ -1,6 +1,8 @@
 """Plans as text: frozen dataclasses to and from plain tables, unknown keys refused."""
 
+import collections.abc
 import dataclasses
+import importlib
 import json
 import types
 import typing
@@ -17,7 +19,9 @@ class ConfigError(ValueError):
 def to_table(value: Any) -> Any:
     """Turn a dataclass (or a plain value) into tables, lists and scalars; None fields are left out.
 
-    A dataclass registered under a name (it has `kind`) writes that name first.
+    A dataclass registered under a name (it has `kind`) writes that name first; fields with the
+    metadata `{"plan": False}` are no part of a plan. A function or class is written as the place
+    where it can be imported, "package.module:name".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         table: dict[str, Any] = {}
@@ -26,6 +30,8 @@ def to_table(value: Any) -> Any:
             table["kind"] = kind
         for field in dataclasses.fields(value):
             item = getattr(value, field.name)
+            if not field.metadata.get("plan", True):
+                continue
             if field.init and item is not None:
                 table[field.name] = to_table(item)
             elif field.init and field.default is not None:
@@ -38,7 +44,7 @@ def to_table(value: Any) -> Any:
         return {str(key): to_table(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_table(item) for item in value]
-    return value
+    return _place(value) if callable(value) else value
 
 
 def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
@@ -60,7 +66,11 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
                 f"[{where}] kind = {kind!r}: expected one of {', '.join(sorted(names))}"
             )
         target = names[kind]
-    known = {field.name: field for field in dataclasses.fields(target) if field.init}
+    known = {
+        field.name: field
+        for field in dataclasses.fields(target)
+        if field.init and field.metadata.get("plan", True)
+    }
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise ConfigError(
@@ -85,6 +95,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             options = ", ".join(repr(option) for option in typing.get_args(hint))
             raise ConfigError(f"{where} = {value!r}: expected one of {options}")
         return value
+    if origin is collections.abc.Callable and isinstance(value, str):
+        return _imported(value, where)
     if isinstance(value, Mapping) and _takes_table(hint):
         return from_table(hint, value, where)
     if origin is tuple and isinstance(value, list | tuple):
@@ -94,6 +106,28 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         inner = typing.get_args(hint)
         return {key: _convert(inner[1], item, f"{where}.{key}") for key, item in value.items()}
     return _scalar(hint, value, where)
+
+
+def _place(function: Any) -> str:
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '?')}:{name}"
+
+
+def _imported(place: str, where: str) -> Any:
+    """Import what a plan names; what has no name of its own in a module cannot be found again."""
+    module, _, name = place.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{where} = {place!r}: expected 'package.module:name' of a function that can be "
+            f"imported ({error}); define it by name in a module on the path, or run from Python"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{where} = {place!r}: found {found!r}; expected a function")
+    return found
 
 
 def _takes_table(hint: Any) -> bool:

@@ -7,15 +7,15 @@ Privacy happens between the two, in the engine. One file per method, found by `r
 
 import importlib
 import pkgutil
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.models import Model
+from coterie.models import Model, as_model
 from coterie.privacy.billboard import Post
 from coterie.privacy.mechanisms import Shape
 from coterie.rng import Rng
@@ -27,7 +27,16 @@ _METHODS: dict[str, type["Method"]] = {}
 M = TypeVar("M", bound=type["Method"])
 
 
-class Method(ABC):
+class _TakesModules(ABCMeta):
+    """Lets users hand over a torch module, or what makes one, where a method wants a model."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        if "model" in settings:
+            settings["model"] = as_model(settings["model"])
+        return super().__call__(*args, **settings)
+
+
+class Method(metaclass=_TakesModules):
     """A frozen dataclass whose fields are its hyperparameters; it has no other state.
 
     Class attributes:
