@@ -100,7 +100,7 @@ def test_predictions_without_gradients_in_pieces_are_the_same(case, monkeypatch)
     model, shape, outputs = CASES[case]
     params, x = clients_of(model, Spec(shape, outputs, "multiclass", 3), rows=7)
     wanted = model.apply_stacked(params, x)
-    monkeypatch.setattr(cnn, "_PIECE", {"cpu": 5000})
+    monkeypatch.setattr("coterie.models.cnn._PIECE", {"cpu": 5000})
     with torch.no_grad():
         torch.testing.assert_close(model.apply_stacked(params, x), wanted)
         assert model.apply_stacked(params, x[:, :0]).shape == wanted[:, :0].shape

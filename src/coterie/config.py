@@ -24,27 +24,31 @@ def to_table(value: Any) -> Any:
     where it can be imported, "package.module:name".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        table: dict[str, Any] = {}
-        kind = getattr(type(value), "kind", None)
-        if isinstance(kind, str):
-            table["kind"] = kind
-        for field in dataclasses.fields(value):
-            item = getattr(value, field.name)
-            if not field.metadata.get("plan", True):
-                continue
-            if field.init and item is not None:
-                table[field.name] = to_table(item)
-            elif field.init and field.default is not None:
-                raise ConfigError(
-                    f"{type(value).__name__}.{field.name} is None, which a plan cannot say: "
-                    f"leaving it out would mean {field.default!r}"
-                )
-        return table
+        return _fields(value)
     if isinstance(value, Mapping):
         return {str(key): to_table(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_table(item) for item in value]
     return _place(value) if callable(value) else value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    kind = getattr(type(value), "kind", None)
+    if isinstance(kind, str):
+        table["kind"] = kind
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        if not field.metadata.get("plan", True):
+            continue
+        if field.init and item is not None:
+            table[field.name] = to_table(item)
+        elif field.init and field.default is not None:
+            raise ConfigError(
+                f"{type(value).__name__}.{field.name} is None, which a plan cannot say: "
+                f"leaving it out would mean {field.default!r}"
+            )
+    return table
 
 
 def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
@@ -95,8 +99,6 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             options = ", ".join(repr(option) for option in typing.get_args(hint))
             raise ConfigError(f"{where} = {value!r}: expected one of {options}")
         return value
-    if origin is collections.abc.Callable and isinstance(value, str):
-        return _imported(value, where)
     if isinstance(value, Mapping) and _takes_table(hint):
         return from_table(hint, value, where)
     if origin is tuple and isinstance(value, list | tuple):
@@ -147,6 +149,8 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _scalar(hint: Any, value: Any, where: str) -> Any:
+    if typing.get_origin(hint) is collections.abc.Callable and isinstance(value, str):
+        return _imported(value, where)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(value)
