@@ -61,6 +61,7 @@ class Outcome:
     guarantee: Guarantee
     timing: Timing
     gap: float | None = None  # relative duality gap, of runs without privacy that stop by it
+    zeroed: int = 0  # contributions that were no numbers and counted as zero; not private
 
     @property
     def posts(self) -> tuple[Post, ...]:

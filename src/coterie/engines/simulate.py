@@ -21,7 +21,7 @@ import torch
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.clock import Clock, Stragglers
 from coterie.engines.outcome import Observer, Outcome, Progress
-from coterie.engines.rounds import RoundState, Timing, client_half, server_half
+from coterie.engines.rounds import RoundState, Timing, clients_work, server_half
 from coterie.engines.store import Ids, Store
 from coterie.methods.base import Shape
 from coterie.plan import Plan
@@ -29,6 +29,7 @@ from coterie.privacy.billboard import Billboard, Bounded
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import LedgerError
 from coterie.rng import Rng
+from coterie.solvers.precision import Precision, computed_in
 from coterie.tree import Tree, size, to
 
 
@@ -41,11 +42,13 @@ class Speed:
         device: "cpu" or "cuda".
         store: "memory", or "disk" to keep personal models memory-mapped, so that clients x
             parameters may exceed memory.
+        precision: Of the products in local steps of networks: "float32" or "bfloat16" (mixed).
     """
 
     block: int = 0
     device: str = "cpu"
     store: Literal["memory", "disk"] = "memory"
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         if self.block < 0:
@@ -134,6 +137,7 @@ class _Simulation:
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
         self.billboard = plan.open(data.spec, self.shared, folder)
         self._ended: int | None = None
+        self._zeroed = torch.zeros((), dtype=torch.int64, device=speed.device)
         self._next_look = 0
         try:
             self.store = self._open_store("personal")
@@ -175,6 +179,7 @@ class _Simulation:
             ),
             timing=Timing(rounds, time.perf_counter() - started),
             gap=self._gap() if self._stops else None,
+            zeroed=int(self._zeroed),
         )
 
     @property
@@ -249,11 +254,21 @@ class _Simulation:
         """Compute the cohort by blocks; new personal rows are staged before the post exists."""
         shared = to(self.shared, self.speed.device)
         mechanism = self.billboard.mechanism(number)
-        state = RoundState(self.plan.method, mechanism, shared, self.rng, number)
+        state = RoundState(
+            self.plan.method,
+            mechanism,
+            shared,
+            self.rng,
+            number,
+            self.plan.simulation_seed,
+            self.speed.precision,
+        )
         self.store.discard()
         for block in self.data.blocks(cohort, self.speed.clients(self.shared)):
             ids = block.ids.numpy()
-            part, after = client_half(state, self.store.take(ids, self._enrol(shared)), block)
+            before = self.store.take(ids, self._enrol(shared))
+            part, after, failed = clients_work(state, before, block)
+            self._zeroed = self._zeroed + failed.sum().to(self._zeroed.device)
             self.store.stage(ids, after)
             yield part
         self.store.seal(number)
@@ -268,7 +283,8 @@ class _Simulation:
         for block in self.data.blocks(everyone, self.speed.clients(self.shared)):
             ids = block.ids.numpy()
             personal = self.store.take(ids, self._enrol(shared))
-            rows = method.personalise(shared, personal, block, coins)
+            with computed_in(self.speed.precision):
+                rows = method.personalise(shared, personal, block, coins)
             if models is None:
                 models = self._open_store("models", {name: row[:1] for name, row in rows.items()})
             models.put(ids, rows)

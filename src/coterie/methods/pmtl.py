@@ -22,11 +22,24 @@ median-like centre.
 Not copied from the authors' code: weights by row counts (the noise does not cover them) and the
 unsquared norm (not the objective). A client enrols with the shared model of the round in which it
 first takes part; under full participation that is the printed start.
+
+`clusters` names a public cluster for each client: the mean is then taken inside each cluster, one
+shared model a cluster, and a client is pulled to its own cluster's. All slots are posted at once. A
+client's contribution is zero in every slot but its own, so its norm over all slots is its norm in
+its own slot, which the clip bounds: the post of all slots has the sensitivity of one slot, and each
+slot has its own independent noise of the same multiplier. Others' slots do not depend on the client
+at all, so its guarantee is that of a run of its cluster alone with the same noise and the same
+probability of taking part. Under `replace` another client of the same cluster takes its place:
+which cluster a client is in is public and stays. A slot is divided by its own cluster's expected
+cohort, so a small cluster's mean is noisier by as much as it is smaller.
 """
 
 import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
@@ -34,7 +47,11 @@ from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, add, subtract
+from coterie.tree import Tree, add, map_leaves, stack, subtract, take
+
+BEGUN = "begun"
+"""A leaf of the personal state: 1 where a client has taken part. It is for methods whose clients
+start from public models of their own, which are not known when a client enrols."""
 
 
 @register("pmtl")
@@ -51,6 +68,8 @@ class PMTL(Method):
         last_solve: After the last round every client, drawn or not, solves against the final
             shared model; nothing is posted, so it is free.
         last_epochs: Epochs of that last solve (SGD only).
+        clusters: The public cluster of each client, in the order of the clients, numbered from 0;
+            empty for one cluster of all.
     """
 
     shape = Shape.SUM
@@ -61,6 +80,7 @@ class PMTL(Method):
     change_from: Literal["shared", "own"] = "shared"
     last_solve: bool = True
     last_epochs: int = 5
+    clusters: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.lam < math.inf:
@@ -70,32 +90,116 @@ class PMTL(Method):
                 f"last_epochs = {self.last_epochs}: expected at least 1; to leave the last solve "
                 "out, set last_solve = false"
             )
+        missing = set(range(max(self.clusters, default=-1) + 1)) ^ set(self.clusters)
+        if missing:
+            raise ValueError(
+                f"clusters: {sorted(missing)[:5]} are below 0 or have no client; expected numbers "
+                "from 0 on with none left out"
+            )
 
     def check(self, spec: Spec) -> None:
         """Refuse models that do not fit the rows, and exact solves that do not exist."""
         super().check(spec)
         self.problem().is_exact(spec)
+        if self.clusters:
+            check_places(len(self.clusters), spec.clients, "clusters")
 
     def problem(self) -> LocalProblem:
         """Give the local problem of a round."""
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
 
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Start every cluster from the same public model."""
+        start = self.model.init(spec, rng)
+        return stack(start, max(self.clusters) + 1) if self.clusters else start
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Start from the shared model; in clusters, from the own cluster's when the time comes."""
+        if not self.clusters:
+            return stack(shared, clients)
+        first = map_leaves(lambda leaf: leaf[0], shared)
+        return {**stack(first, clients), BEGUN: torch.zeros(clients)}
+
+    def _anchor(self, shared: Tree, clients: Clients) -> Tree:
+        """Give the shared model, or each client's cluster's."""
+        if not self.clusters:
+            return shared
+        check_places(len(self.clusters), clients.spec.clients, "clusters")
+        return take(shared, self._places(clients.ids).to(clients.device))
+
+    def _places(self, ids: Tensor) -> Tensor:
+        return torch.tensor(self.clusters)[ids.cpu()]
+
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Work on the own model against the shared one; contribute the difference."""
-        after = self.problem().solve(personal, clients, rng, round=round, anchor=shared)
-        origin = shared if self.change_from == "shared" else personal
-        return after, subtract(after, origin)
+        anchor = self._anchor(shared, clients)
+        start = begin(personal, anchor) if self.clusters else personal
+        after = self.problem().solve(start, clients, rng, round=round, anchor=anchor, tell=True)
+        change = subtract(after, anchor if self.change_from == "shared" else start)
+        if not self.clusters:
+            return after, change
+        return began(after), self._placed(change, clients.ids)
+
+    def _placed(self, change: Tree, ids: Tensor) -> Tree:
+        """Put each client's change into the slot of its cluster, among zeros."""
+        places = self._places(ids)
+        rows = torch.arange(len(places))
+
+        def place(leaf: Tensor) -> Tensor:
+            slots = leaf.new_zeros(len(places), max(self.clusters) + 1, *leaf.shape[1:])
+            slots[rows.to(leaf.device), places.to(leaf.device)] = leaf
+            return slots
+
+        return map_leaves(place, change)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared model by the posted mean."""
-        return add(shared, post.mean)
+        """Move the shared model by the posted mean, each cluster's by the mean of its own."""
+        if not self.clusters:
+            return add(shared, post.mean)
+        members = torch.bincount(torch.tensor(self.clusters))
+        # post.mean is over the expected cohort of all clients: a cluster's is its share of that.
+        more = len(self.clusters) / members.float()
+        means = map_leaves(lambda leaf: leaf * more.reshape(-1, *[1] * (leaf.dim() - 1)), post.mean)
+        return add(shared, means)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Solve once more against the final shared model, unless switched off."""
         if not self.last_solve:
-            return personal
+            return self.standing(shared, personal, clients)
+        anchor = self._anchor(shared, clients)
+        start = begin(personal, anchor) if self.clusters else personal
         longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
         problem = replace(self.problem(), sgd=longer)
-        return problem.solve(personal, clients, rng, round=0, anchor=shared)
+        return problem.solve(start, clients, rng, round=0, anchor=anchor)
+
+    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+        """Give the own model; before the first round of a client, the shared one."""
+        return begin(personal, self._anchor(shared, clients)) if self.clusters else personal
+
+
+def check_places(given: int, clients: int, name: str) -> None:
+    """Refuse public facts about clients that are not about as many clients as there are."""
+    if given != clients:
+        raise ValueError(
+            f"{name} says of {given} clients where they belong, and there are {clients}: give one "
+            "entry for each client; newcomers have no place and cannot join such a run"
+        )
+
+
+def begin(personal: Tree, start: Tree) -> Tree:
+    """Give the models of clients, or the stacked start where they have not taken part yet."""
+    begun = personal[BEGUN] > 0.5
+    own = {name: personal[name] for name in start}
+
+    def pick(mine: Tensor, first: Tensor) -> Tensor:
+        return torch.where(begun.reshape(-1, *[1] * (mine.dim() - 1)), mine, first)
+
+    return map_leaves(pick, own, start)
+
+
+def began(models: Tree) -> Tree:
+    """Make the personal state of clients that have taken part."""
+    like = next(iter(models.values()))
+    return {**models, BEGUN: torch.ones(len(like), device=like.device)}

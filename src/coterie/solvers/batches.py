@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.data.federated import Clients
+from coterie.rng import Rng
+from coterie.solvers.objective import Batch
 from coterie.tree import Tree
 
 Integers = NDArray[np.int64]
@@ -28,10 +30,17 @@ class Rows:
     index: Tensor  # (steps, c, batch) rows of the flat arrays
     share: Tensor  # (steps, c, batch) one over the number of rows in the batch, or 0
     busy: list[int]  # (steps,) how many clients take the step
+    coins: Tensor | None = None  # (steps, c) a word of each client's own, for models that draw
 
     @classmethod
     def plan(
-        cls, clients: Clients, places: Integers, batches: Any, steps: Integers, params: Tree
+        cls,
+        clients: Clients,
+        places: Integers,
+        batches: Any,
+        steps: Integers,
+        params: Tree,
+        coins: Rng | None = None,
     ) -> "Rows":
         """Lay out the batches of the clients at these places."""
         longest = int(steps[places].max(initial=0))
@@ -42,16 +51,21 @@ class Rows:
         like = next(iter(params.values()))
         busy = (steps[places][None, :] > np.arange(longest)[:, None]).sum(axis=1)
         dense = isinstance(clients.features, Tensor)
+        words = None
+        if coins is not None:
+            drawn = coins.words(clients.ids.numpy()[places], np.arange(longest)[:, None])
+            words = torch.from_numpy(drawn.astype(np.int64)).to(like.device)
         return cls(
             clients=clients,
             places=torch.from_numpy(places).to(like.device),
             index=torch.from_numpy(index).to(like.device if dense else "cpu"),
             share=torch.from_numpy(share).to(like),
             busy=busy.tolist(),
+            coins=words,
         )
 
-    def at(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Gather a step: rows, targets, and the share of each row in its batch."""
+    def at(self, step: int) -> Batch:
+        """Gather a step: rows, targets, the share of each row in its batch, and coins."""
         share = self.share[step, : self.busy[step]]
         index = self.index[step, : self.busy[step]]
         if isinstance(self.clients.features, Tensor):
@@ -59,7 +73,8 @@ class Rows:
         else:
             picked = self.clients.features[index.reshape(-1).numpy()].toarray()
             x = torch.from_numpy(picked).reshape(*index.shape, *self.clients.spec.shape)
-        return x.to(share), self.clients.targets[index], share
+        coins = None if self.coins is None else self.coins[step, : self.busy[step]]
+        return Batch(x.to(share), self.clients.targets[index], share, coins)
 
 
 def draw_plainly(

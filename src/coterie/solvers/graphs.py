@@ -12,9 +12,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor, Tensor]
+from coterie.solvers.objective import Batch
+
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-# Steps leaves in place: (leaves, speeds, anchors, x, y, share) -> None.
+# Steps leaves in place: (leaves, speeds, anchors, batch) -> None.
 Step = Callable[[dict[str, Tensor], list[Tensor], list[Tensor], Batch], None]
 _KEPT = 16
 _WARM_UP = 3
@@ -26,6 +27,7 @@ class Recipe:
 
     maker: Callable[[], Step]
     leaves: Shapes
+    trained: tuple[str, ...]
     clients: int
     row: tuple[int, ...]
     label: tuple[int, ...]
@@ -33,6 +35,7 @@ class Recipe:
     batch: int
     pulled: bool
     heavy: bool
+    draws: bool
     device: torch.device
 
 
@@ -48,15 +51,22 @@ class Recording:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(recipe.clients, *shape, dtype=dtype, device=recipe.device)
 
-        self._params = {name: zeros(*shape).requires_grad_() for name, shape in recipe.leaves}
-        self._speeds = [zeros(*shape) for _, shape in recipe.leaves] if recipe.heavy else []
-        self._anchors = [zeros(*shape) for _, shape in recipe.leaves] if recipe.pulled else []
-        self._x = zeros(recipe.batch, *recipe.row)
-        self._y = zeros(recipe.batch, *recipe.label, dtype=recipe.label_type)
-        self._share = zeros(recipe.batch)
+        self._params = {
+            name: zeros(*shape).requires_grad_(name in recipe.trained)
+            for name, shape in recipe.leaves
+        }
+        moved = [shape for name, shape in recipe.leaves if name in recipe.trained]
+        self._speeds = [zeros(*shape) for shape in moved] if recipe.heavy else []
+        self._anchors = [zeros(*shape) for shape in moved] if recipe.pulled else []
+        self._batch = Batch(
+            zeros(recipe.batch, *recipe.row),
+            zeros(recipe.batch, *recipe.label, dtype=recipe.label_type),
+            zeros(recipe.batch),
+            zeros(dtype=torch.int64) if recipe.draws else None,
+        )
         self._graph = torch.cuda.CUDAGraph()
         step = recipe.maker()
-        static = (self._params, self._speeds, self._anchors, (self._x, self._y, self._share))
+        static = (self._params, self._speeds, self._anchors, self._batch)
         stream = torch.cuda.Stream(recipe.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(recipe.device))
         with torch.cuda.stream(stream):
@@ -78,9 +88,10 @@ class Recording:
                 _fill(mine, given)
             for speed in self._speeds:
                 speed.zero_()
-            for x, y, share in batches:
-                for mine, given in ((self._x, x), (self._y, y), (self._share, share)):
-                    _fill(mine, given)
+            for batch in batches:
+                for static, now in zip(self._batch, batch, strict=True):
+                    if static is not None and now is not None:
+                        _fill(static, now)
                 self._graph.replay()
             for mine, given in zip(self._params.values(), params.values(), strict=True):
                 given.copy_(mine[:clients])

@@ -7,7 +7,7 @@ squared loss a client whose rows are too large for the step size halves it until
 its own business, so free.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from coterie.data.federated import Clients, Spec
-from coterie.models import Linear, Model, row_losses
+from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.curvature import largest_squares
+from coterie.solvers.objective import Near
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD
 from coterie.tree import Tree, map_leaves, take
@@ -35,16 +36,21 @@ class LocalProblem:
         how: "exact" (linear least squares with lam > 0), "sgd", or "auto": exact where it can be.
         sgd: The settings of SGD.
         lam: The weight of the pull towards the anchor.
+        weights: In place of `lam`, weights of single coordinates, stacked (SGD only).
+        near: Fixed models whose predictions to stay near to (SGD only).
     """
 
     model: Model
     how: How
     sgd: SGD
     lam: float
+    weights: Tree | None = None
+    near: Near | None = None
 
     def is_exact(self, spec: Spec) -> bool:
         """Say whether these clients' problem is solved in closed form."""
-        possible = isinstance(self.model, Linear) and spec.task == "regression" and self.lam > 0
+        linear = isinstance(self.model, Linear) and spec.task == "regression"
+        possible = linear and self.lam > 0 and self.weights is None and self.near is None
         if self.how == "exact" and not possible:
             raise ValueError(
                 f'solver = "exact" solves linear least squares with lam > 0; this is '
@@ -55,24 +61,72 @@ class LocalProblem:
         )
 
     def solve(
-        self, start: Tree, clients: Clients, rng: Rng, *, round: int, anchor: Tree | None
+        self,
+        start: Tree,
+        clients: Clients,
+        rng: Rng,
+        *,
+        round: int,
+        anchor: Tree | None,
+        only: Collection[str] | None = None,
+        tell: bool = False,
     ) -> Tree:
-        """Solve from a stacked start; the anchor is the shared tree, or None for zero."""
-        if self.is_exact(clients.spec):
+        """Solve from a stacked start; the anchor is the shared tree, or None for zero.
+
+        Args:
+            start: Stacked parameters.
+            clients: Their rows.
+            rng: The stream of the batches.
+            round: For the learning rate.
+            anchor: What `lam` pulls to, unstacked or stacked.
+            only: Names of the leaves to train, by SGD; None for all.
+            tell: Give clients whose model is not finite as they are: a contribution made of it
+                becomes zero in the clip, and is counted. Else they stay where they start.
+        """
+        if only is None and self.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
-            return solve_ridge(clients, anchor=anchor, lam=self.lam, bias=self.model.bias)
+            after = solve_ridge(clients, anchor=anchor, lam=self.lam, bias=self.model.bias)
+            return after if tell else _where(_norms(after).isfinite(), after, start)
         paces = list(self._paces(clients, round))
+        if len(paces) == 1:
+            after = self._steps(paces[0][1], start, clients, rng, round, anchor, only)
+            return self._guard(start, after, clients, tell)
         after = dict(start)
         for places, sgd in paces:
-            whole = len(paces) == 1
-            part = clients if whole else _some(clients, places)
-            begun = start if whole else take(start, places.to(clients.device))
-            steps = sgd(self.model, begun, part, rng, round=round, anchor=anchor, lam=self.lam)
+            here = places.to(clients.device)
+            part, begun = _some(clients, places), take(start, here)
+            some = replace(
+                self,
+                weights=None if self.weights is None else take(self.weights, here),
+                near=None if self.near is None else self.near.at(here),
+            )
+            pulled = None if anchor is None else _rows_of(anchor, start, here)
+            steps = some._steps(sgd, begun, part, rng, round, pulled, only)
             for name, leaf in steps.items():
-                after[name] = (
-                    leaf if whole else after[name].index_copy(0, places.to(leaf.device), leaf)
-                )
-        return self._guard(start, after, clients)
+                after[name] = after[name].index_copy(0, here, leaf)
+        return self._guard(start, after, clients, tell)
+
+    def _steps(
+        self,
+        sgd: SGD,
+        start: Tree,
+        clients: Clients,
+        rng: Rng,
+        round: int,
+        anchor: Tree | None,
+        only: Collection[str] | None,
+    ) -> Tree:
+        return sgd(
+            self.model,
+            start,
+            clients,
+            rng,
+            round=round,
+            anchor=anchor,
+            lam=self.lam if self.weights is None else self.weights,
+            only=only,
+            near=self.near,
+        )
 
     def _paces(self, clients: Clients, round: int) -> Iterator[tuple[Tensor, SGD]]:
         """Halve the step of clients whose rows are too large for it (linear least squares)."""
@@ -87,7 +141,7 @@ class LocalProblem:
             slower = replace(self.sgd, lr=self.sgd.lr * 0.5**count)
             yield everyone[halvings == count], slower
 
-    def _guard(self, start: Tree, after: Tree, clients: Clients) -> Tree:
+    def _guard(self, start: Tree, after: Tree, clients: Clients, tell: bool) -> Tree:
         """Let a client whose steps blew up stay where it was: its own business, so free.
 
         Blown up is a model that is not finite, or that grew and makes the loss on own rows larger
@@ -96,7 +150,7 @@ class LocalProblem:
         sizes = _norms(after)
         if sizes.is_cuda:
             # No look at single clients: it would make the host wait for the device.
-            return _where(sizes.isfinite(), after, start)
+            return after if tell else _where(sizes.isfinite(), after, start)
         doubtful = ~(sizes <= 2 * _norms(start) + 1)  # NaN is doubtful too
         if not bool(doubtful.any()):
             return after
@@ -105,12 +159,12 @@ class LocalProblem:
         before = self._losses(take(start, places), some)
         good = sizes.isfinite()
         good[places] &= self._losses(take(after, places), some) <= before
-        return _where(good, after, start)
+        return _where(good | ~sizes.isfinite() if tell else good, after, start)
 
     def _losses(self, params: Tree, clients: Clients) -> Tensor:
         with torch.no_grad():
             outputs = self.model.apply_stacked(params, clients.x)
-            losses = row_losses(clients.spec.task, outputs, clients.y)
+            losses = self.model.losses(clients.spec.task, outputs, clients.y)
             rows = clients.mask.sum(dim=1).clamp_min(1)
             return torch.where(clients.mask, losses, 0).sum(dim=1) / rows
 
@@ -124,6 +178,12 @@ def _some(clients: Clients, places: Tensor) -> Clients:
         starts=clients.starts[places],
         counts=clients.counts[places],
     )
+
+
+def _rows_of(anchor: Tree, start: Tree, places: Tensor) -> Tree:
+    """Pick clients of an anchor, where it has a row for each."""
+    stacked = {name: leaf.dim() == start[name].dim() for name, leaf in anchor.items()}
+    return {name: leaf[places] if stacked[name] else leaf for name, leaf in anchor.items()}
 
 
 def _where(good: Tensor, after: Tree, start: Tree) -> Tree:

@@ -23,7 +23,7 @@ from coterie.tree import Tree
 _BLOCK = 1 << 24
 
 
-def solve_ridge(clients: Clients, *, anchor: Tree | None, lam: float, bias: bool) -> Tree:
+def solve_ridge(clients: Clients, *, anchor: Tree | None, lam: float | Tensor, bias: bool) -> Tree:
     """Solve every client's ridge regression in float64.
 
     A client without rows gets the anchor; one with a NaN or an infinity among its rows (or its
@@ -33,7 +33,7 @@ def solve_ridge(clients: Clients, *, anchor: Tree | None, lam: float, bias: bool
         clients: Regression rows, dense or CSR.
         anchor: "weight" (1, d) or stacked (c, 1, d), and with a bias "bias" (1,) or (c, 1); None
             for zeros.
-        lam: Strength of the pull to the anchor, > 0.
+        lam: Strength of the pull to the anchor, > 0; a tensor (c,) for one a client.
         bias: Whether to fit a bias, which is pulled to the anchor as the weights are.
 
     Returns:
@@ -42,8 +42,7 @@ def solve_ridge(clients: Clients, *, anchor: Tree | None, lam: float, bias: bool
     Raises:
         ValueError: On `lam` <= 0, another task than regression or an anchor that does not fit.
     """
-    if not 0 < lam < float("inf"):
-        raise ValueError(f"lam: given {lam}; expected a finite number > 0, as the solution needs")
+    lams = _checked(lam, clients)
     if clients.spec.task != "regression":
         raise ValueError(
             f"clients: given the task {clients.spec.task!r}; expected 'regression': "
@@ -61,11 +60,25 @@ def solve_ridge(clients: Clients, *, anchor: Tree | None, lam: float, bias: bool
             counts=clients.counts[places],
         )
         here = places.to(clients.device)
-        shift[here] = _shifts(block, start[here] if len(start) > 1 else start, lam, bias)
+        own = start[here] if len(start) > 1 else start
+        shift[here] = _shifts(block, own, lams[here] if len(lams) > 1 else lams, bias)
     solved = (start + shift).float()
     features = clients.spec.features
     weight = {"weight": solved[:, None, :features].contiguous()}
     return weight | {"bias": solved[:, features:].contiguous()} if bias else weight
+
+
+def _checked(lam: float | Tensor, clients: Clients) -> Tensor:
+    # Strengths (1,) or (c,), float64, where the rows live.
+    lams = torch.as_tensor(lam, dtype=torch.float64, device=clients.device)
+    if lams.dim() > 1 or (lams.dim() == 1 and len(lams) != len(clients)):
+        raise ValueError(
+            f"lam: given shape {tuple(lams.shape)}; expected a number, or one for each of "
+            f"{len(clients)} clients"
+        )
+    if not bool(((lams > 0) & lams.isfinite()).all()):
+        raise ValueError(f"lam: given {lam}; expected a finite number > 0, as the solution needs")
+    return lams.reshape(-1)
 
 
 def _flat_anchor(anchor: Tree | None, clients: Clients, bias: bool) -> Tensor:
@@ -100,7 +113,7 @@ def _portions(clients: Clients, places: Tensor, size: int) -> Iterator[Tensor]:
         begin = end
 
 
-def _shifts(block: Clients, start: Tensor, lam: float, bias: bool) -> Tensor:
+def _shifts(block: Clients, start: Tensor, lam: Tensor, bias: bool) -> Tensor:
     if not isinstance(block.features, Tensor):
         return _sparse_shifts(block, start, lam, bias)
     x = block.x.flatten(2).double()
@@ -114,7 +127,7 @@ def _shifts(block: Clients, start: Tensor, lam: float, bias: bool) -> Tensor:
     return _solve(x.mT @ x / counts[..., None], (x.mT @ rest[..., None])[..., 0], lam)
 
 
-def _sparse_shifts(block: Clients, start: Tensor, lam: float, bias: bool) -> Tensor:
+def _sparse_shifts(block: Clients, start: Tensor, lam: Tensor, bias: bool) -> Tensor:
     shifts = []
     features: Any = block.features
     for place, (begin, count) in enumerate(
@@ -124,13 +137,14 @@ def _sparse_shifts(block: Clients, start: Tensor, lam: float, bias: bool) -> Ten
         if bias:
             rows = sparse.hstack([rows, np.ones((count, 1))], format="csr")
         own = start[min(place, len(start) - 1)].numpy()
+        pull = lam[min(place, len(lam) - 1), None]
         rest = (block.targets[begin : begin + count].double().numpy() - rows @ own) / count
         if count < rows.shape[1]:
             gram = (rows @ rows.T).toarray() / count
-            shift = rows.T @ _solve_one(gram, rest, lam)
+            shift = rows.T @ _solve_one(gram, rest, pull)
         else:
             gram = (rows.T @ rows).toarray() / count
-            shift = _solve_one(gram, rows.T @ rest, lam)
+            shift = _solve_one(gram, rows.T @ rest, pull)
         if not np.isfinite(shift).all():
             shift[:] = np.nan
         shifts.append(torch.from_numpy(shift))
@@ -138,23 +152,24 @@ def _sparse_shifts(block: Clients, start: Tensor, lam: float, bias: bool) -> Ten
 
 
 def _solve_one(
-    gram: NDArray[np.float64], right: NDArray[np.float64], lam: float
+    gram: NDArray[np.float64], right: NDArray[np.float64], lam: Tensor
 ) -> NDArray[np.float64]:
     solved = _solve(torch.from_numpy(gram)[None], torch.from_numpy(right)[None], lam)
     return np.asarray(solved[0])
 
 
-def _solve(gram: Tensor, right: Tensor, lam: float) -> Tensor:
-    # (gram + lam I)^-1 right for gram (c, k, k) and right (c, k).
+def _solve(gram: Tensor, right: Tensor, lam: Tensor) -> Tensor:
+    # (gram + lam I)^-1 right for gram (c, k, k), right (c, k) and lam (c,) or (1,).
     finite = gram.isfinite().flatten(1).all(dim=1) & right.isfinite().all(dim=1)
     gram = torch.where(finite[:, None, None], gram, torch.zeros_like(gram))
-    pull = lam * torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    pull = lam[:, None, None] * torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
     factor, failed = torch.linalg.cholesky_ex(gram + pull)
     solved = torch.cholesky_solve(right[..., None], factor)[..., 0]
     if bool(failed.any()):
         # lam is lost in the rounding of a singular gram: its eigenvalues are >= 0 all the same.
         some = failed > 0
         values, vectors = torch.linalg.eigh(gram[some])
-        scaled = (vectors.mT @ right[some][..., None]) / (values.clamp_min(0) + lam)[..., None]
+        lifted = values.clamp_min(0) + lam.expand(len(gram))[some, None]
+        scaled = (vectors.mT @ right[some][..., None]) / lifted[..., None]
         solved[some] = (vectors @ scaled)[..., 0]
     return torch.where(finite[:, None], solved, torch.full_like(solved, torch.nan))

@@ -4,14 +4,14 @@ Client i minimises, by heavy-ball steps on batches of its own rows,
 
     mean over own rows of loss(w) + lam/2 |w - anchor|^2
 
-One interface, three ways to compute it, equal up to rounding: linear models on the CPU run in a
-compiled kernel, all others as stacked tensors, where the sum of the clients' losses gives every
-client its own gradient in one backward pass; `fast=False` takes `torch.func` for the gradients of
-any model, the plain reference.
+(`objective` has other pulls). One interface, three ways to compute it, equal up to rounding: linear
+models on the CPU run in a compiled kernel, all others as stacked tensors, where the sum of the
+clients' losses gives every client its own gradient in one backward pass; `fast=False` takes
+`torch.func` for the gradients of any model, the plain reference.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.data.federated import Clients, Task
-from coterie.models import Linear, Model, row_losses
+from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.batches import Integers, Rows, draw_plainly
-from coterie.solvers.graphs import Batch, Recipe, Recording, Step, bucket, record
+from coterie.solvers.graphs import Recipe, Recording, Step, bucket, record
+from coterie.solvers.objective import (
+    Batch,
+    Near,
+    Pull,
+    general_gradient,
+    stacked_gradient,
+    trained_leaves,
+)
+from coterie.solvers.precision import Precision, current
 from coterie.tree import Tree
 
-# Gradients of stacked parameters from rows x, targets y and the share of every row in its batch.
-Gradient = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], list[Tensor]]
 # Parameters that a CPU thread works on at a time: about its share of the last cache.
 _CACHED = 1 << 20
 
@@ -72,7 +79,7 @@ class SGD:
                 "the learning rate"
             )
 
-    def __call__(
+    def __call__(  # noqa: PLR0913 - the parts of the objective, by name
         self,
         model: Model,
         start: Tree,
@@ -81,7 +88,9 @@ class SGD:
         *,
         round: int = 0,
         anchor: Tree | None = None,
-        lam: float = 0.0,
+        lam: float | Tree = 0.0,
+        only: Collection[str] | None = None,
+        near: Near | None = None,
     ) -> Tree:
         """Train every client from its row of `start`, which is left as it is.
 
@@ -95,7 +104,9 @@ class SGD:
             rng: The stream of the batches.
             round: For the learning rate.
             anchor: What `lam` pulls to, unstacked or stacked; None for zeros.
-            lam: Strength of the pull, >= 0.
+            lam: Strength of the pull, >= 0; a tree of stacked leaves for one of each coordinate.
+            only: Names of the leaves to train; the others stay as they are. None for all.
+            near: Predictions to stay near to, None for none.
 
         Returns:
             New stacked parameters.
@@ -103,16 +114,20 @@ class SGD:
         Raises:
             ValueError: On trees that do not fit the clients or one another.
         """
-        pull = _Pull.checked(start, anchor, len(clients), lam)
+        trained = trained_leaves(start, only)
+        pull = Pull.checked(start, anchor, len(clients), lam, trained)
         keys, counts = rng.keys(clients.ids), clients.counts.numpy()
         steps, lr = self.count_steps(counts), self.rate(round)
-        if self.fast and type(model) is Linear and _fits_kernel(start, clients):
+        plain = near is None and len(trained) == len(start) and not pull.weights
+        if plain and self.fast and type(model) is Linear and _fits_kernel(start, clients):
             return self._compiled(start, clients, pull, keys=keys, steps=steps, lr=lr)
         result = {name: leaf.detach().clone() for name, leaf in start.items()}
+        work = _Work(model, clients.spec.task, tuple(trained), pull, near, lr, current())
         batches = _drawer()(keys, counts, steps, self.batch)
         for places in _portions(model, result, clients.device, steps):
-            rows = Rows.plan(clients, places, batches, steps, result)
-            self._train(model, result, rows, pull=pull, lr=lr)
+            coins = rng.at("coins") if model.draws else None
+            rows = Rows.plan(clients, places, batches, steps, result, coins)
+            self._train(work, result, rows)
         return result
 
     def rate(self, round: int) -> float:
@@ -129,42 +144,56 @@ class SGD:
             return np.where(counts > 0, self.steps, 0).astype(np.int64)
         return np.asarray(self.epochs * -(-counts // self.batch), dtype=np.int64)
 
-    def _train(self, model: Model, result: Tree, rows: Rows, *, pull: "_Pull", lr: float) -> None:
-        task = rows.clients.spec.task
-        gradient = (_stacked_gradient if self.fast else _general_gradient)(model, task)
+    def _train(self, work: "_Work", result: Tree, rows: Rows) -> None:
         params = {name: leaf[rows.places] for name, leaf in result.items()}
-        speeds = [torch.zeros_like(leaf) for leaf in params.values()] if self.momentum > 0 else []
-        anchors = pull.at(rows.places)
-        recording = self._recording(model, params, rows, lam=pull.lam, lr=lr)
+        anchors, weights = work.pull.at(rows.places)
+        recording = self._recording(work, params, rows)
         if recording is not None:
             recording.run(params, anchors, (rows.at(step) for step in range(len(rows.busy))))
-            for name, leaf in params.items():
-                result[name][rows.places] = leaf
-            return
+        else:
+            self._step_by_step(work, params, rows, anchors, weights)
+        for name in work.trained:
+            result[name][rows.places] = params[name]
+
+    def _step_by_step(
+        self,
+        work: "_Work",
+        params: dict[str, Tensor],
+        rows: Rows,
+        anchors: list[Tensor],
+        weights: list[Tensor],
+    ) -> None:
+        maker = stacked_gradient if self.fast else general_gradient
+        gradient = maker(work.model, work.task, work.trained)
+        heavy = self.momentum > 0
+        speeds = [torch.zeros_like(params[name]) for name in work.trained] if heavy else []
+        near = None if work.near is None else work.near.at(rows.places)
         working: dict[str, Tensor] = {}
         for step, busy in enumerate(rows.busy):
             if step == 0 or busy != rows.busy[step - 1]:
-                working = {n: leaf[:busy].detach().requires_grad_() for n, leaf in params.items()}
-                speeds = [leaf[:busy] for leaf in speeds]
-                anchors = [leaf[:busy] for leaf in anchors]
-            grads = gradient(working, *rows.at(step))
+                working = {name: leaf[:busy].detach() for name, leaf in params.items()}
+                leaves = [working[name].requires_grad_() for name in work.trained]
+                speeds, anchors, weights = (
+                    [leaf[:busy] for leaf in part] for part in (speeds, anchors, weights)
+                )
+                near = None if near is None else near.first(busy)
+            grads = gradient(working, rows.at(step), near)
             with torch.no_grad():
-                self._move(list(working.values()), grads, speeds, anchors, lr=lr, lam=pull.lam)
-        for name, leaf in params.items():
-            result[name][rows.places] = leaf
+                pulls = weights or work.pull.lam
+                self._move(leaves, grads, speeds, anchors, weights=pulls, lr=work.lr)
 
-    def _recording(
-        self, model: Model, params: Tree, rows: Rows, *, lam: float, lr: float
-    ) -> Recording | None:
+    def _recording(self, work: "_Work", params: Tree, rows: Rows) -> Recording | None:
         """Find the recorded step of a stack on a GPU whose clients all take every step."""
         like = next(iter(params.values()))
         even = len(rows.busy) > 1 and min(rows.busy) == len(like)
-        if not (self.fast and like.is_cuda and even and like.dtype == torch.float32):
+        usual = work.near is None and not work.pull.weights
+        if not (usual and self.fast and like.is_cuda and even and like.dtype == torch.float32):
             return None
-        targets, spec = rows.clients.targets, rows.clients.spec
+        targets, spec, lam = rows.clients.targets, rows.clients.spec, work.pull.lam
         recipe = Recipe(
-            maker=_Maker(self, model, spec.task, lr, lam),
+            maker=_Maker(self, work.model, spec.task, work.lr, lam, work.trained, work.precision),
             leaves=tuple((name, tuple(leaf.shape[1:])) for name, leaf in params.items()),
+            trained=work.trained,
             clients=bucket(len(like)),
             row=spec.shape,
             label=tuple(targets.shape[1:]),
@@ -172,6 +201,7 @@ class SGD:
             batch=self.batch,
             pulled=lam > 0,
             heavy=self.momentum > 0,
+            draws=work.model.draws,
             device=like.device,
         )
         return record(recipe)
@@ -183,13 +213,16 @@ class SGD:
         speeds: list[Tensor],
         anchors: list[Tensor],
         *,
+        weights: list[Tensor] | float,
         lr: float,
-        lam: float,
     ) -> None:
         # One launch for all leaves. Gradients are not written to: two leaves may share one.
-        if lam > 0:
+        if anchors:
             pulls = torch._foreach_sub(leaves, anchors)
-            grads = list(torch._foreach_add(grads, pulls, alpha=lam))
+            if isinstance(weights, float):
+                grads = list(torch._foreach_add(grads, pulls, alpha=weights))
+            else:
+                grads = list(torch._foreach_add(grads, torch._foreach_mul(pulls, weights)))
         if self.momentum > 0:
             torch._foreach_mul_(speeds, self.momentum)
             torch._foreach_add_(speeds, grads)
@@ -197,7 +230,7 @@ class SGD:
         torch._foreach_add_(leaves, grads, alpha=-lr)
 
     def _compiled(
-        self, start: Tree, clients: Clients, pull: "_Pull", *, keys: Any, steps: Integers, lr: float
+        self, start: Tree, clients: Clients, pull: Pull, *, keys: Any, steps: Integers, lr: float
     ) -> Tree:
         from coterie.solvers.kernels import linear_sgd, linear_sgd_csr
 
@@ -227,6 +260,18 @@ class SGD:
         return {name: named[name] for name in start}
 
 
+@dataclass(frozen=True, eq=False)
+class _Work:
+    # What the steps of one call have in common.
+    model: Model
+    task: Task
+    trained: tuple[str, ...]
+    pull: Pull
+    near: Near | None
+    lr: float
+    precision: Precision
+
+
 @dataclass(frozen=True)
 class _Maker:
     # Makes the step that is recorded; compared by value, so that equal settings share a recording.
@@ -235,88 +280,21 @@ class _Maker:
     task: Task
     lr: float
     lam: float
+    trained: tuple[str, ...]
+    precision: Precision
 
     def __call__(self) -> Step:
-        gradient = _stacked_gradient(self.model, self.task)
+        gradient = stacked_gradient(self.model, self.task, self.trained)
 
         def step(
             params: dict[str, Tensor], speeds: list[Tensor], anchors: list[Tensor], batch: Batch
         ) -> None:
-            grads = gradient(params, *batch)
+            grads = gradient(params, batch, None)
             with torch.no_grad():
-                leaves = list(params.values())
-                self.sgd._move(leaves, grads, speeds, anchors, lr=self.lr, lam=self.lam)
+                leaves = [params[name] for name in self.trained]
+                self.sgd._move(leaves, grads, speeds, anchors, weights=self.lam, lr=self.lr)
 
         return step
-
-
-@dataclass(frozen=True)
-class _Pull:
-    # anchors: of the type and device of the parameters, with a client axis of c or 1.
-    lam: float
-    anchors: dict[str, Tensor]
-
-    @classmethod
-    def checked(cls, start: Tree, anchor: Tree | None, clients: int, lam: float) -> "_Pull":
-        if not 0 <= lam < float("inf"):
-            raise ValueError(f"lam: given {lam}; expected a finite number >= 0")
-        for name, leaf in start.items():
-            if leaf.shape[:1] != (clients,):
-                raise ValueError(
-                    f"start[{name!r}]: given shape {tuple(leaf.shape)}; expected one row for each "
-                    f"of {clients} clients: stack the tree first"
-                )
-        if lam == 0:
-            return cls(lam, {})
-        if anchor is not None and anchor.keys() != start.keys():
-            raise ValueError(
-                f"anchor: given leaves {sorted(anchor)}; expected those of the start, "
-                f"{sorted(start)}"
-            )
-        return cls(lam, {name: _anchor(name, anchor, leaf) for name, leaf in start.items()})
-
-    def at(self, places: Tensor) -> list[Tensor]:
-        # Repeated for every client where that saves launches; in cache it would only take room.
-        return [
-            (leaf.expand(len(places), *leaf.shape[1:]).contiguous() if leaf.is_cuda else leaf)
-            if len(leaf) == 1
-            else leaf[places]
-            for leaf in self.anchors.values()
-        ]
-
-
-def _anchor(name: str, anchor: Tree | None, like: Tensor) -> Tensor:
-    if anchor is None:
-        return like.new_zeros(1, *like.shape[1:])
-    given = anchor[name].detach().to(like)
-    if given.shape not in (like.shape, like.shape[1:]):
-        raise ValueError(
-            f"anchor[{name!r}]: given shape {tuple(given.shape)}; expected "
-            f"{tuple(like.shape[1:])}, or {tuple(like.shape)} for one a client"
-        )
-    return given if given.shape == like.shape else given[None]
-
-
-def _stacked_gradient(model: Model, task: Task) -> Gradient:
-    def gradient(params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
-        with torch.enable_grad():
-            losses = row_losses(task, model.apply_stacked(params, x), y)
-            total = (losses * share).sum()
-        return list(torch.autograd.grad(total, tuple(params.values()), materialize_grads=True))
-
-    return gradient
-
-
-def _general_gradient(model: Model, task: Task) -> Gradient:
-    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        return (row_losses(task, model.apply(params, x), y) * share).sum()
-
-    by_client = torch.func.vmap(torch.func.grad(loss))
-
-    def gradient(params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
-        return list(by_client(params, x, y, share).values())
-
-    return gradient
 
 
 def _portions(
