@@ -16,8 +16,18 @@ from torch.nn import functional
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Map rows (c, n, in) by weights (c, out, in) and biases (c, out) to (c, n, out)."""
+    x, weight, bias = _lowered(x, weight, bias)
     mapped: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return mapped
+
+
+def _lowered(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
+    # Under autocast all three in its type, here: inside our own functions torch would lower the
+    # products of the way there, and find two types on the way back.
+    if not torch.is_autocast_enabled(x.device.type):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def rows_last(x: Tensor) -> Tensor:
@@ -38,6 +48,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
     Returns:
         (c, O, (H - k + 1) // pool, (W - k + 1) // pool, n).
     """
+    x, weight, bias = _lowered(x, weight, bias)
     pooled: Tensor = _Convolve.apply(x, weight, bias, pool)  # type: ignore[no-untyped-call]
     return pooled
 

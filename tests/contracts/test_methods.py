@@ -17,6 +17,9 @@ from coterie.data.synthetic import synthetic
 from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.simulate import Speed, simulate
 from coterie.methods.base import Shape, registered
+from coterie.methods.dpfedmtl import DPFedMTL
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
@@ -25,6 +28,14 @@ from coterie.scores import evaluate
 
 # Settings that change what a method computes are held to the contracts like methods of their own.
 VARIANTS = {
+    "finetune mean pmtl": ("finetune", {"base": PMTL(), "how": "mean"}),
+    "finetune kl": ("finetune", {"base": FedAvg(prox=0.1), "how": "kl"}),
+    "finetune ewc pmtl": ("finetune", {"base": PMTL(), "how": "ewc"}),
+    "finetune mean dpfedmtl": ("finetune", {"base": DPFedMTL(), "how": "mean"}),
+    "finetune kl dpfedmtl": ("finetune", {"base": DPFedMTL(), "how": "kl"}),
+    "finetune ewc dpfedmtl": ("finetune", {"base": DPFedMTL(), "how": "ewc"}),
+    "dpfedmtl alternate": ("dpfedmtl", {"alternate": True, "head_epochs": 2}),
+    "dpfedmtl encoder": ("dpfedmtl", {"encoder": "head", "last_solve": False}),
     "mpmtl group_sparse": ("mpmtl", {"structure": "group_sparse"}),
     "mpmtl steps": ("mpmtl", {"solver": "steps", "lam": 0.05}),
     "mpmtl steps strong group_sparse clip_own": (

@@ -27,16 +27,14 @@ _METHODS: dict[str, type["Method"]] = {}
 M = TypeVar("M", bound=type["Method"])
 
 
-class _TakesModules(ABCMeta):
-    """Lets users hand over a torch module, or what makes one, where a method wants a model."""
+class _Arranged(ABCMeta):
+    """Lets a class arrange what its users hand over before a frozen value is made of it."""
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
-        if "model" in settings:
-            settings["model"] = as_model(settings["model"])
-        return super().__call__(*args, **settings)
+        return super().__call__(*args, **cls.arranged(settings))  # type: ignore[attr-defined]
 
 
-class Method(metaclass=_TakesModules):
+class Method(metaclass=_Arranged):
     """A frozen dataclass whose fields are its hyperparameters; it has no other state.
 
     Class attributes:
@@ -57,6 +55,11 @@ class Method(metaclass=_TakesModules):
     rounds_without_noise: ClassVar[int] = 25
     per_row: ClassVar[tuple[str, ...]] = ()
     model: Model
+
+    @classmethod
+    def arranged(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Take a torch module, or what makes one, where a model belongs."""
+        return settings | {key: as_model(settings[key]) for key in ("model",) if key in settings}
 
     @property
     def shape(self) -> Shape:
@@ -150,6 +153,19 @@ class Method(metaclass=_TakesModules):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Make each client's model after the last round; free, since nothing is posted."""
         return personal
+
+    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
+        """Give what clients share of their models: leaves by name, unstacked, or one a client."""
+        return self.contribution(shared)
+
+    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
+        """Name the leaves of the model that `shared_model` gives; () where it gives none."""
+        first = self.model.init(spec, Rng.seeded(0))
+        shared = self.contribution(self.init(spec, Rng.seeded(0)))
+        fits = all(
+            name in first and leaf.shape == first[name].shape for name, leaf in shared.items()
+        )
+        return tuple(shared) if fits else ()
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Give each client's model as it stands between rounds, for whoever watches."""

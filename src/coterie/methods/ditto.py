@@ -1,0 +1,89 @@
+"""Ditto: a shared model trained together, and personal ones that stay near it.
+
+Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
+ICML 2021, Algorithm 1. The shared model is FedAvg's, as if nobody had a model of their own; client
+k solves beside it, against the shared model that it was sent,
+
+    min_v  mean_i loss(x_i, v) + lam/2 |v - shared|^2
+
+A client that takes part does both in the same round, each with its own steps; only the change of
+the shared model is contributed. So personal models cost nothing: after the last round everybody,
+drawn or not, solves once more against the final shared model.
+
+PMTL differs in what is shared: there it is the mean of the personal models, here a model that fits
+all clients' rows as well as one model can. With equal weights for clients, and one full-batch step
+a round, that is the minimiser of the mean over clients of their own mean losses; more local steps
+move FedAvg's fixed point, as is known.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.sgd import SGD
+from coterie.tree import Tree, add, stack, subtract
+
+
+@register("ditto")
+@dataclass(frozen=True, kw_only=True)
+class Ditto(Method):
+    """A shared model by FedAvg, and one model per client pulled towards it.
+
+    Attributes:
+        model: The model, shared and personal.
+        lam: How strongly personal models are pulled towards the shared one.
+        solver: Of the personal models: "exact" for linear least squares, "sgd", or "auto".
+        sgd: Local steps of a round on the shared model.
+        own_sgd: Local steps of a round on the personal model.
+        last_epochs: Epochs of the last solve of personal models (SGD only).
+    """
+
+    shape = Shape.SUM
+    model: Model = field(default_factory=Linear)
+    lam: float = 0.3
+    solver: How = "auto"
+    sgd: SGD = field(default_factory=lambda: SGD(epochs=5))
+    own_sgd: SGD = field(default_factory=SGD)
+    last_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam < math.inf:
+            raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
+        if self.last_epochs < 1:
+            raise ValueError(f"last_epochs = {self.last_epochs}: expected at least 1")
+
+    def check(self, spec: Spec) -> None:
+        """Refuse models that do not fit the rows, and exact solves that do not exist."""
+        super().check(spec)
+        self._own(self.own_sgd).is_exact(spec)
+
+    def _own(self, sgd: SGD) -> LocalProblem:
+        """Give the problem of the personal models."""
+        return LocalProblem(model=self.model, how=self.solver, sgd=sgd, lam=self.lam)
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Work on the shared model and contribute its change; work on the own one beside it."""
+        together = LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
+        start = stack(shared, len(clients))
+        moved = together.solve(
+            start, clients, rng.at("shared"), round=round, anchor=None, tell=True
+        )
+        own = self._own(self.own_sgd).solve(
+            personal, clients, rng.at("own"), round=round, anchor=shared
+        )
+        return own, subtract(moved, shared)
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Move the shared model by the posted mean."""
+        return add(shared, post.mean)
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Solve once more against the final shared model."""
+        longer = replace(self.own_sgd, epochs=self.last_epochs, steps=None)
+        return self._own(longer).solve(personal, clients, rng, round=0, anchor=shared)

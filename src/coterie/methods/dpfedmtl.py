@@ -1,0 +1,194 @@
+"""DPFedMTL: shared lower layers, personal heads; only the shared layers are ever contributed.
+
+Wu, Chen, Wang, "A Theoretical Perspective on Differentially Private Federated Multi-Task Learning":
+
+    min_{s, w_1..w_m}  (1/m) sum_k f_k(s, w_k),   f_k the mean loss over client k's rows
+
+with s the shared layers (the encoder) and w_k the client's own (its head). In a round a client
+takes s and its own head, trains both for H local steps, and contributes the change of s once:
+
+    s' = s + sum_{k in cohort} clip(s_k - s) / (expected cohort) + noise
+
+Heads never leave. Printed otherwise, and wrong (docs/privacy.md has the numbers): noise of
+S = 2 C K / M on every local gradient of every client, no clipping in the algorithm, K/M for 1/K in
+the sensitivity, T counted twice in Theorem 4.2. `DPFedMTL.paper` makes that plan, for comparison.
+Without noise (epsilon = inf) the method is the paper's FedMTL. Collins, Hassani, Mokhtari,
+Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning" (FedRep, 2021)
+first fit the head against the shared layers, then take steps on these: `alternate`.
+
+Privacy with heads: a head is a function of its client's rows and the posts, and stays there, so it
+costs nothing in the view of others (billboard lemma).
+"""
+
+import fnmatch
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.models import MLP, Model
+from coterie.rng import Rng
+from coterie.solvers.local import LocalProblem
+from coterie.solvers.sgd import SGD
+from coterie.tree import Tree, add, stack
+
+
+@register("dpfedmtl")
+@dataclass(frozen=True, kw_only=True)
+class DPFedMTL(Method):
+    """Shared layers, trained together under a budget, and a head of each client's own.
+
+    At most one of `personal`, `head`, `encoder` and `split` says what is whose; without any the
+    last linear layer is personal.
+
+    Attributes:
+        model: The network; a model, a torch module, or what makes one.
+        personal: Names of personal leaves or layers ("head", "layer2.bias", "conv*").
+        head: The path of the personal part in a module; all else is shared.
+        encoder: The path of the shared part in a module; all else is personal.
+        split: A function of a leaf's name: True for personal.
+        sgd: Local steps of a round, on both parts.
+        alternate: First steps on the head alone, then on the shared layers alone (FedRep).
+        head_epochs: Epochs on the head: of each round that alternates, and after the last round,
+            when every client, drawn or not, fits its head to the final shared layers (free).
+        last_solve: Whether there is that last fit.
+    """
+
+    shape = Shape.SUM
+    model: Model = field(default_factory=MLP)
+    personal: tuple[str, ...] = ()
+    head: str = ""
+    encoder: str = ""
+    split: Callable[[str], bool] | None = None
+    sgd: SGD = field(default_factory=SGD)
+    alternate: bool = False
+    head_epochs: int = 5
+    last_solve: bool = True
+
+    def __post_init__(self) -> None:
+        given = {
+            name: value
+            for name in ("personal", "head", "encoder", "split")
+            if (value := getattr(self, name))
+        }
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} were given: one of them says what is personal")
+        if self.head_epochs < 1:
+            raise ValueError(
+                f"head_epochs = {self.head_epochs}: expected at least 1; to leave the last fit of "
+                "heads out, set last_solve = false"
+            )
+
+    def check(self, spec: Spec) -> None:
+        """Refuse models that do not fit the rows, and splits that leave a side empty."""
+        self.heads(spec)
+
+    def heads(self, spec: Spec) -> tuple[str, ...]:
+        """Name the personal leaves.
+
+        Raises:
+            ValueError: If names are not of the model, or a side is empty.
+        """
+        names = tuple(self.model.init(spec, Rng.seeded(0)))
+        chosen = self._chosen(names, spec)
+        if not chosen or len(chosen) == len(names):
+            side, other = ("personal", "shared") if not chosen else ("shared", "personal")
+            raise ValueError(
+                f"{type(self.model).__name__}: the split leaves nothing {side}: all leaves "
+                f"({', '.join(names)}) are {other}; use a model with several layers (mlp, cnn), or "
+                "say what is personal by personal, head, encoder or split"
+            )
+        return chosen
+
+    def _chosen(self, names: tuple[str, ...], spec: Spec) -> tuple[str, ...]:
+        if self.split is not None:
+            return tuple(name for name in names if self.split(name))
+        if self.head or self.encoder:
+            path = self.head or self.encoder
+            inside = {name for name in names if _matches(name, path)}
+            self._check_found(path, bool(inside), names)
+            return tuple(name for name in names if (name in inside) == bool(self.head))
+        if self.personal:
+            for layer in self.personal:
+                self._check_found(layer, any(_matches(name, layer) for name in names), names)
+            return tuple(n for n in names if any(_matches(n, layer) for layer in self.personal))
+        return self.model.head(spec)
+
+    def _check_found(self, layer: str, found: bool, names: tuple[str, ...]) -> None:
+        if not found:
+            raise ValueError(
+                f"{layer!r} names no leaf or layer of {type(self.model).__name__}: its leaves are "
+                f"{', '.join(names)}; use one of these, or a layer's path such as "
+                f"{names[-1].rpartition('.')[0] or names[-1]!r}"
+            )
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Contribute the shared layers alone; the start of the heads is public and stays."""
+        return {name: leaf for name, leaf in shared.items() if not name.startswith(_HEAD)}
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Start the shared layers, and keep beside them what every head starts from."""
+        heads, params = self.heads(spec), self.model.init(spec, rng)
+        return {(_HEAD if name in heads else "") + name: leaf for name, leaf in params.items()}
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Give newcomers the public start of a head."""
+        starts = {name: leaf for name, leaf in shared.items() if name.startswith(_HEAD)}
+        return {name.removeprefix(_HEAD): leaf for name, leaf in stack(starts, clients).items()}
+
+    def joined(self, shared: Tree, personal: Tree) -> Tree:
+        """Put heads on the shared layers: whole models, stacked, in the model's order."""
+        clients = len(next(iter(personal.values())))
+        layers = stack(self.contribution(shared), clients)
+        names = [name.removeprefix(_HEAD) for name in shared]
+        return {name: personal[name] if name in personal else layers[name] for name in names}
+
+    def problem(self) -> LocalProblem:
+        """Give the local problem of a round."""
+        return LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
+
+    def _fit_heads(self, models: Tree, heads: Tree, clients: Clients, rng: Rng, round: int) -> Tree:
+        longer = replace(self.sgd, epochs=self.head_epochs, steps=None)
+        problem = replace(self.problem(), sgd=longer)
+        return problem.solve(models, clients, rng, round=round, anchor=None, only=tuple(heads))
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Train shared layers and head; keep the head, contribute the change of the layers."""
+        models, layers = self.joined(shared, personal), self.contribution(shared)
+        only: tuple[str, ...] | None = None
+        if self.alternate:
+            models = self._fit_heads(models, personal, clients, rng.at("heads"), round)
+            only = tuple(layers)
+        after = self.problem().solve(
+            models, clients, rng, round=round, anchor=None, only=only, tell=True
+        )
+        change = {name: after[name] - leaf for name, leaf in layers.items()}
+        return {name: after[name] for name in personal}, change
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Move the shared layers by the posted mean."""
+        moved = add(self.contribution(shared), post.mean)
+        return {name: moved.get(name, leaf) for name, leaf in shared.items()}
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Put every head on the final shared layers, and fit it to them."""
+        models = self.joined(shared, personal)
+        if not self.last_solve:
+            return models
+        return self._fit_heads(models, personal, clients, rng, 0)
+
+    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+        """Put the heads as they are on the shared layers as they are."""
+        return self.joined(shared, personal)
+
+
+_HEAD = "start:"
+FedMTL = DPFedMTL
+"""The same method; without noise (epsilon = inf) it is what the paper calls FedMTL."""
+
+
+def _matches(name: str, layer: str) -> bool:
+    inside = name == layer or name.startswith(f"{layer}.")
+    return inside or fnmatch.fnmatchcase(name, layer)

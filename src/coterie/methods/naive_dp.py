@@ -1,0 +1,118 @@
+"""Naive client-level privacy: the models of all clients are one big model, and it is released.
+
+This is the baseline of Figure 1 of Hu, Wu, Smith, "Private Multi-Task Learning", TMLR 2023: plain
+differential privacy for whole clients, on the concatenation W = [w_1 .. w_m] of all personal
+models. **It is meant to be useless, and is.** Plain differential privacy asks that *everything*
+that comes out hardly depends on any one client, the client's own model included; but row k of W is
+made from client k's data alone, and nothing is averaged over clients. So the noise that hides a
+client is as large as all that it could say, in each of its numbers: at any useful budget the rows
+are noise. Joint (billboard) privacy lets a client's own model depend on its own data, and that is
+what the other methods of this package build on.
+
+The objective is PMTL's, mean_i loss(x_i, w_k) + lam/2 |w_k - wbar|^2, wbar the mean of the posted
+rows. In a round a client starts from its posted row W_k, works on its own problem, and contributes
+w_k' - W_k, clipped; every row gets noise of its own, and W moves by the post. A client's model is
+its posted row: nothing is kept at home, and there is no last solve, since its result would not be
+part of what plain differential privacy covers.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.sgd import SGD
+from coterie.tree import Tree, add, map_leaves, stack, subtract, take
+
+
+@register("naive_dp")
+@dataclass(frozen=True, kw_only=True)
+class NaiveDP(Method):
+    """All personal models released with noise of their own: shows why joint privacy is needed.
+
+    Attributes:
+        model: The model of every client.
+        lam: How strongly models are pulled towards the mean of the posted ones.
+        solver: "exact" for linear least squares, "sgd", or "auto".
+        sgd: Local steps of a round.
+    """
+
+    shape = Shape.ROWS
+    rounds_between = (1, 25)
+    not_applicable = {  # noqa: RUF012
+        "learns": "meant to be useless: each client's row has noise as large as all it could say"
+    }
+    model: Model = field(default_factory=Linear)
+    lam: float = 0.3
+    solver: How = "auto"
+    sgd: SGD = field(default_factory=SGD)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam < math.inf:
+            raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
+
+    def check(self, spec: Spec) -> None:
+        """Refuse models that do not fit the rows, and exact solves that do not exist."""
+        super().check(spec)
+        self._problem().is_exact(spec)
+
+    def caveats(self, private: bool) -> tuple[str, ...]:
+        """Say that this is a demonstration."""
+        if not private:
+            return (
+                "naive_dp is a demonstration of what not to do; without noise it is mean-"
+                "regularised learning with everybody's model in clear.",
+            )
+        return (
+            "naive_dp is MEANT to be useless: it releases every client's model under plain "
+            "differential privacy, so each row carries noise as large as all that its client could "
+            "say. It shows why joint privacy is needed; use pmtl to learn something.",
+        )
+
+    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
+        """Say why no choice of rounds or clip helps."""
+        return (
+            f"{rounds} round{'s' * (rounds > 1)}, clip {clip:.3g}: no choice helps, since nothing "
+            "is averaged over clients and a row's noise grows with its clip.",
+        )
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Start every row from the same public model."""
+        return stack(self.model.init(spec, rng), spec.clients)
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Contribute the change of one row."""
+        return map_leaves(lambda leaf: leaf[0], shared)
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Keep nothing at home."""
+        return {}
+
+    def _problem(self) -> LocalProblem:
+        return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Work from the own posted row, towards the mean of all; contribute the change."""
+        start = take(shared, clients.ids.to(clients.device))
+        mean = map_leaves(lambda leaf: leaf.mean(dim=0), shared)
+        after = self._problem().solve(start, clients, rng, round=round, anchor=mean, tell=True)
+        return personal, subtract(after, start)
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Move every row by its own posted change, noise and all."""
+        return add(shared, map_leaves(torch.Tensor.float, post.value))
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Give everybody its posted row: what everybody sees."""
+        return take(shared, clients.ids.to(clients.device))
+
+    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+        """Give everybody its posted row."""
+        return take(shared, clients.ids.to(clients.device))

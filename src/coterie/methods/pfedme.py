@@ -1,0 +1,102 @@
+"""pFedMe: the shared model minimises the clients' Moreau envelopes, personal models attain them.
+
+Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020,
+Algorithm 1:
+
+    min_w  mean_k F_k(w),      F_k(w) = min_theta  mean_i loss(x_i, theta) + lam/2 |theta - w|^2
+
+grad F_k(w) = lam (w - theta_k(w)), so a client that takes part does `local_rounds` steps on its
+copy of the shared model, w_k = shared at first,
+
+    theta <- argmin of F_k at w_k,      w_k <- w_k - lr lam (w_k - theta)
+
+and contributes w_k - shared; the server moves by beta times the posted mean (beta = 1: the plain
+mean; the paper allows more). The personal model is theta: it never leaves, and everybody solves for
+it once more at the end, against the final shared model.
+
+The inner problem is the one that PMTL and Ditto solve, exactly for linear least squares, else by
+`sgd` from the last theta. With one local round and lr lam = 1 it is PMTL's round; at any lr with
+one local round its fixed point is PMTL's, w = mean_k theta_k(w). Why this and not APFL: ADR 18.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.sgd import SGD
+from coterie.tree import Tree, add, map_leaves, scale, stack, subtract
+
+
+@register("pfedme")
+@dataclass(frozen=True, kw_only=True)
+class PFedMe(Method):
+    """A shared model moved along the clients' Moreau envelopes, and a personal one for each.
+
+    Attributes:
+        model: The model, shared and personal.
+        lam: How strongly personal models are pulled towards the shared one.
+        lr: Step of a client's copy of the shared model along its envelope; lr lam is the share of
+            the way to theta that it goes, at most 1.
+        local_rounds: Steps of that copy in a round, each with a solve for theta.
+        beta: What the server takes of the posted mean.
+        solver: Of theta: "exact" for linear least squares, "sgd", or "auto".
+        sgd: Local steps of one solve for theta.
+        last_epochs: Epochs of the last solve (SGD only).
+    """
+
+    shape = Shape.SUM
+    model: Model = field(default_factory=Linear)
+    lam: float = 0.3
+    lr: float = 1.0
+    local_rounds: int = 5
+    beta: float = 1.0
+    solver: How = "auto"
+    sgd: SGD = field(default_factory=SGD)
+    last_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("lam", "lr", "beta"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: expected a finite number > 0")
+        for name in ("local_rounds", "last_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: expected at least 1")
+        if self.lr * self.lam > 1:
+            raise ValueError(
+                f"lr = {self.lr} with lam = {self.lam}: steps of lr lam > 1 go beyond the personal "
+                f"model; use lr = {1 / self.lam:.3g} or less"
+            )
+
+    def check(self, spec: Spec) -> None:
+        """Refuse models that do not fit the rows, and exact solves that do not exist."""
+        super().check(spec)
+        self._inner(self.sgd).is_exact(spec)
+
+    def _inner(self, sgd: SGD) -> LocalProblem:
+        """Give the problem that theta solves."""
+        return LocalProblem(model=self.model, how=self.solver, sgd=sgd, lam=self.lam)
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Move a copy of the shared model along the own envelope; contribute its change."""
+        copy, theta, inner = stack(shared, len(clients)), personal, self._inner(self.sgd)
+        step = self.lr * self.lam
+        for local in range(self.local_rounds):
+            coins = rng.at("local", local)
+            theta = inner.solve(theta, clients, coins, round=round, anchor=copy, tell=True)
+            copy = map_leaves(lambda w, near: w + step * (near - w), copy, theta)
+        return theta, subtract(copy, shared)
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Move the shared model by beta times the posted mean."""
+        return add(shared, post.mean if self.beta == 1 else scale(post.mean, self.beta))
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Solve for theta once more, at the final shared model."""
+        longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
+        return self._inner(longer).solve(personal, clients, rng, round=0, anchor=shared)

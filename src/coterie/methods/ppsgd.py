@@ -1,0 +1,121 @@
+"""PP-SGD: linear models with a shared part and a part of each client's own, added up.
+
+Bietti, Wei, Dudik, Langford, Wu, "Personalization Improves Privacy-Accuracy Tradeoffs in Federated
+Learning", ICML 2022:
+
+    min_{w, theta_1..theta_m}  (1/m) sum_k mean_i loss(y_i, (w + theta_k) . x_i)
+
+w is shared and posted, theta_k stays with its client. Both have the same gradient g, that of the
+loss at u = w + theta_k. With step sizes eta_w and eta_theta one joint step moves u by
+(eta_w + eta_theta) g, of which the share rho = eta_w / (eta_w + eta_theta) is w's, and so does any
+number of local steps: a client takes local steps of length eta_w + eta_theta on u, contributes
+
+    rho (u' - u),      and keeps      theta' = theta + (1 - rho) (u' - u).
+
+So there is no solver of its own here, and one local step a round is the paper's algorithm with the
+clip on eta_w g. What the clip cuts off is lost to w alone; theta keeps its own part.
+
+`ridge` adds ridge/2 |theta_k|^2, by a proximal step on theta after the local steps of a round, as
+long as these were: theta <- theta / (1 + ridge eta_theta steps). After the last round every client,
+drawn or not, takes steps on theta alone, w held fixed (with a ridge: exactly, for least squares).
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.local import LocalProblem
+from coterie.solvers.sgd import SGD
+from coterie.tree import Tree, add, map_leaves, scale, stack, subtract
+
+
+@register("ppsgd")
+@dataclass(frozen=True, kw_only=True)
+class PPSGD(Method):
+    """A shared and a personal linear model added up, both moved by the same gradients.
+
+    Attributes:
+        model: Linear; others have no parts that could be added up.
+        share: rho = eta_w / (eta_w + eta_theta): the shared part's share of every step.
+        sgd: Local steps of a round; `sgd.lr` is eta_w + eta_theta.
+        ridge: Weight of the squares of theta.
+        last_epochs: Epochs of the last steps, on theta alone.
+    """
+
+    shape = Shape.SUM
+    model: Model = field(default_factory=Linear)
+    share: float = 0.5
+    sgd: SGD = field(default_factory=lambda: SGD(epochs=5))
+    ridge: float = 0.0
+    last_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ValueError(
+                f"share = {self.share}: expected a number between 0 and 1; use local for 0 and "
+                "fedavg for 1"
+            )
+        if not 0 <= self.ridge < math.inf:
+            raise ValueError(f"ridge = {self.ridge}: expected a finite number >= 0")
+        if self.last_epochs < 1:
+            raise ValueError(f"last_epochs = {self.last_epochs}: expected at least 1")
+
+    def check(self, spec: Spec) -> None:
+        """Refuse models whose predictions are not sums of those of two parts."""
+        if not isinstance(self.model, Linear):
+            raise ValueError(
+                f"ppsgd adds up a shared and a personal linear model, which "
+                f"{type(self.model).__name__} is not: use linear, or pmtl or ditto for this model"
+            )
+        super().check(spec)
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Start with theta = 0."""
+        return map_leaves(torch.zeros_like, stack(shared, clients))
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Take steps on w + theta; contribute w's share of the way, keep theta's."""
+        problem = LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
+        start = add(personal, shared)
+        after = problem.solve(start, clients, rng, round=round, anchor=None, tell=True)
+        moved = subtract(after, start)
+        theta = map_leaves(lambda own, way: own + (1 - self.share) * way, personal, moved)
+        return self._shrunk(theta, clients, round), scale(moved, self.share)
+
+    def _shrunk(self, theta: Tree, clients: Clients, round: int) -> Tree:
+        """Take the ridge's proximal step, as long as the steps of this round."""
+        if self.ridge == 0:
+            return theta
+        steps = torch.from_numpy(self.sgd.count_steps(clients.counts.numpy()))
+        length = self.ridge * (1 - self.share) * self.sgd.rate(round) * steps.float()
+        factor = (1 / (1 + length)).to(clients.device)
+
+        def shrink(leaf: Tensor) -> Tensor:
+            return leaf * factor.reshape(-1, *[1] * (leaf.dim() - 1))
+
+        return map_leaves(shrink, theta)
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Move w by the posted mean."""
+        return add(shared, post.mean)
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Give w + theta, after more steps on theta alone."""
+        slower = replace(
+            self.sgd, lr=(1 - self.share) * self.sgd.lr, epochs=self.last_epochs, steps=None
+        )
+        problem = LocalProblem(model=self.model, how="auto", sgd=slower, lam=self.ridge)
+        start = self.standing(shared, personal, clients)
+        return problem.solve(start, clients, rng, round=0, anchor=shared)
+
+    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+        """Give w + theta."""
+        return add(personal, shared)

@@ -1,0 +1,385 @@
+"""Related clients: a public, fixed matrix Omega says who should be like, or unlike, whom.
+
+Hu, Wu, Smith, "Private Multi-Task Learning: Formulation and Applications to Federated Learning",
+TMLR 2023, name the general problem, of which PMTL is the mean-regularised case:
+
+    min_W  sum_k mean_i loss(x_i, w_k) + lam tr(W Omega W^T),      W = [w_1 .. w_m]
+
+with W less the model's public start (zero for linear models). To fit it to a posted sum, write
+
+    Omega = D + B diag(s) B^T,      D diagonal and positive, s = -1 or 1, B (m x r)
+
+all public. With B_k for row k of B, the slope of the second term in w_k is
+
+    2 lam (D_kk w_k + (W B) diag(s) B_k)
+
+Client k needs of the others only W B, and solves its local problem with the pull 2 lam D_kk towards
+a_k = -(W B) diag(s) B_k / D_kk. Its own part of W B is its model times B_k (r copies of the model,
+each times a number), so W B is a sum over clients, and that is what is posted.
+
+**What is sent.** a_k follows from what was posted, so a client need not send its model but only how
+far it is from a_k: (w_k - a_k) B_k / b, b = max_j |B_j| (`change_from = "anchor"`). Everybody can
+add sum_k a_k B_k. The clip then bounds |w_k - a_k| |B_k| / b: the model's distance from its anchor,
+for the client with the longest row, so the usual 0.5 means what it does in PMTL. "start" sends
+(w_k - start) B_k / b, the print. Sensitivity and guarantee are those of any clipped sum.
+
+**Damping.** A round answers the last W B with a new one. For squared loss with Hessians A_k this
+map has the slope -K, K similar to M^(-1/2) B diag(s) B^T M^(-1/2) with M = D + A / (2 lam). Its
+eigenvalues are real and from -1 to L, L the largest eigenvalue of D^(-1/2) B diag(s) B^T D^(-1/2),
+or 0. Where L > 1, plain rounds may diverge: clients that should be unlike each other answer with
+ever larger opposites. A step of 2 / (2 + L) has slopes 1 - 2 (1 + K) / (2 + L), of size below 1. It
+is public, and 1 (no damping) where all s = -1, as for means, clusters, and any Omega whose largest
+eigenvalue is the one that occurs most often.
+
+The mean relation is D = I, s = -1, B = 1 / sqrt(m): it is used where no Omega is given, and every
+round is then PMTL's with lam = half of PMTL's.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.pmtl import BEGUN, began, begin, check_places
+from coterie.models import Linear, Model
+from coterie.rng import Rng
+from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.ridge import solve_ridge
+from coterie.solvers.sgd import SGD
+from coterie.tree import Tree, map_leaves, stack, subtract
+
+Matrix = tuple[tuple[float, ...], ...]
+_SUMS = (
+    "related."  # shared leaves that hold the mean of what clients send, before their model's name
+)
+_ZERO = 1e-12  # of the largest eigenvalue: what is left of a decomposition in rounding
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """Omega = D + B diag(s) B^T, in float64.
+
+    Attributes:
+        diagonal: D, (m,), positive.
+        factors: B, (m, r).
+        signs: s, (r,), -1 or 1.
+    """
+
+    diagonal: Tensor
+    factors: Tensor
+    signs: Tensor
+
+    @property
+    def omega(self) -> Tensor:
+        """Multiply it out."""
+        return torch.diag(self.diagonal) + (self.factors * self.signs) @ self.factors.mT
+
+    @cached_property
+    def unit(self) -> float:
+        """The length of the longest row of B."""
+        return float(self.factors.norm(dim=1).max())
+
+    @cached_property
+    def inner(self) -> Tensor:
+        """B^T D^-1 B."""
+        return self.factors.mT @ (self.factors / self.diagonal[:, None])
+
+    @cached_property
+    def extremes(self) -> tuple[float, float]:
+        """The least and the largest eigenvalue of D^(-1/2) B diag(s) B^T D^(-1/2), or 0 beyond it.
+
+        Those that are not 0 are also those of G^(1/2) diag(s) G^(1/2), G = B^T D^-1 B, r x r.
+        """
+        values, vectors = torch.linalg.eigh(self.inner)
+        root = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+        found = torch.linalg.eigvalsh((root * self.signs) @ root)
+        return min(0.0, float(found[0])), max(0.0, float(found[-1]))
+
+    @property
+    def step(self) -> float:
+        """How much of a round's answer is taken, so that rounds converge."""
+        return 2 / (2 + self.extremes[1])
+
+
+def mean_relation(clients: int) -> Decomposition:
+    """Give Omega = I - 1 1^T / m: everybody is pulled towards the mean of all."""
+    one = torch.ones(1, dtype=torch.float64)
+    return Decomposition(one.expand(clients), one.expand(clients, 1) / math.sqrt(clients), -one)
+
+
+def decompose(omega: Tensor, diagonal: Tensor | None = None) -> Decomposition:
+    """Write a symmetric Omega as D + B diag(s) B^T with as few columns of B as there can be.
+
+    D is the one given, else c I with the positive eigenvalue c that occurs most often (the largest
+    of those): it takes as many columns as there are other eigenvalues.
+
+    Raises:
+        ValueError: If no eigenvalue is positive and no diagonal is given.
+    """
+    omega = omega.double()
+    if diagonal is None:
+        diagonal = torch.full_like(omega[0], _commonest(torch.linalg.eigvalsh(omega)))
+    rest = omega - torch.diag(diagonal)
+    values, vectors = torch.linalg.eigh((rest + rest.mT) / 2)
+    kept = values.abs() > _ZERO * max(float(omega.abs().max()), float(diagonal.abs().max()))
+    factors = vectors[:, kept] * values[kept].abs().sqrt()
+    return Decomposition(diagonal, factors, values[kept].sign())
+
+
+def _commonest(values: Tensor) -> float:
+    """Give the positive value that occurs most often in an ascending list, the largest of such."""
+    near = _SAME * float(values.abs().max())
+    groups: list[list[float]] = []
+    for value in values.tolist():
+        if value <= near:
+            continue
+        if groups and value - groups[-1][-1] <= near:
+            groups[-1].append(value)
+        else:
+            groups.append([value])
+    if not groups:
+        raise ValueError("omega has no positive eigenvalue: give one that pulls somewhere")
+    best = max(groups, key=lambda group: (len(group), group[-1]))
+    return sum(best) / len(best)
+
+
+@register("related")
+@dataclass(frozen=True, kw_only=True)
+class Related(Method):
+    """One model per client, with a public matrix of who should be like whom.
+
+    Attributes:
+        model: The model of every client.
+        lam: Weight of the relation.
+        omega: Omega, m x m, symmetric and positive semidefinite, in the order of the clients; empty
+            for the mean relation, unless `factors` are given.
+        diagonal: D of the decomposition, positive; empty to choose it.
+        factors: In place of `omega`, with `diagonal` and `signs`: B, m x r.
+        signs: s, -1 or 1 for each column of B.
+        solver: "exact" for linear least squares, "sgd", or "auto".
+        sgd: Local steps of a round.
+        change_from: "anchor" (default) or "start": see the module's words.
+        last_epochs: Epochs of the last solve, which everybody does and which is free (SGD only).
+    """
+
+    shape = Shape.SUM
+    model: Model = field(default_factory=Linear)
+    lam: float = 0.15
+    omega: Matrix = ()
+    diagonal: tuple[float, ...] = ()
+    factors: Matrix = ()
+    signs: tuple[float, ...] = ()
+    solver: How = "auto"
+    sgd: SGD = field(default_factory=SGD)
+    change_from: Literal["anchor", "start"] = "anchor"
+    last_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lam < math.inf:
+            raise ValueError(f"lam = {self.lam}: expected a finite number > 0")
+        if self.last_epochs < 1:
+            raise ValueError(f"last_epochs = {self.last_epochs}: expected at least 1")
+        if self.change_from not in ("anchor", "start"):
+            raise ValueError(f"change_from = {self.change_from!r}: expected 'anchor' or 'start'")
+        if self._given is not None:
+            _check(self._given)
+
+    @cached_property
+    def _given(self) -> Decomposition | None:
+        """Decompose what was given; None for the mean relation."""
+        if self.factors:
+            return self._spelt_out()
+        if self.signs or (self.diagonal and not self.omega):
+            raise ValueError("diagonal and signs: expected beside factors, or diagonal with omega")
+        if not self.omega:
+            return None
+        omega, clients = _matrix("omega", self.omega), len(self.omega)
+        if omega.shape != (clients, clients) or not torch.allclose(
+            omega, omega.mT, rtol=0, atol=_SAME * float(omega.abs().max())
+        ):
+            raise ValueError(
+                f"omega: given {clients} rows of {omega.shape[1]} numbers; expected a symmetric "
+                "matrix with a row and a column for each client"
+            )
+        if self.diagonal and len(self.diagonal) != clients:
+            raise ValueError(f"diagonal: given {len(self.diagonal)} numbers, expected {clients}")
+        chosen = torch.tensor(self.diagonal, dtype=torch.float64) if self.diagonal else None
+        return decompose(omega, chosen)
+
+    def _spelt_out(self) -> Decomposition:
+        factors = _matrix("factors", self.factors)
+        if self.omega or len(self.diagonal) != len(factors) or len(self.signs) != factors.shape[1]:
+            raise ValueError(
+                f"factors: given {tuple(factors.shape)} with {len(self.diagonal)} numbers in "
+                f"diagonal and {len(self.signs)} in signs; expected one of diagonal a row, one of "
+                "signs a column, and no omega"
+            )
+        if not set(self.signs) <= {-1.0, 1.0}:
+            raise ValueError(f"signs = {self.signs}: expected -1 or 1; put sizes into factors")
+        diagonal = torch.tensor(self.diagonal, dtype=torch.float64)
+        return Decomposition(diagonal, factors, torch.tensor(self.signs, dtype=torch.float64))
+
+    def relation(self, clients: int) -> Decomposition:
+        """Give the decomposition of Omega for so many clients.
+
+        Raises:
+            ValueError: If the Omega given is for another number.
+        """
+        if self._given is None:
+            return mean_relation(clients)
+        check_places(len(self._given.diagonal), clients, "omega")
+        return self._given
+
+    def check(self, spec: Spec) -> None:
+        """Refuse models and relations that do not fit the clients."""
+        super().check(spec)
+        self.relation(spec.clients)
+        self._problem(self.sgd, spec.clients).is_exact(spec)
+
+    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
+        """Say why rounds are damped, where they are."""
+        if self._given is None or self._given.step == 1:
+            return ()
+        return (
+            f"Each round takes {self._given.step:.2g} of its answer: some clients are asked to be "
+            "unlike each other, and plain rounds could diverge.",
+        )
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Start from the public model, and from nothing sent."""
+        start, relation = self.model.init(spec, rng), self.relation(spec.clients)
+        columns = len(relation.signs)
+        sums = {_SUMS + name: leaf.new_zeros(columns, *leaf.shape) for name, leaf in start.items()}
+        return {**start, **sums}
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Contribute a model for each column of B."""
+        return {name.removeprefix(_SUMS): leaf for name, leaf in shared.items() if _is_sum(name)}
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Start from the own anchor when the time comes."""
+        return {**stack(_start(shared), clients), BEGUN: torch.zeros(clients)}
+
+    def _anchor(self, shared: Tree, clients: Clients) -> Tree:
+        """Give what each client is pulled to: the start and a_k."""
+        relation = self.relation(clients.spec.clients)
+        ids = clients.ids.cpu()
+        pull = -relation.factors[ids] * relation.signs / relation.diagonal[ids, None]
+        pull = (pull * relation.unit * clients.spec.clients).to(clients.device)
+
+        def towards(start: Tensor, sums: Tensor) -> Tensor:
+            moved: Tensor = torch.tensordot(pull.to(sums), sums, dims=1)
+            return start + moved
+
+        return map_leaves(towards, _start(shared), self.contribution(shared))
+
+    def _problem(self, sgd: SGD, clients: int) -> LocalProblem:
+        strongest = 2 * self.lam * float(self.relation(clients).diagonal.max())
+        return LocalProblem(model=self.model, how=self.solver, sgd=sgd, lam=strongest)
+
+    def _solve(
+        self, problem: LocalProblem, start: Tree, clients: Clients, rng: Rng, **how: Any
+    ) -> Tree:
+        """Solve every client's problem with its own pull, 2 lam D_kk."""
+        diagonal = self.relation(clients.spec.clients).diagonal
+        if bool((diagonal == diagonal[0]).all()):
+            return problem.solve(start, clients, rng, **how)
+        pulls = (2 * self.lam * diagonal[clients.ids.cpu()]).to(clients.device)
+        if problem.is_exact(clients.spec):
+            assert isinstance(self.model, Linear)
+            after = solve_ridge(clients, anchor=how["anchor"], lam=pulls, bias=self.model.bias)
+            return after if how.get("tell") else map_leaves(_finite, after, start)
+        weights = map_leaves(lambda leaf: _times(torch.ones_like(leaf), pulls), start)
+        return replace(problem, weights=weights).solve(start, clients, rng, **how)
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Work on the own model against its anchor; contribute the distance times B_k."""
+        anchor = self._anchor(shared, clients)
+        problem = self._problem(self.sgd, clients.spec.clients)
+        start = begin(personal, anchor)
+        after = self._solve(problem, start, clients, rng, round=round, anchor=anchor, tell=True)
+        origin = anchor if self.change_from == "anchor" else _start(shared)
+        relation = self.relation(clients.spec.clients)
+        rows = (relation.factors[clients.ids.cpu()] / relation.unit).to(clients.device)
+        return began(after), map_leaves(
+            lambda leaf: torch.einsum("cr,c...->cr...", rows.to(leaf), leaf),
+            subtract(after, origin),
+        )
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Take the posted mean of what clients sent, and what is public of it; damped."""
+        # Of the mean relation the inner product is 1 for any number of clients.
+        relation = self._given or mean_relation(1)
+        known = -relation.inner * relation.signs
+        step = relation.step
+
+        def move(sums: Tensor, mean: Tensor) -> Tensor:
+            if self.change_from == "anchor":
+                mean = mean + torch.tensordot(known.to(sums), sums, dims=1)
+            return (1 - step) * sums + step * mean
+
+        moved = map_leaves(move, self.contribution(shared), post.mean)
+        return {**_start(shared), **{_SUMS + name: leaf for name, leaf in moved.items()}}
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Solve once more against the final anchor."""
+        anchor = self._anchor(shared, clients)
+        longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
+        problem = self._problem(longer, clients.spec.clients)
+        return self._solve(problem, begin(personal, anchor), clients, rng, round=0, anchor=anchor)
+
+    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+        """Give the own model; before the first round of a client, its anchor."""
+        return begin(personal, self._anchor(shared, clients))
+
+
+def _is_sum(name: str) -> bool:
+    return name.startswith(_SUMS)
+
+
+def _start(shared: Tree) -> Tree:
+    return {name: leaf for name, leaf in shared.items() if not _is_sum(name)}
+
+
+def _times(leaf: Tensor, factors: Tensor) -> Tensor:
+    return leaf * factors.to(leaf).reshape(-1, *[1] * (leaf.dim() - 1))
+
+
+def _finite(after: Tensor, start: Tensor) -> Tensor:
+    good = after.flatten(1).isfinite().all(dim=1)
+    return torch.where(good.reshape(-1, *[1] * (after.dim() - 1)), after, start)
+
+
+def _matrix(name: str, rows: Matrix) -> Tensor:
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError(f"{name}: rows have different lengths; expected a full matrix")
+    matrix = torch.tensor(rows, dtype=torch.float64)
+    if not bool(matrix.isfinite().all()):
+        raise ValueError(f"{name}: some numbers are not finite; expected finite ones")
+    return matrix
+
+
+def _check(relation: Decomposition) -> None:
+    least = int(relation.diagonal.argmin())
+    if not 0 < float(relation.diagonal[least]) < math.inf:
+        raise ValueError(
+            f"diagonal: client {least} has {float(relation.diagonal[least]):g}; expected positive "
+            "numbers, since a client is pulled with that strength: give another diagonal"
+        )
+    if relation.factors.numel() == 0 or relation.unit == 0:
+        raise ValueError(
+            "omega is diagonal: clients are not related and nothing would be posted; use local"
+        )
+    if relation.extremes[0] < -1 - _SAME:
+        raise ValueError(
+            "omega has a negative eigenvalue: the objective falls without end along it; expected "
+            "a positive semidefinite matrix, such as a Laplacian: add to its diagonal"
+        )

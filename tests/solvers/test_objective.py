@@ -1,0 +1,229 @@
+"""Other pulls than one number, leaves that stay, nearness of predictions: against plain loops."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.models import CNN, MLP, Linear, row_losses
+from coterie.rng import Rng
+from coterie.solvers.fisher import fisher
+from coterie.solvers.kernels import draw_batches
+from coterie.solvers.local import LocalProblem
+from coterie.solvers.objective import Near, divergence
+from coterie.solvers.precision import computed_in
+from coterie.solvers.sgd import SGD
+
+COUNTS = (7, 1, 0, 13, 3)
+RNG = Rng.seeded(9)
+MODELS = {
+    "linear": (Linear(), (5,)),
+    "mlp": (MLP(hidden=(4, 3), activation="tanh"), (5,)),
+    "cnn": (CNN(channels=(2,), kernel=2, hidden=(3,)), (5, 4)),
+}
+TASKS = ("regression", "binary", "multiclass", "multilabel")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    draw_batches(RNG.keys(np.arange(2)), np.array([1, 1]), np.array([1, 1]), 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def dataset(task, shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rows, outputs = sum(COUNTS), 1 if task in ("regression", "binary") else 3
+    x = torch.randn(rows, *shape, generator=generator)
+    y = {
+        "regression": torch.randn(rows, generator=generator),
+        "binary": torch.randint(0, 2, (rows,), generator=generator).float(),
+        "multiclass": torch.randint(0, outputs, (rows,), generator=generator),
+        "multilabel": torch.randint(0, 2, (rows, outputs), generator=generator).float(),
+    }[task]
+    offsets = np.concatenate([[0], np.cumsum(COUNTS)]).astype(np.int64)
+    names = [str(client) for client in range(len(COUNTS))]
+    return FederatedDataset(Spec(shape, outputs, task, len(COUNTS)), names, offsets, x, y)
+
+
+def draw(model, data, seed, positive=False):
+    generator = torch.Generator().manual_seed(seed)
+    tree = {
+        name: 0.4 * torch.randn(len(data), *leaf.shape, generator=generator)
+        for name, leaf in model.init(data.spec, RNG).items()
+    }
+    return {name: leaf.abs() for name, leaf in tree.items()} if positive else tree
+
+
+def plain_divergence(task, ours, theirs):
+    """KL both ways by torch.distributions."""
+    from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
+
+    kinds = {
+        "regression": lambda o: Normal(o, 1.0),
+        "binary": lambda o: Bernoulli(logits=o),
+        "multilabel": lambda o: Bernoulli(logits=o),
+        "multiclass": lambda o: Categorical(logits=o),
+    }
+    p, q = kinds[task](ours), kinds[task](theirs)
+    both = kl_divergence(p, q) + kl_divergence(q, p)
+    return both.sum(dim=-1) if task == "multilabel" else both
+
+
+def plain_loop(settings, model, start, data, client, *, only, anchor, weights, near):
+    begin, end = data.offsets[client : client + 2]
+    x, y, task = data.features[begin:end], data.targets[begin:end], data.spec.task
+    counts = np.array([end - begin])
+    batches = draw_batches(
+        RNG.keys(np.array([client])), counts, settings.count_steps(counts), settings.batch
+    )[0]
+    params = {name: leaf[client].clone() for name, leaf in start.items()}
+    moved = {name: params[name].requires_grad_() for name in params if name in only}
+    optimiser = torch.optim.SGD(moved.values(), lr=settings.lr, momentum=settings.momentum)
+    for batch in batches:
+        rows = torch.from_numpy(batch[batch >= 0]).long()
+        outputs = model.apply(params, x[rows])
+        loss = row_losses(task, outputs, y[rows]).mean()
+        if near is not None:
+            theirs = model.apply({n: leaf[client] for n, leaf in near.toward.items()}, x[rows])
+            loss = loss + near.weight / 2 * plain_divergence(task, outputs, theirs).mean()
+        for name, leaf in moved.items():
+            apart = (leaf - anchor[name][client]).square()
+            loss = loss + (weights[name][client] * apart).sum() / 2
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return {name: leaf.detach() for name, leaf in params.items()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_every_part_of_the_objective_against_a_plain_loop(task, kind, fast, momentum):
+    model, shape = MODELS[kind]
+    data = dataset(task, shape)
+    clients = data.clients(np.arange(len(data)))
+    start, anchor, toward = (draw(model, data, seed) for seed in (1, 2, 3))
+    weights = draw(model, data, 4, positive=True)
+    only = sorted(start)[:2]
+    settings = SGD(lr=0.05, epochs=2, batch=4, momentum=momentum, fast=fast)
+    near = Near(0.7, toward)
+    found = settings(model, start, clients, RNG, anchor=anchor, lam=weights, only=only, near=near)
+    for client in range(len(data)):
+        wanted = plain_loop(
+            settings, model, start, data, client,
+            only=only, anchor=anchor, weights=weights, near=near,
+        )  # fmt: skip
+        for name in start:
+            torch.testing.assert_close(found[name][client], wanted[name], rtol=2e-4, atol=2e-5)
+    for name in set(start) - set(only):
+        assert torch.equal(found[name], start[name])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_divergence_is_that_of_the_distributions(task):
+    width = () if task in ("regression", "binary") else (5,)
+    ours, theirs = torch.randn(2, 40, *width, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        divergence(task, ours, theirs), plain_divergence(task, ours, theirs), rtol=1e-4, atol=1e-5
+    )
+    assert torch.equal(divergence(task, ours, ours), torch.zeros(40))
+
+
+def test_leaves_to_train_must_be_the_models():
+    data, model = dataset("binary", (5,)), Linear()
+    clients, start = data.clients(np.arange(5)), draw(model, data, 1)
+    for only in (["heads"], []):
+        with pytest.raises(ValueError, match="at least one of weight, bias"):
+            SGD()(model, start, clients, RNG, only=only)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_fisher_is_the_mean_of_squared_gradients_row_by_row(task, kind):
+    model, shape = MODELS[kind]
+    data = dataset(task, shape)
+    params = draw(model, data, 1)
+    found = fisher(model, params, data.clients(np.arange(len(data))))
+    for client in range(len(data)):
+        begin, end = data.offsets[client : client + 2]
+        wanted = {name: torch.zeros_like(leaf[client]) for name, leaf in params.items()}
+        for row in range(begin, end):
+            mine = {name: leaf[client].clone().requires_grad_() for name, leaf in params.items()}
+            outputs = model.apply(mine, data.features[row : row + 1])
+            row_losses(task, outputs, data.targets[row : row + 1]).sum().backward()
+            for name in wanted:
+                wanted[name] += mine[name].grad.square() / (end - begin)
+        for name, leaf in wanted.items():
+            torch.testing.assert_close(found[name][client], leaf, rtol=2e-4, atol=1e-6)
+
+
+def test_a_row_that_is_no_number_spoils_its_own_fisher_alone():
+    model, shape = MODELS["mlp"]
+    data = dataset("multiclass", shape)
+    params, clients = draw(model, data, 1), data.clients(np.arange(len(data)))
+    good = fisher(model, params, clients)
+    data.features[0] = torch.nan
+    bad = fisher(model, params, data.clients(np.arange(len(data))))
+    for name in good:
+        assert torch.equal(good[name][1:], bad[name][1:])
+
+
+def test_anchors_of_each_client_follow_clients_that_go_slower():
+    """Linear least squares with rows too large for the step: clients go at several paces."""
+    data = dataset("regression", (5,))
+    data.features[data.offsets[3] :] *= 3
+    model, clients = Linear(), data.clients(np.arange(len(data)))
+    start, anchor = draw(model, data, 1), draw(model, data, 2)
+    problem = LocalProblem(model=model, how="sgd", sgd=SGD(lr=0.5, epochs=2000, batch=20), lam=2.0)
+    assert len(list(problem._paces(clients, 0))) > 1
+    found = problem.solve(start, clients, RNG, round=0, anchor=anchor)
+    exact = LocalProblem(model=model, how="exact", sgd=SGD(), lam=2.0)
+    wanted = exact.solve(start, clients, RNG, round=0, anchor=anchor)
+    assert not torch.allclose(found["weight"][0], start["weight"][0], atol=1e-2)
+    for client in (0, 1, 3, 4):
+        torch.testing.assert_close(
+            found["weight"][client], wanted["weight"][client], rtol=1e-3, atol=1e-4
+        )
+
+
+def test_who_fails_is_told_or_stays():
+    model, shape = MODELS["mlp"]
+    data = dataset("regression", shape)
+    data.features[data.offsets[3]] = torch.inf
+    clients, start = data.clients(np.arange(len(data))), draw(model, data, 1)
+    problem = LocalProblem(model=model, how="sgd", sgd=SGD(epochs=2), lam=0.0)
+    stays = problem.solve(start, clients, RNG, round=0, anchor=None)
+    told = problem.solve(start, clients, RNG, round=0, anchor=None, tell=True)
+    for name in start:
+        assert torch.equal(stays[name][3], start[name][3])
+        assert torch.equal(stays[name][:3], told[name][:3])
+    assert any(told[name][3].isnan().any() for name in told)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_mixed_precision_is_near_and_leaves_parameters_in_float32(kind):
+    model, shape = MODELS[kind]
+    data = dataset("multiclass", shape)
+    clients, start = data.clients(np.arange(len(data))), draw(model, data, 1)
+    settings = SGD(lr=0.1, epochs=3)
+    whole = settings(model, start, clients, RNG)
+    with computed_in("bfloat16"):
+        mixed = settings(model, start, clients, RNG)
+    after = settings(model, start, clients, RNG)
+    assert all(torch.equal(whole[name], after[name]) for name in whole)
+    assert any(not torch.equal(whole[name], mixed[name]) for name in whole)
+    for name in whole:
+        assert mixed[name].dtype == torch.float32
+        moved = (whole[name] - start[name]).norm()
+        assert (mixed[name] - whole[name]).norm() < 0.05 * moved + 1e-4
+
+
+def test_softmax_of_large_outputs_has_a_finite_divergence():
+    ours = torch.tensor([[1e4, 0.0], [0.0, 1e4]])
+    found = divergence("multiclass", ours, ours.flip(0))
+    assert torch.isfinite(found).all() and functional.relu(found).equal(found)
