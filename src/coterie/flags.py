@@ -26,7 +26,7 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
     _lay_method(table, arguments)
     _lay_privacy(table, arguments)
     _lay_sampler(table, arguments)
-    speed = {name: getattr(arguments, name) for name in ("device", "block", "store")}
+    speed = {name: getattr(arguments, name) for name in ("device", "block", "store", "precision")}
     _overlay(table, "speed", speed)
     for name in ("rounds", "simulation_seed"):
         if getattr(arguments, name) is not None:
@@ -38,11 +38,12 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
         _assign(table, setting)
     _check_tables(table)
     _lay_defaults(table)
+    _lay_finetuning(table, arguments)
     return table
 
 
 def _check_tables(table: Mapping[str, Any]) -> None:
-    for name in ("data", "method", "privacy", "sampler", "speed"):
+    for name in ("data", "method", "privacy", "sampler", "speed", "finetune"):
         if not isinstance(table.get(name, {}), dict):
             key = {"data": "name", "method": "kind", "sampler": "kind"}.get(name, "...")
             raise ConfigError(
@@ -97,8 +98,17 @@ def _lay_method(table: dict[str, Any], arguments: argparse.Namespace) -> None:
         method["model"] = {"kind": arguments.model}
 
 
+def _lay_finetuning(table: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Put finetuning around the method; `finetune.KEY` are its settings."""
+    given = table.pop("finetune", {})
+    if getattr(arguments, "finetune", None) is not None:
+        given = {**given, "how": arguments.finetune}
+    if given:
+        table["method"] = {"kind": "finetune", **given, "base": table["method"]}
+
+
 def _lay_privacy(table: dict[str, Any], arguments: argparse.Namespace) -> None:
-    privacy = {name: getattr(arguments, name) for name in ("delta", "clip", "relation")}
+    privacy = {name: getattr(arguments, name) for name in ("delta", "clip", "relation", "noise")}
     if arguments.epsilon is not None or arguments.noise_multiplier is not None:
         given = table.setdefault("privacy", {})
         given.pop("epsilon", None)

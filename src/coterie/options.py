@@ -129,11 +129,24 @@ def _add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add plan, method, data and budget, less epsilon; give the budget's group."""
     parser.add_argument("--plan", metavar="FILE", help="a TOML plan; flags override it")
     parser.add_argument("--method", metavar="NAME", help="see `coterie methods` (default pmtl)")
-    parser.add_argument("--model", metavar="NAME", help="linear (default), mlp or cnn")
+    parser.add_argument(
+        "--model", metavar="NAME", help="linear, mlp, cnn, femnist_cnn, ... (see `coterie methods`)"
+    )
+    parser.add_argument(
+        "--finetune",
+        choices=("plain", "mean", "kl", "ewc"),
+        help="finetune every client's model after the last round, at no cost; settings: "
+        "--set finetune.lam=1",
+    )
     add_source(parser, positional=False)
     budget = parser.add_argument_group("budget")
     budget.add_argument("--noise-multiplier", type=float, help="instead of --epsilon")
     budget.add_argument("--delta", type=float, help="default min(1e-5, 1/(10 clients))")
+    budget.add_argument(
+        "--noise",
+        metavar="KIND",
+        help="gaussian (default; added by the server), local (by each client), laplace, wishart",
+    )
     budget.add_argument("--clip", type=float, help="bound on a client's contribution (default 0.5)")
     budget.add_argument("--rounds", type=int, help="default: as many as the budget bears")
     budget.add_argument("--cohort", type=float, help="expected clients a round (default: all)")
@@ -149,6 +162,9 @@ def _add_work(run: argparse._ArgumentGroup) -> None:
         "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
     )
     run.add_argument("--device", help="cpu (default) or cuda")
+    run.add_argument(
+        "--precision", choices=("float32", "bfloat16"), help="of products in networks' steps"
+    )
     run.add_argument("--block", type=int, help="clients computed side by side")
     run.add_argument("--store", choices=("memory", "disk"), help="where personal models live")
     run.add_argument(

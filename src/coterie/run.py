@@ -311,7 +311,8 @@ def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedData
     """Score learning alone, in the method's own terms or with the same model and step size."""
     method = run_plan.method.alone()
     if method is None:
-        steps = getattr(run_plan.method, "sgd", SGD())
+        trained = getattr(run_plan.method, "base", run_plan.method)
+        steps = getattr(trained, "sgd", SGD())
         usual = Local(model=run_plan.method.model)
         method = replace(usual, sgd=replace(steps, epochs=usual.sgd.epochs, steps=None))
     plan = Plan(

@@ -80,7 +80,7 @@ class Finetune(Method):
         """Refuse bases without a shared model."""
         self.base.check(spec)
         first = self.model.init(spec, Rng.seeded(0))
-        names = self.base.shared_leaves(spec)
+        names = () if self.base.per_row else self.base.shared_leaves(spec)
         if self.base.shape is not Shape.SUM or not names or not set(names) <= first.keys():
             raise ValueError(
                 f"{self.base.kind} has no shared model of the shape of a client's "

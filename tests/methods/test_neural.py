@@ -1,0 +1,380 @@
+"""DPFedMTL and finetuning: against explicit loops over plain torch, closed forms, and bad input."""
+
+import math
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from coterie.config import to_toml
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.synthetic import synthetic
+from coterie.engines.simulate import Speed, simulate
+from coterie.methods.base import registered
+from coterie.methods.dpfedmtl import DPFedMTL, FedMTL
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.finetune import Finetune
+from coterie.methods.local import Local
+from coterie.methods.pmtl import PMTL
+from coterie.models import CNN, MLP, Linear
+from coterie.plan import Plan, Privacy
+from coterie.privacy.sampling import Poisson
+from coterie.rng import Rng
+from coterie.solvers.kernels import draw_batches
+from coterie.solvers.sgd import SGD
+
+pytestmark = pytest.mark.full
+BARE = Privacy(epsilon=math.inf)
+
+
+def classes(clients=4, rows=(5, 9), features=6, outputs=3, seed=0):
+    return synthetic(
+        "mean",
+        clients=clients,
+        rows=rows,
+        features=features,
+        task="multiclass",
+        outputs=outputs,
+        spread=0.3,
+        seed=seed,
+    ).data
+
+
+def rows_of(data, client):
+    begin, end = data.offsets[client : client + 2]
+    return data.features[begin:end], data.targets[begin:end]
+
+
+def steps_by_hand(settings, params, x, y, rng, client, names):
+    """Plain torch SGD of one client on some leaves, on the batches that the library draws."""
+    counts = np.array([len(y)])
+    batches = draw_batches(
+        rng.keys(np.array([client])), counts, settings.count_steps(counts), settings.batch
+    )[0]
+    params = {name: leaf.clone() for name, leaf in params.items()}
+    for batch in batches:
+        rows = torch.from_numpy(batch[batch >= 0]).long()
+        leaves = [params[name].requires_grad_() for name in names]
+        hidden = torch.relu(x[rows] @ params["layer1.weight"].T + params["layer1.bias"])
+        outputs = hidden @ params["head.weight"].T + params["head.bias"]
+        grads = torch.autograd.grad(functional.cross_entropy(outputs, y[rows]), leaves)
+        params = {name: leaf.detach() for name, leaf in params.items()}
+        for name, grad in zip(names, grads, strict=True):
+            params[name] = params[name] - settings.lr * grad
+    return params
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_two_rounds_by_hand(alternate):
+    data, sgd = classes(), SGD(lr=0.2, epochs=2, batch=4)
+    method = DPFedMTL(
+        model=MLP(hidden=(5,)), sgd=sgd, alternate=alternate, head_epochs=3, last_solve=False
+    )
+    plan = Plan(method=method, privacy=BARE, rounds=2, simulation_seed=3)
+    outcome = simulate(plan, data)
+
+    params = dict(method.model.init(data.spec, Rng.seeded(3).at("init")))
+    body, top = ["layer1.weight", "layer1.bias"], ["head.weight", "head.bias"]
+    shared = {name: params[name] for name in body}
+    heads = [{name: params[name] for name in top} for _ in range(len(data))]
+    for number in range(2):
+        coins, changes = Rng.seeded(3).at("client", number), []
+        for client in range(len(data)):
+            x, y = rows_of(data, client)
+            mine = {**shared, **heads[client]}
+            if alternate:
+                longer = replace(sgd, epochs=3)
+                mine = steps_by_hand(longer, mine, x, y, coins.at("heads"), client, top)
+            names = body if alternate else body + top
+            after = steps_by_hand(sgd, mine, x, y, coins, client, names)
+            heads[client] = {name: after[name] for name in top}
+            changes.append({name: after[name] - shared[name] for name in body})
+        for name in body:
+            shared[name] = shared[name] + torch.stack([c[name] for c in changes]).mean(dim=0)
+    for client in range(len(data)):
+        model = outcome.model(client)
+        for name, leaf in {**shared, **heads[client]}.items():
+            torch.testing.assert_close(model[name], leaf, rtol=2e-4, atol=2e-5)
+
+
+def test_heads_never_leave_and_the_last_fit_moves_heads_alone():
+    data = classes()
+    plan = Plan(
+        method=DPFedMTL(model=MLP(hidden=(5,))),
+        privacy=Privacy(epsilon=2.0),
+        rounds=3,
+        simulation_seed=0,
+    )
+    outcome = simulate(plan, data)
+    assert all(set(post.value) == {"layer1.weight", "layer1.bias"} for post in outcome.posts)
+    shared = outcome.shared
+    for client in range(len(data)):
+        assert torch.equal(outcome.model(client)["layer1.weight"], shared["layer1.weight"])
+    heads = torch.stack([outcome.model(client)["head.weight"] for client in range(len(data))])
+    assert all(not torch.equal(heads[0], other) for other in heads[1:])
+    start = plan.method.model.init(data.spec, Rng.seeded(0).at("init"))
+    assert torch.equal(shared["start:head.weight"], start["head.weight"])
+
+
+def test_a_client_never_drawn_still_gets_a_head():
+    data = classes(clients=6)
+    method = DPFedMTL(model=MLP(hidden=(5,)))
+    plan = Plan(method=method, privacy=BARE, sampler=Poisson(1.0), rounds=1, simulation_seed=1)
+    outcome = simulate(plan, data)
+    start = method.model.init(data.spec, Rng.seeded(1).at("init"))["head.weight"]
+    assert all(not torch.equal(outcome.model(c)["head.weight"], start) for c in range(6))
+
+
+@pytest.mark.parametrize(
+    "settings,heads",
+    [
+        ({}, ("head.weight", "head.bias")),
+        ({"personal": ("head",)}, ("head.weight", "head.bias")),
+        ({"personal": ("layer2.bias", "head.weight")}, ("layer2.bias", "head.weight")),
+        ({"personal": ("*.bias",)}, ("layer1.bias", "layer2.bias", "head.bias")),
+        ({"head": "layer2"}, ("layer2.weight", "layer2.bias")),
+        (
+            {"encoder": "layer1"},
+            ("layer2.weight", "layer2.bias", "head.weight", "head.bias"),
+        ),
+        (
+            {"split": lambda name: name.endswith("bias")},
+            ("layer1.bias", "layer2.bias", "head.bias"),
+        ),
+    ],
+)
+def test_splits(settings, heads):
+    method = DPFedMTL(model=MLP(hidden=(5, 4)), **settings)
+    spec = classes().spec
+    assert method.heads(spec) == heads
+    shared = method.init(spec, Rng.seeded(0))
+    assert set(method.contribution(shared)) == set(method.model.init(spec, Rng.seeded(0))) - set(
+        heads
+    )
+    assert set(method.enrol(shared, spec, 2)) == set(heads)
+
+
+@pytest.mark.parametrize(
+    "settings,told",
+    [
+        ({"model": Linear()}, "leaves nothing shared"),
+        ({"split": lambda name: False}, "leaves nothing personal"),
+        ({"personal": ("*",)}, "leaves nothing shared"),
+        ({"personal": ("heads",)}, "'heads' names no leaf or layer of MLP: its leaves are layer1"),
+        ({"head": "top"}, "'top' names no leaf"),
+    ],
+)
+def test_bad_splits(settings, told):
+    method = DPFedMTL(**({"model": MLP(hidden=(5,))} | settings))
+    with pytest.raises(ValueError, match=told.replace("*", r"\*")):
+        simulate(Plan(method=method, privacy=BARE, rounds=1), classes())
+
+
+def test_bad_settings():
+    with pytest.raises(ValueError, match="head and encoder were given"):
+        DPFedMTL(head="a", encoder="b")
+    with pytest.raises(ValueError, match="head_epochs = 0"):
+        DPFedMTL(head_epochs=0)
+    with pytest.raises(ValueError, match="lam = -1"):
+        Finetune(lam=-1)
+    with pytest.raises(ValueError, match="finetuned already"):
+        Finetune(base=Finetune())
+    assert FedMTL is DPFedMTL
+
+
+def is_bias(name):
+    return name.endswith("bias")
+
+
+def test_a_function_that_splits_is_named_in_the_plan():
+    table = Plan(
+        method=DPFedMTL(split=math.isfinite), privacy=Privacy(epsilon=1.0), rounds=2
+    ).to_table()
+    assert table["method"]["split"] == "math:isfinite"
+    again = Plan.from_table(tomllib.loads(to_toml(table)))
+    assert again.method.split is math.isfinite
+    table["method"]["split"] = "math:no_such_function"
+    with pytest.raises(ValueError, match="define it by name in a module on the path"):
+        Plan.from_table(table)
+
+
+# Finetuning
+
+
+def regression(clients=5, seed=0):
+    return synthetic(
+        "mean", clients=clients, rows=(6, 12), features=3, noise=0.3, spread=1.0, seed=seed
+    ).data
+
+
+def design(data, client, model):
+    x, y = rows_of(data, client)
+    x = torch.cat([x, torch.ones(len(x), 1)], dim=1) if model.bias else x
+    return x.double(), y.double()
+
+
+def flat(tree):
+    return torch.cat([tree["weight"].flatten(), tree["bias"].flatten()]).double()
+
+
+@pytest.mark.parametrize("base", [FedAvg(), FedAvg(prox=0.5), PMTL(lam=1.0)], ids=["a", "p", "m"])
+@pytest.mark.parametrize("how", ["plain", "mean", "kl", "ewc"])
+def test_finetuning_of_least_squares_in_closed_form(base, how):
+    """All four problems are quadratic for linear least squares; full batches, many steps."""
+    data, lam = regression(), 0.7
+    sgd = SGD(lr=0.3, epochs=1200, batch=100)
+    method = Finetune(base=base, how=how, lam=lam, sgd=sgd)
+    plan = Plan(method=method, privacy=Privacy(epsilon=20.0), rounds=4, simulation_seed=0)
+    outcome = simulate(plan, data)
+    bare = simulate(replace(plan, method=base), data)
+    for one, two in zip(outcome.posts, bare.posts, strict=True):
+        assert all(torch.equal(one.value[name], two.value[name]) for name in one.value)
+    assert outcome.guarantee == bare.guarantee
+    s = flat(outcome.shared)
+    for client in range(len(data)):
+        x, y = design(data, client, base.model)
+        n, start = len(y), flat(bare.model(client))
+        hessian, pull = x.T @ x / n, {
+            "plain": torch.zeros(len(s), len(s), dtype=torch.float64),
+            "mean": lam * torch.eye(len(s), dtype=torch.float64),
+            "kl": lam * x.T @ x / n,
+            "ewc": lam * torch.diag(((x @ start - y)[:, None] * x).square().mean(dim=0)),
+        }[how]  # fmt: skip
+        wanted = torch.linalg.solve(hessian + pull, x.T @ y / n + pull @ s)
+        torch.testing.assert_close(flat(outcome.model(client)), wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("how", ["mean", "kl", "ewc"])
+def test_a_strong_pull_holds_and_none_is_plain(how):
+    data = classes()
+    base = FedAvg(model=MLP(hidden=(5,)))
+    sgd = SGD(lr=0.01, epochs=100)
+
+    def run(method):
+        return simulate(
+            Plan(method=method, privacy=BARE, rounds=2, simulation_seed=0), data
+        ).models.leaves
+
+    shared, plain = run(base), run(Finetune(base=base, sgd=sgd))
+    loose = run(Finetune(base=base, how=how, lam=0.0, sgd=sgd))
+    tight = run(Finetune(base=base, how=how, lam=50.0, sgd=sgd))
+    moved = {name: (plain[name] - leaf).norm() for name, leaf in shared.items()}
+    for name in shared:
+        torch.testing.assert_close(loose[name], plain[name])
+        if how != "ewc":  # coordinates of little information stay free, as they should
+            assert (tight[name] - shared[name]).norm() < 0.7 * moved[name]
+    total = sum((tight[name] - shared[name]).square().sum() for name in shared)
+    assert total < 0.9 * sum(size**2 for size in moved.values())
+
+
+@pytest.mark.parametrize("how", ["mean", "ewc"])
+def test_heads_are_pulled_nowhere(how):
+    data = classes()
+    base = DPFedMTL(model=MLP(hidden=(5,)))
+    run = {
+        lam: simulate(
+            Plan(
+                method=Finetune(base=base, how=how, lam=lam, sgd=SGD(lr=1e-3, epochs=1)),
+                privacy=BARE,
+                rounds=1,
+                simulation_seed=0,
+            ),
+            data,
+        ).models.leaves
+        for lam in (0.0, 100.0)
+    }
+    before = simulate(Plan(method=base, privacy=BARE, rounds=1, simulation_seed=0), data)
+    free = (run[0.0]["head.weight"] - before.models.leaves["head.weight"]).norm()
+    held = (run[100.0]["head.weight"] - before.models.leaves["head.weight"]).norm()
+    assert held > 0.8 * free
+
+
+def test_finetuning_needs_a_shared_model():
+    data = regression()
+    for base in (Local(), registered()["mpmtl"](), registered()["mtlsvm"]()):
+        with pytest.raises(ValueError, match="has no shared model"):
+            simulate(Plan(method=Finetune(base=base), privacy=BARE, rounds=1), data)
+
+
+def test_a_model_for_finetuning_is_the_bases():
+    method = Finetune(base=PMTL(lam=2.0), model=MLP(hidden=(3,)))
+    assert method.model == MLP(hidden=(3,)) == method.base.model
+    assert method.base.lam == 2.0
+
+
+# Broken clients
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FedAvg(model=MLP()), PMTL(model=MLP()), DPFedMTL(), Finetune(model=MLP()), PMTL(lam=1.0)],
+    ids=["fedavg", "pmtl", "dpfedmtl", "finetune", "exact"],
+)
+def test_no_numbers_become_zero_are_counted_and_the_run_goes_on(method):
+    data = regression(clients=6)
+    features = data.features.clone()
+    features[data.offsets[2]] = math.inf
+    broken = replace(data, features=features)
+    plan = Plan(method=method, privacy=Privacy(noise_multiplier=0.5), rounds=3, simulation_seed=0)
+    outcome = simulate(plan, broken)
+    assert outcome.zeroed == 3
+    assert simulate(plan, data).zeroed == 0
+    for client in range(6):
+        assert all(leaf.isfinite().all() for leaf in outcome.model(client).values()), client
+    counts = np.where(np.arange(6) == 2, 0, data.counts)
+    kept = np.repeat(np.arange(6), data.counts) != 2
+    absent = replace(
+        data,
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        features=data.features[torch.from_numpy(kept)],
+        targets=data.targets[torch.from_numpy(kept)],
+    )
+    # A client without rows contributes zero where it starts from the shared model.
+    if isinstance(method, FedAvg | DPFedMTL | Finetune):
+        silent = simulate(plan, absent)
+        for one, two in zip(outcome.posts, silent.posts, strict=True):
+            for name in one.value:
+                torch.testing.assert_close(one.value[name], two.value[name])
+    assert outcome.guarantee == simulate(plan, data).guarantee
+
+
+def test_a_client_without_rows_takes_part_and_keeps_the_start():
+    data = classes(clients=4)
+    counts = np.array([0, *data.counts[1:]])
+    kept = torch.from_numpy(np.repeat(np.arange(4), data.counts) > 0)
+    data = replace(
+        data,
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        features=data.features[kept],
+        targets=data.targets[kept],
+    )
+    for method in (DPFedMTL(), Finetune(base=PMTL(model=MLP()), how="ewc")):
+        plan = Plan(method=method, privacy=Privacy(epsilon=1.0), rounds=2, simulation_seed=0)
+        outcome = simulate(plan, data)
+        assert outcome.zeroed == 0
+        assert all(leaf.isfinite().all() for leaf in outcome.model(0).values())
+
+
+def test_precision_is_a_matter_of_speed():
+    data = classes()
+    images = FederatedDataset(
+        Spec((2, 3), 3, "multiclass", len(data)),
+        data.names,
+        data.offsets,
+        data.features.reshape(-1, 2, 3),
+        data.targets,
+    )
+    small = CNN(channels=(3,), kernel=2, pool=1, hidden=(4,))
+    for model, shaped in ((MLP(), data), (small, images)):
+        plan = Plan(
+            method=DPFedMTL(model=model), privacy=Privacy(epsilon=1.0), rounds=2, simulation_seed=0
+        )
+        whole = simulate(plan, shaped)
+        mixed = simulate(plan, shaped, speed=Speed(precision="bfloat16"))
+        assert whole.guarantee == mixed.guarantee
+        for name, leaf in whole.models.leaves.items():
+            assert mixed.models.leaves[name].dtype == torch.float32
+            torch.testing.assert_close(mixed.models.leaves[name], leaf, rtol=0.05, atol=0.05)
