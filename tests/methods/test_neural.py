@@ -305,6 +305,18 @@ def test_a_model_for_finetuning_is_the_bases():
     assert method.base.lam == 2.0
 
 
+@pytest.mark.parametrize("how", ["plain", "mean", "kl", "ewc"])
+def test_finetuning_a_finished_run_is_the_run_of_finetuning(how):
+    data = classes()
+    for base in (PMTL(model=MLP(hidden=(5,))), DPFedMTL(model=MLP(hidden=(5,)))):
+        plan = Plan(method=base, privacy=Privacy(epsilon=3.0), rounds=2, simulation_seed=4)
+        method = Finetune(base=base, how=how)
+        later = simulate(plan, data).finetune(Finetune(how=how), data)(np.arange(len(data)))
+        whole = simulate(replace(plan, method=method), data).models.leaves
+        for name in whole:
+            torch.testing.assert_close(later[name], whole[name])
+
+
 # Broken clients
 
 

@@ -10,11 +10,12 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.rounds import Timing
 from coterie.engines.store import Ids, Store
 from coterie.methods.base import Method, Shape
+from coterie.methods.finetune import Finetune
 from coterie.plan import Plan
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Post
 from coterie.rng import Rng
-from coterie.tree import Tree
+from coterie.tree import Tree, to
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,30 @@ class Outcome:
     def model(self, client: int) -> Tree:
         """Give one client's model parameters."""
         return {name: leaf[client] for name, leaf in self.models.leaves.items()}
+
+    def finetune(self, method: Finetune, data: FederatedDataset) -> Callable[[Ids], Tree]:
+        """Finetune this run's models: as if the run had been one of `Finetune` of its method.
+
+        Nothing is posted, so it costs nothing; several ways can be compared after one run.
+
+        Args:
+            method: How; its base is taken to be this run's method.
+            data: The training rows.
+
+        Returns:
+            A function from clients to their finetuned models, stacked.
+        """
+        method = replace(method, base=self.plan.method)
+        method.check(self.spec)
+        seed = self.plan.simulation_seed
+        coins = (Rng.fresh() if seed is None else Rng.seeded(seed)).at("personalise")
+
+        def rows(ids: Ids) -> Tree:
+            clients = data.clients(ids)
+            shared = to(self.shared, clients.device)
+            return method.refine(shared, to(self.rows(ids), clients.device), clients, coins)
+
+        return rows
 
     def join(self, data: FederatedDataset) -> Tree:
         """Make models for clients who come after training, from the shared tree and own rows.

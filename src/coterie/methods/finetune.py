@@ -90,7 +90,11 @@ class Finetune(Method):
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Finetune what the base method gives."""
-        start = self.base.personalise(shared, personal, clients, rng.at("base"))
+        start = self.base.personalise(shared, personal, clients, rng)
+        return self.refine(shared, start, clients, rng)
+
+    def refine(self, shared: Tree, start: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Finetune models that the base method gave, with these coins, for this shared tree."""
         towards = self.base.shared_model(shared, clients)
         anchor = {
             name: stack({"": towards[name]}, len(clients))[""]
@@ -99,7 +103,7 @@ class Finetune(Method):
             for name, leaf in start.items()
         }
         problem = self._problem(start, anchor, set(towards), clients)
-        return problem.solve(start, clients, rng, round=0, anchor=anchor)
+        return problem.solve(start, clients, rng.at("finetune"), round=0, anchor=anchor)
 
     def _problem(
         self, start: Tree, anchor: Tree, pulled: set[str], clients: Clients
