@@ -238,7 +238,7 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_known_ones(table, plac
         ("labels", [1], "str"),
         ("test", True, "int"),
         ("inner", 3, "Inner"),
-        ("shape", "circle", "Shape"),
+        ("shape", 3, "Shape"),
         ("levels", {"a": [1]}, "str"),
         ("options", 3, "Mapping"),
     ],

@@ -1,20 +1,35 @@
 """`coterie join`: clients who come after training, from a run folder and their own rows."""
 
 import json
+import math
 import shutil
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from coterie.choice import DataChoice
 from coterie.cli import main
+from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
+from coterie.engines.simulate import simulate
 from coterie.join import join
+from coterie.methods.base import Shape, registered
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.local import Local
 from coterie.methods.localsvm import joined
+from coterie.methods.pmtl import PMTL
+from coterie.newcomers import check_joinable, hold_out, score_alone, score_newcomers
+from coterie.plan import Plan, Privacy
+from coterie.results_table import about_newcomers
 from coterie.run import execute, plan_from_table
+from coterie.scores import evaluate
+from coterie.tree import take
 
+ROWS, POOLED = Shape.ROWS, Shape.POOLED
 METHODS = ["mtlsvm", "pmtl", "fedavg"]
+JOINABLE = [kind for kind, method in registered().items() if method().shape not in (ROWS, POOLED)]
 
 
 def write(path, *, clients, features=4, seed=0, task="regression"):
@@ -116,3 +131,141 @@ def test_what_cannot_be_joined_is_said(tmp_path, finished, capsys):
     assert "plan.toml" in capsys.readouterr().err
     assert main(f"join {folder} --out {tmp_path / 'm'}".split()) == 2
     assert "no data" in capsys.readouterr().err
+
+
+# --- clients that are held out of training
+
+
+@pytest.mark.parametrize(("newcomers", "held"), [(0.2, 8), (0.01, 1), (0.5, 20), (3, 3), (39, 39)])
+def test_whole_clients_are_held_out(newcomers, held):
+    data = synthetic(clients=40, rows=(1, 5), features=2).data
+    training, others = hold_out(data, newcomers, seed=3)
+    assert len(others) == held and len(training) == 40 - held
+    assert sorted([*training.names, *others.names]) == sorted(data.names)
+    places = [list(data.names).index(name) for name in training.names]
+    assert places == sorted(places), "clients keep their order"
+    for part in (training, others):
+        for number, name in enumerate(part.names):
+            old = list(data.names).index(name)
+            rows = part.features[part.offsets[number] : part.offsets[number + 1]]
+            assert torch.equal(rows, data.features[data.offsets[old] : data.offsets[old + 1]])
+
+
+def test_who_is_held_out_follows_from_seed_and_number_alone():
+    one = synthetic(clients=40, rows=(1, 5), features=2, seed=0).data
+    other = synthetic(clients=40, rows=3, features=7, seed=9).data
+    train, test = one.split(0.3, seed=1)
+    drawn = [list(hold_out(data, 0.25, seed=3)[1].names) for data in (one, other, train, test)]
+    assert drawn[0] == drawn[1] == drawn[2] == drawn[3]
+    assert list(hold_out(one, 0.25, seed=4)[1].names) != drawn[0]
+    apart = {tuple(hold_out(one, 0.25, seed=seed)[1].names) for seed in range(20)}
+    assert len(apart) == 20, "not always the first, or the last"
+
+
+@pytest.mark.parametrize("newcomers", [0, 0.0, -1, 1.0, 1.5, 40, 41, 0.999, math.nan, True])
+def test_nobody_held_out_and_nobody_left_are_refused(newcomers):
+    with pytest.raises(DataError, match=r"newcomers = .* of 40 clients: expected a share"):
+        hold_out(synthetic(clients=40, features=2).data, newcomers, seed=0)
+
+
+def outcome_with(method, task="regression", **privacy):
+    made = synthetic("mean", task=task, clients=24, rows=14, features=4, spread=0.2, seed=2).data
+    (train, new), (test, held) = (hold_out(part, 6, seed=1) for part in made.split(0.3, seed=0))
+    privacy = Privacy(**(privacy or {"epsilon": math.inf}))
+    plan = Plan(method=method, privacy=privacy, rounds=3, simulation_seed=4)
+    return simulate(plan, train), new, held, test
+
+
+def test_newcomers_are_scored_beside_learning_alone():
+    outcome, train, test, _ = outcome_with(PMTL(), epsilon=8.0)
+    assert outcome.guarantee.clients == 18, "of the clients that were trained with"
+    posts = len(outcome.posts)
+    found = score_newcomers(outcome, train, test)
+    assert len(outcome.posts) == posts, "they post nothing"
+    models = outcome.join(train)
+    for name, leaf in models.items():
+        torch.testing.assert_close(found.models[name], leaf)
+    by_hand = evaluate(
+        PMTL().model, lambda ids: take(models, torch.from_numpy(ids)), test
+    )  # fmt: skip
+    assert found.score.value == by_hand.value
+    alone = Plan(
+        method=Local(), privacy=Privacy(epsilon=math.inf), rounds=1, simulation_seed=4
+    )  # fmt: skip
+    by_hand = evaluate(Local().model, simulate(alone, train).rows, test)
+    assert found.alone is not None and found.alone.value == pytest.approx(by_hand.value)
+    told = found.told()
+    assert told["clients"] == 6 and told["metric"] == "nmse"
+    assert told["value"] == found.score.value and told["local_value"] == found.alone.value
+    own = found.score.clients
+    assert told["client_error_p90"] == pytest.approx(np.percentile(own, 90))
+    assert told["client_error_worst"] == pytest.approx(own.max())
+    assert "client_accuracy_mean" not in told
+    json.dumps(told, allow_nan=False)
+    quick = score_newcomers(outcome, train, test, alone=False)
+    assert quick.alone is None and quick.told()["share_better_than_local"] is None
+
+
+def test_newcomers_gain_from_a_shared_model_that_was_worth_making():
+    """Clients are alike, and have few rows: the mean of many is better than one's own fit."""
+    outcome, train, test, _ = outcome_with(PMTL(lam=3.0))
+    found = score_newcomers(outcome, train.at_most(1, seed=0), test)
+    assert found.alone is not None
+    assert found.score.value < 0.5 * found.alone.value
+
+
+@pytest.mark.parametrize("kind", JOINABLE)
+def test_every_method_with_a_shared_model_can_be_joined(kind):
+    for task in ("binary", "regression"):
+        method = registered()[kind]()
+        try:
+            outcome, train, test, old = outcome_with(method, task)
+        except (ValueError, NotImplementedError):
+            continue  # not of this task
+        found = score_newcomers(outcome, train, test)
+        assert math.isfinite(found.score.value)
+        assert {len(leaf) for leaf in found.models.values()} == {6}
+        assert math.isfinite(evaluate(method.model, outcome.rows, old).value)
+        return
+    pytest.fail(f"{kind} works on neither task")
+
+
+def test_methods_without_a_shared_model_are_refused_before_they_spend():
+    with pytest.raises(ValueError, match=r"mocha has models of the clients .* such as pmtl"):
+        check_joinable(registered()["mocha"]())
+    for method in (PMTL(), FedAvg(), Local()):
+        check_joinable(method)
+
+
+def test_newcomers_are_kept_and_told(tmp_path):
+    outcome, train, test, _ = outcome_with(FedAvg(), "binary")
+    found = score_newcomers(outcome, train, test)
+    found.keep(tmp_path)
+    place = tmp_path / "newcomers"
+    assert json.loads((place / "clients.json").read_text()) == list(train.names)
+    for name, leaf in found.models.items():
+        np.testing.assert_array_equal(np.load(place / f"{name}.npy"), leaf.numpy())
+    table = pq.read_table(place / "metrics.parquet").to_pydict()
+    np.testing.assert_allclose(table["error"], found.score.clients)
+    np.testing.assert_allclose(table["error_alone"], found.alone.clients)
+    (line,) = about_newcomers([{"method": "fedavg", "newcomers": found.told()}, {"method": "x"}])
+    assert line.startswith("fedavg: 6 newcomers joined after training and posted nothing: test acc")
+    own = 1 - found.score.clients
+    assert f"10th percentile {np.percentile(own, 10):.3g}" in line and "(not private)" in line
+
+
+def test_learning_alone_is_the_same_in_a_run_and_for_newcomers(tmp_path):
+    """The same rows, the same terms: a run's own comparison, and the one made here."""
+    table = {
+        "data": {"name": write(tmp_path / "old.npz", clients=10, task="binary")},
+        "method": {"kind": "pmtl", "sgd": {"lr": 0.05}},
+        "privacy": {"epsilon": 4.0},
+        "rounds": 2,
+        "simulation_seed": 1,
+    }
+    table["data"]["source"] = {"task": "binary"}
+    plan = plan_from_table(table)
+    result = execute(plan)
+    train, test = plan.data.split()
+    again = score_alone(plan.method, train, test, seed=1)
+    np.testing.assert_allclose(again.clients, result.local.clients)

@@ -17,17 +17,22 @@ from scipy.stats import norm
 
 from coterie import charts
 from coterie.cli import main
-from coterie.commands import _results_table
 from coterie.privacy.accounting import (
     Event,
     Gaussian,
     Guarantee,
+    Laplace,
     NonPrivate,
     Participation,
     Relation,
     calibrate,
+    epsilon_by_round,
 )
+from coterie.privacy.tradeoff import gdp_approximation
 from coterie.report import write_report
+from coterie.report_attack import draw_trade_off, save_trade_off, spent_by_round
+from coterie.report_history import save_losses
+from coterie.results_table import clients_table, results_table
 
 PLAN = """rounds = {rounds}
 compare_with_local = true
@@ -238,10 +243,11 @@ def test_clients_see_what_joining_does(comparison: tuple[str, Checker, str]) -> 
 
 def test_every_chart_is_drawn(comparison: tuple[str, Checker, str]) -> None:
     text, parts, page = comparison
-    # scores; spent and trade-off of one private guarantee; two for each run that shares
-    assert parts.tags.count("svg") == 1 + 2 + 2 * 2
+    # scores; clients; spent and trade-off of one private guarantee; two for each run that shares
+    assert parts.tags.count("svg") == 1 + 1 + 2 + 2 * 2
     for title in (
         "test nmse (smaller is better), with two standard errors",
+        "Each client's own mean squared error (smaller is better), from worst to best",
         "Epsilon spent by round",
         "f-DP trade-off: no attack gets below the curve",
         "What each client gains (above 0) or loses",
@@ -332,7 +338,7 @@ def test_several_private_runs_add_up(tmp_path: Path) -> None:
     # the same guarantee is stated once
     assert text.count("Accountant:") == 1 and text.count("Epsilon spent by round") == 1
     assert "pmtl, epsilon 1 (3)" in text
-    assert parts.tags.count("svg") == 1 + 2 + 3 * 2
+    assert parts.tags.count("svg") == 1 + 1 + 2 + 3 * 2
 
 
 def test_runs_that_cannot_be_compared_say_so(tmp_path: Path) -> None:
@@ -483,6 +489,141 @@ def test_metrics_of_each_client_have_columns_where_they_apply(tmp_path: Path) ->
     assert f"broken: {told} 60 clients" in text
 
 
+# --- how clients fare, one by one
+
+BINS = {
+    "answers": [0] * 7 + [10] * 8,
+    "confidence": [None] * 7 + [(b + 0.5) / 15 for b in range(7, 15)],
+    "right": [None] * 7 + [0.5 + 0.04 * b for b in range(8)],
+}
+
+
+@pytest.mark.parametrize("metric", ["nmse", "accuracy"])
+def test_the_worst_clients_are_shown(tmp_path: Path, metric: str) -> None:
+    run = make_run(tmp_path / "run", metric=metric)
+    table = pq.read_table(run / "metrics.parquet").to_pydict()
+    own, alone = (np.array(table[name])[3:] for name in ("error", "error_alone"))
+    if metric == "accuracy":
+        own, alone = 1 - own, 1 - alone
+    tail, worst = (90, np.max) if metric == "nmse" else (10, np.min)
+    text, _ = read([run], tmp_path / "report.html")
+    section = text[text.index("How clients fare, one by one") : text.index("What is guaranteed")]
+    for find in (np.mean, lambda x: np.percentile(x, tail), worst):
+        assert f"{find(own):.3g} ({find(alone):.3g})" in section
+    assert f"{tail}th percentile" in section and "3 clients without test rows" in section
+    assert "alone" in section and "calibration" not in section.lower()
+
+
+def test_calibration_is_shown_beside_a_diagram(tmp_path: Path) -> None:
+    told = {"calibration_error": 0.123, "client_calibration_error": 0.21, "reliability": BINS}
+    local = {f"local_{key}": value for key, value in told.items()}
+    local["local_calibration_error"] = 0.077
+    run = make_run(tmp_path / "a", metric="accuracy", **told, **local)
+    other = make_run(tmp_path / "b", metric="accuracy", method="old")
+    text, parts = read([run, other], tmp_path / "report.html")
+    _, without = read([other, other], tmp_path / "old.html")
+    assert parts.tags.count("svg") == without.tags.count("svg") + 1
+    assert "0.123 (0.077)" in text and "0.21 (0.21)" in text
+    assert "How often answers are right, by confidence: below the line is too sure" in text
+    assert "confidence, mean of a bin" in text and "0.967 0.78" in text
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<td data-label="calibration error">\u2013</td>' in page
+
+
+@pytest.mark.parametrize("bins", [{"answers": [], "confidence": [], "right": []}, None])
+def test_a_diagram_of_nothing_is_not_drawn(tmp_path: Path, bins: object) -> None:
+    run = make_run(tmp_path / "a", metric="accuracy", calibration_error=0.1, reliability=bins)
+    text, _ = read([run], tmp_path / "report.html")
+    assert "Calibration error" in text and "by confidence" not in text
+
+
+def test_newcomers_have_a_table_of_their_own(tmp_path: Path) -> None:
+    told = {
+        "clients": 7, "metric": "accuracy", "value": 0.713, "standard_error": 0.01,
+        "local_value": 0.622, "share_better_than_local": 0.86, "client_accuracy_mean": 0.701,
+        "client_accuracy_p10": 0.444, "client_accuracy_worst": 0.333,
+        "local_client_accuracy_worst": 0.111,
+    }  # fmt: skip
+    run = make_run(tmp_path / "run", metric="accuracy", value=0.8, newcomers=told)
+    columns = {"client": ["a", "b"], "train_rows": [3, 3], "test_rows": [4, 4], "error": [0.1, 0.3]}
+    (run / "newcomers").mkdir()
+    pq.write_table(pa.table(columns), run / "newcomers" / "metrics.parquet")
+    text, _ = read([run], tmp_path / "report.html")
+    assert "They take the shared model" in text and "they post nothing" in text
+    assert "pmtl 7 0.713 accuracy 0.622 86 % 0.701 0.444 0.333 (0.111) 0.8" in text
+    assert "pmtl, newcomers" in text
+    plain, _ = read([make_run(tmp_path / "b")], tmp_path / "plain.html")
+    assert "ewcomers" not in plain
+
+
+def test_errors_without_any_number_are_still_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    table = pq.read_table(run / "metrics.parquet").to_pydict()
+    table["error"] = table["error_alone"] = np.full(60, math.nan)
+    pq.write_table(pa.table(table), run / "metrics.parquet")
+    text, _ = read([run], tmp_path / "report.html")
+    assert "inf (inf)" in text and "from worst to best" not in text
+
+
+# --- what an attacker can do
+
+
+def sampled(**changes: object) -> Guarantee:
+    who = Participation("poisson", 0.1)
+    return Guarantee((Gaussian(0.8),) * 40, who, "zero_out", 1e-5, 100, **changes)  # type: ignore[arg-type]
+
+
+def test_the_approximation_is_beside_the_curve_and_bounds_nothing(tmp_path: Path) -> None:
+    who = Participation("poisson", 0.1)
+    run = make_run(tmp_path / "run", events=(Gaussian(0.8),) * 40, participation=who)
+    text, _ = read([run], tmp_path / "report.html")
+    assert "approximation, not a bound" in text
+    rough = 1 - gdp_approximation(sampled()).trade_off([0.01, 0.1])
+    most = [math.ceil(1000 * x) / 10 for x in 1 - sampled().trade_off([0.01, 0.1])]
+    assert "false positives true positives, at most Gaussian approximation, not a bound" in text
+    assert (
+        f"1 % {most[0]:.1f} % {100 * rough[0]:.1f} % 10 % {most[1]:.1f} % {100 * rough[1]:.1f} %"
+        in text
+    )
+
+
+@pytest.mark.parametrize("event", [Gaussian(NOISE), Laplace(20.0)])
+def test_no_approximation_where_the_curve_is_exact_or_other(tmp_path: Path, event: Event) -> None:
+    run = make_run(tmp_path / "run", events=(event,) * 20)
+    text, _ = read([run], tmp_path / "report.html")
+    assert "best possible attack" in text and "approximation" not in text
+
+
+def test_a_trade_off_curve_can_be_saved(tmp_path: Path) -> None:
+    first = save_trade_off(sampled(), tmp_path / "new" / "curve.svg")
+    drawn = first.read_text(encoding="utf-8")
+    for said in ("best possible attack", "approximation, not a bound", "guessing", "#1668a8"):
+        assert said in drawn
+    assert not re.search(r"#01020[3-6]", drawn), "a mark of the page's style sheet"
+    again = save_trade_off(sampled(), tmp_path / "again.svg")
+    assert again.read_bytes() == first.read_bytes()
+    assert save_trade_off(sampled(), tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
+    assert save_trade_off(sampled(), tmp_path / "c.pdf").read_bytes()[:4] == b"%PDF"
+    with pytest.raises(ValueError, match=r"curve.bmp: expected a name that ends in .svg"):
+        save_trade_off(sampled(), tmp_path / "curve.bmp")
+
+
+def test_the_curve_that_is_drawn_is_the_bound() -> None:
+    from matplotlib.figure import Figure
+
+    from coterie.figures import PAPER
+
+    axes = Figure().add_subplot()
+    draw_trade_off(sampled()).paint(axes, PAPER)
+    curve, rough, guess, marks = axes.get_lines()
+    x, y = curve.get_data()
+    np.testing.assert_array_equal(y, sampled().trade_off([float(a) for a in np.asarray(x)]))
+    assert rough.get_label() == "approximation, not a bound" and rough.get_linestyle() == "--"
+    assert guess.get_xydata().tolist() == [[0, 1], [1, 0]]
+    assert np.all(np.asarray(y) <= 1 - np.asarray(x) + 1e-12)
+    assert marks.get_xdata().tolist() == [0.01, 0.1]
+
+
 # --- the same in a terminal
 
 
@@ -511,7 +652,7 @@ def test_a_table_of_a_hundred_columns_breaks_no_cell(
         for delta in deltas
     ]  # fmt: skip
     console = Console(width=100, file=io.StringIO(), force_terminal=False)
-    console.print(_results_table(rows))
+    console.print(results_table(rows))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 100
     cells = [[cell.strip() for cell in li.split("\u2502")[1:-1]] for li in lines if "\u2502" in li]
@@ -524,6 +665,37 @@ def test_a_table_of_a_hundred_columns_breaks_no_cell(
     assert ("delta 1e-05;" in told) == (deltas[0] == deltas[1])
     title = "R\u00b2" if "r2" in own else "balanced accuracy"
     assert f"{title} leaves out 123 clients" in told
+
+
+@pytest.mark.parametrize("metric", ["nmse", "accuracy"])
+def test_a_second_table_says_how_clients_fare(metric: str) -> None:
+    of, tail = ("error", "p90") if metric == "nmse" else ("accuracy", "p10")
+    row: dict[str, object] = {
+        "method": "finetune(dpfedmtl)", "metric": metric, "clients_without_test_rows": 12,
+        "epsilon": 1.00123,
+        **{f"client_{of}_{key}": 0.81234 for key in ("mean", tail)},
+        **{f"local_client_{of}_{key}": 0.71234 for key in ("mean", tail, "worst")},
+        f"client_{of}_worst": "inf" if metric == "nmse" else 0.0123,
+    }  # fmt: skip
+    if metric == "accuracy":
+        row |= {"calibration_error": 0.0456, "local_calibration_error": 0.0567}
+    console = Console(width=100, file=io.StringIO(), force_terminal=False)
+    old = {"method": "old", "metric": metric, "epsilon": "inf"}
+    table = clients_table([row, old])
+    assert table is not None
+    console.print(table)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 100
+    cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    worst = "inf (0.712)" if metric == "nmse" else "0.0123 (0.712)"
+    expected = ["finetune(dpfedmtl)", "1.002", "0.812 (0.712)", "0.812 (0.712)", worst]
+    assert expected + (["0.0456 (0.0567)"] if metric == "accuracy" else []) in cells
+    assert ["old", "inf", *["-"] * (3 + (metric == "accuracy"))] in cells
+    told = " ".join(" ".join(lines).split())
+    assert f" {tail[1:]}th " in told and "percentile" in told
+    assert "12 clients without test rows" in told
+    assert ("smaller" if metric == "nmse" else "larger") in told
+    assert clients_table([old]) is None
 
 
 def test_caveats_follow_the_guarantee_in_a_terminal(
@@ -634,6 +806,42 @@ def test_long_histories_stay_small(tmp_path: Path) -> None:
         add_history(run, 20_000)
     read(runs, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 600_000
+
+
+def add_losses(run: Path, rounds: int = 20) -> None:
+    at = np.arange(1, rounds + 1)
+    add_history(run, rounds)
+    table = pq.read_table(run / "history.parquet").to_pydict()
+    losses = {"train_loss": 2.0 / at, "test_loss": 1.0 + 2.0 / at}
+    pq.write_table(pa.table({**table, **losses}), run / "history.parquet")
+
+
+def test_losses_are_drawn_beside_what_was_spent(tmp_path: Path) -> None:
+    run, bare = make_run(tmp_path / "a"), make_run(tmp_path / "b", method="old")
+    add_losses(run)
+    add_history(bare, 20)
+    text, _ = read([run, bare], tmp_path / "report.html")
+    assert text.count("loss and epsilon by round") == 1
+    for said in ("training loss", "test loss", "epsilon spent", "loss (not private)"):
+        assert said in text
+    guarantee = Guarantee((Gaussian(NOISE),) * 20, EVERYONE, "zero_out", 1e-5, 60)
+    rounds, spent = spent_by_round(guarantee)
+    assert rounds[-1] == 20 and spent[-1] == pytest.approx(guarantee.epsilon)
+    by_hand = epsilon_by_round(guarantee.events, EVERYONE, "zero_out", 1e-5, rounds)
+    assert list(spent) == by_hand and by_hand == sorted(by_hand)
+
+
+def test_losses_can_be_saved(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    add_losses(run)
+    drawn = save_losses(run, tmp_path / "loss.svg").read_text(encoding="utf-8")
+    assert "training loss" in drawn and "epsilon spent" in drawn
+    free = make_run(tmp_path / "b", events=(NonPrivate(),) * 20)
+    add_losses(free)
+    drawn = save_losses(free, tmp_path / "free.svg").read_text(encoding="utf-8")
+    assert "training loss" in drawn and "epsilon spent" not in drawn
+    with pytest.raises(ValueError, match="kept no losses: run it with --history"):
+        save_losses(make_run(tmp_path / "c"), tmp_path / "none.svg")
 
 
 def test_histories_without_matplotlib_are_tables(

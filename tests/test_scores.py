@@ -13,6 +13,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score, roc_auc_score
 
+from coterie.calibration_error import BINS, OWN_ROWS, Reliability
 from coterie.choice import DataChoice
 from coterie.data.federated import FederatedDataset
 from coterie.data.formats import from_arrays
@@ -27,7 +28,8 @@ from coterie.privacy.mechanisms import Exact, GaussianSum
 from coterie.privacy.sampling import Poisson
 from coterie.report import write_report
 from coterie.run import RunPlan, execute
-from coterie.scores import PerClient, Score, auc, evaluate, noise_to_signal
+from coterie.scores import PerClient, Score, auc, evaluate, mean_loss, noise_to_signal
+from coterie.spread import spread_of
 from coterie.summary import json_number, summarise
 from coterie.tree import Tree, size
 
@@ -270,6 +272,177 @@ def test_nobody_has_any() -> None:
         assert math.isnan(found.value) and math.isnan(found.standard_error)
 
 
+# --- how clients fare, one by one
+
+
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass", "multilabel"])
+def test_the_spread_of_clients_agrees_with_the_oracle(task: Any) -> None:
+    made = synthetic(task=task, clients=41, rows=(1, 9), features=3, noise=2.0, seed=6)
+    data = made.data.where(np.arange(made.data.counts.sum()) >= made.data.offsets[3])
+    assert data.counts[:3].tolist() == [0, 0, 0] and (data.counts[3:] > 0).all()
+    own = []
+    for labels, outputs in own_rows(data, made.truth)[3:]:
+        if task == "regression":
+            own.append(float(np.square(labels.astype(np.float64) - outputs).mean()))
+        elif task == "multiclass":
+            own.append(float((outputs.argmax(axis=1) == labels).mean()))
+        else:
+            own.append(float(((outputs > 0) == (labels > 0.5)).mean()))
+    found = evaluated(data, made.truth)
+    spread, bad = found.spread, task == "regression"
+    assert (spread.of, spread.left_out) == ("error" if bad else "accuracy", 3)
+    assert spread.tail_name == ("p90" if bad else "p10")
+    assert spread.mean == pytest.approx(np.mean(own))
+    assert spread.weighted_mean == pytest.approx(np.average(own, weights=data.counts[3:]))
+    assert spread.tail == pytest.approx(np.percentile(own, 90 if bad else 10))
+    assert spread.worst == pytest.approx(max(own) if bad else min(own))
+    assert spread.mean != pytest.approx(spread.weighted_mean)
+    if not bad:
+        assert spread.weighted_mean == pytest.approx(found.value)
+
+
+def test_an_error_that_is_no_number_is_the_worst() -> None:
+    errors = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, math.nan])
+    found = spread_of("nmse", errors, np.ones(11))
+    assert found.tail == 9.0 and found.worst == found.mean == math.inf
+    assert spread_of("nmse", errors[:-1], np.ones(10)).tail == pytest.approx(8.1)
+    two = spread_of("nmse", np.array([1.0, math.nan]), np.ones(2))
+    assert two.tail == math.inf, "no way to go to infinity but the whole"
+    same = spread_of("nmse", np.full(4, math.nan), np.ones(4))
+    assert same.tail == math.inf and json_number(same.tail) == "inf"
+    nobody = spread_of("accuracy", np.full(2, math.nan), np.zeros(2))
+    assert nobody.left_out == 2 and math.isnan(nobody.mean) and math.isnan(nobody.tail)
+
+
+# --- calibration
+
+
+def expected_error(sure: list[float], right: list[bool]) -> float:
+    """The expected calibration error by a plain loop over bins."""
+    total = 0.0
+    for b in range(BINS):
+        inside = [i for i, p in enumerate(sure) if b / BINS < p <= (b + 1) / BINS]
+        if inside:
+            often = sum(right[i] for i in inside) / len(inside)
+            total += (
+                len(inside) / len(sure) * abs(often - sum(sure[i] for i in inside) / len(inside))
+            )
+    return total
+
+
+def answers(task: str, labels: np.ndarray, outputs: np.ndarray) -> tuple[list[float], list[bool]]:
+    """Confidence and rightness of answers, one by one, in plain floats."""
+    sure, right = list[float](), list[bool]()
+    for label, output in zip(labels, outputs, strict=True):
+        if task == "multiclass":
+            shares = [math.exp(v) for v in output.astype(float) - float(output.max())]
+            sure.append(max(shares) / math.fsum(shares))
+            right.append(int(np.argmax(output)) == int(label))
+            continue
+        for one, value in zip(np.atleast_1d(label), np.atleast_1d(output), strict=True):
+            probability = 1 / (1 + math.exp(-float(value)))
+            sure.append(max(probability, 1 - probability))
+            right.append((probability > 0.5) == (one > 0.5))
+    return sure, right
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_calibration_error_agrees_with_a_plain_loop(task: Any) -> None:
+    made = synthetic(task=task, clients=30, rows=(10, 30), features=3, noise=2.0, seed=6)
+    sure, right, own = list[float](), list[bool](), list[float]()
+    for labels, outputs in own_rows(made.data, made.truth):
+        mine = answers(task, labels, outputs)
+        own.append(expected_error(*mine) if len(labels) >= OWN_ROWS else math.nan)
+        sure += mine[0]
+        right += mine[1]
+    found = evaluated(made.data, made.truth)
+    assert found.reliability is not None
+    assert found.reliability.error == pytest.approx(expected_error(sure, right), abs=1e-6)
+    assert found.reliability.error > 0.01, "else this could be anything"
+    assert found.reliability.answers.sum() == len(sure)
+    assert found.calibration is not None
+    np.testing.assert_allclose(found.calibration.clients, own, atol=1e-6)
+    assert 0 < found.calibration.left_out == int(np.isnan(own).sum()) < 30
+    assert found.calibration.value == pytest.approx(np.nanmean(own), abs=1e-6)
+    pieces = evaluated(made.data, made.truth, block=7)
+    assert pieces.reliability is not None
+    np.testing.assert_allclose(pieces.reliability.right, found.reliability.right)
+
+
+def logit(probability: float) -> float:
+    return math.log(probability / (1 - probability))
+
+
+def test_calibration_error_that_is_known() -> None:
+    """Said 0.9, right 7 of 10: off by 0.2. Said 0.6, right 3 of 5: off by 0. In all 2/15."""
+    features = [[logit(0.9)]] * 10 + [[-logit(0.6)]] * 5
+    labels = [1] * 7 + [0] * 3 + [0] * 3 + [1] * 2
+    data = from_arrays(features, labels, ["a"] * 15)
+    found = evaluated(data, {"weight": torch.ones(1, 1, 1), "bias": torch.zeros(1, 1)})
+    assert found.reliability is not None and found.calibration is not None
+    assert found.reliability.error == pytest.approx(10 / 15 * 0.2, abs=1e-6)
+    told = found.reliability.to_json()
+    assert (told["answers"][8], told["answers"][13], sum(told["answers"])) == (5, 10, 15)
+    assert told["right"][13] == pytest.approx(0.7) and told["right"][0] is None
+    assert told["confidence"][13] == pytest.approx(0.9, abs=1e-6)
+    assert found.calibration.left_out == 1, "15 rows are too few for one of its own"
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_outputs_that_are_no_numbers_are_wrong_and_sure(task: Any) -> None:
+    made = synthetic(task=task, clients=4, rows=25, features=3, seed=1)
+    broken = {name: torch.full_like(leaf, math.nan) for name, leaf in made.truth.items()}
+    found = evaluated(made.data, broken)
+    assert found.reliability is not None and found.calibration is not None
+    assert found.reliability.error == found.calibration.value == 1
+    assert found.reliability.right.sum() == 0
+    told = found.reliability.to_json()
+    assert told["confidence"][-1] == 1 and told["right"][-1] == 0
+
+
+def test_infinite_outputs_are_as_sure_as_can_be() -> None:
+    made = synthetic(task="multiclass", clients=2, rows=4, features=3, seed=1)
+    bias = torch.zeros_like(made.truth["bias"])
+    bias[:, 1] = math.inf
+    weight = torch.zeros_like(made.truth["weight"])
+    found = evaluated(made.data, {**made.truth, "weight": weight, "bias": bias})
+    assert found.reliability is not None
+    assert found.reliability.confidence[-1] == 8
+    assert found.reliability.right[-1] == int((made.data.targets == 1).sum())
+
+
+def test_nothing_is_calibrated_without_answers_or_classes() -> None:
+    assert evaluate(Linear(), ones, synthetic(clients=4).data).reliability is None
+    empty = Reliability(*np.zeros((3, BINS)))
+    assert math.isnan(empty.error) and empty.to_json()["right"] == [None] * BINS
+    data = synthetic(task="binary", clients=2, rows=4).data
+    none = evaluate(Linear(), ones, data.where(np.zeros(8, dtype=bool)))
+    assert none.reliability is not None and math.isnan(none.reliability.error)
+    assert math.isnan(none.loss) and math.isnan(none.spread.mean)
+
+
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
+def test_the_loss_is_a_mean_over_clients(task: Any) -> None:
+    made = synthetic(task=task, clients=9, rows=(1, 9), features=3, noise=2.0, seed=6)
+    losses = []
+    for labels, outputs in own_rows(made.data, made.truth):
+        sure: Any = outputs.astype(np.float64)
+        if task == "regression":
+            each = np.square(labels - sure) / 2
+        elif task == "binary":
+            each = np.logaddexp(0, np.where(labels > 0.5, -sure, sure))
+        else:
+            each = np.log(np.exp(sure).sum(axis=1)) - sure[np.arange(len(labels)), labels]
+        losses.append(each.mean())
+    found = evaluated(made.data, made.truth)
+    assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    everyone = np.arange(9)
+    again = mean_loss(
+        Linear(), lambda ids: {n: leaf[ids] for n, leaf in made.truth.items()}, made.data, everyone
+    )
+    assert again == pytest.approx(found.loss)
+
+
 def run_into(folder: Path, task: str) -> dict[str, Any]:
     options = {"clients": 30, "rows": [4, 24], "features": 3, "task": task}
     plan = RunPlan(
@@ -335,6 +508,38 @@ def test_a_run_shows_what_is_each_clients_own(
     assert f"the {title} is a mean over clients and leaves out {30 - len(known)} clients" in page
 
 
+def test_a_run_says_how_its_clients_fare(tmp_path: Path) -> None:
+    found = run_into(tmp_path / "run", "multiclass")
+    table = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pydict()
+    rows = np.array(table["test_rows"])
+    assert found["clients_without_test_rows"] == int((rows == 0).sum())
+    for prefix, column in (("", "error"), ("local_", "error_alone")):
+        own = 1 - np.array(table[column], dtype=float)[rows > 0]
+        told = {key: found[f"{prefix}client_accuracy_{key}"] for key in ("mean", "p10", "worst")}
+        expected = {"mean": own.mean(), "p10": np.percentile(own, 10), "worst": own.min()}
+        assert told == pytest.approx(expected)
+        assert found[f"{prefix}client_error_p90"] is None
+        assert 0 <= found[f"{prefix}calibration_error"] <= 1
+        assert sum(found[f"{prefix}reliability"]["answers"]) == rows.sum()
+    assert found["client_accuracy_weighted_mean"] == pytest.approx(found["value"])
+    assert found["client_calibration_error_left_out"] == 30, "nobody has 20 test rows"
+    assert found["client_calibration_error"] is None
+    assert np.isnan(np.array(table["calibration_error"], dtype=float)).all()
+    assert found["test_loss"] > 0 and found["newcomers"] is None
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert f"{found['client_accuracy_p10']:.3g} ({found['local_client_accuracy_p10']:.3g})" in page
+
+
+def test_errors_of_a_regression_have_a_bad_side_of_their_own(tmp_path: Path) -> None:
+    found = run_into(tmp_path / "run", "regression")
+    table = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pydict()
+    own = np.array(table["error"], dtype=float)[np.array(table["test_rows"]) > 0]
+    assert found["client_error_p90"] == pytest.approx(np.percentile(own, 90))
+    assert found["client_error_worst"] == pytest.approx(own.max())
+    assert found["client_accuracy_p10"] is found["calibration_error"] is None
+    assert found["reliability"] is None and "calibration_error" not in table
+
+
 # --- the summary
 
 
@@ -363,6 +568,25 @@ def test_caveats_and_notices_are_in_the_summary(
     found = told(outcome, notices=("3 rows are zeros",))
     assert found["caveats"] == [f"private: {private}"]
     assert found["notices"] == ["3 rows are zeros"]
+
+
+@pytest.mark.parametrize(
+    ("zeroed", "said"),
+    [
+        (0, []),
+        (1, ["1 contribution was not a number and counted as zero; its client kept its model"]),
+        (
+            3,
+            [
+                "3 contributions of clients were not numbers and counted as zero; their clients "
+                "kept their models"
+            ],
+        ),
+    ],
+)
+def test_contributions_that_became_zero_are_told(zeroed: int, said: list[str]) -> None:
+    outcome = replace(run(epsilon=math.inf, features=10), zeroed=zeroed)
+    assert told(outcome)["notices"] == said
 
 
 # --- noise and signal

@@ -60,10 +60,10 @@ MUTANTS = (
     Mutant(
         "a weight added",
         "engines/rounds.py",
-        "    part, kept = bound(state.mechanism, rows, clients.ids)\n",
+        "    part, kept = bound(state.mechanism, rows, clients.ids",
         "    for leaf in rows.values():\n"
         "        leaf.mul_(clients.counts.reshape(-1, *[1] * (leaf.dim() - 1)))\n"
-        "    part, kept = bound(state.mechanism, rows, clients.ids)\n",
+        "    part, kept = bound(state.mechanism, rows, clients.ids",
         "tests/methods/test_pmtl.py",
     ),
     Mutant(
@@ -255,6 +255,41 @@ MUTANTS = (
         "rng.words(owner, rank)",
         "rng.words(0 * owner, np.arange(len(owner)))",
         "tests/data/test_federated.py",
+    ),
+    Mutant(
+        "one client's noise for the whole block",
+        "privacy/local.py",
+        "noise[place] = normals(entropy(client), numbers)",
+        "noise[place] = normals(entropy(clients[0]), numbers)",
+        "tests/statistics/test_local.py",
+    ),
+    Mutant(
+        "local noise amplified by hidden sampling",
+        "privacy/composed.py",
+        "key=repr)), participation.shown\n",
+        "key=repr)), participation\n",
+        "tests/accounting/test_local.py",
+    ),
+    Mutant(
+        "a contribution that leaves without its noise",
+        "privacy/billboard.py",
+        "        clipped = mechanism.perturb_rows(clipped, ids, entropy)\n",
+        "        pass\n",
+        "tests/properties/test_local.py",
+    ),
+    Mutant(
+        "more honest clients than a round has",
+        "privacy/views.py",
+        "    if honest > fewest:\n",
+        "    if False:\n",
+        "tests/accounting/test_local.py",
+    ),
+    Mutant(
+        "half the delta under a trade-off curve",
+        "privacy/tradeoff.py",
+        "return epsilon, 1 - np.array([profile.delta(float(e)) for e in epsilon])",
+        "return epsilon, 1 - 0.5 * np.array([profile.delta(float(e)) for e in epsilon])",
+        "tests/accounting/test_tradeoff.py",
     ),
     Mutant(
         "late clients counted",

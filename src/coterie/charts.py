@@ -14,23 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.privacy.accounting import Guarantee, epsilon_by_round
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
 
 INK, LINE, GAIN, LOSS = "#010203", "#010204", "#010205", "#010206"
-_MARKS = 12
-_ALARMS = (0.01, 0.1)
-_QUESTIONS = {
-    "zero_out": "whether one given client contributed at all",
-    "replace": "whether one given client took part, or any other in its place",
-}
 _NO_CHARTS = "matplotlib is not installed: `pip install coterie[report]` draws the charts."
 _VARIABLES = {INK: "currentColor", LINE: "var(--line)", GAIN: "var(--gain)", LOSS: "var(--loss)"}
-_LOOK: dict[str, Any] = {
+LOOK: dict[str, Any] = {
     "svg.fonttype": "none",
     "font.size": 9.5,
     "font.sans-serif": ["DejaVu Sans"],
@@ -179,7 +171,7 @@ def draw(key: str, title: str, paint: Callable[["Axes"], None], *, height: float
     with matplotlib.rc_context():
         # A person's own settings (LaTeX text, for one) must not reach the page.
         matplotlib.rcdefaults()
-        look: Any = {**_LOOK, "svg.hashsalt": key}
+        look: Any = {**LOOK, "svg.hashsalt": key}
         matplotlib.rcParams.update(look)
         figure = Figure(figsize=(4.6, height), layout="constrained")
         paint(figure.add_subplot())
@@ -229,33 +221,6 @@ def scores(
         axes.figure.legend(loc="outside lower right", ncols=2)
 
     return draw(key, title, paint, height=1.1 + 0.3 * len(labels))
-
-
-def spending(key: str, title: str, *, rounds: Sequence[int], epsilons: Sequence[float]) -> Html:
-    """Draw epsilon against the rounds done."""
-    from matplotlib.ticker import MaxNLocator
-
-    def paint(axes: "Axes") -> None:
-        axes.plot([0, *rounds], [0.0, *epsilons], "-o", color=GAIN, markersize=3)
-        axes.set(xlabel="rounds done", ylabel="epsilon", xlim=(0, None), ylim=(0, None))
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-
-    return draw(key, title, paint)
-
-
-def trade_off(key: str, title: str, *, alarms: Array, misses: Array, marks: Array) -> Html:
-    """Draw the least misses by false alarms, and guessing; `marks` are points to point out."""
-
-    def paint(axes: "Axes") -> None:
-        axes.fill_between(alarms, 0, misses, color=GAIN, alpha=0.13, linewidth=0)
-        axes.plot(alarms, misses, color=GAIN, label="best possible attack")
-        axes.plot([0, 1], [1, 0], "--", color=INK, linewidth=0.8, label="guessing")
-        axes.plot(marks[:, 0], marks[:, 1], "o", color=LOSS, markersize=4)
-        axes.set(xlabel="false positives", ylabel="clients missed, f", xlim=(0, 1), ylim=(0, 1.02))
-        axes.text(0.04, 0.05, "out of reach", color=GAIN)
-        axes.legend(loc="upper right")
-
-    return draw(key, title, paint)
 
 
 def axis_bound(values: Array) -> float:
@@ -330,42 +295,6 @@ def show_gains(alone: Array, joined: Array, key: str, points: int) -> Html:
     return join(element("div", *drawn, class_="charts"), *note, numbers(quantiles))
 
 
-def show_attack(guarantee: Guarantee, key: str) -> Html:
-    """Show what an attacker can do at best, and epsilon by round."""
-    total = len(guarantee.events)
-    # Sampled rounds of many different noises take seconds to account for.
-    marks = min(total, _MARKS if len(set(guarantee.events)) <= 8 else 4)
-    rounds = sorted({round(r) for r in np.linspace(1, total, marks)})
-    who, relation = guarantee.participation, guarantee.relation
-    spent = epsilon_by_round(guarantee.events, who, relation, guarantee.delta, rounds)
-    misses = guarantee.trade_off(_ALARMS)
-    caught = [_ceiling(1 - miss) for miss in misses]
-    few, many = (percent(alarm) for alarm in _ALARMS)
-    told = (
-        f"What an attacker can do: guess from everything released {_QUESTIONS[relation]}. Whatever "
-        f"the attack, at {few} false positives it has at most {caught[0]} true positives, and at "
-        f"{many} at most {caught[1]}; blind guessing has {few} and {many}."
-    )
-    if guarantee.simulation:
-        told += " This holds for secret noise; the noise of a simulation is known."
-    parts = [element("p", told)]
-    if can_draw():
-        alarms = np.concatenate([[0.0], np.geomspace(1e-4, 0.1, 30), np.linspace(0.12, 1, 45)])
-        curve = guarantee.trade_off([float(alarm) for alarm in alarms])
-        points = np.column_stack([_ALARMS, misses])
-        title = "f-DP trade-off: no attack gets below the curve"
-        drawn = (
-            trade_off(f"{key}-f", title, alarms=alarms, misses=curve, marks=points),
-            spending(f"{key}-spent", "Epsilon spent by round", rounds=rounds, epsilons=spent),
-        )
-        parts.append(element("div", *drawn, class_="charts"))
-    found = table(
-        ["false positives", "true positives, at most"], [[few, caught[0]], [many, caught[1]]]
-    )
-    by_round = [[str(r), f"{epsilon:.4g}"] for r, epsilon in zip(rounds, spent, strict=True)]
-    return join(*parts, numbers(found, table(["rounds done", "epsilon"], by_round)))
-
-
 def numbers(*tables: str) -> Html:
     """Put tables of what is drawn behind a click; in the open where nothing can be drawn."""
     if can_draw():
@@ -381,8 +310,3 @@ def short(value: float) -> str:
 def percent(share: float) -> str:
     """Write a share in whole per cent."""
     return f"{100 * share:.0f} %"
-
-
-def _ceiling(share: float) -> str:
-    """Write a bound with one digit after the point, never below itself."""
-    return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f} %"

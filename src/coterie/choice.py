@@ -63,9 +63,8 @@ class DataChoice:
         path = Path(self.name)
         if self.name in NAMES or not (path.suffix or path.exists()):
             data = open_named(self.name, **dict(self.options))
-        else:
-            data = load(self.name, self.source)
-        return data if self.clients is None else data.first(self.clients)
+            return data if self.clients is None else data.first(self.clients)
+        return load(self.name, self.source, clients=self.clients)
 
     def split(self) -> tuple[FederatedDataset, FederatedDataset]:
         """Load, split inside clients, thin out and standardise if asked: (training, test rows)."""

@@ -8,11 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from coterie.config import ConfigError, to_table
 from coterie.data.describe import describe
@@ -22,11 +20,11 @@ from coterie.methods.local import Local
 from coterie.plan import Privacy
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
-from coterie.privacy.words import add_up, round_up, spent_together
+from coterie.privacy.words import add_up, spent_together
 from coterie.report import write_report
+from coterie.results_table import about_newcomers, clients_table, in_short, results_table
 from coterie.run import RunPlan, execute, load_plan, plan_from_table
-from coterie.scores import TITLES
-from coterie.summary import NOT_COVERED, promised
+from coterie.summary import promised
 from coterie.watch import Watch
 
 _MEMBERS = "members.json"
@@ -117,7 +115,7 @@ def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
         together = add_up(spent) if spent else None
         print(json.dumps({"runs": summaries, "together": together}, allow_nan=False))
         return 0
-    Console().print(_results_table(summaries))
+    _show_tables(summaries)
     claims = [g for g in guarantees if g.claimed_epsilon is not None]
     for stated in (*spent[-1:], *claims):
         print(stated.statement())
@@ -175,13 +173,22 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
     if as_json:
         print(json.dumps(summary, allow_nan=False))
         return
-    Console().print(_results_table([summary]))
+    _show_tables([summary])
     print(guarantee.statement())
     _say_caveats([summary])
     _say_tuning(summary)
     for notice in summary.get("notices") or ():
         print(f"Note for the data's owner, not covered by epsilon: {notice}.")
     print(f"\nrun folder {folder}, report {folder / 'report.html'}")
+
+
+def _show_tables(rows: Sequence[Mapping[str, Any]]) -> None:
+    console = Console()
+    console.print(results_table(rows))
+    if (spread := clients_table(rows)) is not None:
+        console.print(spread)
+    for line in about_newcomers(rows):
+        print(line)
 
 
 def _say_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -224,7 +231,7 @@ def demo(arguments: argparse.Namespace) -> int:
     report = out / "report.html"
     write_report(folders, report)
     summaries = [result.summary for result in results]
-    Console().print(_results_table(summaries))
+    _show_tables(summaries)
     print(results[-1].outcome.guarantee.statement())
     _say_caveats(summaries)
     print(f"\n{spent_together([result.outcome.guarantee for result in results])}\nreport: {report}")
@@ -286,92 +293,11 @@ def _members(folder: Path) -> list[Path]:
 def _lines(key: str, value: Any) -> list[str]:
     label = key.replace("_", " ")
     if isinstance(value, Mapping):
-        parts = ", ".join(f"{name} {_short(item)}" for name, item in value.items())
+        parts = ", ".join(f"{name} {in_short(item)}" for name, item in value.items())
         return [f"{label:<20} {parts}"]
     if isinstance(value, list | tuple):
-        return [f"{label if i == 0 else '':<20} {_short(item)}" for i, item in enumerate(value)]
-    return [f"{label:<20} {_short(value)}"]
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _bound(epsilon: float | str) -> str:
-    return epsilon if isinstance(epsilon, str) else round_up(epsilon)
-
-
-def _score(row: Mapping[str, Any]) -> str:
-    if row["value"] is None:
-        return "-"
-    error = row["standard_error"]
-    return _short(row["value"]) + ("" if error is None else f" ± {_short(error)}")
-
-
-def _area(row: Mapping[str, Any]) -> str:
-    area = row.get("auc")
-    return "-" if area is None else f"{area:.4f} ({row['auc_left_out']})"
-
-
-def _mean(row: Mapping[str, Any], key: str) -> str:
-    return "-" if row.get(key) is None else _short(row[key])
-
-
-def _gain(row: Mapping[str, Any]) -> str:
-    share = row["share_better_than_local"]
-    if share == 0 and row["value"] == row["local_value"]:
-        return "the same as alone"  # nothing stood out of the noise
-    # Where nothing was posted there is nobody to be compared with.
-    return "-" if share is None or row["rounds"] == 0 else f"{share:.0%} of clients"
-
-
-def _results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Make a table of at most 100 columns: what is the same in every row goes below it."""
-    first = rows[0]
-    better = "smaller" if first["metric"] == "nmse" else "larger"
-    areas, *means = (any(row.get(key) is not None for row in rows) for key in TITLES)
-    own = [key for key, shown in zip(list(TITLES)[1:], means, strict=True) if shown]
-    deltas = len({row["delta"] for row in rows}) > 1
-    table = Table(title=f"{first['data']}: {first['clients']} clients, one model each")
-    table.add_column("method")
-    # Heads are broken here: left to the table, long ones take the room of what stands below them.
-    head = [fill(f"test {first['metric']} ({better} is better)", 16)]
-    head += [fill("mean AUC (clients left out)", 9)] * areas
-    head += [fill("better off than alone", 15), "epsilon", *["delta"] * deltas, "rounds"]
-    for name in [*head, *(fill(f"mean {TITLES[key]}", 9) for key in own)]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row["method"],
-            _score(row),
-            *[_area(row)] * areas,
-            _gain(row),
-            _bound(row["epsilon"]),
-            *[f"{row['delta']:.3g}"] * deltas,
-            str(row["rounds"]),
-            *(_mean(row, key) for key in own),
-        )
-    what = "replacement" if first["relation"] == "replace" else "zero-out"
-    told = f"epsilon: {what} of one client, view of {first['view']}"
-    told += "" if deltas else f", delta {first['delta']:.3g}"
-    table.caption = "; ".join([told, "metrics are not covered", *_warnings(rows, own)])
-    return table
-
-
-def _warnings(rows: Sequence[Mapping[str, Any]], own: Sequence[str]) -> list[str]:
-    first, told = rows[0], []
-    for key in own:
-        if left := max(row.get(f"{key}_left_out") or 0 for row in rows):
-            told.append(f"{TITLES[key]} leaves out {left} clients")
-    if first["simulation"]:
-        told.append("SIMULATION: known seed, protects nobody")
-    if any(row.get("claimed_epsilon") is not None for row in rows):
-        told.append("NOT A GUARANTEE: a printed mechanism, see below")
-    if first.get("tuning") == NOT_COVERED:
-        told.append("TUNING IS NOT COVERED")
-    if any(row.get("caveats") for row in rows):
-        told.append("CAVEATS: see below")
-    return told
+        return [f"{label if i == 0 else '':<20} {in_short(item)}" for i, item in enumerate(value)]
+    return [f"{label:<20} {in_short(value)}"]
 
 
 def _refuse_with_resume(arguments: argparse.Namespace) -> None:

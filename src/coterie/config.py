@@ -99,8 +99,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             options = ", ".join(repr(option) for option in typing.get_args(hint))
             raise ConfigError(f"{where} = {value!r}: expected one of {options}")
         return value
-    if isinstance(value, Mapping) and _takes_table(hint):
-        return from_table(hint, value, where)
+    table = _table_for(hint, value)
+    if table is not None:
+        return from_table(hint, table, where)
     if origin is tuple and isinstance(value, list | tuple):
         inner = typing.get_args(hint)
         return tuple(_convert(inner[0], item, where) for item in value)
@@ -132,8 +133,12 @@ def _imported(place: str, where: str) -> Any:
     return found
 
 
-def _takes_table(hint: Any) -> bool:
-    return dataclasses.is_dataclass(hint) or hasattr(hint, "choices")
+def _table_for(hint: Any, value: Any) -> Mapping[str, Any] | None:
+    """Give the table of a dataclass; text names a kind with its usual settings."""
+    if isinstance(value, str) and hasattr(hint, "choices"):
+        return {"kind": value}
+    takes = dataclasses.is_dataclass(hint) or hasattr(hint, "choices")
+    return value if takes and isinstance(value, Mapping) else None
 
 
 def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:

@@ -5,7 +5,7 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class FinishedRun:
         versions: Of the software that stated the guarantee.
         metrics: Columns by name, a row a client; `error_alone` may be missing.
         history: Columns by name, a row a round; none where the run kept no history.
+        newcomers: As metrics, of clients who joined after training; none where nobody did.
     """
 
     folder: Path
@@ -47,6 +48,7 @@ class FinishedRun:
     versions: dict[str, str]
     metrics: dict[str, Any]
     history: dict[str, Array]
+    newcomers: dict[str, Any] = field(default_factory=dict)
 
     @property
     def epsilon(self) -> float:
@@ -91,9 +93,9 @@ class FinishedRun:
         value = self.result.get(key)
         return math.nan if value is None else float(value)
 
-    def column(self, name: str) -> Array:
-        """Read a column of numbers; null is not-a-number."""
-        return _floats(self.metrics[name])
+    def column(self, name: str, *, newcomers: bool = False) -> Array:
+        """Read a column of numbers, of clients or of newcomers; null is not-a-number."""
+        return _floats((self.newcomers if newcomers else self.metrics)[name])
 
 
 def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
@@ -118,6 +120,7 @@ def _read(folder: Path) -> FinishedRun:
         metrics = _columns(folder / "metrics.parquet", _COLUMNS)
         kept = _columns(folder / "history.parquet", _HISTORY, may_lack=True)
         history = {name: _floats(column) for name, column in kept.items()}
+        joined = _columns(folder / "newcomers" / "metrics.parquet", _COLUMNS, may_lack=True)
         guarantee = Guarantee.from_json(stated)
         if missing := _RESULT - result.keys():
             raise ValueError(f"result.json lacks {', '.join(sorted(missing))}")
@@ -128,7 +131,7 @@ def _read(folder: Path) -> FinishedRun:
         ) from error
     versions = stated.get("versions", {})
     return FinishedRun(
-        folder, result["method"], result, guarantee, plan, versions, metrics, history
+        folder, result["method"], result, guarantee, plan, versions, metrics, history, joined
     )
 
 

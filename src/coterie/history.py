@@ -1,8 +1,9 @@
 """The score of every round on test rows, for plots against rounds and virtual seconds.
 
-Not private: for simulations, and for the data's owner. Kept line by line beside the run while it
-goes on (`history.jsonl`), so that nothing is lost when it is cut short, and as a table
-(`history.parquet`) when it is done.
+Beside it stand the losses: the mean over clients of their mean loss on their training rows, and on
+their test rows. Not private: for simulations, and for the data's owner. Kept line by line beside
+the run while it goes on (`history.jsonl`), so that nothing is lost when it is cut short, and as a
+table (`history.parquet`) when it is done.
 """
 
 import json
@@ -10,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,10 +19,19 @@ from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Observer, Progress
 from coterie.methods.base import Method
 from coterie.privacy.files import write_atomically
-from coterie.scores import evaluate
+from coterie.scores import evaluate, mean_loss
 from coterie.summary import json_number
 
-COLUMNS = ("round", "seconds", "answered", "value", "balanced_accuracy", "r2")
+COLUMNS = (
+    "round",
+    "seconds",
+    "answered",
+    "value",
+    "balanced_accuracy",
+    "r2",
+    "train_loss",
+    "test_loss",
+)
 
 
 class History:
@@ -51,6 +62,8 @@ class History:
         """Score a round."""
         models = progress.models(self._method, self._train)
         score = evaluate(self._method.model, models, self._test)
+        everyone = np.arange(len(self._train), dtype=np.int64)
+        loss = mean_loss(self._method.model, models, self._train, everyone)
         line = {
             "round": progress.round,
             "seconds": progress.seconds,
@@ -58,6 +71,8 @@ class History:
             "value": _plain(score.value),
             "balanced_accuracy": None if score.balanced is None else _plain(score.balanced.value),
             "r2": None if score.r2 is None else _plain(score.r2.value),
+            "train_loss": _plain(loss),
+            "test_loss": _plain(score.loss),
         }
         # A round that was cut short before its post was out is made again.
         self.lines = [old for old in self.lines if old["round"] < progress.round] + [line]

@@ -5,7 +5,6 @@ nothing. What they are given was posted, and is public under that run's guarante
 """
 
 import json
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,11 @@ import torch
 
 from coterie.choice import DataChoice
 from coterie.config import ConfigError
-from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.outcome import Outcome, join_shared
-from coterie.engines.simulate import simulate
+from coterie.data.federated import Spec
+from coterie.engines.outcome import join_shared
 from coterie.methods.base import Method
-from coterie.methods.local import Local
-from coterie.plan import Plan, Privacy
+from coterie.newcomers import keep_models, score_alone
 from coterie.privacy.accounting import Guarantee
-from coterie.privacy.files import write_atomically
 from coterie.rng import Rng
 from coterie.run import load_plan
 from coterie.scores import Score, evaluate
@@ -61,17 +57,16 @@ def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
     seed = run_plan.simulation_seed
     models = join_shared(method, shared, spec, train, seed)
     score = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test)
-    alone = _alone(method, train)
     found = Joined(
         models,
         [str(name) for name in train.names],
         score,
-        evaluate(method.model, alone.rows, test),
+        score_alone(method, train, test),
         guarantee,
         {key: result.get(key) for key in ("caveats", "tuning")},
     )
     if out is not None:
-        _keep(out, found)
+        keep_models(out, found.models, found.names)
     return found
 
 
@@ -102,17 +97,3 @@ def _check(method: Method, spec: Spec, shared: Tree, folder: Path) -> None:
 
 def _plain(shapes: dict[str, torch.Size]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in shapes.items()}
-
-
-def _alone(method: Method, train: FederatedDataset) -> Outcome:
-    alone = method.alone() or Local(model=method.model)
-    privacy = Privacy(epsilon=math.inf)
-    return simulate(Plan(method=alone, privacy=privacy, rounds=1, simulation_seed=0), train)
-
-
-def _keep(out: Path, found: Joined) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for name, leaf in found.models.items():
-        with (out / f"{name}.npy").open("wb") as file:
-            np.save(file, leaf.cpu().numpy(), allow_pickle=False)
-    write_atomically(out / "clients.json", json.dumps(found.names).encode())

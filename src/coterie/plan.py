@@ -14,7 +14,7 @@ from typing import Any
 from coterie.config import from_table, to_table, to_toml
 from coterie.data.federated import Spec
 from coterie.methods.base import Method, Shape
-from coterie.privacy.accounting import Gaussian, Guarantee, Relation
+from coterie.privacy.accounting import Gaussian, Guarantee, LocalGaussian, Relation
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import Ledger
@@ -45,7 +45,9 @@ class Privacy:
         spend: How the budget is spread over rounds: even, power or geometric.
         budget: Instead of `spend`, weights of the rounds (a weight multiplies the round's share of
             mu); empty for none.
-        noise: The kind of noise: gaussian, laplace, wishart, wishart_paper.
+        noise: The kind of noise, or its name: gaussian, laplace, wishart, wishart_paper; local
+            (clients add it themselves; epsilon then is for the server and the other clients, and
+            `noise_multiplier` is that of each client's message), local_paper.
     """
 
     epsilon: float | None = None
@@ -58,6 +60,8 @@ class Privacy:
     noise: Noise = field(default_factory=GaussianNoise)
 
     def __post_init__(self) -> None:
+        if isinstance(self.noise, str):
+            object.__setattr__(self, "noise", Noise.named(self.noise))
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ValueError(
                 f"epsilon = {self.epsilon}, noise_multiplier = {self.noise_multiplier}: "
@@ -144,7 +148,12 @@ class Plan:
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
         """Give the noise multiplier of each round; empty without Gaussian noise or posts."""
         events = [mechanism.event() for mechanism in self.mechanisms(clients)]
-        return tuple(event.noise_multiplier for event in events if isinstance(event, Gaussian))
+        kinds = (Gaussian, LocalGaussian)
+        return tuple(event.noise_multiplier for event in events if isinstance(event, kinds))
+
+    def shows_cohort(self, clients: int) -> bool:
+        """Say whether somebody from whom data is kept sees who takes part in a round."""
+        return self.sampler.participation(clients).visible or self.privacy.noise.local
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
         """Give the mechanism of each round, calibrated."""

@@ -73,6 +73,24 @@ def decide(task: Task, outputs: Tensor) -> Tensor:
     return outputs.argmax(dim=-1) if task == "multiclass" else (outputs > 0).long()
 
 
+def wrong_answers(outputs: Tensor, clients: Clients) -> Tensor:
+    """Say which answers to the padded rows are wrong: (c, longest), or (c, longest, labels).
+
+    An answer that rests on an output that is not a number is wrong, whatever it says. Not for
+    regression, whose answers are not right or wrong.
+    """
+    task = clients.spec.task
+    broken = outputs.isnan()
+    if task == "multiclass":
+        broken = broken.any(dim=-1)
+    return (decide(task, outputs) != labels_of(clients)) | broken
+
+
+def labels_of(clients: Clients) -> Tensor:
+    """Give the classes of the padded rows: numbers, or 0 and 1 (for each label)."""
+    return clients.y if clients.spec.task == "multiclass" else (clients.y > 0.5).long()
+
+
 def _by_client(
     outcome: Outcome, data: FederatedDataset, turn: Callable[[Tensor], Tensor]
 ) -> list[NDArray[Any]]:

@@ -19,6 +19,8 @@ from coterie.finished import FinishedRun, read_finished
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import describe_noise, round_up
+from coterie.report_attack import show_attack
+from coterie.report_clients import show_spread
 from coterie.report_history import show_history
 from coterie.report_results import SIMULATION, show_results
 
@@ -45,7 +47,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     if not folders:
         raise ValueError("no run folders: give at least one folder that `coterie run` has written")
     runs = read_finished(folders)
-    sections = (_opening, show_results, show_history, _guarantees, _clients, _appendix)
+    sections = (_opening, show_results, show_spread, show_history, _guarantees, _clients, _appendix)
     body = join(*(section(runs) for section in sections))
     title = element("title", f"coterie: {_title(runs)}")
     head = join(charts.META, title, element("style", Html(charts.STYLE)))
@@ -119,7 +121,7 @@ def _guarantees(runs: Sequence[FinishedRun]) -> Html:
             parts.append(_words(guarantee, clip))
         parts += [element("p", element("strong", caveat)) for caveat in caveats]
         if shared[0].private:
-            parts.append(charts.show_attack(guarantee, f"g{number}"))
+            parts.append(show_attack(guarantee, f"g{number}"))
     parts.append(element("p", _NOT_COVERED, class_="note"))
     return element("section", *parts)
 

@@ -5,13 +5,16 @@ The metrics are those of test rows after each round, without noise; nothing of t
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coterie import charts
+from coterie import charts, figures
 from coterie.charts import GAIN, INK, LOSS, Array, Html, element, numbers, short, table, thin
-from coterie.finished import FinishedRun
+from coterie.figures import Figure
+from coterie.finished import FinishedRun, read_finished
+from coterie.report_attack import spent_by_round
 from coterie.scores import TITLES
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ Line = tuple[str, Array, Array]
 
 _POINTS = 2000
 """Points drawn on the whole page, shared by its runs."""
+_LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
+_LOSS_FIGURES = 4
+"""Runs whose losses are drawn on a page: a figure each."""
 _STYLES = [(style, color) for style in ("-", "--", ":", "-.") for color in (GAIN, LOSS, INK)]
 _WATCHED = (
     "The metric on test rows after each round. It is not covered by epsilon: a number of rounds "
@@ -42,6 +48,10 @@ def show_history(runs: Sequence[FinishedRun]) -> Html:
             title = f"{scored}, by round" if name == "round" else f"{scored}, against {along}"
             if lines and charts.can_draw():
                 drawn.append(draw_lines(f"history{number}-{name}", title, along, lines))
+    told_losses = [run for run in kept if run.shares and losses_of(run)]
+    if charts.can_draw():
+        for number, run in enumerate(told_losses[:_LOSS_FIGURES]):
+            drawn.append(draw_losses(run).show(f"losses{number}"))
     own = [key for key in TITLES if any(np.isfinite(_last(run, key)) for run in kept)]
     head = ["run", "rounds", "clients that answered, mean", "metric after the last"]
     head += [f"{TITLES[key]} after the last" for key in own]
@@ -49,6 +59,37 @@ def show_history(runs: Sequence[FinishedRun]) -> Html:
     told = numbers(table(head, [_row(run, own) for run in kept]))
     parts = [element("h2", "Round by round"), element("p", _WATCHED, class_="note")]
     return element("section", *parts, element("div", *drawn, class_="charts"), told)
+
+
+def losses_of(run: FinishedRun) -> dict[str, tuple[Array, Array]]:
+    """Give the losses that a run kept, by name: rounds, and the loss after each."""
+    found = {}
+    for key, name in _LOSSES.items():
+        if key in run.history:
+            x, y = run.history["round"], run.history[key]
+            known = np.isfinite(x) & np.isfinite(y)
+            if known.any():
+                found[name] = (x[known], y[known])
+    return found
+
+
+def draw_losses(run: FinishedRun) -> Figure:
+    """Give the losses of every round of a run beside the epsilon spent by then, as a figure."""
+    spent = spent_by_round(run.guarantee) if run.private else ((), ())
+    title = f"{run.label}: loss and epsilon by round"
+    return figures.loss_and_epsilon(title, curves=losses_of(run), spent=spent)
+
+
+def save_losses(folder: Path | str, path: Path | str) -> Path:
+    """Write losses and epsilon by round of a finished run to a file: .svg, .png or .pdf.
+
+    Raises:
+        ValueError: If the run kept no losses.
+    """
+    (run,) = read_finished([Path(folder)])
+    if not losses_of(run):
+        raise ValueError(f"{folder} kept no losses: run it with --history, into a new folder")
+    return draw_losses(run).save(path)
 
 
 def draw_lines(key: str, title: str, along: str, lines: Sequence[Line]) -> Html:

@@ -5,24 +5,35 @@ standard error is over clients, by linearising the ratio. Beside it stand means 
 is each client's own (Ponomarenko-Timofeev et al.): the AUC of binary tasks; balanced accuracy, the
 mean over the classes of a client's rows of the share of them that is right (of two classes,
 (true-positive rate + true-negative rate) / 2); R^2 = 1 - squared errors / squared deviations from
-the client's own test mean. `noise_to_signal` looks at posts in place of models.
+the client's own test mean; and how far confidence is from how often it is right, see
+`calibration_error`. A mean hides who pays for it: see `spread`.
+`noise_to_signal` looks at posts in place of models.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.calibration_error import BINS, Reliability, own_errors, reliability, tally
 from coterie.data.federated import Clients, FederatedDataset, Task
 from coterie.engines.outcome import Outcome
-from coterie.models import Model, row_losses
-from coterie.predictions import BLOCK, Models, decide, outputs_by_block, outputs_of
+from coterie.models import Model
+from coterie.predictions import (
+    BLOCK,
+    Models,
+    labels_of,
+    outputs_by_block,
+    outputs_of,
+    wrong_answers,
+)
 from coterie.privacy.entropy import Entropy, SeededEntropy, open_entropy
 from coterie.privacy.mechanisms import Mechanism
+from coterie.spread import Spread, spread_of
 from coterie.tree import Tree, size
 
 Array = NDArray[np.float64]
@@ -68,6 +79,9 @@ class Score:
             its test rows. Undefined without test rows of two classes.
         r2: Regression: each client's R^2 against its own mean; minus infinity where an output is
             not a number. Undefined without test targets that differ.
+        loss: The mean over clients with test rows of their mean loss on them.
+        reliability: Classes: all answers by their confidence, for the calibration error.
+        calibration: Classes: each client's own calibration error. Undefined for few test rows.
     """
 
     metric: str
@@ -78,6 +92,14 @@ class Score:
     auc: PerClient | None = None
     balanced: PerClient | None = None
     r2: PerClient | None = None
+    loss: float = math.nan
+    reliability: Reliability | None = None
+    calibration: PerClient | None = None
+
+    @property
+    def spread(self) -> Spread:
+        """How clients fare, one by one."""
+        return spread_of(self.metric, self.clients, self.rows)
 
     @property
     def per_client(self) -> dict[str, PerClient | None]:
@@ -100,20 +122,30 @@ class Score:
 def evaluate(model: Model, models: Models, data: FederatedDataset, block: int = BLOCK) -> Score:
     """Score every client's model on its own rows of `data`."""
     task, rows = data.spec.task, data.counts
-    errors, own = np.zeros(len(data)), {n: np.full(len(data), np.nan) for n in _MEASURES[task]}
+    errors, losses = np.zeros(len(data)), np.full(len(data), np.nan)
+    own = {name: np.full(len(data), np.nan) for name in _MEASURES[task]}
+    tallies = np.zeros((len(data), 3, BINS))
     for clients, outputs in outputs_by_block(model, models, data, block):
         ids = clients.ids.numpy()
         errors[ids] = _errors(outputs, clients)
+        losses[ids] = _losses(model, outputs, clients)
         for name, measure in _MEASURES[task].items():
             own[name][ids] = measure(outputs, clients)
+        if task != "regression":
+            tallies[ids] = tally(outputs, clients)
     means = {name: _mean(values) for name, values in own.items()}
+    loss = float(losses[rows > 0].mean()) if (rows > 0).any() else math.nan
     with np.errstate(invalid="ignore"):
         shares = np.where(rows > 0, errors / np.maximum(rows, 1), np.nan)
+    right = (rows - errors, rows.astype(np.float64))
+    value, deviation = _ratio(*((errors, _deviations(data)) if task == "regression" else right))
+    metric = "nmse" if task == "regression" else "accuracy"
+    area, balanced, r2 = (means.get(name) for name in ("auc", "balanced", "r2"))
+    found = Score(metric, value, deviation, shares, rows, area, balanced, r2, loss)
     if task == "regression":
-        value, deviation = _ratio(errors, _deviations(data))
-        return Score("nmse", value, deviation, shares, rows, **means)
-    value, deviation = _ratio(rows - errors, rows.astype(np.float64))
-    return Score("accuracy", value, deviation, shares, rows, **means)
+        return found
+    own_calibration = _mean(own_errors(tallies, rows))
+    return replace(found, reliability=reliability(tallies), calibration=own_calibration)
 
 
 def auc(model: Model, models: Models, data: FederatedDataset, block: int = BLOCK) -> PerClient:
@@ -162,14 +194,20 @@ def noise_to_signal(outcome: Outcome) -> list[float | None]:
 def mean_loss(
     model: Model, models: Models, data: FederatedDataset, ids: NDArray[np.int64]
 ) -> float:
-    """Give the mean over some clients of their mean loss, for a progress bar. Not private."""
+    """Give the mean over some clients of their mean loss, for whoever watches. Not private."""
     total, count = 0.0, 0
     for clients in data.blocks(ids[data.counts[ids] > 0], 256):
         outputs = outputs_of(model, models(clients.ids.numpy()), clients)
-        losses = row_losses(data.spec.task, outputs, clients.y) * clients.mask
-        total += float((losses.sum(dim=1) / clients.mask.sum(dim=1)).sum())
+        total += float(_losses(model, outputs, clients).sum())
         count += len(clients)
     return total / count if count else math.nan
+
+
+def _losses(model: Model, outputs: Tensor, clients: Clients) -> Array:
+    """Give each client's mean loss over its rows."""
+    losses = model.losses(clients.spec.task, outputs, clients.y)
+    kept = torch.where(clients.mask, losses, torch.zeros_like(losses)).double()
+    return (kept.sum(dim=1) / clients.mask.sum(dim=1)).cpu().numpy()
 
 
 def _errors(outputs: Tensor, clients: Clients) -> Array:
@@ -180,22 +218,12 @@ def _errors(outputs: Tensor, clients: Clients) -> Array:
 
 
 def _wrong(outputs: Tensor, clients: Clients) -> Tensor:
-    """Give each row's squared error, or whether (multilabel: how far) it is wrong.
-
-    An answer that rests on an output that is not a number is wrong, whatever it says.
-    """
+    """Give each row's squared error, or whether (multilabel: how far) it is wrong."""
     task = clients.spec.task
     if task == "regression":
         return (outputs.double() - clients.y.double()).square()
-    broken = outputs.isnan()
-    if task == "multiclass":
-        broken = broken.any(dim=-1)
-    wrong = ((decide(task, outputs) != _labels(clients)) | broken).double()
+    wrong = wrong_answers(outputs, clients).double()
     return wrong.mean(dim=-1) if task == "multilabel" else wrong
-
-
-def _labels(clients: Clients) -> Tensor:
-    return clients.y if clients.spec.task == "multiclass" else (clients.y > 0.5).long()
 
 
 def _areas(outputs: Tensor, clients: Clients) -> Array:
@@ -222,7 +250,7 @@ def _balances(outputs: Tensor, clients: Clients) -> Array:
     """Give each client's mean over the classes of its rows of the share of them that is right."""
     mask = clients.mask.cpu().numpy()
     classes, count = max(2, clients.spec.outputs), len(clients)
-    labels = _labels(clients).cpu().numpy()[mask]
+    labels = labels_of(clients).cpu().numpy()[mask]
     right = 1 - _wrong(outputs, clients).cpu().numpy()[mask]
     cells = np.nonzero(mask)[0] * classes + labels
     rows = np.bincount(cells, minlength=count * classes).reshape(count, classes)

@@ -36,12 +36,17 @@ def rows_last(x: Tensor) -> Tensor:
     return with_channels.permute(0, 2, 3, 4, 1).contiguous()
 
 
+def pad(x: Tensor, width: int) -> Tensor:
+    """Put zeros around images (c, C, H, W, n), `width` pixels on each side."""
+    return functional.pad(x, (0, 0, width, width, width, width)) if width else x
+
+
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
     """Convolve, rectify and take maxima over windows of `pool` x `pool`.
 
     Args:
         x: Images, (c, C, H, W, n), contiguous.
-        weight: Filters of each client, (c, O, C, k, k); no padding, stride 1.
+        weight: Filters of each client, (c, O, C, k, k); stride 1, no padding (see `pad`).
         bias: Per client, (c, O).
         pool: Side of the windows; what does not fill a window is dropped.
 

@@ -21,6 +21,7 @@ from coterie.scores import Score, noise_to_signal
 
 TunedOn = Literal["no", "public", "not covered"]
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
+_SPREAD = {"mean": "mean", "weighted_mean": "weighted_mean", "tail": "", "worst": "worst"}
 TUNING: dict[TunedOn, str] = {"no": "none", "public": "on public data", "not covered": NOT_COVERED}
 
 
@@ -33,8 +34,12 @@ def summarise(
     tuned: TunedOn,
     seconds: float,
     notices: Sequence[str] = (),
+    newcomers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Give the summary that others may script against; strict JSON."""
+    """Give the summary that others may script against; strict JSON.
+
+    `newcomers` is what is said of clients who joined after training, see `coterie.newcomers`.
+    """
     plan, guarantee = outcome.plan, outcome.guarantee
     noise = plan.noise_multipliers(outcome.spec.clients)
     noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
@@ -53,10 +58,12 @@ def summarise(
         "value": json_number(score.value),
         "standard_error": json_number(score.standard_error),
         **_per_client(score),
-        "share_better_than_local": (
-            None if local is None else json_number(score.share_better_than(local))
-        ),
-        "local_value": None if local is None else json_number(local.value),
+        **spread_told(score),
+        **_calibration(score),
+        "test_loss": json_number(score.loss),
+        "clients_without_test_rows": score.spread.left_out,
+        **_beside_local(score, local),
+        "newcomers": None if newcomers is None else dict(newcomers),
         "noise_to_signal": [
             None if ratio is None else json_number(ratio) for ratio in noise_to_signal(outcome)
         ],
@@ -64,7 +71,7 @@ def summarise(
         "epsilon",
         "tuning": TUNING[tuned],
         "caveats": list(plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf)),
-        "notices": list(notices),
+        "notices": [*notices, *_zeroed(outcome)],
         "explained": list(plan.method.explain(plan.rounds, plan.clip(outcome.spec.clients)))
         if noised
         else [],
@@ -80,6 +87,57 @@ def _per_client(score: Score) -> dict[str, Any]:
         found[f"{key}_standard_error"] = None if own is None else json_number(own.standard_error)
         found[f"{key}_left_out"] = None if own is None else own.left_out
     return found
+
+
+def spread_told(score: Score | None, prefix: str = "") -> dict[str, Any]:
+    """Give how clients fare one by one; null where it does not apply, or nothing was scored.
+
+    The tail is named by the percentile that it is: p10 of accuracies, p90 of errors.
+    """
+    found: dict[str, Any] = {}
+    spread = None if score is None else score.spread
+    for of, tail in (("accuracy", "p10"), ("error", "p90")):
+        shown = spread if spread is not None and spread.of == of else None
+        for name, key in _SPREAD.items():
+            told = None if shown is None else json_number(getattr(shown, name))
+            found[f"{prefix}client_{of}_{key or tail}"] = told
+    return found
+
+
+def _beside_local(score: Score, local: Score | None) -> dict[str, Any]:
+    """Give what learning alone comes to; null where nobody asked."""
+    better = None if local is None else json_number(score.share_better_than(local))
+    return {
+        "share_better_than_local": better,
+        "local_value": None if local is None else json_number(local.value),
+        **spread_told(local, "local_"),
+        **_calibration(local, "local_"),
+    }
+
+
+def _calibration(score: Score | None, prefix: str = "") -> dict[str, Any]:
+    """Give calibration errors and what a reliability diagram shows; null for regression."""
+    pooled = None if score is None else score.reliability
+    own = None if score is None else score.calibration
+    return {
+        f"{prefix}calibration_error": None if pooled is None else json_number(pooled.error),
+        f"{prefix}client_calibration_error": None if own is None else json_number(own.value),
+        f"{prefix}client_calibration_error_left_out": None if own is None else own.left_out,
+        f"{prefix}reliability": None if pooled is None else pooled.to_json(),
+    }
+
+
+def _zeroed(outcome: Outcome) -> tuple[str, ...]:
+    """Say how many contributions were not numbers: their clients' models may be worth a look."""
+    count = outcome.zeroed
+    if not count:
+        return ()
+    if count == 1:
+        return ("1 contribution was not a number and counted as zero; its client kept its model",)
+    return (
+        f"{count} contributions of clients were not numbers and counted as zero; their clients "
+        "kept their models",
+    )
 
 
 def promised(guarantee: Guarantee) -> dict[str, Any]:
@@ -129,19 +187,26 @@ def keep(
     arrays = {name: leaf.cpu().numpy() for name, leaf in outcome.shared.items()}
     np.savez(shared, allow_pickle=False, **arrays)
     write_atomically(folder / "shared.npz", shared.getvalue())
+    write_metrics(folder / "metrics.parquet", train, score, local)
+    text = json.dumps(dict(summary), indent=2, allow_nan=False)
+    write_atomically(folder / "result.json", text.encode())
+
+
+def write_metrics(path: Path, train: FederatedDataset, score: Score, local: Score | None) -> None:
+    """Write a row a client: its rows, its error, what else is its own, and its error alone."""
     columns = {
         "client": pa.array(list(train.names)),
         "train_rows": pa.array(train.counts),
         "test_rows": pa.array(score.rows),
         "error": pa.array(score.clients),
     }
-    for key, own in score.per_client.items():
+    for key, own in {**score.per_client, "calibration_error": score.calibration}.items():
         if own is not None:
             columns[key] = pa.array(own.clients)
     if local is not None:
         columns["error_alone"] = pa.array(local.clients)
+        if local.calibration is not None:
+            columns["calibration_error_alone"] = pa.array(local.calibration.clients)
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), buffer)
-    write_atomically(folder / "metrics.parquet", buffer.getvalue().to_pybytes())
-    text = json.dumps(dict(summary), indent=2, allow_nan=False)
-    write_atomically(folder / "result.json", text.encode())
+    write_atomically(path, buffer.getvalue().to_pybytes())

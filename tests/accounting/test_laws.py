@@ -514,11 +514,14 @@ def test_versions_are_stated_even_from_a_source_tree(monkeypatch):
 
 
 def test_views():
-    assert guarantee().views == {"other_clients": guarantee().epsilon, "server": math.inf}
+    server = {"server": math.inf, "server_secure_aggregation": math.inf}
+    assert guarantee().views == {"other_clients": guarantee().epsilon, **server}
     fixed = guarantee(participation=Participation("fixed", 0.2), relation="replace")
     assert fixed.views["coalition_of_all_others"] > fixed.views["outsider"] == fixed.epsilon
     assert fixed.views["other_clients"] == fixed.views["coalition_of_all_others"]
-    assert guarantee(events=[]).views == {"other_clients": 0.0, "server": 0.0}
+    assert guarantee(events=[]).views == {"other_clients": 0.0} | dict.fromkeys(server, 0.0)
+    assert "sees the exact sum" in guarantee().to_json()["reasons"]["server_secure_aggregation"]
+    assert guarantee(events=[]).to_json()["reasons"] == {}
 
 
 def test_guarantee_queries_its_profile():

@@ -36,6 +36,10 @@ VARIANTS = {
     "finetune ewc dpfedmtl": ("finetune", {"base": DPFedMTL(), "how": "ewc"}),
     "dpfedmtl alternate": ("dpfedmtl", {"alternate": True, "head_epochs": 2}),
     "dpfedmtl encoder": ("dpfedmtl", {"encoder": "head", "last_solve": False}),
+    "ditto sgd": ("ditto", {"solver": "sgd"}),
+    "pfedme sgd": ("pfedme", {"solver": "sgd", "local_rounds": 2, "beta": 1.5}),
+    "ppsgd ridge": ("ppsgd", {"share": 0.3, "ridge": 0.1}),
+    "related start sgd": ("related", {"change_from": "start", "solver": "sgd"}),
     "mpmtl group_sparse": ("mpmtl", {"structure": "group_sparse"}),
     "mpmtl steps": ("mpmtl", {"solver": "steps", "lam": 0.05}),
     "mpmtl steps strong group_sparse clip_own": (

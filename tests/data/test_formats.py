@@ -1,3 +1,4 @@
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -8,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import io, sparse
 
+from coterie.choice import DataChoice
+from coterie.config import from_table, to_table, to_toml
 from coterie.data import assemble
+from coterie.data.columns import Batch, Columns, Table
 from coterie.data.federated import DataError
 from coterie.data.formats import Source, from_arrays, from_targets, load
-from coterie.data.source import Batch, Columns, Table
 
 X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], dtype=np.float32)
 Y = np.array([0.5, 1.5, 2.5, 3.5], dtype=np.float32)
@@ -512,3 +515,33 @@ def test_exam_gives_the_published_pooled_error(shared_data) -> None:
         residual = model.predict(test.features.numpy()) - test.targets.numpy()
         errors.append(np.sqrt(np.mean(residual**2)))
     assert np.mean(errors) == pytest.approx(0.786, abs=0.013)
+
+
+def test_every_option_can_be_written_in_a_plan(tmp_path: Path) -> None:
+    source = Source(
+        splits=("train", "held_out"),
+        text="indices",
+        vocabulary="words.txt",
+        vocabulary_size=10_000,
+        tokens="spaces",
+        bag="counts",
+        length=20,
+        tags=("python", "c#"),
+        size=(32, 32),
+    )
+    choice = DataChoice(name="so.sqlite", source=source, clients=400)
+    text = to_toml({"data": to_table(choice)})
+    assert from_table(DataChoice, tomllib.loads(text)["data"], "data") == choice
+    images = DataChoice(name="celeba.json", source=Source(images="raw", size=(84, 84)))
+    assert from_table(DataChoice, to_table(images), "data") == images
+
+
+def test_a_choice_takes_the_first_clients_of_any_file(tmp_path: Path, leaf_file) -> None:
+    files = [
+        save(tmp_path / "a.npz"),
+        leaf_file(tmp_path / "b.json", v=([[1]], [0]), w=([[2]], [1])),
+    ]
+    for path in files:
+        data = DataChoice(name=str(path), clients=1).open()
+        assert len(data) == 1
+        assert any("1 of 2 clients kept" in note for note in data.notes)

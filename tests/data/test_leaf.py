@@ -1,9 +1,13 @@
 import json
+import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from coterie.data import json_stream, leaf
 from coterie.data.formats import Source, load
 from coterie.data.leaf import LEAF_CHARACTERS
 
@@ -73,6 +77,7 @@ def content(**changes) -> str:
         ("[1, 2]", Source(), ["not LEAF json", "users"]),
         (content(users=None), Source(), ["not LEAF json", "users"]),
         (content(users="v"), Source(), ["not LEAF json", "list"]),
+        (content(num_samples=3), Source(), ["not LEAF json", "num_samples are lists"]),
         (content(users=[], num_samples=[], user_data={}), Source(), ["no clients", "at least one"]),
         (content(users=["v", "v"]), Source(), ["duplicate client 'v'", "name each"]),
         (content(users=["v", "u"]), Source(), ["client 'u'", "no x and y", "add them"]),
@@ -151,3 +156,129 @@ def test_shakespeare_sample(shared_data) -> None:
     first = "".join(LEAF_CHARACTERS[int(code)] for code in data.features[0])
     assert first.startswith("Give me leave, Caesar,-- Thou hast a sister")
     assert LEAF_CHARACTERS[int(data.targets[0])] == "a"
+
+
+@pytest.mark.parametrize("order", [("user_data", "users"), ("users", "user_data", "num_samples")])
+@pytest.mark.parametrize(
+    "style", [{"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}]
+)
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 22])
+def test_any_order_of_keys_and_any_white_space(tmp_path, monkeypatch, order, style, chunk) -> None:
+    """Users come in the order of the list, wherever their rows are; other keys do not matter."""
+    rows = {
+        "é {": {"y": [1], "x": [[3, 4]]},
+        '"[\\': {"x": [[1, 2], [5, 6]], "y": [0, 1], "z": {"a": []}},
+    }
+    whole = {"users": ['"[\\', "é {"], "num_samples": [2, 1], "user_data": rows}
+    content = {
+        "hierarchies": [["a"], {"b": ["}"]}],
+        **{key: whole[key] for key in order},
+        "more": None,
+    }
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(content, **style), encoding="utf-8")
+    monkeypatch.setattr(json_stream, "_CHUNK", chunk)
+    data = load(path, Source(classes=2))
+    assert data.names == ('"[\\', "é {")
+    assert data.features.tolist() == [[1, 2], [5, 6], [3, 4]]
+    assert data.targets.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        ('{"x": {"a": [1]}, "y": [0]}', "x has no list rows"),
+        ('{"x": [[1]], "y": 5}', "y no list"),
+        ('{"x": [[1]]}', "no x and y"),
+        ("[[1], [2]]", "no x and y"),
+        ("7", "no x and y"),
+        ('{"x": [[1] [2]], "y": [0]}', "byte 67: Expecting ','"),
+        ('{"x": [[1]], "y": [0, ]}', "(line 1, byte "),
+        ('{"x": [[1]], "y": [0], "x": []}', "'x' is given twice"),
+    ],
+)
+def test_bad_users_are_refused(tmp_path: Path, refuse, user, words) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"users": ["w"], "num_samples": [1], "user_data": {"w": ' + user + "}}")
+    assert words in refuse(path, Source(classes=2))
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    whole = content()
+    for end in range(0, len(whole) - 1, 7):
+        path.write_text(whole[:end])
+        with pytest.raises(ValueError, match=f"line 1, byte {end}: .*fetch it again"):
+            load(path, Source(classes=2))
+
+
+def test_only_the_first_clients_are_decoded(tmp_path: Path, monkeypatch) -> None:
+    """Clients that are not asked for may even be broken inside."""
+    rows = {name: {"x": [[at, 2]], "y": [at % 2]} for at, name in enumerate(["10", "8", "9"])}
+    text = content(users=["10", "9", "8"], num_samples=None, user_data=rows)
+    path = tmp_path / "a.json"
+    path.write_text(text.replace("0, 2", "0  2"))
+    data = load(path, Source(classes=2), clients=2)
+    assert (data.names, data.features.tolist()) == (("8", "9"), [[1, 2], [2, 2]])
+    assert data.notes == ("2 of 3 clients kept",)
+    with pytest.raises(ValueError, match="clients = 4: expected 1 to 3"):
+        load(path, Source(classes=2), clients=4)
+
+
+def large_leaf(path: Path, size: int) -> int:
+    """Write a file like FEMNIST's; give the number of users, of 50 rows each."""
+    rng = np.random.default_rng(0)
+    pixels = np.where(rng.random((50, 784)) < 0.7, 1.0, rng.integers(0, 255, (50, 784)) / 255)
+    x, y = json.dumps(pixels.tolist()), json.dumps(rng.integers(0, 62, 50).tolist())
+    users = 0
+    with path.open("w") as file:
+        file.write('{"user_data": {')
+        while file.tell() < size:
+            file.write(f'{", " if users else ""}"f{users}": {{"x": {x}, "y": {y}}}')
+            users += 1
+        names = json.dumps([f"f{user}" for user in range(users)])
+        file.write(f'}}, "users": {names}}}')
+    return users
+
+
+def test_memory_holds_one_user_at_a_time(tmp_path: Path, monkeypatch) -> None:
+    users = large_leaf(tmp_path / "large.json", 2_500_000)
+    monkeypatch.setattr(json_stream, "_CHUNK", 1 << 16)
+    monkeypatch.setattr(leaf, "_TOGETHER", 1 << 10)
+    source = Source(classes=62, memory_map=str(tmp_path / "mapped"))
+    tracemalloc.start()
+    try:
+        data = load(tmp_path / "large.json", source)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(data) == users == 7
+    # a user is 0.4 MB of text, 1.3 MB as Python's floats and 0.3 MB as an array; all are 9 MB
+    assert peak < 3_000_000
+
+
+MEASURE = """
+import sys
+from coterie.data.formats import Source, load
+
+def resident(key):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(key))
+
+before = resident("VmRSS")
+data = load(sys.argv[1], Source(classes=62, memory_map=sys.argv[2]))
+print(len(data), data.features.shape[0], before // 1000, resident("VmHWM") // 1000)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_large_leaf_file_is_streamed_to_disk(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    users = large_leaf(path, 300_000_000)
+    command = [sys.executable, "-c", MEASURE, str(path), str(tmp_path / "mapped")]
+    clients, rows, before, highest = map(int, subprocess.check_output(command).split())
+    assert (clients, rows) == (users, 50 * users)
+    # json.load takes 1,500 MB for these 300; resident pages of the folder's arrays count here too
+    assert highest - before < 150
+    assert highest < 1000

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 from scipy import sparse
 
-from coterie.data import tables
+from coterie.data import table_files
 from coterie.data.formats import Source, load
 
 TEXT = """client,age,city,y,dose
@@ -156,7 +156,7 @@ def test_batches_do_not_change_the_result(tmp_path: Path, monkeypatch, seed) -> 
     )
     path = write(tmp_path / "toy.csv", "client,u,v,y\n" + lines)
     whole = load(path)
-    monkeypatch.setattr(tables, "_BLOCK", 1000)
+    monkeypatch.setattr(table_files, "_BLOCK", 1000)
     pieces = load(path)
     assert whole.names == pieces.names
     np.testing.assert_array_equal(whole.features, pieces.features)
@@ -216,7 +216,7 @@ def test_bad_csv_is_refused(tmp_path: Path, refuse, text, source, words) -> None
 
 
 def test_an_error_far_down_names_its_line(tmp_path: Path, refuse, monkeypatch) -> None:
-    monkeypatch.setattr(tables, "_BLOCK", 1000)
+    monkeypatch.setattr(table_files, "_BLOCK", 1000)
     good = "".join(f"c{k % 9},{k},0.5\n" for k in range(5000))
     message = refuse(write(tmp_path / "bad.csv", f"client,z,y\n{good}d,oops,1.5\n{good}"))
     assert "line 5002, client 'd': column 'z': found 'oops'" in message

@@ -201,6 +201,46 @@ def test_a_function_that_splits_is_named_in_the_plan():
         Plan.from_table(table)
 
 
+def test_the_papers_plan_claims_one_epsilon_and_has_another():
+    plan = DPFedMTL.paper(cohort=3, rounds=1000, sigma=9.69)
+    guarantee = plan.guarantee(174)
+    told = guarantee.statement()
+    assert guarantee.claimed_epsilon == pytest.approx(math.sqrt(2 * math.log(1.25e5)) / 9.69)
+    assert "NOT A GUARANTEE" in told and "0.5" in told
+    # Each message is a clipped vector with noise of its own: mu = 2 C / (sigma S) = M / (K sigma).
+    noise = plan.mechanisms(174)[0]
+    assert 2 / noise.noise_multiplier == pytest.approx(174 / (3 * 9.69))
+    assert guarantee.per_participation == pytest.approx(42.7, rel=1e-2)
+    assert guarantee.views["server"] > 100
+    data = classes(clients=12)
+    outcome = simulate(DPFedMTL.paper(cohort=3, rounds=2, sigma=2.42, model=MLP()), data)
+    assert outcome.guarantee.claimed_epsilon == pytest.approx(2.0, rel=1e-2)
+    assert outcome.guarantee.epsilon > 5 * outcome.guarantee.claimed_epsilon
+
+
+def test_noise_of_clients_own_covers_the_server_and_costs_more():
+    data = classes(clients=12)
+    local = Plan(
+        method=DPFedMTL(model=MLP(hidden=(5,))),
+        privacy=Privacy(epsilon=3.0, noise="local"),
+        sampler=Poisson(6.0),
+        rounds=3,
+        simulation_seed=0,
+    )
+    central = replace(local, privacy=Privacy(epsilon=3.0))
+    ours, theirs = simulate(local, data), simulate(central, data)
+    assert ours.guarantee.views["server"] <= 3.0 and ours.guarantee.per_participation <= 3.0
+    assert theirs.guarantee.views["server"] == math.inf
+    assert theirs.guarantee.views["server_secure_aggregation"] == math.inf
+    noise = [plan.mechanisms(12)[0].noise_multiplier for plan in (local, central)]
+    assert noise[0] > noise[1]
+    for block in (1, 5):
+        again = simulate(local, data, speed=Speed(block=block))
+        for one, two in zip(again.posts, ours.posts, strict=True):
+            for name in one.value:
+                torch.testing.assert_close(one.value[name], two.value[name], rtol=1e-4, atol=1e-4)
+
+
 # Finetuning
 
 

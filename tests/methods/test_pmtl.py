@@ -58,6 +58,24 @@ def test_mean_estimation_oracle(lam, change_from, solver):
     np.testing.assert_allclose(w, (x + lam * x.mean()) / (1 + lam), atol=2e-3)
 
 
+@pytest.mark.parametrize("change_from", ["shared", "own"])
+def test_mean_estimation_in_clusters(change_from):
+    """The same oracle inside each cluster, of which one has a single client."""
+    x, clusters = np.array([-2.0, 0.5, 1.0, 4.5, 9.0]), (0, 1, 0, 1, 2)
+    method = PMTL(
+        model=Linear(bias=False),
+        lam=2.0,
+        solver="exact",
+        change_from=change_from,
+        clusters=clusters,
+    )
+    outcome = fit(method, means(x), rounds=60)
+    centres = np.array([-0.5, 2.5, 9.0])
+    np.testing.assert_allclose(outcome.shared["weight"].flatten(), centres, atol=1e-4)
+    w = outcome.models.leaves["weight"].flatten().numpy()
+    np.testing.assert_allclose(w, (x + 2 * centres[list(clusters)]) / 3, atol=1e-4)
+
+
 @pytest.mark.full
 def test_own_change_from_integrates_noise_and_shared_forgets_it():
     """The same noise: as printed the shared model is a random walk, from the shared one it is not.

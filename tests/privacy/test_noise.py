@@ -19,7 +19,9 @@ from coterie.privacy.noise import (
     Ask,
     GaussianNoise,
     LaplaceNoise,
+    LocalNoise,
     Noise,
+    PrintedLocal,
     PrintedWishart,
     WishartNoise,
 )
@@ -253,6 +255,8 @@ def test_kinds_are_known_by_name():
         "laplace": LaplaceNoise,
         "wishart": WishartNoise,
         "wishart_paper": PrintedWishart,
+        "local": LocalNoise,
+        "local_paper": PrintedLocal,
     }
     assert GaussianNoise().usual_delta(10) == WishartNoise().usual_delta(10) == 1e-5
     assert LaplaceNoise().usual_delta(10) == 0

@@ -210,7 +210,11 @@ def test_whole_numbers_and_defaults_may_be_written():
         ("spend", {"kind": "power", "Q": 0.9}, "does not know Q"),
         ("spend", {"kind": "geometric", "Q": 0}, "Q = 0"),
         ("spend", {"kind": "power", "alpha": True}, "alpha"),
-        ("noise", {"kind": "cauchy"}, "gaussian, laplace, wishart, wishart_paper"),
+        (
+            "noise",
+            {"kind": "cauchy"},
+            "gaussian, laplace, local, local_paper, wishart, wishart_paper",
+        ),
         ("noise", {"kind": "wishart", "degrees": 3.5}, "degrees"),
         ("noise", {"kind": "wishart_paper", "sensitivity": "K"}, "'2K', 'K^2'"),
         ("noise", {"kind": "gaussian", "degrees": 3}, "does not know degrees"),

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from coterie.data.assemble import assemble
+from coterie.data.columns import Batch, Table, Values, plan_columns
 from coterie.data.federated import DataError, FederatedDataset, Task
-from coterie.data.source import Batch, Source, Table, Values, plan_columns
+from coterie.data.source import Source
 
 CHUNK = 1 << 24
 PIXELS = "uint8 images divided by 255"

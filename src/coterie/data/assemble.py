@@ -7,8 +7,8 @@ number, else of first appearance; the rows of a client keep the file's order.
 """
 
 import math
+import mmap
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,12 +22,13 @@ import torch
 from numpy.typing import NDArray
 from scipy import sparse
 
+from coterie.data.columns import Batch, Table, Values, client_order
 from coterie.data.federated import DataError, Features, FederatedDataset, Spec
 from coterie.data.labels import Range, Target, encode_target, plan_target
-from coterie.data.source import Batch, Source, Table, Values
+from coterie.data.source import Source
 
+_RESIDENT = 1 << 26  # bytes of mapped features held before they are let go
 _FILES = ("features.npy", "targets.npy", "split.npy")
-_WHOLE = re.compile(r"-?[0-9]+")
 _GAP = (
     'give the value, leave such rows out with missing="drop", or leave the column out of features'
 )
@@ -43,13 +44,12 @@ class _Survey:
     range: Range
     has_split: bool
     dropped: int
+    lost: int
 
     @property
     def order(self) -> NDArray[np.int64]:
         """The clients by number when every name is a whole number, else as they appeared."""
-        if all(_WHOLE.fullmatch(name) for name in self.names):
-            return np.array(sorted(range(len(self.names)), key=lambda k: int(self.names[k])), int)
-        return np.arange(len(self.names))
+        return np.array(client_order(self.names), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
         targets=torch.from_numpy(arrays["targets"]),
         source_split=np.asarray(arrays["split"]) if "split" in arrays else None,
         title=title,
-        notes=(*table.notes, *target.notes, *_notes(source, survey)),
+        notes=(*table.notes, *target.notes, *_notes(table, source, survey)),
         mapped=source.memory_map,
         assumed=target.assumed,
     )
@@ -121,8 +121,9 @@ def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
 
 def _check(table: Table, source: Source, survey: _Survey) -> None:
     if not survey.counts.sum():
+        lost = f", {survey.lost} {table.lost}" if survey.lost else ""
         raise DataError(
-            f"{table.where}: no clients: no row to read ({survey.dropped} dropped for gaps); "
+            f"{table.where}: no clients: no row to read ({survey.dropped} dropped for gaps{lost}); "
             "give a file with at least one row"
         )
     if not math.prod(table.shape):
@@ -140,18 +141,18 @@ def _survey(table: Table, source: Source) -> _Survey:
     counts: dict[str, int] = {}
     found = Range(kinds=frozenset() if source.positives else None)
     split = 0
-    dropped = 0
-    for batch, lost in _clean(table, source, features=source.missing == "drop"):
+    dropped, lost = 0, 0
+    for batch, gaps in _clean(table, source, features=source.missing == "drop"):
         for name, count in zip(
             batch.names, np.bincount(batch.codes, minlength=len(batch.names)), strict=True
         ):
             counts[name] = counts.get(name, 0) + int(count)
         found = found.extend(batch)
         split += 0 if batch.split is None else len(batch.rows)
-        dropped += lost
-    return _Survey(
-        tuple(counts), np.array(list(counts.values()), dtype=np.int64), found, split > 0, dropped
-    )
+        dropped += gaps
+        lost += batch.lost
+    sizes = np.array(list(counts.values()), dtype=np.int64)
+    return _Survey(tuple(counts), sizes, found, split > 0, dropped, lost)
 
 
 def _fill(
@@ -159,6 +160,7 @@ def _fill(
 ) -> None:
     rows = int(places.offsets[-1])
     parts: list[tuple[NDArray[np.int64], sparse.csr_matrix]] = []
+    unseen = 0
     for batch, _ in _clean(table, source, features=True):
         if not len(batch.rows):
             continue
@@ -169,11 +171,22 @@ def _fill(
         x = _scaled(table, batch, source)
         if "features" in arrays:
             arrays["features"].reshape(rows, -1)[at] = x
+            unseen += x.nbytes
+            if unseen > _RESIDENT:
+                unseen = _let_go(arrays["features"])
         else:
             parts.append((at, sparse.csr_matrix(x)))
     if parts:
         stacked = sparse.vstack([part for _, part in parts], format="csr")
         arrays["features"] = stacked[np.argsort(np.concatenate([at for at, _ in parts]))]
+
+
+def _let_go(features: NDArray[Any]) -> int:
+    """Hand written pages of a memory map to the system: they are in its file, or on their way."""
+    mapped = getattr(features, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+    return 0
 
 
 def _clean(table: Table, source: Source, *, features: bool) -> Iterator[tuple[Batch, int]]:
@@ -306,7 +319,9 @@ def _features(found: Any, shape: tuple[int, ...], where: str) -> Features:
     return rows
 
 
-def _notes(source: Source, survey: _Survey) -> Iterator[str]:
+def _notes(table: Table, source: Source, survey: _Survey) -> Iterator[str]:
+    if survey.lost:
+        yield f"{survey.lost} rows {table.lost} left out"
     if survey.dropped:
         yield f"{survey.dropped} rows with gaps dropped"
     if source.center or source.scale:

@@ -1,10 +1,11 @@
-"""Loaders: files and arrays as federated data.
+"""Loaders: files, objects and arrays as federated data.
 
-`load` chooses by suffix: tables with a client column (`coterie.data.tables`), LEAF json
-(`coterie.data.leaf`), `.npz` with arrays X, y, client and perhaps split and feature_names, and
-`.mat` cell arrays with one cell a client (MALSAR's X and Y, or feature and label). `from_arrays`
-and `from_targets` take what is in memory. The order of clients and rows is that of
-`coterie.data.assemble`.
+`load` chooses by suffix or layout: tables with a client column (`coterie.data.tables`), LEAF json
+(`coterie.data.leaf`), dumps of TensorFlow Federated (`coterie.data.tff`), data sets of the package
+`datasets` (`coterie.data.hub`), `.npz` with arrays X, y, client and perhaps split and
+feature_names, and `.mat` cell arrays with one cell a client (MALSAR's X and Y, or feature and
+label). `from_arrays` and `from_targets` take what is in memory. The order of clients and rows is
+that of `coterie.data.assemble`.
 """
 
 import zipfile
@@ -29,51 +30,96 @@ from coterie.data.arrays import (
     targets_of,
 )
 from coterie.data.assemble import assemble
+from coterie.data.columns import Batch, Table, Values, plan_columns
 from coterie.data.federated import DataError, FederatedDataset
+from coterie.data.hub import is_dataset, is_saved, open_dataset, open_saved
 from coterie.data.leaf import open_leaf
-from coterie.data.source import Batch, Source, Table, Values, plan_columns, reading
-from coterie.data.tables import TABLES, open_table
+from coterie.data.source import Source, reading
+from coterie.data.table_files import TABLES
+from coterie.data.tables import open_columns, open_table
+from coterie.data.tff import HDF5, SQLITE, is_sqlite, open_hdf5, open_sqlite
 
 __all__ = ["Source", "from_arrays", "from_targets", "load"]
 
-_SUPPORTED = (*TABLES, ".npz", ".mat", ".json")
+_SUPPORTED = (*TABLES, ".npz", ".mat", ".json", *HDF5, *SQLITE, ".arrow")
 _CELLS = (("X", "Y"), ("feature", "label"), ("x", "y"))
 
 
-def load(path: str | Path, source: Source | None = None) -> FederatedDataset:
-    """Read a file, a LEAF folder or a folder of Parquet files.
+def load(
+    given: str | Path | Any, source: Source | None = None, *, clients: int | None = None
+) -> FederatedDataset:
+    """Read a file, a folder, or a data set of the package `datasets`.
 
     Args:
-        path: A `.csv`, `.tsv` (or `.gz` of them), `.parquet`, `.npz`, `.mat` or `.json` file, or
-            a folder.
+        given: A `.csv`, `.tsv` (or `.gz` of them), `.parquet`, `.npz`, `.mat`, `.json` (LEAF),
+            `.h5`, `.sqlite` (perhaps compressed) or `.arrow` file, a folder, or a `Dataset` or
+            `DatasetDict`.
         source: The options.
+        clients: Take the first so many clients; None takes all.
 
     Raises:
         DataError: The file is absent or bad; the message says where, what and what to do.
     """
-    path, source = Path(path), source or Source()
+    source = source or Source()
+    if not isinstance(given, str | Path):
+        if not is_dataset(given):
+            raise DataError(
+                f"cannot load {type(given).__name__}; give a path, or a data set of the package "
+                "datasets; for arrays there is from_arrays"
+            )
+        return _whole(open_columns(open_dataset(given, source), source), source, "dataset", clients)
+    path = Path(given)
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; check the path")
     name = path.name.lower()
     if source.targets_are_clients and (name.endswith((".mat", ".json")) or path.is_dir()):
         raise DataError(f"{path}: targets_are_clients is for one table; give CSV, Parquet or npz")
-    if path.is_dir():
-        has_tables = any(path.glob("*.parquet"))
-        table = open_table(path, source) if has_tables else open_leaf(path, source)
-    elif name.endswith(TABLES):
-        table = open_table(path, source)
-    elif name.endswith(".npz"):
-        table = _open_npz(path, source)
-    elif name.endswith(".mat"):
-        table = _open_mat(path, source)
-    elif name.endswith(".json"):
-        table = open_leaf(path, source)
-    else:
+    table = _open(path, name, source, clients)
+    return _whole(table, source, path.resolve().name.split(".")[0], clients)
+
+
+def _whole(table: Table, source: Source, title: str, clients: int | None) -> FederatedDataset:
+    data = assemble(table, table.declared or source, title=title)
+    # readers that can take fewer clients have done so
+    return data if clients is None else data.first(clients)
+
+
+def _open(path: Path, name: str, source: Source, clients: int | None) -> Table:
+    if path.is_dir() or name.endswith(".json"):
+        return _open_layout(path, source, clients)
+    if name.endswith(TABLES):
+        return open_table(path, source)
+    if name.endswith(HDF5):
+        return open_columns(open_hdf5(path, source, clients), source)
+    if is_sqlite(name):
+        return open_columns(open_sqlite(path, source, clients), source)
+    if name.endswith(".arrow"):
+        return open_columns(open_saved(path, source), source)
+    if not name.endswith((".npz", ".mat")):
         raise DataError(
             f"{path}: cannot read {path.suffix or 'a file without a suffix'}; supported are "
-            f"{', '.join(_SUPPORTED)}, and folders of LEAF json or Parquet"
+            f"{', '.join(_SUPPORTED)}, and folders of LEAF json, Parquet or HDF5, or saved by "
+            "datasets"
         )
-    return assemble(table, source, title=path.resolve().name.split(".")[0])
+    if source.text or source.tags or source.images is not None:
+        raise DataError(
+            f"{path}: text, tags and images are options for tables and LEAF json, and this holds "
+            "arrays of numbers; leave them out"
+        )
+    return _open_npz(path, source) if name.endswith(".npz") else _open_mat(path, source)
+
+
+def _open_layout(path: Path, source: Source, clients: int | None) -> Table:
+    """Open a folder by what is in it, or a LEAF file."""
+    if path.is_dir() and is_saved(path):
+        return open_columns(open_saved(path, source), source)
+    if path.is_dir() and any(path.glob("*.parquet")):
+        return open_table(path, source)
+    if path.is_dir() and any(file.name.lower().endswith(HDF5) for file in path.iterdir()):
+        return open_columns(open_hdf5(path, source, clients), source)
+    if source.tags:
+        raise DataError(f"{path}: tags are a column of tables; leave them out, and declare classes")
+    return open_leaf(path, source, clients)
 
 
 def _open_npz(path: Path, source: Source) -> Table:

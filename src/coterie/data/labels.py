@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.data.columns import Batch, Table
 from coterie.data.federated import DataError, Task
-from coterie.data.source import Batch, Source, Table
+from coterie.data.source import Source
 
 _MOST_UNDECLARED = 10_000
 _MOST_GUESSED = 19  # whole numbers up to here, written in text, are taken for classes

@@ -1,221 +1,267 @@
 """LEAF json (Caldas et al., 2018, arXiv:1812.01097): users, num_samples, user_data.
 
 A path is one file, a folder of files, or a folder with `train/` and `test/`, which then are the
-source's split. Files are read one after the other, so memory holds the largest of them beside the
-result. Text rows (Shakespeare) become the index of each character among declared ones.
+source's split. A file is never read whole: `coterie.data.json_stream` finds where each user's x and
+y are, and users are decoded one after the other, so memory holds one user beside the result.
+
+Rows are numbers (FEMNIST), text of declared characters, each read as its index (Shakespeare), text
+by a public vocabulary (Sent140, where a row is a list with the text at place 4), or names of images
+(CelebA).
 """
 
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.arrays import targets_of
-from coterie.data.federated import DataError
-from coterie.data.source import (
+from coterie.data.coders import plan_coder
+from coterie.data.columns import (
     Batch,
     Columns,
-    Source,
     Table,
+    first_clients,
+    kept_note,
     plan_columns,
-    reading,
-    unknown_level,
 )
+from coterie.data.federated import DataError
+from coterie.data.json_stream import Index, Pairs, index_json
+from coterie.data.leaf_rows import Coded, Numbers, Rows, User, numbers_of, text_place
+from coterie.data.source import Source, reading
 
 LEAF_CHARACTERS: tuple[str, ...] = tuple(
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
 """The 80 characters of LEAF's own Shakespeare models."""
+_DEPTH = 3  # the file, user_data, one user: its x and y lie deeper
+_TOGETHER = 1 << 20  # bytes of small users that make one batch
 
 
 @dataclass(frozen=True)
-class _User:
-    """One user of one file; `where` names both."""
+class _Entry:
+    """Where the rows of one user of one file are."""
 
-    where: str
+    index: Index
     name: str
-    x: list[Any]
-    y: list[Any]
+    x: int
+    y: int
+    count: Any
     split: int | None
 
+    @property
+    def where(self) -> str:
+        """The file and the user, for messages."""
+        return f"{self.index.path}: client {self.name!r}"
 
-def open_leaf(path: Path, source: Source) -> Table:
+
+def open_leaf(path: Path, source: Source, clients: int | None = None) -> Table:
     """Open a LEAF file or folder.
 
     Args:
         path: A `.json` file, a folder of them, or one with `train/` and `test/`.
         source: The options; for text, `levels["x"]` are the characters and `classes` the targets'.
+        clients: Take the first so many clients; None takes all.
     """
-    files = _files(path)
-    # the cache spares a single file its second parsing
-    users = partial(_users, files, lru_cache(maxsize=1)(_parse))
-    first = next((user for user in users() if user.x), None)
-    shape = (0,) if first is None else _features(first, source, None).shape[1:]
+    where = str(path)
+    entries = _entries(_files(path, source))
+    notes: tuple[str, ...] = ()
+    if clients is not None:
+        names = list(dict.fromkeys(entry.name for entry in entries))
+        wanted = set(first_clients(names, clients, where))
+        entries = [entry for entry in entries if entry.name in wanted]
+        notes = kept_note(len(wanted), len(names))
+    coder = plan_coder(source, where)
+    if coder is not None:
+        rows: Rows = Coded(coder, text_place(source, where))
+        shape, plan = coder.shape, coder.plan(source, where)
+    else:
+        shape, plan = _plannumbers_of(entries, source, where)
+        rows = Numbers(source, shape, plan)
+        shape = shape if plan.picks is None else (len(plan.names),)
+    place = "row {} (from 0) of its user_data".format
+    is_sparse = coder is not None and coder.sparse
+    notes += () if coder is None else coder.notes
+    return Table(where, shape, plan, partial(_read, entries, rows), place, notes, is_sparse)
+
+
+def _plannumbers_of(
+    entries: Sequence[_Entry], source: Source, where: str
+) -> tuple[tuple[int, ...], Columns]:
+    """Find the shape of a row by the first user that has one."""
+    first = next((user for user in _users(entries, True) if user.x), None)
+    if first is None:
+        return (0,), Columns(range(0))
+    shape = numbers_of(first, source, None).shape[1:]
     columns = range(int(np.prod(shape)))
     # text has no columns that options could name
-    named = not (first is not None and isinstance(first.x[0], str))
-    plan = plan_columns(columns, source, where=str(path)) if named else Columns(columns)
-
-    def read(features: bool) -> Iterator[Batch]:
-        for user in users():
-            y = _labels(user)
-            x = _features(user, source, shape) if features and user.x else None
-            yield Batch(
-                rows=np.arange(len(y)),
-                names=(user.name,),
-                codes=np.zeros(len(y), dtype=np.int64),
-                x=None if x is None else plan.encode(x, partial(_fail, user)),
-                y=y,
-                split=None if user.split is None else np.full(len(y), user.split),
-                real=y.dtype.kind == "f",
-            )
-
-    shown = shape if plan.picks is None else (len(plan.names),)
-    return Table(str(path), shown, plan, read, "row {} (from 0) of its user_data".format)
+    named = not isinstance(first.x[0], str)
+    return shape, plan_columns(columns, source, where=where) if named else Columns(columns)
 
 
-def _files(path: Path) -> list[tuple[Path, int | None]]:
+def _read(entries: Sequence[_Entry], rows: Rows, features: bool) -> Iterator[Batch]:
+    for group in _groups(entries, features):
+        sizes = [len(user.y) for user in group]
+        y = np.concatenate([user.y for user in group if len(user.y)] or [group[0].y])
+        splits = [user.split for user in group]
+        whole = Batch(
+            rows=np.concatenate([np.arange(size) for size in sizes]),
+            names=[user.name for user in group],
+            codes=np.repeat(np.arange(len(group)), sizes),
+            x=None,
+            y=y,
+            split=None if splits[0] is None else np.repeat(np.array(splits), sizes),
+            real=y.dtype.kind == "f",
+        )
+        if not features or not len(y):
+            yield whole
+            continue
+        yield whole.take(np.zeros(0, dtype=np.int64))  # every name, before rows in parts
+        for start, x in rows.encode(group):
+            yield replace(whole.take(np.arange(start, start + x.shape[0])), x=x)
+
+
+def _groups(entries: Sequence[_Entry], features: bool) -> Iterator[list[User]]:
+    """Put small users together, as long as their targets are alike."""
+    group: list[User] = []
+    size, kind = 0, None
+    for user in _users(entries, features):
+        mine = (user.y.dtype.kind in "OU", user.y.shape[1:]) if len(user.y) else kind
+        if group and kind not in (None, mine):
+            yield group
+            group, size, kind = [], 0, None
+        group.append(user)
+        size += user.size
+        kind = mine if kind is None else kind
+        del user  # or it would be held while the next one is decoded
+        if size > _TOGETHER:
+            yield group
+            group.clear()
+            size, kind = 0, None
+    if group:
+        yield group
+
+
+def _users(entries: Sequence[_Entry], features: bool) -> Iterator[User]:
+    """Decode users one after the other, x only if features are wanted."""
+    path, file = None, None
+    with ExitStack() as stack:
+        for entry in entries:
+            if file is None or path != entry.index.path:
+                stack.close()
+                path = entry.index.path
+                with reading(path):
+                    file = stack.enter_context(path.open("rb"))
+            yield _user(entry, file, features)
+
+
+def _user(entry: _Entry, file: BinaryIO, features: bool) -> User:
+    index = entry.index
+    with reading(index.path):
+        y = index.value(file, entry.y)
+        off = entry.count is not None and entry.count != len(y)
+        x = index.value(file, entry.x) if features or off else None
+    if x is not None and len(x) != len(y):
+        raise DataError(f"{entry.where}: x has {len(x)} rows, y {len(y)}; give one target a row")
+    if off:
+        raise DataError(
+            f"{entry.where}: num_samples says {entry.count}, user_data has {len(y)} rows; correct "
+            "the count, or fetch the file again if rows are lost"
+        )
+    size = index.size(entry.x) + index.size(entry.y)
+    return User(entry.where, entry.name, x or [], _labels(y, entry.where), entry.split, size)
+
+
+def _files(path: Path, source: Source) -> list[tuple[Path, int | None]]:
     """List the files with the split each is of."""
     if path.is_file():
         return [(path, None)]
-    parts = [(path / name, split) for split, name in enumerate(("train", "test"))]
+    parts = [(path / name, split) for split, name in enumerate(source.splits)]
     if all(part.is_dir() for part, _ in parts):
         files: list[tuple[Path, int | None]] = [
-            (file, split) for part, split in parts for file in sorted(part.glob("*.json"))
+            (file, split if len(parts) > 1 else None)
+            for part, split in parts
+            for file in sorted(part.glob("*.json"))
         ]
     else:
         files = [(file, None) for file in sorted(path.glob("*.json"))]
     if not files:
         raise DataError(
             f"{path}: no LEAF json here; expected *.json, or train/*.json and test/*.json, or "
-            "*.parquet"
+            "*.parquet, *.h5, or a folder saved by datasets"
         )
     return files
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    with reading(path):
-        with path.open(encoding="utf-8") as file:
-            found = json.load(file, object_pairs_hook=partial(_unique, path))
-        if not isinstance(found, dict) or not {"users", "user_data"} <= set(found):
-            raise DataError(f"{path}: not LEAF json; expected the keys users and user_data")
-        if not isinstance(found["users"], list) or not isinstance(found["user_data"], dict):
-            raise DataError(f"{path}: not LEAF json; users is a list and user_data an object there")
-        return found
-
-
-def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise DataError(f"{path}: {twice!r} is given twice; name each client once")
-    return found
-
-
-def _users(
-    files: list[tuple[Path, int | None]], parse: Callable[[Path], dict[str, Any]]
-) -> Iterator[_User]:
+def _entries(files: list[tuple[Path, int | None]]) -> list[_Entry]:
+    """Find the users of all files."""
     seen: dict[tuple[str, int | None], Path] = {}
+    entries: list[_Entry] = []
     for path, split in files:
-        found = parse(path)
-        counts = found.get("num_samples") or [None] * len(found["users"])
-        if len(counts) != len(found["users"]) or len(found["user_data"]) != len(found["users"]):
+        index = _index(path)
+        users, data = index.content["users"], index.content["user_data"]
+        counts = index.content.get("num_samples") or [None] * len(users)
+        if len(counts) != len(users) or len(data) != len(users):
             raise DataError(
-                f"{path}: {len(found['users'])} users, {len(counts)} num_samples and "
-                f"{len(found['user_data'])} entries of user_data; it needs one of each for a user"
+                f"{path}: {len(users)} users, {len(counts)} num_samples and {len(data)} entries of "
+                "user_data; it needs one of each for a user"
             )
-        for name, count in zip(map(str, found["users"]), counts, strict=True):
+        for name, count in zip(map(str, users), counts, strict=True):
             if (name, split) in seen:
                 raise DataError(
                     f"{path}: duplicate client {name!r}, already in {seen[name, split]}; name each "
                     "client once in a split"
                 )
             seen[name, split] = path
-            yield _user(path, name, found["user_data"].get(name), count, split)
+            x, y = _marks(f"{path}: client {name!r}", data.get(name))
+            entries.append(_Entry(index, name, x, y, count, split))
+    return entries
 
 
-def _user(path: Path, name: str, rows: Any, count: Any, split: int | None) -> _User:
-    where = f"{path}: client {name!r}"
-    if not isinstance(rows, dict) or not {"x", "y"} <= set(rows):
-        raise DataError(f"{where}: user_data holds no x and y for it; add them or take it out")
-    x, y = rows["x"], rows["y"]
-    if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-        sizes = [len(part) if isinstance(part, list) else "no list" for part in (x, y)]
+def _index(path: Path) -> Index:
+    with reading(path):
+        index = index_json(path, _DEPTH, partial(_objects, path))
+    found = index.content
+    if not isinstance(found, dict) or not {"users", "user_data"} <= set(found):
+        raise DataError(f"{path}: not LEAF json; expected the keys users and user_data")
+    kinds = {"users": list, "user_data": dict, "num_samples": list | None}
+    if not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
+        raise DataError(
+            f"{path}: not LEAF json; users and num_samples are lists and user_data an object there"
+        )
+    return index
+
+
+def _objects(path: Path, pairs: Pairs) -> Any:
+    """Make an object of the skeleton; a user with rows becomes the marks of its x and y."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise DataError(f"{path}: {twice!r} is given twice; name each client once")
+    marks = [found.get(key) for key in "xy"]
+    if not all(isinstance(mark, list) and len(mark) == 1 for mark in marks):
+        return found
+    return tuple(mark[0] for mark in marks if mark)
+
+
+def _marks(where: str, rows: Any) -> tuple[int, int]:
+    if isinstance(rows, tuple) and all(isinstance(mark, int) for mark in rows):
+        return rows[0], rows[1]
+    if isinstance(rows, dict) and {"x", "y"} <= set(rows):
+        sizes = ["a list of" if isinstance(rows[key], list) else "no list" for key in "xy"]
         raise DataError(f"{where}: x has {sizes[0]} rows, y {sizes[1]}; give one target a row")
-    if count is not None and count != len(y):
-        raise DataError(
-            f"{where}: num_samples says {count}, user_data has {len(y)} rows; correct the count, "
-            "or fetch the file again if rows are lost"
-        )
-    return _User(where, name, x, y, split)
+    raise DataError(f"{where}: user_data holds no x and y for it; add them or take it out")
 
 
-def _features(user: _User, source: Source, shape: tuple[int, ...] | None) -> NDArray[np.float64]:
-    """Make an array of a user's rows, all of one shape."""
-    rows: Any = user.x
-    if any(isinstance(row, str) for row in rows):
-        rows = _characters(user, source)
+def _labels(y: list[Any], where: str) -> NDArray[Any]:
     try:
-        x = np.array(rows, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise _bad_rows(user, rows) from error
-    x = x[:, None] if x.ndim == 1 else x
-    if shape is not None and x.shape[1:] != shape:
-        raise DataError(
-            f"{user.where}: rows of shape {x.shape[1:]}, where the first client has {shape}; give "
-            "every row as many values"
-        )
-    return x
-
-
-def _characters(user: _User, source: Source) -> list[list[int]]:
-    levels = source.levels.get("x", ())
-    index = {character: at for at, character in enumerate(levels)}
-    for at, row in enumerate(user.x):
-        if not levels or not isinstance(row, str):
-            raise DataError(
-                f"{user.where}, row {at} (from 0): found {str(row)[:40]!r} where numbers belong; "
-                "for text declare its characters, levels={'x': (...)}, and the classes"
-            )
-        lost = next((character for character in row if character not in index), None)
-        if lost is not None:
-            raise _fail(user, at, "x", unknown_level(lost, levels))
-    return [[index[character] for character in row] for row in user.x]
-
-
-def _labels(user: _User) -> NDArray[Any]:
-    try:
-        return targets_of(user.y, user.where)
+        return targets_of(y, where)
     except ValueError as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{user.where}: targets of unequal widths; give as many each") from error
-
-
-def _bad_rows(user: _User, rows: list[Any]) -> DataError:
-    """Find the row that is no list of numbers, or of another width than the first."""
-    width = np.shape(rows[0]) if not isinstance(rows[0], list) else (len(rows[0]),)
-    for at, row in enumerate(rows):
-        try:
-            values = np.array(row, dtype=np.float64)
-        except (TypeError, ValueError):
-            return DataError(
-                f"{user.where}, row {at} (from 0): found {str(row)[:60]} where numbers belong; "
-                "correct the row"
-            )
-        if values.shape[:1] != width:
-            return DataError(
-                f"{user.where}, row {at} (from 0): {len(np.atleast_1d(values))} values, where the "
-                f"first row has {width[0] if width else 1}; give every row as many"
-            )
-    return DataError(f"{user.where}: rows of unequal shapes; give every row the same")
-
-
-def _fail(user: _User, row: int, column: str, found: str) -> DataError:
-    return DataError(f"{user.where}, row {row} (from 0), column {column!r}: {found}")
+        raise DataError(f"{where}: targets of unequal widths; give as many each") from error

@@ -1,26 +1,27 @@
-"""What every reader shares: the options, rows in batches, and how columns become numbers.
-
-A reader turns a file into a `Table`: batches of rows that can be read twice, so that
-`coterie.data.assemble` can count first and then write each row to its client's place.
-"""
+"""What every reader shares: the options, and damaged files as errors that say what to do."""
 
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import sparse
 
 from coterie.data.federated import TASKS, DataError, Task
 
-Names = Sequence[str] | range
-Values: TypeAlias = NDArray[Any] | sparse.csr_matrix
+_LISTS = (
+    *("target", "features", "classes", "positive", "shape"),
+    *("splits", "vocabulary", "tags", "size"),
+)
+_CHOICES = {
+    "text": ("bag", "indices"),
+    "tokens": ("words", "spaces", "characters"),
+    "bag": ("mean", "counts", "binary"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,20 @@ class Source:
         sparse: Keep features as CSR. Sparse input stays CSR in any case.
         shape: The shape of a row, e.g. (28, 28) for flat images; () keeps the file's.
         memory_map: A folder to hold the arrays instead of memory; its parent must exist.
+        splits: Names of the source's parts: the training part, then the test part if it is wanted.
+        text: Read text as a "bag" of words (CSR), or as "indices" of words for an embedding. In
+            tables, `features` name the columns, which are joined; for LEAF lists, the place.
+        vocabulary: The public words (or characters): a file with one a line, or a list.
+        vocabulary_size: Take the first so many words; None takes all.
+        tokens: How text is cut: "words" (lower case, LEAF's pattern), "spaces" or "characters".
+            None is "spaces" for TFF dumps, whose text is cut already, else "words".
+        bag: What a bag holds: the "mean" of one-hots, where unknown words count and are then
+            dropped, "counts", or "binary".
+        length: Words of a row of indices: more are cut off, fewer are padded.
+        tags: Public tags, a file or a list: targets are then lists of tags ("a|b"), read as the
+            first of these that a row has, or as one label each with task="multilabel".
+        images: The folder of images that rows name; "" for images inside a table.
+        size: Height and width that images are resized to.
     """
 
     task: Task | None = None
@@ -67,9 +82,19 @@ class Source:
     sparse: bool = False
     shape: tuple[int, ...] = ()
     memory_map: str | None = None
+    splits: tuple[str, ...] = ("train", "test")
+    text: Literal["bag", "indices"] | None = None
+    vocabulary: str | tuple[str, ...] = ()
+    vocabulary_size: int | None = None
+    tokens: Literal["words", "spaces", "characters"] | None = None
+    bag: Literal["mean", "counts", "binary"] = "mean"
+    length: int | None = None
+    tags: str | tuple[str, ...] = ()
+    images: str | None = None
+    size: tuple[int, ...] = (84, 84)
 
     def __post_init__(self) -> None:
-        for name in ("target", "features", "classes", "positive", "shape"):
+        for name in _LISTS:
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         if self.task is not None and self.task not in TASKS:
@@ -88,6 +113,9 @@ class Source:
             raise DataError("sparse rows are kept in memory: set sparse or memory_map, not both")
         self._check_names()
         self._check_positive()
+        self._check_choices()
+        self._check_text()
+        self._check_images()
 
     def _check_names(self) -> None:
         groups = {"features": self.features, "target": self.targets}
@@ -130,6 +158,58 @@ class Source:
                 "asked for; leave one of them out"
             )
 
+    def _check_choices(self) -> None:
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise DataError(f"{name} = {value!r}: choose one of {', '.join(known)}")
+        for name in ("length", "vocabulary_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise DataError(f"{name} = {value}: expected a whole number >= 1")
+        if not 1 <= len(self.splits) <= 2 or len(set(self.splits)) < len(self.splits):
+            raise DataError(
+                f"splits = {self.splits!r}: expected the name of the training part, or of the "
+                "training and the test part"
+            )
+
+    def _check_text(self) -> None:
+        if self.text is None and (self.vocabulary or self.length is not None):
+            raise DataError(
+                'vocabulary and length are for text; set text = "bag" or text = "indices" too'
+            )
+        if self.text is not None and not self.vocabulary:
+            raise DataError(
+                f"text = {self.text!r} without a vocabulary: one made of the clients' own rows "
+                "would be data of theirs that no guarantee covers; give a public one, "
+                "vocabulary = a file with one word a line, or a list of words"
+            )
+        if (self.text == "indices") != (self.length is not None):
+            raise DataError(
+                f"text = {self.text!r} with length = {self.length}: length is the number of words "
+                'in a row of text = "indices", and is needed there alone'
+            )
+        if self.text == "bag" and self.memory_map is not None:
+            raise DataError("bags of words are sparse and kept in memory: leave memory_map out")
+        self._check_tags()
+
+    def _check_tags(self) -> None:
+        if not self.tags:
+            return
+        if self.task not in (None, "multiclass", "multilabel") or isinstance(self.classes, tuple):
+            raise DataError(
+                f"tags make a task of classes or labels, but task = {self.task!r} and classes = "
+                f"{self.classes!r}; leave them out, or set classes to the number of tags to take"
+            )
+        if len(self.targets) > 1 or self.targets_are_clients:
+            raise DataError(f"target = {self.target!r}: with tags, name the one column of tags")
+
+    def _check_images(self) -> None:
+        if self.images is not None and (self.text is not None or self.sparse):
+            raise DataError("images are dense: leave text and sparse out, or images")
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise DataError(f"size = {self.size!r}: expected height and width, each at least 1")
+
     @property
     def targets(self) -> tuple[str, ...]:
         """The target columns."""
@@ -149,119 +229,6 @@ class Source:
         if self.classes is None or isinstance(self.classes, int):
             return self.classes
         return len(self.classes)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Consecutive rows of a file.
-
-    Attributes:
-        rows: The number of each row in the file, as `Table.place` takes it.
-        names: Clients met here, in order of appearance; some may have no row.
-        codes: The client of each row, as an index into `names`.
-        x: Features, (n, *shape) or CSR; NaN is a gap. None when only counting was asked for.
-        y: Targets, (n,) or (n, targets): numbers (NaN is a gap) or text (None is a gap).
-        split: 0 train or 1 test for each row.
-        real: Whether the targets are written as real numbers, not as whole ones; None where
-            the file stores both alike.
-    """
-
-    rows: NDArray[np.int64]
-    names: Sequence[str]
-    codes: NDArray[np.int64]
-    x: Values | None
-    y: NDArray[Any]
-    split: NDArray[Any] | None = None
-    real: bool | None = None
-
-    def take(self, keep: NDArray[Any]) -> "Batch":
-        """Keep some rows, in order."""
-        return replace(
-            self,
-            rows=self.rows[keep],
-            codes=self.codes[keep],
-            x=None if self.x is None else self.x[keep],
-            y=self.y[keep],
-            split=None if self.split is None else self.split[keep],
-        )
-
-
-@dataclass(frozen=True)
-class Columns:
-    """How the columns of a file become features: which, one-hot levels, constants.
-
-    Attributes:
-        names: Names of the features, after one-hot coding.
-        picks: The file's columns taken, in order; None takes all as they are.
-        levels: Declared levels, by position in `picks`.
-        center: Constants by feature, or None.
-        scale: Constants by feature, or None.
-        target: The target's own center and scale.
-    """
-
-    names: Names
-    picks: tuple[int, ...] | None = None
-    levels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    center: NDArray[np.float64] | None = None
-    scale: NDArray[np.float64] | None = None
-    target: tuple[float, float] = (0.0, 1.0)
-
-    def encode(self, x: Values, fail: Callable[[int, str, str], DataError]) -> Values:
-        """Take the declared columns of an array and expand the categorical ones.
-
-        Args:
-            x: Rows, (n, *shape) or CSR.
-            fail: Makes the error for (row of `x`, column, what was found and what to do).
-        """
-        if self.picks is None:
-            return x
-        if not self.levels:
-            return x[:, list(self.picks)]
-        parts = []
-        for position, pick in enumerate(self.picks):
-            values = np.asarray(x[:, pick], dtype=np.float64)
-            if position not in self.levels:
-                parts.append(values[:, None])
-                continue
-            codes = _level_codes(values, self.levels[position])
-            lost = np.flatnonzero((codes < 0) & ~np.isnan(values))
-            if len(lost):
-                value = f"{values[lost[0]]:g}"
-                raise fail(int(lost[0]), str(pick), unknown_level(value, self.levels[position]))
-            parts.append(one_hot(codes, len(self.levels[position])))
-        return np.concatenate(parts, axis=1)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A file, or arrays, as batches that can be read twice.
-
-    Attributes:
-        where: The file's name for messages.
-        shape: The shape of one row of features.
-        columns: What the features are.
-        read: Yields batches; its argument says whether features are wanted.
-        place: Says where a row is, e.g. "line 7".
-        notes: What the reader did, in words.
-        sparse: Whether features are CSR.
-        guessed: Whether whole numbers are so by their looks alone, as in text files.
-    """
-
-    where: str
-    shape: tuple[int, ...]
-    columns: Columns
-    read: Callable[[bool], Iterator[Batch]]
-    place: Callable[[int], str] = "row {} (from 0)".format
-    notes: tuple[str, ...] = ()
-    sparse: bool = False
-    guessed: bool = False
-
-    def error(self, batch: Batch, row: int, found: str) -> DataError:
-        """Make the error for one row of a batch."""
-        client = batch.names[int(batch.codes[row])]
-        return DataError(
-            f"{self.where}: {self.place(int(batch.rows[row]))}, client {client!r}: {found}"
-        )
 
 
 @contextmanager
@@ -287,113 +254,3 @@ def reading(path: Path) -> Iterator[None]:
             f"{path}: could not be read ({error}); it is truncated, damaged or of another format: "
             "fetch it again or check its suffix"
         ) from error
-
-
-def plan_columns(names: Names, source: Source, *, where: str, numbered: bool = True) -> Columns:
-    """Resolve the declared columns and constants against the columns of a file.
-
-    Args:
-        names: The file's feature columns.
-        source: The options.
-        where: The file's name for messages.
-        numbered: Whether columns may also be called by number.
-    """
-    chosen = [find_column(name, names, where=where, numbered=numbered) for name in source.features]
-    levels = {
-        find_column(name, names, where=where, numbered=numbered): tuple(values)
-        for name, values in source.levels.items()
-    }
-    picks = tuple(chosen or range(len(names))) if chosen or levels else None
-    wide: list[str] = []
-    for pick in picks or ():
-        name = str(names[pick])
-        wide += [f"{name}={level}" for level in levels[pick]] if pick in levels else [name]
-    features: Names = names if picks is None else wide
-    own = {"y", *source.targets} - (set() if isinstance(names, range) else set(names))
-
-    def spread(given: Mapping[str, float], neutral: float) -> NDArray[np.float64] | None:
-        wanted = {name: value for name, value in given.items() if name not in own}
-        return _spread(wanted, neutral, features, names, where=where, numbered=numbered)
-
-    return Columns(
-        features,
-        picks,
-        {at: levels[pick] for at, pick in enumerate(picks or ()) if pick in levels},
-        center=spread(source.center, 0.0),
-        scale=spread(source.scale, 1.0),
-        target=(
-            next((source.center[name] for name in sorted(own) if name in source.center), 0.0),
-            next((source.scale[name] for name in sorted(own) if name in source.scale), 1.0),
-        ),
-    )
-
-
-def find_column(name: str, names: Names, *, where: str, numbered: bool = True) -> int:
-    """Find a column by name, or by number ("3" or "x3")."""
-    if not isinstance(names, range) and name in names:
-        return list(names).index(name)
-    digits = name.removeprefix("x")
-    if numbered and digits.isdecimal() and int(digits) < len(names):
-        return int(digits)
-    listed = f"0..{len(names) - 1}" if isinstance(names, range) else _short(names)
-    raise DataError(f"{where}: no column {name!r}; the columns are {listed}")
-
-
-def one_hot(codes: NDArray[np.int64], size: int) -> NDArray[np.float64]:
-    """Turn level numbers into 0/1 columns; -1 is a gap and gives NaN."""
-    wide = np.zeros((len(codes), size))
-    wide[np.arange(len(codes)), codes] = 1.0
-    wide[codes < 0] = np.nan
-    return wide
-
-
-def unknown_level(value: str, levels: Sequence[str]) -> str:
-    """Say that a value is not among the declared levels."""
-    return (
-        f"found {value!r}, which is none of the declared levels {_short(levels)}; "
-        "correct it or declare the level"
-    )
-
-
-def _level_codes(values: NDArray[np.float64], levels: Sequence[str]) -> NDArray[np.int64]:
-    codes = np.full(len(values), -1, dtype=np.int64)
-    for code, level in enumerate(levels):
-        try:
-            codes[values == float(level)] = code
-        except ValueError:
-            raise DataError(
-                f"level {level!r} of a numeric column is not a number: declare numbers, e.g. '1'"
-            ) from None
-    return codes
-
-
-def _spread(
-    wanted: dict[str, float],
-    neutral: float,
-    features: Names,
-    names: Names,
-    *,
-    where: str,
-    numbered: bool,
-) -> NDArray[np.float64] | None:
-    """Spread declared constants over the features; the identity where none is declared."""
-    if not wanted:
-        return None
-    spread = np.full(len(features), neutral)
-    if "x" in wanted and (isinstance(names, range) or "x" not in names):
-        spread[:] = wanted.pop("x")
-    position = {str(name): at for at, name in enumerate(features)} if wanted else {}
-    for name, value in wanted.items():
-        real = str(names[find_column(name, names, where=where, numbered=numbered)])
-        if real not in position:
-            raise DataError(
-                f"{where}: a constant is declared for {name!r}, which is categorical or not "
-                "among features; leave the constant out"
-            )
-        spread[position[real]] = value
-    return spread
-
-
-def _short(names: Sequence[str], most: int = 12) -> str:
-    listed = ", ".join(repr(str(name)) for name in names[:most])
-    return f"{listed}, ... ({len(names)} in all)" if len(names) > most else listed

@@ -1,4 +1,4 @@
-"""CSV, TSV and Parquet with a client column, streamed in batches.
+"""Rows with named columns, one of which is the client: CSV, Parquet and what is read like them.
 
 Memory holds one batch beside the result: the file may be larger than memory. Every cell of a CSV
 is read as text and turned into numbers here, so that a bad one is named by line and column, and a
@@ -6,11 +6,8 @@ column's type never depends on how far a reader looked ahead. Categorical column
 declared levels; a text column without levels is left out, and a note says so.
 """
 
-import gzip
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,55 +16,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow import csv, parquet
 
-from coterie.data.federated import DataError
-from coterie.data.source import (
+from coterie.data.cells import (
+    NUMBER,
+    WHOLE,
+    is_gap,
+    is_number,
+    is_text,
+    listed,
+    numbers_in,
+    texts_in,
+)
+from coterie.data.coders import Coder, array_coder, choose_columns, plan_coder
+from coterie.data.columns import (
     Batch,
     Columns,
-    Source,
+    Fail,
     Table,
     find_column,
     one_hot,
     plan_columns,
-    reading,
     unknown_level,
 )
-
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
-
-_BLOCK = 1 << 20
-_BATCH = 1 << 15
-_GAPS = pa.array(["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"])
-_NUMBER = r"^\s*[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf|infinity|nan)\s*$"
-_WHOLE = r"^\s*[+-]?\d+\s*$"
-_Fail = Callable[[int, str], DataError]
-
-
-@dataclass(frozen=True)
-class _File:
-    """A table on disk: its columns, its batches, and where a row is."""
-
-    path: Path
-    names: tuple[str, ...]
-
-    @property
-    def is_csv(self) -> bool:
-        """Whether lines of text are read, rather than Parquet."""
-        return self.path.is_file() and not self.path.name.lower().endswith(".parquet")
-
-    def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the number of the first row (from 1) and some columns of the next rows."""
-        first = 1
-        pieces = _csv_batches(self, columns) if self.is_csv else _parquet_batches(self, columns)
-        for piece in pieces:
-            if piece.num_rows:
-                yield first, piece
-            first += piece.num_rows
-
-    def place(self, row: int) -> str:
-        """Say where a row (from 1) is."""
-        return f"line {_line(self.path, row + 1)}" if self.is_csv else f"row {row} (from 1)"
+from coterie.data.federated import DataError
+from coterie.data.source import Source
+from coterie.data.table_files import File, Piece, open_file
+from coterie.data.text import Tags, plan_tags
 
 
 def open_table(path: Path, source: Source) -> Table:
@@ -77,89 +51,229 @@ def open_table(path: Path, source: Source) -> Table:
         path: The file or folder.
         source: The options.
     """
-    file = _File(path, _header(path))
+    return open_columns(open_file(path), source)
+
+
+def open_columns(file: File, source: Source) -> Table:
+    """Make a table of rows with named columns.
+
+    Args:
+        file: The rows.
+        source: The options.
+    """
+    source = _declared(file, source)
+    others = _others(file, source)
+    coder = plan_coder(source, file.where, file.tokens)
+    coder = choose_columns(coder, source, others, file.where) if coder else None
+    coder = coder or _arrays(file, source, others)
+    tags = plan_tags(source) if source.tags else None
+    lost = "without a known tag"
+    if coder is not None:
+        reader = _Reader(file, coder.columns, coder.plan(source, file.where), source, coder, tags)
+        return Table(
+            file.where,
+            coder.shape,
+            reader.plan,
+            reader.read,
+            file.place,
+            (*file.notes, *coder.notes),
+            coder.sparse,
+            lost=lost,
+            declared=source,
+        )
+    features, notes = _chosen(file, source, others)
+    plan = plan_columns(features, source, where=file.where, numbered=False)
+    return Table(
+        file.where,
+        (len(plan.names),),
+        plan,
+        _Reader(file, features, plan, source, None, tags).read,
+        file.place,
+        (*file.notes, *notes),
+        guessed=file.guessed,
+        lost=lost,
+        declared=source,
+    )
+
+
+def _declared(file: File, source: Source) -> Source:
+    """Add what the file's layout and the tags declare: the target and the classes."""
+    if source.tags and source.target == "y" and {"y", "tags"} & set(file.names) == {"tags"}:
+        source = replace(source, target="tags")
+    if source.tags:
+        size = source.class_count or len(plan_tags(source).index)
+        return replace(source, classes=size, task=source.task or "multiclass")
+    labels = file.labels.get(source.targets[0], ())
+    plain = source.classes is None and source.task in (None, "multiclass", "binary")
+    if plain and not source.positives and len(labels) > 1:
+        return replace(source, classes=len(labels))
+    return source
+
+
+def _others(file: File, source: Source) -> list[str]:
+    """List the columns that are no client, target or split."""
     taken = [*source.targets, *(() if source.targets_are_clients else (source.client,))]
     for name in taken:
         if name not in file.names:
             raise DataError(
-                f"{path}: no column {name!r}, the columns are {', '.join(file.names)}; name the "
-                "columns in the first line, or set client and target to those used "
+                f"{file.where}: no column {name!r}, the columns are {', '.join(file.names)}; name "
+                "the columns in the first line, or set client and target to those used "
                 "(--client-column, --target)"
             )
     own = {*taken, source.client, source.split}
-    others = [n for n in file.names if n not in own and not n.startswith("__index_level_")]
+    return [n for n in file.names if n not in own and not n.startswith("__index_level_")]
+
+
+def _chosen(
+    file: File, source: Source, others: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Choose the columns of numbers and levels, with a note on those left out."""
     for name in source.features:
-        find_column(name, others, where=str(path), numbered=False)
-    features = list(source.features)
-    left_out: list[str] = []
+        find_column(name, others, where=file.where, numbered=False)
+    features, left_out = list(source.features), list[str]()
     if not features:
         features, left_out = _numeric(file, others, source)
     if not features:
-        raise DataError(f"{path}: no numeric column for features; declare features or levels")
-    plan = plan_columns(features, source, where=str(path), numbered=False)
-    listed = ", ".join(left_out)
-    notes = (f"text columns without declared levels left out: {listed}",) if left_out else ()
-    read = partial(_read, file, tuple(features), plan, source)
-    guessed = ".parquet" not in path.name and not path.is_dir()
-    return Table(str(path), (len(plan.names),), plan, read, file.place, notes, guessed=guessed)
+        raise DataError(f"{file.where}: no numeric column for features; declare features or levels")
+    named = ", ".join(left_out)
+    notes = (f"text columns without declared levels left out: {named}",) if left_out else ()
+    return tuple(features), notes
 
 
-def _read(
-    file: _File, features: tuple[str, ...], plan: Columns, source: Source, wanted: bool
-) -> Iterator[Batch]:
-    has_split = source.split in file.names
-    columns = [*source.targets, *((source.split,) if has_split else ())]
-    columns += [] if source.targets_are_clients else [source.client]
-    columns += features if wanted else ()
-    for first, piece in file.batches(columns):
-        rows = np.arange(first, first + piece.num_rows)
+def _arrays(file: File, source: Source, others: Sequence[str]) -> Coder | None:
+    """Make a coder where the one declared feature is a column of arrays."""
+    if len(source.features) != 1 or source.features[0] not in others:
+        return None
+    name = source.features[0]
+    first = next(file.batches([name]), None)
+    column = None if first is None else first[1].column(name)
+    kind = getattr(column, "type", pa.list_(pa.float64()))
+    if column is None or not pa.types.is_nested(kind) or pa.types.is_struct(kind):
+        return None
+    while pa.types.is_nested(kind) and kind.num_fields == 1:
+        kind = kind.field(0).type
+    shape = np.shape(next((value for value in listed(column) if value is not None), ()))
+    return array_coder(name, shape, pixels=len(shape) > 1 and kind == pa.uint8())
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """How the pieces of a file become batches."""
+
+    file: File
+    features: tuple[str, ...]
+    plan: Columns
+    source: Source
+    coder: Coder | None = None
+    tags: Tags | None = None
+
+    def read(self, wanted: bool) -> Iterator[Batch]:
+        """Yield batches; `wanted` says whether features are."""
+        source = self.source
+        if self.file.clients:
+            none = np.zeros(0, dtype=np.int64)
+            # every client first, so that their order is the file's own list, and none is lost
+            yield Batch(none, self.file.clients, none, None, none)
+        columns = [*source.targets, *((source.split,) if source.split in self.file.names else ())]
+        columns += [] if source.targets_are_clients else [source.client]
+        columns += self.features if wanted else ()
+        for first, piece in self.file.batches(columns):
+            yield from self._batches(first, piece, wanted)
+
+    def _batches(self, first: int, piece: Piece, wanted: bool) -> Iterator[Batch]:
+        file, source = self.file, self.source
+        self._refuse_lists(piece, wanted)
         names: tuple[str, ...] = ("",)
-        codes = np.zeros(len(rows), dtype=np.int64)
+        codes = np.zeros(piece.num_rows, dtype=np.int64)
         if not source.targets_are_clients:
             names, codes = _clients(file, piece.column(source.client), first, source.client)
 
-        def fail(
-            row: int,
-            found: str,
-            first: int = first,
-            names: Sequence[str] = names,
-            codes: NDArray[np.int64] = codes,
-        ) -> DataError:
+        def fail(row: int, found: str) -> DataError:
             client = f", client {names[codes[row]]!r}" if names != ("",) else ""
-            return DataError(f"{file.path}: {file.place(first + row)}{client}: {found}")
+            return DataError(f"{file.where}: {file.place(first + row)}{client}: {found}")
 
-        y, real = _targets(piece, source, fail)
-        yield Batch(
-            rows=rows,
+        y, real, keep = self._targets(piece, fail)
+        whole = Batch(
+            rows=np.arange(first, first + piece.num_rows),
             names=names,
             codes=codes,
-            x=_matrix(piece, features, plan, fail) if wanted else None,
+            x=None,
             y=y,
-            split=_numbers(piece.column(source.split), source.split, fail) if has_split else None,
+            split=self._split(piece, fail),
             real=real,
         )
+        if not wanted or self.coder is None:
+            x = _matrix(piece, self.features, self.plan, fail) if wanted else None
+            yield replace(replace(whole, x=x).take(keep), lost=int((~keep).sum()))
+            return
+        yield replace(whole.take(np.zeros(0, dtype=np.int64)), lost=int((~keep).sum()))
+        values = [listed(piece.column(name)) for name in self.features]
+        for start in range(0, piece.num_rows, self.coder.step):
+            part = np.arange(start, min(start + self.coder.step, piece.num_rows))[
+                keep[start : start + self.coder.step]
+            ]
+            chosen = [[column[at] for at in part] for column in values]
+            moved = partial(_moved, fail, part)
+            yield replace(whole.take(part), x=self.coder.encode(chosen, moved))
+
+    def _refuse_lists(self, piece: Piece, wanted: bool) -> None:
+        """Refuse columns that Arrow does not know where numbers or names belong."""
+        source = self.source
+        plain = [source.split] if source.split in self.file.names else []
+        plain += [] if source.targets_are_clients else [source.client]
+        plain += source.targets if self.tags is None else ()
+        plain += self.features if wanted and self.coder is None else ()
+        for name in plain:
+            if isinstance(piece.column(name), list):
+                raise DataError(
+                    f"{self.file.where}: column {name!r} holds values of several kinds, or none "
+                    "that are numbers or text; leave it out, or read it with images= or text="
+                )
+
+    def _targets(
+        self, piece: Piece, fail: Fail
+    ) -> tuple[NDArray[Any], bool | None, NDArray[np.bool_]]:
+        if self.tags is None:
+            return *_targets(piece, self.source, fail), np.ones(piece.num_rows, dtype=bool)
+        y, known = self.tags.encode(listed(piece.column(self.source.targets[0])))
+        return y, False, known
+
+    def _split(self, piece: Piece, fail: Fail) -> NDArray[np.float64] | None:
+        name = self.source.split
+        if name not in self.file.names:
+            return None
+        column = piece.column(name)
+        if is_text(column.type):
+            # parts may be called by name
+            for code, part in enumerate(self.source.splits):
+                column = pc.if_else(pc.equal(column, part), str(code), column)
+        return numbers_in(column, name, fail)
+
+
+def _moved(fail: Fail, rows: NDArray[np.int64], row: int, found: str) -> DataError:
+    return fail(int(rows[row]), found)
 
 
 def _clients(
-    file: _File, column: pa.Array, first: int, name: str
+    file: File, column: pa.Array, first: int, name: str
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Number the clients of a batch in order of appearance."""
     if pa.types.is_floating(column.type):
         whole = pc.equal(pc.trunc(column), column)
         if not pc.all(pc.fill_null(whole, True)).as_py():
             raise DataError(
-                f"{file.path}: column {name!r} holds real numbers; name clients by whole numbers "
+                f"{file.where}: column {name!r} holds real numbers; name clients by whole numbers "
                 "or text"
             )
         column = pc.cast(column, pa.int64())
-    text = _texts(column)
+    text = texts_in(column)
     empty = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(text), ""), True).to_numpy(
         zero_copy_only=False
     )
     if empty.any():
         row = int(np.flatnonzero(empty)[0])
         raise DataError(
-            f"{file.path}: {file.place(first + row)}: the client (column {name!r}) is empty; name "
+            f"{file.where}: {file.place(first + row)}: the client (column {name!r}) is empty; name "
             "the client of every row"
         )
     coded = pc.dictionary_encode(text)
@@ -167,23 +281,21 @@ def _clients(
     return tuple(coded.dictionary.to_pylist()), codes
 
 
-def _targets(
-    piece: pa.RecordBatch, source: Source, fail: _Fail
-) -> tuple[NDArray[Any], bool | None]:
+def _targets(piece: Piece, source: Source, fail: Fail) -> tuple[NDArray[Any], bool | None]:
     """Take the targets of a batch, and whether they are written as real numbers."""
     parts, real = [], False
     for name in source.targets:
         column = piece.column(name)
         if isinstance(source.classes, tuple) and source.task not in ("regression", "multilabel"):
-            text = _texts(column)
-            gap = pc.and_(_is_gap(text), pc.invert(pc.is_in(text, pa.array(source.classes))))
+            text = texts_in(column)
+            gap = pc.and_(is_gap(text), pc.invert(pc.is_in(text, pa.array(source.classes))))
             values = pc.if_else(gap, pa.scalar(None, pa.string()), text)
             parts.append(values.to_numpy(zero_copy_only=False).astype(object))
             continue
-        parts.append(_numbers(column, name, fail))
-        if _is_text(column.type):
-            text = _texts(column)
-            whole = pc.or_(_is_gap(text), pc.match_substring_regex(text, _WHOLE))
+        parts.append(numbers_in(column, name, fail))
+        if is_text(column.type):
+            text = texts_in(column)
+            whole = pc.or_(is_gap(text), pc.match_substring_regex(text, WHOLE))
             real = real or not pc.all(pc.fill_null(whole, True)).as_py()
         else:
             real = real or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)
@@ -191,7 +303,7 @@ def _targets(
 
 
 def _matrix(
-    piece: pa.RecordBatch, features: tuple[str, ...], plan: Columns, fail: _Fail
+    piece: Piece, features: tuple[str, ...], plan: Columns, fail: Fail
 ) -> NDArray[np.float64]:
     """Make the features of a batch, NaN where a value is missing."""
     x = np.empty((piece.num_rows, len(plan.names)))
@@ -199,14 +311,14 @@ def _matrix(
     for position, name in enumerate(features):
         column = piece.column(name)
         if position not in plan.levels:
-            x[:, at] = _numbers(column, name, fail)
+            x[:, at] = numbers_in(column, name, fail)
             at += 1
             continue
         levels = plan.levels[position]
-        text = _texts(column)
+        text = texts_in(column)
         found = pc.fill_null(pc.index_in(text, pa.array(levels)), -1)
         codes = found.to_numpy(zero_copy_only=False).astype(np.int64)
-        gaps = pc.fill_null(_is_gap(text), True).to_numpy(zero_copy_only=False)
+        gaps = pc.fill_null(is_gap(text), True).to_numpy(zero_copy_only=False)
         lost = np.flatnonzero((codes < 0) & ~gaps)
         if len(lost):
             value = text[int(lost[0])].as_py()
@@ -216,56 +328,7 @@ def _matrix(
     return x
 
 
-def _numbers(column: pa.Array, name: str, fail: _Fail) -> NDArray[np.float64]:
-    """Turn a column into numbers, NaN where one is missing."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if not _is_text(column.type):
-        if not _is_number(column.type):
-            raise fail(0, f"column {name!r} holds {column.type}, no numbers; leave it out")
-        return _plain(pc.cast(column, pa.float64(), safe=False))
-    for text in (column, pc.utf8_trim_whitespace(column)):
-        try:
-            return _plain(
-                pc.cast(pc.if_else(_is_gap(text), pa.scalar(None, text.type), text), pa.float64())
-            )
-        except pa.ArrowInvalid:
-            continue
-    number = pc.match_substring_regex(text, _NUMBER, ignore_case=True)
-    bad = pc.fill_null(pc.invert(pc.or_(_is_gap(text), number)), False)
-    row = int(np.flatnonzero(bad.to_numpy(zero_copy_only=False))[0])
-    raise fail(
-        row,
-        f"column {name!r}: found {column[row].as_py()!r} where a number belongs; correct it, or "
-        "declare the column's levels (for a target: its classes by name)",
-    )
-
-
-def _plain(column: pa.Array) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = column.to_numpy(zero_copy_only=False)
-    return values
-
-
-def _texts(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return pc.cast(column, pa.string())
-
-
-def _is_gap(text: pa.Array) -> pa.Array:
-    return pc.fill_null(pc.is_in(text, _GAPS), True)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
-    return any(test(kind) for test in tests)
-
-
-def _numeric(file: _File, names: Sequence[str], source: Source) -> tuple[list[str], list[str]]:
+def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str], list[str]]:
     """Tell the columns to take from those of text, by the first batch.
 
     A column in which some values are numbers is taken, so that the others are found as errors.
@@ -277,97 +340,14 @@ def _numeric(file: _File, names: Sequence[str], source: Source) -> tuple[list[st
     left_out: list[str] = []
     for name in names:
         column = first[1].column(name)
+        if isinstance(column, list):
+            left_out.append(name)
+            continue
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        usable = name in source.levels or _is_number(column.type)
-        if not usable and _is_text(column.type):
-            number = pc.match_substring_regex(column, _NUMBER, ignore_case=True)
-            usable = bool(pc.any(number).as_py()) or bool(pc.all(_is_gap(column)).as_py())
+        usable = name in source.levels or is_number(column.type)
+        if not usable and is_text(column.type):
+            number = pc.match_substring_regex(column, NUMBER, ignore_case=True)
+            usable = bool(pc.any(number).as_py()) or bool(pc.all(is_gap(column)).as_py())
         (taken if usable else left_out).append(name)
     return taken, left_out
-
-
-def _header(path: Path) -> tuple[str, ...]:
-    if path.is_dir():
-        headers = {file: _header(file) for file in sorted(path.glob("*.parquet"))}
-        first, names = next(iter(headers.items()))
-        for file, others in headers.items():
-            if set(others) != set(names):
-                raise DataError(
-                    f"{file}: columns {', '.join(others)}, where {first.name} has "
-                    f"{', '.join(names)}; give every file the same columns"
-                )
-        return names
-    with _arrow(path):
-        if path.name.lower().endswith(".parquet"):
-            with parquet.ParquetFile(path) as file:
-                names = tuple(file.schema_arrow.names)
-        else:
-            with _open_csv(path, csv.ConvertOptions()) as reader:
-                names = tuple(reader.schema.names)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{path}: two columns are called {twice!r}; rename one")
-    return names
-
-
-def _open_csv(path: Path, options: csv.ConvertOptions) -> csv.CSVStreamingReader:
-    tabs = path.name.lower().split(".gz")[0].endswith(".tsv")
-    return csv.open_csv(
-        path,
-        # threads would lose the row numbers of errors
-        read_options=csv.ReadOptions(block_size=_BLOCK, use_threads=False),
-        parse_options=csv.ParseOptions(delimiter="\t" if tabs else ","),
-        convert_options=options,
-    )
-
-
-def _csv_batches(file: _File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    options = csv.ConvertOptions(
-        include_columns=list(columns),
-        column_types=dict.fromkeys(columns, pa.string()),
-        strings_can_be_null=False,
-    )
-    with _arrow(file.path), _open_csv(file.path, options) as reader:
-        yield from reader
-
-
-def _parquet_batches(file: _File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    folder = file.path.is_dir()
-    for path in sorted(file.path.glob("*.parquet")) if folder else (file.path,):
-        with _arrow(path), parquet.ParquetFile(path) as opened:
-            yield from opened.iter_batches(batch_size=_BATCH, columns=list(columns))
-
-
-@contextmanager
-def _arrow(path: Path) -> Iterator[None]:
-    """Name the file and line in what pyarrow raises."""
-    with reading(path):
-        try:
-            yield
-        except pa.ArrowInvalid as error:
-            if "straddling" in str(error) or "cannot infer number" in str(error):
-                raise DataError(
-                    f"{path}: a line is longer than {_BLOCK} bytes; give rows this wide as Parquet "
-                    "or npz"
-                ) from error
-            found = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
-            if found is None:
-                raise
-            raise DataError(
-                f"{path}: line {_line(path, int(found[1]))}: {found[2].strip()[:200]}; give every "
-                "line as many values as the first, in UTF-8, and quote text that holds a delimiter"
-            ) from error
-
-
-def _line(path: Path, record: int) -> int:
-    """Find the line on which a record starts (both from 1, the header is record 1)."""
-    seen, quotes = 0, 0
-    with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            starts = quotes % 2 == 0 and bool(line.strip(b"\r\n"))
-            seen += starts
-            if starts and seen == record:
-                return number
-            quotes += line.count(b'"')
-    return record

@@ -14,6 +14,7 @@ from coterie.data.federated import Clients
 from coterie.methods.base import Method
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Bounded, Post, bound
+from coterie.privacy.entropy import client_entropy
 from coterie.privacy.mechanisms import Mechanism
 from coterie.rng import Rng
 from coterie.solvers.precision import Precision, computed_in
@@ -58,7 +59,8 @@ def clients_work(
     coins = state.rng.at("client", state.round)
     with computed_in(state.precision):
         after, rows = state.method.local_update(state.shared, personal, clients, coins, state.round)
-    part, kept = bound(state.mechanism, rows, clients.ids)
+    noise = client_entropy(state.simulation_seed, state.round)
+    part, kept = bound(state.mechanism, rows, clients.ids, noise)
     settled = state.method.settle(personal, after, kept)
     failed = kept == 0
     if failed.is_cuda or bool(failed.any()):

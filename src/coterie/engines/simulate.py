@@ -104,7 +104,7 @@ def set_clock(stragglers: Stragglers, plan: Plan, data: FederatedDataset) -> Clo
             f"stragglers.wait = {stragglers.wait!r} follows from times that clients report, which "
             "epsilon does not cover: give seconds, or run with epsilon = inf"
         )
-    if plan.sampler.participation(len(data)).visible and plan.privacy.epsilon != math.inf:
+    if plan.shows_cohort(len(data)) and plan.privacy.epsilon != math.inf:
         raise ValueError(
             "stragglers under a visible cohort: who is late follows from how many rows a client "
             "has, and everybody would see it; hide the cohort, or run with epsilon = inf"

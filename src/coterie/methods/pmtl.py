@@ -118,14 +118,18 @@ class PMTL(Method):
         if not self.clusters:
             return stack(shared, clients)
         first = map_leaves(lambda leaf: leaf[0], shared)
-        return {**stack(first, clients), BEGUN: torch.zeros(clients)}
+        return begun(stack(first, clients), yet=False)
 
-    def _anchor(self, shared: Tree, clients: Clients) -> Tree:
+    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
         """Give the shared model, or each client's cluster's."""
         if not self.clusters:
             return shared
         check_places(len(self.clusters), clients.spec.clients, "clusters")
         return take(shared, self._places(clients.ids).to(clients.device))
+
+    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
+        """Name all leaves: what a client is pulled to is a whole model."""
+        return tuple(self.model.init(spec, Rng.seeded(0)))
 
     def _places(self, ids: Tensor) -> Tensor:
         return torch.tensor(self.clusters)[ids.cpu()]
@@ -134,13 +138,13 @@ class PMTL(Method):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Work on the own model against the shared one; contribute the difference."""
-        anchor = self._anchor(shared, clients)
+        anchor = self.shared_model(shared, clients)
         start = begin(personal, anchor) if self.clusters else personal
         after = self.problem().solve(start, clients, rng, round=round, anchor=anchor, tell=True)
         change = subtract(after, anchor if self.change_from == "shared" else start)
         if not self.clusters:
             return after, change
-        return began(after), self._placed(change, clients.ids)
+        return begun(after), self._placed(change, clients.ids)
 
     def _placed(self, change: Tree, ids: Tensor) -> Tree:
         """Put each client's change into the slot of its cluster, among zeros."""
@@ -168,7 +172,7 @@ class PMTL(Method):
         """Solve once more against the final shared model, unless switched off."""
         if not self.last_solve:
             return self.standing(shared, personal, clients)
-        anchor = self._anchor(shared, clients)
+        anchor = self.shared_model(shared, clients)
         start = begin(personal, anchor) if self.clusters else personal
         longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
         problem = replace(self.problem(), sgd=longer)
@@ -176,7 +180,7 @@ class PMTL(Method):
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Give the own model; before the first round of a client, the shared one."""
-        return begin(personal, self._anchor(shared, clients)) if self.clusters else personal
+        return begin(personal, self.shared_model(shared, clients)) if self.clusters else personal
 
 
 def check_places(given: int, clients: int, name: str) -> None:
@@ -190,16 +194,16 @@ def check_places(given: int, clients: int, name: str) -> None:
 
 def begin(personal: Tree, start: Tree) -> Tree:
     """Give the models of clients, or the stacked start where they have not taken part yet."""
-    begun = personal[BEGUN] > 0.5
+    old = personal[BEGUN] > 0.5
     own = {name: personal[name] for name in start}
 
     def pick(mine: Tensor, first: Tensor) -> Tensor:
-        return torch.where(begun.reshape(-1, *[1] * (mine.dim() - 1)), mine, first)
+        return torch.where(old.reshape(-1, *[1] * (mine.dim() - 1)), mine, first)
 
     return map_leaves(pick, own, start)
 
 
-def began(models: Tree) -> Tree:
-    """Make the personal state of clients that have taken part."""
+def begun(models: Tree, yet: bool = True) -> Tree:
+    """Make the personal state of clients that have taken part, or have not yet."""
     like = next(iter(models.values()))
-    return {**models, BEGUN: torch.ones(len(like), device=like.device)}
+    return {**models, BEGUN: torch.full((len(like),), float(yet), device=like.device)}

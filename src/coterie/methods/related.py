@@ -45,7 +45,7 @@ from torch import Tensor
 
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
-from coterie.methods.pmtl import BEGUN, began, begin, check_places
+from coterie.methods.pmtl import begin, begun, check_places
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
@@ -129,6 +129,9 @@ def decompose(omega: Tensor, diagonal: Tensor | None = None) -> Decomposition:
     values, vectors = torch.linalg.eigh((rest + rest.mT) / 2)
     kept = values.abs() > _ZERO * max(float(omega.abs().max()), float(diagonal.abs().max()))
     factors = vectors[:, kept] * values[kept].abs().sqrt()
+    # Either sign of a column will do: that in which its largest entry is positive.
+    largest = factors.abs().argmax(dim=0, keepdim=True)
+    factors = factors * factors.gather(0, largest).sign()
     return Decomposition(diagonal, factors, values[kept].sign())
 
 
@@ -185,8 +188,6 @@ class Related(Method):
             raise ValueError(f"lam = {self.lam}: expected a finite number > 0")
         if self.last_epochs < 1:
             raise ValueError(f"last_epochs = {self.last_epochs}: expected at least 1")
-        if self.change_from not in ("anchor", "start"):
-            raise ValueError(f"change_from = {self.change_from!r}: expected 'anchor' or 'start'")
         if self._given is not None:
             _check(self._given)
 
@@ -242,6 +243,19 @@ class Related(Method):
         self.relation(spec.clients)
         self._problem(self.sgd, spec.clients).is_exact(spec)
 
+    def for_cohort(self, largest: int, spec: Spec) -> Method:
+        """Spell the decomposition out: eigenvectors may differ from machine to machine."""
+        if not self.omega:
+            return self
+        relation = self.relation(spec.clients)
+        return replace(
+            self,
+            omega=(),
+            diagonal=tuple(relation.diagonal.tolist()),
+            factors=tuple(map(tuple, relation.factors.tolist())),
+            signs=tuple(relation.signs.tolist()),
+        )
+
     def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
         """Say why rounds are damped, where they are."""
         if self._given is None or self._given.step == 1:
@@ -253,20 +267,20 @@ class Related(Method):
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start from the public model, and from nothing sent."""
-        start, relation = self.model.init(spec, rng), self.relation(spec.clients)
-        columns = len(relation.signs)
+        start, columns = self.model.init(spec, rng), len(self.relation(spec.clients).signs)
         sums = {_SUMS + name: leaf.new_zeros(columns, *leaf.shape) for name, leaf in start.items()}
         return {**start, **sums}
 
     def contribution(self, shared: Tree) -> Tree:
         """Contribute a model for each column of B."""
-        return {name.removeprefix(_SUMS): leaf for name, leaf in shared.items() if _is_sum(name)}
+        sums = (name for name in shared if name.startswith(_SUMS))
+        return {name.removeprefix(_SUMS): shared[name] for name in sums}
 
     def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start from the own anchor when the time comes."""
-        return {**stack(_start(shared), clients), BEGUN: torch.zeros(clients)}
+        return begun(stack(_start(shared), clients), yet=False)
 
-    def _anchor(self, shared: Tree, clients: Clients) -> Tree:
+    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
         """Give what each client is pulled to: the start and a_k."""
         relation = self.relation(clients.spec.clients)
         ids = clients.ids.cpu()
@@ -278,6 +292,10 @@ class Related(Method):
             return start + moved
 
         return map_leaves(towards, _start(shared), self.contribution(shared))
+
+    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
+        """Name all leaves: what a client is pulled to is a whole model."""
+        return tuple(self.model.init(spec, Rng.seeded(0)))
 
     def _problem(self, sgd: SGD, clients: int) -> LocalProblem:
         strongest = 2 * self.lam * float(self.relation(clients).diagonal.max())
@@ -295,21 +313,23 @@ class Related(Method):
             assert isinstance(self.model, Linear)
             after = solve_ridge(clients, anchor=how["anchor"], lam=pulls, bias=self.model.bias)
             return after if how.get("tell") else map_leaves(_finite, after, start)
-        weights = map_leaves(lambda leaf: _times(torch.ones_like(leaf), pulls), start)
+        weights = map_leaves(
+            lambda leaf: pulls.to(leaf).reshape(-1, *[1] * (leaf.dim() - 1)).expand_as(leaf), start
+        )
         return replace(problem, weights=weights).solve(start, clients, rng, **how)
 
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Work on the own model against its anchor; contribute the distance times B_k."""
-        anchor = self._anchor(shared, clients)
+        anchor = self.shared_model(shared, clients)
         problem = self._problem(self.sgd, clients.spec.clients)
         start = begin(personal, anchor)
         after = self._solve(problem, start, clients, rng, round=round, anchor=anchor, tell=True)
         origin = anchor if self.change_from == "anchor" else _start(shared)
         relation = self.relation(clients.spec.clients)
         rows = (relation.factors[clients.ids.cpu()] / relation.unit).to(clients.device)
-        return began(after), map_leaves(
+        return begun(after), map_leaves(
             lambda leaf: torch.einsum("cr,c...->cr...", rows.to(leaf), leaf),
             subtract(after, origin),
         )
@@ -331,26 +351,18 @@ class Related(Method):
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Solve once more against the final anchor."""
-        anchor = self._anchor(shared, clients)
+        anchor = self.shared_model(shared, clients)
         longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
         problem = self._problem(longer, clients.spec.clients)
         return self._solve(problem, begin(personal, anchor), clients, rng, round=0, anchor=anchor)
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Give the own model; before the first round of a client, its anchor."""
-        return begin(personal, self._anchor(shared, clients))
-
-
-def _is_sum(name: str) -> bool:
-    return name.startswith(_SUMS)
+        return begin(personal, self.shared_model(shared, clients))
 
 
 def _start(shared: Tree) -> Tree:
-    return {name: leaf for name, leaf in shared.items() if not _is_sum(name)}
-
-
-def _times(leaf: Tensor, factors: Tensor) -> Tensor:
-    return leaf * factors.to(leaf).reshape(-1, *[1] * (leaf.dim() - 1))
+    return {name: leaf for name, leaf in shared.items() if not name.startswith(_SUMS)}
 
 
 def _finite(after: Tensor, start: Tensor) -> Tensor:

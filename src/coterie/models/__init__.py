@@ -3,15 +3,24 @@
 from coterie.models.base import MODELS, Model, register_model, row_losses
 from coterie.models.cnn import CNN
 from coterie.models.dense import MLP, Linear
-from coterie.models.module import as_model
+from coterie.models.module import Module, as_model
+from coterie.models.refusals import replace_batchnorm
+from coterie.models.zoo import CelebaCNN, CharLSTM, FemnistCNN, FemnistLeaf, TagLogistic
 
 __all__ = [
     "CNN",
     "MLP",
     "MODELS",
+    "CelebaCNN",
+    "CharLSTM",
+    "FemnistCNN",
+    "FemnistLeaf",
     "Linear",
     "Model",
+    "Module",
+    "TagLogistic",
     "as_model",
     "register_model",
+    "replace_batchnorm",
     "row_losses",
 ]

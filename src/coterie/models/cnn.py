@@ -22,7 +22,7 @@ _PIECE = {"cpu": 1 << 22, "cuda": 1 << 28}
 @register_model("cnn")
 @dataclass(frozen=True)
 class CNN(Model):
-    """Convolutions without padding, each rectified and pooled, then fully connected layers.
+    """Convolutions, each rectified and pooled, then fully connected layers.
 
     The default on 28 x 28 images with 62 classes is PMTL's network for FEMNIST (115,646 numbers).
     Rows are images (H, W) or (C, H, W). Leaves: "conv1.weight", "conv1.bias", ..., then as in
@@ -33,6 +33,7 @@ class CNN(Model):
         kernel: Side of the filters.
         pool: Side of the windows of maxima after each convolution; 1 for none.
         hidden: Widths of rectified layers between the convolutions and the outputs.
+        padding: Zeros on each side of what a convolution is given; (kernel - 1) / 2 keeps its size.
     """
 
     # Two clients' patches fill a core's cache, and a stack that is a multiple of the threads keeps
@@ -43,6 +44,7 @@ class CNN(Model):
     kernel: int = 5
     pool: int = 2
     hidden: tuple[int, ...] = ()
+    padding: int = 0
 
     def __post_init__(self) -> None:
         if not self.channels:
@@ -50,6 +52,11 @@ class CNN(Model):
         check_widths("channels", self.channels)
         check_widths("hidden", self.hidden)
         check_widths("kernel, pool", (self.kernel, self.pool))
+        if not 0 <= self.padding < self.kernel:
+            raise ValueError(
+                f"padding: given {self.padding}; expected a whole number from 0 to "
+                f"{self.kernel - 1}, below the side of the filters"
+            )
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Draw weights and biases uniformly within 1 / sqrt(inputs).
@@ -70,7 +77,7 @@ class CNN(Model):
         """Predict one client's rows."""
         images = x[:, None] if x.dim() == 3 else x
         for weight, bias in self._filters(params):
-            images = functional.relu(functional.conv2d(images, weight, bias))
+            images = functional.relu(functional.conv2d(images, weight, bias, padding=self.padding))
             images = functional.max_pool2d(images, self.pool)
         return dense(params, images.flatten(1), functional.linear, functional.relu)
 
@@ -87,7 +94,7 @@ class CNN(Model):
     def _forward(self, params: Tree, x: Tensor) -> Tensor:
         images = stacked.rows_last(x)
         for weight, bias in self._filters(params):
-            images = stacked.convolve(images, weight, bias, self.pool)
+            images = stacked.convolve(stacked.pad(images, self.padding), weight, bias, self.pool)
         # Rows first again: products with few columns are several times slower.
         rows = images.flatten(1, 3).mT.contiguous()
         return dense(params, rows, stacked.linear, functional.relu)
@@ -122,7 +129,7 @@ class CNN(Model):
         sides = []
         for layer in range(1, len(self.channels) + 1):
             height, width = (
-                (side - self.kernel + 1) // self.pool if side >= self.kernel else 0
+                max(side + 2 * self.padding - self.kernel + 1, 0) // self.pool
                 for side in (height, width)
             )
             if min(height, width) < 1:
@@ -138,5 +145,5 @@ class CNN(Model):
     def _smallest(self) -> int:
         side = 1
         for _ in self.channels:
-            side = side * self.pool + self.kernel - 1
+            side = max(1, side * self.pool + self.kernel - 1 - 2 * self.padding)
         return side

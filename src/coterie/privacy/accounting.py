@@ -13,8 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-
 from coterie.privacy.calibration import calibrate, calibrate_laplace, calibrate_wishart
 from coterie.privacy.composed import check_covered, count
 from coterie.privacy.composed import profile_of as _profile
@@ -22,6 +20,7 @@ from coterie.privacy.events import (
     Event,
     Gaussian,
     Laplace,
+    LocalGaussian,
     NonPrivate,
     Participation,
     Relation,
@@ -33,6 +32,8 @@ from coterie.privacy.events import (
     read_runs,
 )
 from coterie.privacy.profiles import Array, Profile
+from coterie.privacy.tradeoff import trade_off
+from coterie.privacy.views import check_honest, epsilon_by_view, per_participation, reasons
 from coterie.privacy.words import UNIT, state, view_of
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Gaussian",
     "Guarantee",
     "Laplace",
+    "LocalGaussian",
     "NonPrivate",
     "Participation",
     "Profile",
@@ -79,7 +81,8 @@ def coalition_profile(
     """Account for a plan as all other clients together see it.
 
     With cohorts of a fixed size they know from their own invitations when the client was drawn, so
-    hiding the cohort is void against them. With Poisson sampling they know nothing more.
+    hiding the cohort is void against them. With Poisson sampling they know nothing more. Where
+    clients add the noise themselves, `profile` is theirs already.
 
     **Guarantee:** as `profile`, against every coalition of other clients.
     """
@@ -125,8 +128,9 @@ class Guarantee:
     **Guarantee:** everything released together is (epsilon, delta)-DP in each client, and so are
     jointly the personal models of all other clients, as functions of the releases and of their own
     data (billboard lemma; Hsu, Huang, Roth, Roughgarden and Wu 2016), with the epsilon that `views`
-    gives for the other clients. Assumes a server that adds the noise and tells nobody.
-    `tests/accounting/test_laws.py`.
+    gives for the other clients. Assumes a server that adds the noise and tells nobody; under local
+    noise it assumes nothing of the server, and covers what the server sees.
+    `tests/accounting/test_laws.py`, `tests/accounting/test_local.py`.
     """
 
     events: tuple[Event, ...]
@@ -144,6 +148,9 @@ class Guarantee:
         if self.clients < 1:
             raise ValueError(f"clients = {self.clients}: expected at least 1")
         check_covered(count(self.events), self.participation, self.relation)
+        for event in set(self.events):
+            if isinstance(event, LocalGaussian):
+                check_honest(event.honest, self.participation, self.clients)
 
     @property
     def profile(self) -> Profile:
@@ -160,18 +167,19 @@ class Guarantee:
 
     @property
     def views(self) -> dict[str, float]:
-        """Epsilon by who looks; the server sees bounded contributions before noise.
+        """Epsilon by who looks: see `coterie.privacy.views`.
 
         Under a hidden cohort of fixed size clients know from their invitations who was drawn: for
-        them holds the number of the coalition, and `epsilon` for an outsider alone.
+        them holds the number of the coalition, and `epsilon` for an outsider alone. Under local
+        noise `epsilon` is that of the server and of the other clients alike.
         """
-        views = {"other_clients": self.epsilon, "server": math.inf if self.events else 0.0}
-        if self.participation.kind == "fixed":
-            coalition = coalition_profile(self.events, self.participation, self.relation)
-            together = coalition.epsilon(self.delta)
-            views |= {"outsider": self.epsilon, "coalition_of_all_others": together}
-            views["other_clients"] = together
-        return views
+        coalition = coalition_profile(self.events, self.participation, self.relation)
+        return epsilon_by_view(self, coalition)
+
+    @property
+    def per_participation(self) -> float | None:
+        """Epsilon of one message, under local noise; None where no client adds noise."""
+        return per_participation(self)
 
     @property
     def claimed_alone(self) -> "Guarantee":
@@ -198,22 +206,13 @@ class Guarantee:
     def trade_off(self, alphas: Sequence[float]) -> Array:
         """Bound from below the misses of any test of a client's presence with false alarms alpha.
 
-        f(alpha) = sup over epsilon of 1 - delta - e^epsilon alpha and e^-epsilon (1 - delta -
-        alpha), where delta = delta(epsilon) (Wasserman and Zhou 2010; Dong, Roth and Su 2022). The
-        supremum runs over a grid, which can only understate f.
+        See `coterie.privacy.tradeoff`.
         """
-        alpha = np.asarray(alphas, dtype=np.float64)
-        if not np.all((alpha >= 0) & (alpha <= 1)):
-            raise ValueError(f"alphas = {alphas}: expected numbers from 0 to 1")
-        best = np.zeros_like(alpha)
-        largest = self.epsilon_at(1e-10)
-        # Where some losses are infinite with more than that, delta hardly falls any further.
-        top = min(largest, 700.0) if largest < math.inf else 20.0
-        for epsilon in np.linspace(0.0, top, 1000):
-            rest = 1 - self.delta_at(epsilon)
-            best = np.maximum(best, rest - np.exp(epsilon) * alpha)
-            best = np.maximum(best, np.exp(-epsilon) * (rest - alpha))
-        return best
+        return trade_off(self.profile, alphas)
+
+    def detection(self, alphas: Sequence[float]) -> Array:
+        """Bound what an attacker can do: the rate of true alarms at rates alpha of false ones."""
+        return 1 - self.trade_off(alphas)
 
     def statement(self) -> str:
         """State the guarantee in plain words."""
@@ -227,6 +226,7 @@ class Guarantee:
             "relation": self.relation,
             "view": view_of(self),
             "views": {view: _plain(epsilon) for view, epsilon in self.views.items()},
+            "reasons": reasons(self),
             "sampling": who.kind,
             "rate": who.rate,
             "cohort": "visible" if who.visible else "hidden",
@@ -243,6 +243,8 @@ class Guarantee:
         if all(isinstance(event, Gaussian | NonPrivate) for event in self.events):
             noise = [getattr(event, "noise_multiplier", 0.0) for event in self.events]
             found["noise_multipliers"] = [[z, len(list(run))] for z, run in groupby(noise)]
+        if self.per_participation is not None:
+            found["epsilon_per_participation"] = self.per_participation
         claimed = self.claimed_epsilon
         if claimed is not None:
             found["claimed_epsilon"] = claimed
@@ -279,7 +281,7 @@ class Guarantee:
 
 
 def _claim(event: Event) -> float | None:
-    return event.claimed if isinstance(event, Wishart) else None
+    return event.claimed if isinstance(event, Wishart | LocalGaussian) else None
 
 
 def _plain(epsilon: float) -> float | str:

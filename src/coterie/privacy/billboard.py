@@ -1,10 +1,10 @@
 """The billboard: the one door between clients and everybody else.
 
-Clients hand over a `Bounded` (clipped and summed inside `bound`), the server may only `post` it:
-charge the ledger, add, perturb, keep. What comes out is a `Post`, the only thing `server_update`
-takes. Both types carry a seal that exists in this file alone, as an `InitVar`, so that neither a
-constructor nor `dataclasses.replace` can forge one. Python cannot stop a determined author: the
-seal is a fence, and the contract tests stand behind it.
+Clients hand over a `Bounded` (clipped, under local noise perturbed, and summed inside `bound`), the
+server may only `post` it: charge the ledger, add, perturb, keep. What comes out is a `Post`, the
+only thing `server_update` takes. Both types carry a seal that exists in this file alone, as an
+`InitVar`, so that neither a constructor nor `dataclasses.replace` can forge one. Python cannot stop
+a determined author: the seal is a fence, and the contract tests stand behind it.
 
 **Guarantee (billboard lemma; Hsu, Huang, Roth, Roughgarden, Wu 2016):** if everything posted is
 (epsilon, delta)-DP in each client's data, and client i's model is a function of client i's own data
@@ -25,8 +25,9 @@ from torch import Tensor
 
 from coterie.privacy.accounting import Event, Gaussian
 from coterie.privacy.entropy import DrawnAhead, Entropy
-from coterie.privacy.events import Laplace
+from coterie.privacy.events import Laplace, LocalGaussian
 from coterie.privacy.ledger import Ledger, OverspentError
+from coterie.privacy.local import ClientEntropy, LocalGaussianSum
 from coterie.privacy.mechanisms import Mechanism
 from coterie.privacy.transcript import FolderTranscript, Transcript
 from coterie.tree import Tree, add, map_arrays
@@ -89,6 +90,7 @@ class Post:
     def deviation(self) -> float:
         """The standard deviation of the noise of each number of a posted sum: a public number.
 
+        Where clients add the noise themselves, that over cohorts as well, which vary in size.
         Not-a-number where the noise is not that of a sum.
         """
         numbers = sum(leaf.numel() for leaf in self.value.values())
@@ -96,7 +98,9 @@ class Post:
             return 0.0
         if isinstance(self.event, Laplace):
             return math.sqrt(2) * self.radius / (math.log(max(numbers, 1)) + 1)
-        if isinstance(self.event, Gaussian) and self.event.replaced == 2.0:
+        if isinstance(self.event, LocalGaussian) or (
+            isinstance(self.event, Gaussian) and self.event.replaced == 2.0
+        ):
             return self.radius / math.sqrt(2 * math.log(max(numbers, 2)))
         return math.nan
 
@@ -113,15 +117,37 @@ def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
         raise ValueError("the same contribution was handed in twice; it counts once in a post")
 
 
-def bound(mechanism: Mechanism, rows: Tree, ids: Tensor | None = None) -> tuple[Bounded, Tensor]:
+def bound(
+    mechanism: Mechanism,
+    rows: Tree,
+    ids: Tensor | None = None,
+    entropy: ClientEntropy | None = None,
+) -> tuple[Bounded, Tensor]:
     """Clip each client's contribution and add up: the last step on the client's side.
 
-    `ids` are the clients' numbers, for mechanisms that keep a row for each.
+    Under local noise each client's contribution gets noise of its own first.
+
+    Args:
+        mechanism: Of the round.
+        rows: Contributions, stacked.
+        ids: The clients' numbers, for mechanisms that keep a row for each, or noise.
+        entropy: Opens the source of a client's own noise (see `entropy.client_entropy`); central
+            mechanisms never ask for it.
 
     Returns:
         The sealed sum, and the factor kept of each row (the clients' own business).
+
+    Raises:
+        ValueError: If clients add noise themselves, and ids or entropy are not given.
     """
     clipped, kept = mechanism.clip(rows)
+    if isinstance(mechanism, LocalGaussianSum):
+        if ids is None or entropy is None:
+            raise ValueError(
+                "clients add the noise themselves under this mechanism, and nothing leaves them "
+                "without: give their ids and entropy = client_entropy(seed, round)"
+            )
+        clipped = mechanism.perturb_rows(clipped, ids, entropy)
     marks = frozenset([secrets.randbits(64)])
     return Bounded(mechanism.reduce(clipped, ids), mechanism, marks, _SEAL), kept
 

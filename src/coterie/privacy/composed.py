@@ -12,6 +12,7 @@ from coterie.privacy.events import (
     Counted,
     Event,
     Gaussian,
+    LocalGaussian,
     NonPrivate,
     Participation,
     Relation,
@@ -55,6 +56,7 @@ def count(events: Sequence[Event]) -> Counted:
 def check_covered(counted: Counted, participation: Participation, relation: Relation) -> None:
     """Refuse a plan for which no account is proved."""
     check_relation(relation)
+    counted, participation = as_seen(counted, participation)
     if relation == "replace" and any(isinstance(event, Wishart) for event, _ in counted):
         raise ValueError(
             "relation = 'replace' with Wishart noise: replacing a client makes outputs impossible "
@@ -71,6 +73,22 @@ def check_covered(counted: Counted, participation: Participation, relation: Rela
         )
 
 
+def as_seen(counted: Counted, participation: Participation) -> tuple[Counted, Participation]:
+    """Put local noise in the words of central noise, as the server and all others together see it.
+
+    A message with noise of its own, seen by itself, is a Gaussian release of a sum of one; and its
+    presence is seen, so the cohort is visible. Beside local rounds other releases are taken for
+    visible as well: hiding the cohort is post-processing of showing it.
+    """
+    if not any(isinstance(event, LocalGaussian) for event, _ in counted):
+        return counted, participation
+    counts: Counter[Event] = Counter()
+    for event, times in counted:
+        alike = Gaussian(event.noise_multiplier) if isinstance(event, LocalGaussian) else event
+        counts[alike] += times
+    return tuple(sorted(counts.items(), key=repr)), participation.shown
+
+
 def _bare(counted: Counted) -> bool:
     return any(isinstance(event, NonPrivate) for event, _ in counted)
 
@@ -85,6 +103,7 @@ def profile_of(counted: Counted, participation: Participation, relation: Relatio
     `tests/accounting/test_wishart.py`.
     """
     check_covered(counted, participation, relation)
+    counted, participation = as_seen(counted, participation)
     if _bare(counted):
         return GaussianProfile(math.inf, "none: something is released without noise")
     if not counted:

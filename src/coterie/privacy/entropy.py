@@ -7,6 +7,7 @@ touches is labelled "simulation".
 """
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -41,10 +42,12 @@ class SeededEntropy:
     seed: int
     purpose: str
     index: int
+    client: int | None = None
     _bits: np.random.Philox = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._bits = np.random.Philox(key=derive_key(self.seed, self.purpose, self.index))
+        whose = () if self.client is None else (self.client,)
+        self._bits = np.random.Philox(key=derive_key(self.seed, self.purpose, self.index, *whose))
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """Draw the next words of the stream."""
@@ -54,6 +57,21 @@ class SeededEntropy:
 def open_entropy(seed: int | None, purpose: str, index: int) -> Entropy:
     """Open the source for one use: the system's unless a simulation seed is given."""
     return SystemEntropy() if seed is None else SeededEntropy(seed, purpose, index)
+
+
+def client_entropy(seed: int | None, round: int) -> Callable[[int], Entropy]:
+    """Give what opens each client's own source of a round, by the client's number.
+
+    In a simulation a client's stream depends on the seed, the round and the client alone: not on
+    who else takes part, nor on which clients are computed together.
+    """
+
+    def source(client: int) -> Entropy:
+        if seed is None:
+            return SystemEntropy()
+        return SeededEntropy(seed, "client-noise", round, client)
+
+    return source
 
 
 def uniforms(entropy: Entropy, count: int) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 Relation = Literal["zero_out", "replace"]
@@ -39,6 +39,47 @@ class Gaussian:
             raise ValueError(
                 f"replaced = {self.replaced}: expected the sensitivity under replace over that "
                 "under zero_out, a number from 1 to 2; leave it at 2 if it is not known"
+            )
+
+
+@dataclass(frozen=True)
+class LocalGaussian:
+    """One round in which every client that takes part adds Gaussian noise to its own message.
+
+    The server sees every noisy message and who sent it. All other clients together can subtract
+    their own messages from the posted sum, so they see exactly the client's message, or that there
+    is none: hiding the cohort is void against them too.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise of one message over the bound.
+        honest: How many clients, the protected one included, are trusted to add their noise in
+            every round in which it takes part: for views in which only the sum is seen.
+        claimed: This round's share of the epsilon that a paper prints for the whole plan. It is
+            never believed: a plan that holds it is called a reproduction, and accounted for as it
+            truly is.
+
+    **Guarantee:** a round in which the client takes part is s/z-Gaussian DP for noise multiplier z,
+    with s = 1 for `zero_out` (the contribution becomes zero, the noise is still added) and s = 2
+    for `replace`, against the server and against all other clients together; sampling amplifies
+    nothing, and rounds without the client cost nothing: what is told there does not depend on it.
+    `tests/accounting/test_local.py`.
+    """
+
+    noise_multiplier: float
+    honest: int = 1
+    claimed: float | None = None
+
+    def __post_init__(self) -> None:
+        Gaussian(self.noise_multiplier)  # refuses what is no noise
+        if type(self.honest) is not int or self.honest < 1:
+            raise ValueError(
+                f"honest = {self.honest}: expected a whole number of at least 1, the protected "
+                "client included"
+            )
+        if self.claimed is not None and not (self.claimed > 0 and math.isfinite(self.claimed)):
+            raise ValueError(
+                f"claimed = {self.claimed}: expected a positive finite number (the epsilon "
+                "printed), or None"
             )
 
 
@@ -103,11 +144,12 @@ class NonPrivate:
     """
 
 
-Event = Gaussian | Laplace | Wishart | NonPrivate
+Event = Gaussian | LocalGaussian | Laplace | Wishart | NonPrivate
 Counted = tuple[tuple[Event, int], ...]
 """Different events, and how many releases there are of each."""
 _NAMES: dict[str, type[Event]] = {
     "gaussian": Gaussian,
+    "local_gaussian": LocalGaussian,
     "laplace": Laplace,
     "wishart": Wishart,
     "non_private": NonPrivate,
@@ -181,6 +223,11 @@ class Participation:
                 "use kind 'poisson' to sample clients"
             )
 
+    @property
+    def shown(self) -> "Participation":
+        """The same sampling, seen by the adversary."""
+        return replace(self, visible=True)
+
 
 def default_delta(clients: int) -> float:
     """Choose delta well below 1/clients, at which publishing one client in clear would pass.
@@ -210,11 +257,12 @@ def check_delta(delta: float, events: Sequence[Event] | None = None) -> None:
     reason = ""
     if delta == 0 and events is not None:
         kinds = {type(event) for event in events}
-        if not kinds & {Gaussian, Wishart}:
+        normal = bool(kinds & {Gaussian, LocalGaussian})
+        if not normal and Wishart not in kinds:
             return
         reason = (
             "under Gaussian noise the privacy loss has no bound, so no epsilon holds at delta 0"
-            if Gaussian in kinds
+            if normal
             else "under Wishart noise some outputs are impossible for a neighbour, with positive "
             "probability, so no epsilon holds at delta 0"
         ) + "; use Laplace noise for a pure guarantee, or "

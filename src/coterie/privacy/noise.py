@@ -20,9 +20,16 @@ from coterie.privacy.accounting import (
 )
 from coterie.privacy.events import Gaussian, check_delta
 from coterie.privacy.laplace import LaplaceSum
+from coterie.privacy.local import LocalGaussianSum
 from coterie.privacy.mechanisms import GaussianSum, Mechanism, Shape
 from coterie.privacy.moments import SQRT2, GaussianGram, GaussianRows, Squares, WishartGram
-from coterie.privacy.published import rows_to_clients, spent_as_printed
+from coterie.privacy.published import (
+    printed_epsilon,
+    printed_sigma,
+    rows_to_clients,
+    spent_as_printed,
+)
+from coterie.privacy.views import check_honest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,8 @@ class Noise(ABC):
 
     kind: ClassVar[str] = ""
     shapes: ClassVar[tuple[Shape, ...]] = ()
+    local: ClassVar[bool] = False
+    """Whether clients add the noise themselves: then who takes part is seen."""
 
     def mechanisms(self, ask: Ask) -> tuple[Mechanism, ...]:
         """Give the mechanism of each round."""
@@ -83,6 +92,14 @@ class Noise(ABC):
         return default_delta(clients)
 
     @classmethod
+    def named(cls, kind: str) -> "Noise":
+        """Give a kind of noise with its usual settings, by name."""
+        kinds = cls.choices()
+        if kind not in kinds:
+            raise ValueError(f"noise = {kind!r}: expected one of {', '.join(sorted(kinds))}")
+        return kinds[kind]()
+
+    @classmethod
     def choices(cls) -> Mapping[str, type["Noise"]]:
         """Give the kinds by name."""
         kinds: tuple[type[Noise], ...] = (
@@ -90,6 +107,8 @@ class Noise(ABC):
             LaplaceNoise,
             WishartNoise,
             PrintedWishart,
+            LocalNoise,
+            PrintedLocal,
         )
         return {kind.kind: kind for kind in kinds}
 
@@ -215,3 +234,80 @@ class PrintedWishart(Noise):
             share = ask.epsilon * budget / total
             made.append(WishartGram(ask.clip, printed.degrees, printed.scale, share, centred=False))
         return tuple(made)
+
+
+@dataclass(frozen=True)
+class LocalNoise(Noise):
+    """Gaussian noise that each client adds to its own contribution: private to the server as well.
+
+    A budget is met in the view of the server and of all other clients together, who see who takes
+    part: sampling hides nothing, and only makes a client take part in fewer rounds. The posted sum
+    carries the noise of a whole cohort.
+
+    Attributes:
+        honest: How many clients, the protected one included, are trusted to add their noise in
+            every round in which it takes part; only views in which sums alone are seen count on it.
+            At most the size of the smallest cohort: that of a fixed size, all where everybody takes
+            part, 1 under Poisson sampling.
+    """
+
+    kind: ClassVar[str] = "local"
+    shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
+    local: ClassVar[bool] = True
+    honest: int = 1
+
+    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
+        _check_whole(ask, self.kind)
+        check_honest(self.honest, ask.participation, ask.clients)
+        base = ask.noise_multiplier
+        if base is None:
+            assert ask.epsilon is not None
+            check_delta(ask.delta, (Gaussian(1.0),))
+            base = calibrate(
+                ask.epsilon,
+                ask.delta,
+                weights=ask.weights,
+                participation=ask.participation.shown,
+                relation=ask.relation,
+            )
+        cohort = ask.participation.rate * ask.clients
+        return tuple(
+            LocalGaussianSum(ask.clip, base / weight, cohort, self.honest) for weight in ask.weights
+        )
+
+
+@dataclass(frozen=True)
+class PrintedLocal(Noise):
+    """The noise that Wu et al. (DPFedMTL) print: a reproduction, NOT A GUARANTEE.
+
+    Each client adds N(0, sigma^2 S^2), S = 2 C K/M, K of M clients expected in a round. Their sigma
+    is `noise_multiplier`, or sqrt(2 log(1.25/delta))/epsilon of `epsilon`, which is all that the
+    printed epsilon means. The report shows it beside the true epsilon (see docs/privacy.md).
+    """
+
+    kind: ClassVar[str] = "local_paper"
+    shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
+    local: ClassVar[bool] = True
+
+    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
+        _check_whole(ask, self.kind)
+        check_delta(ask.delta, (Gaussian(1.0),))
+        if len(set(ask.weights)) > 1:
+            raise ValueError(
+                f"weights = {ask.weights[:3]}...: local_paper noise is the same in every round; "
+                "spend evenly"
+            )
+        sigma = ask.noise_multiplier
+        if sigma is None:
+            assert ask.epsilon is not None
+            sigma = printed_sigma(ask.epsilon, ask.delta)
+        rate, rounds = ask.participation.rate, len(ask.weights)
+        # Each round claims its share of the label, so that the claims add up to it.
+        share = printed_epsilon(sigma, ask.delta) / rounds
+        one = LocalGaussianSum(ask.clip, 2 * sigma * rate, rate * ask.clients, 1, share)
+        return (one,) * rounds
+
+
+def _check_whole(ask: Ask, kind: str) -> None:
+    if ask.rows is not None:
+        raise ValueError(f"{kind} noise is for whole clients, not for single rows: use gaussian")

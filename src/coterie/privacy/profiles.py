@@ -22,6 +22,8 @@ Groups = tuple[tuple[float, int], ...]
 """Noise multipliers and in how many rounds each was used."""
 _DROPPED = -200.0
 """Log-probability of an attendance that is not worth a term of its own."""
+_LARGEST_MU = 1e9
+"""Beyond it epsilon, about mu^2/2, loses its digits; it protects nobody, and is called infinite."""
 
 
 class Profile(Protocol):
@@ -164,8 +166,10 @@ class GaussianProfile:
 
     def epsilon(self, delta: float) -> float:
         """Compute epsilon at this delta."""
-        if self.mu in (0, math.inf):
-            return self.mu
+        if self.mu == 0:
+            return 0.0
+        if self.mu > _LARGEST_MU:
+            return math.inf
         return smallest_epsilon(self.log_delta, delta)
 
 

@@ -46,6 +46,26 @@ def spent_as_printed(epsilon: float, delta: float, weights: Sequence[float]) -> 
     return tuple(base * weight for weight in weights)
 
 
+def printed_sigma(epsilon: float, delta: float) -> float:
+    """Give the noise of Wu et al. (DPFedMTL): sqrt(2 log(1.25/delta))/epsilon, once for all rounds.
+
+    The classic bound for one release without sampling, proved for epsilon below 1 alone.
+
+    >>> [round(printed_sigma(epsilon, 1e-5), 4) for epsilon in (45, 8, 2, 0.5)]
+    [0.1077, 0.6056, 2.4224, 9.6896]
+    """
+    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
+def printed_epsilon(sigma: float, delta: float) -> float:
+    """Give the epsilon with which Wu et al. label noise sigma: what they claim, not what is true.
+
+    >>> round(printed_epsilon(9.69, 1e-5), 3)
+    0.5
+    """
+    return printed_sigma(sigma, delta)
+
+
 def rows_to_clients(epsilon: float, delta: float, weights: Sequence[float], rows: int) -> float:
     """Find the noise multiplier of a recipe that protects rows, for clients of so many rows.
 

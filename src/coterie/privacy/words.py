@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING
 
-from coterie.privacy.events import Event, Gaussian, Laplace, Wishart
+from coterie.privacy.events import Event, Gaussian, Laplace, LocalGaussian, Wishart
+from coterie.privacy.views import is_central, is_local, per_participation
 
 if TYPE_CHECKING:
     from coterie.privacy.accounting import Guarantee
 
 OTHERS = "other clients"
+EVERYBODY = "the server and the other clients"
 OUTSIDER = "an outsider who sees the posts alone"
 _COMPARED = {"zero_out": "without its data", "replace": "with another's in its place"}
 _RELATIONS = {
@@ -40,9 +42,12 @@ def view_of(guarantee: "Guarantee") -> str:
     """Say whose view the guarantee's epsilon is.
 
     Under a hidden cohort of fixed size a client knows from its own invitation something of who else
-    was drawn, so the amplified number holds only for whoever has no invitation.
+    was drawn, so the amplified number holds only for whoever has no invitation. Noise that clients
+    add themselves holds against the server too.
     """
     who = guarantee.participation
+    if is_local(guarantee):
+        return OTHERS if is_central(guarantee) else EVERYBODY
     return OUTSIDER if who.kind == "fixed" and who.rate < 1 and not who.visible else OTHERS
 
 
@@ -60,9 +65,8 @@ def state(guarantee: "Guarantee") -> str:
         _seen_by(guarantee),
         f"Sampling: {_drawn(guarantee)}",
         f"Accountant: {guarantee.profile.accountant}.",
-        "Not covered: the server, which sees each bounded contribution before noise; metrics, "
-        "losses and notes on rows that are shown; settings chosen by looking at results; a "
-        "personal model that its client gives away.",
+        f"Not covered: {_uncovered(guarantee)}metrics, losses and notes on rows that are shown; "
+        "settings chosen by looking at results; a personal model that its client gives away.",
     ]
     if guarantee.assumed:
         lines.append(f"Assumed public: {'; '.join(guarantee.assumed)}.")
@@ -77,21 +81,31 @@ def state(guarantee: "Guarantee") -> str:
     return "\n".join(lines)
 
 
+def _uncovered(guarantee: "Guarantee") -> str:
+    if not is_local(guarantee) or is_central(guarantee):
+        return "the server, which sees each bounded contribution before noise; "
+    return "whoever reads a client's memory before its noise is added; "
+
+
 def _compare_claim(guarantee: "Guarantee", claimed: float) -> str:
     """Set what was printed for a mechanism beside what is true of it."""
     alone = guarantee.claimed_alone
+    single = per_participation(alone)
+    each = "" if single is None else f"; {round_up(single)} for a single message"
     releases = f"{len(alone.events)} of {len(guarantee.events)} releases"
     return (
         "NOT A GUARANTEE: a reproduction of a printed mechanism. Printed for "
         f"{releases} together, by the paper's own composition: epsilon = {round_up(claimed)} at "
         f"delta = {guarantee.delta:.3g}. True of them: delta = "
         f"{round_up(alone.delta_at(claimed))} at that epsilon, and epsilon = "
-        f"{round_up(alone.epsilon)} at delta = {guarantee.delta:.3g}."
+        f"{round_up(alone.epsilon)} at delta = {guarantee.delta:.3g}{each}."
     )
 
 
 def _seen_by(guarantee: "Guarantee") -> str:
     who = guarantee.participation
+    if is_local(guarantee):
+        return _seen_locally(guarantee)
     if view_of(guarantee) == OUTSIDER:
         together = round_up(guarantee.views["coalition_of_all_others"])
         return (
@@ -101,6 +115,23 @@ def _seen_by(guarantee: "Guarantee") -> str:
         )
     seen = "see" if who.visible else "do not see"
     return f"Seen by: the other clients, who see every release and {seen} who took part."
+
+
+def _seen_locally(guarantee: "Guarantee") -> str:
+    views, single = guarantee.views, per_participation(guarantee)
+    assert single is not None
+    honest = min(e.honest for e in guarantee.events if isinstance(e, LocalGaussian))
+    trusted = "nobody else's noise" if honest == 1 else f"the noise of {honest} honest clients"
+    server = "" if is_central(guarantee) else "the server, which sees every message; and by "
+    return (
+        "Noise: each client adds it to its own contribution, before that leaves. "
+        f"Seen by: {server}all other clients together, who can subtract their own messages from a "
+        "post. Both know who took part, so sampling hides nothing: epsilon = "
+        f"{round_up(single)} for each round in which a client takes part, "
+        f"{round_up(guarantee.epsilon)} in total. For whoever sees sums alone (the server under "
+        f"secure aggregation, outsiders), counting on {trusted}: epsilon = "
+        f"{round_up(views['outsider'])}."
+    )
 
 
 def _drawn(guarantee: "Guarantee") -> str:
@@ -122,6 +153,11 @@ def describe_noise(events: Sequence[Event]) -> str:
             Gaussian,
             "noise_multiplier",
             "Gaussian noise of z times what one client can change, z = {}",
+        ),
+        (
+            LocalGaussian,
+            "noise_multiplier",
+            "Gaussian noise of z times that bound, which each client adds itself, z = {}",
         ),
         (Laplace, "epsilon", "Laplace noise of what one client can change over e, e = {}"),
         (Wishart, "ratio", "Wishart noise of scale C squared over r, r = {}"),

@@ -1,0 +1,103 @@
+"""What an attacker can do against a guarantee, and what was spent by each round."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from coterie import figures
+from coterie.charts import Array, Html, can_draw, element, join, numbers, percent, table
+from coterie.figures import Figure
+from coterie.privacy.accounting import Guarantee, epsilon_by_round
+from coterie.privacy.tradeoff import gdp_approximation
+
+_MARKS = 12
+_ALARMS = (0.01, 0.1)
+_TITLE = "f-DP trade-off: no attack gets below the curve"
+_QUESTIONS = {
+    "zero_out": "whether one given client contributed at all",
+    "replace": "whether one given client took part, or any other in its place",
+}
+
+
+def show_attack(guarantee: Guarantee, key: str) -> Html:
+    """Show what an attacker can do at best, and epsilon by round."""
+    rounds, spent = spent_by_round(guarantee)
+    misses = guarantee.trade_off(_ALARMS)
+    caught = [_ceiling(1 - miss) for miss in misses]
+    few, many = (percent(alarm) for alarm in _ALARMS)
+    told = (
+        f"What an attacker can do: guess from everything released {_QUESTIONS[guarantee.relation]}."
+        f" Whatever the attack, at {few} false positives it has at most {caught[0]} true "
+        f"positives, and at {many} at most {caught[1]}; blind guessing has {few} and {many}."
+    )
+    if guarantee.simulation:
+        told += " This holds for secret noise; the noise of a simulation is known."
+    parts = [element("p", told), _abilities(guarantee, caught)]
+    if can_draw():
+        by_round = figures.spending("Epsilon spent by round", rounds=rounds, epsilons=spent)
+        drawn = (draw_trade_off(guarantee).show(f"{key}-f"), by_round.show(f"{key}-spent"))
+        parts.append(element("div", *drawn, class_="charts"))
+    steps = [[str(r), f"{epsilon:.4g}"] for r, epsilon in zip(rounds, spent, strict=True)]
+    return join(*parts, numbers(table(["rounds done", "epsilon"], steps)))
+
+
+def _abilities(guarantee: Guarantee, caught: Sequence[str]) -> Html:
+    """Put what an attacker can do into a table."""
+    head = ["false positives", "true positives, at most"]
+    rows = [[percent(alarm), most] for alarm, most in zip(_ALARMS, caught, strict=True)]
+    rough = _approximation(guarantee, _ALARMS)
+    if rough is not None:
+        head.append("Gaussian approximation, not a bound")
+        for row, miss in zip(rows, rough, strict=True):
+            row.append(f"{100 * (1 - miss):.1f} %")
+    return join(element("p", "What an attacker can do", class_="label"), table(head, rows))
+
+
+def draw_trade_off(guarantee: Guarantee, title: str = _TITLE) -> Figure:
+    """Give the trade-off curve of a guarantee as a figure: the bound, and blind guessing.
+
+    The Gaussian approximation that papers draw is dashed, where it differs; it bounds nothing.
+    """
+    alarms = np.concatenate([[0.0], np.geomspace(1e-4, 0.1, 30), np.linspace(0.12, 1, 45)])
+    listed = [float(alarm) for alarm in alarms]
+    return figures.trade_off(
+        title,
+        alarms=alarms,
+        misses=guarantee.trade_off(listed),
+        marks=np.column_stack([_ALARMS, guarantee.trade_off(_ALARMS)]),
+        approximation=_approximation(guarantee, listed),
+    )
+
+
+def save_trade_off(guarantee: Guarantee, path: Path | str) -> Path:
+    """Write the trade-off curve of a guarantee to a file: .svg, .png or .pdf."""
+    return draw_trade_off(guarantee).save(path)
+
+
+def _approximation(guarantee: Guarantee, alarms: Sequence[float]) -> Array | None:
+    """Give what papers draw; None where there is none, or where it is the curve itself."""
+    try:
+        found = gdp_approximation(guarantee).trade_off(alarms)
+    except ValueError:  # other noise than Gaussian
+        return None
+    return None if np.allclose(found, guarantee.trade_off(alarms), atol=1e-9) else found
+
+
+@lru_cache(maxsize=64)
+def spent_by_round(guarantee: Guarantee) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Give some of the rounds, the last among them, and epsilon after each of these."""
+    total = len(guarantee.events)
+    # Sampled rounds of many different noises take seconds to account for.
+    marks = min(total, _MARKS if len(set(guarantee.events)) <= 8 else 4)
+    rounds = tuple(sorted({round(r) for r in np.linspace(1, total, marks)}))
+    who, relation = guarantee.participation, guarantee.relation
+    spent = epsilon_by_round(guarantee.events, who, relation, guarantee.delta, rounds)
+    return rounds, tuple(spent)
+
+
+def _ceiling(share: float) -> str:
+    """Write a bound with one digit after the point, never below itself."""
+    return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f} %"

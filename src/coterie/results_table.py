@@ -1,0 +1,155 @@
+"""Results in a terminal: the table of runs, and how their clients fare one by one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from coterie.privacy.words import round_up
+from coterie.scores import TITLES
+from coterie.summary import NOT_COVERED
+
+_SPREAD = {"mean": "mean", "p10": "10th percentile", "p90": "90th percentile", "worst": "worst"}
+
+
+def in_short(value: Any) -> str:
+    """Write a number with four digits; anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _bound(epsilon: float | str) -> str:
+    return epsilon if isinstance(epsilon, str) else round_up(epsilon)
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    if row["value"] is None:
+        return "-"
+    error = row["standard_error"]
+    return in_short(row["value"]) + ("" if error is None else f" ± {in_short(error)}")
+
+
+def _area(row: Mapping[str, Any]) -> str:
+    area = row.get("auc")
+    return "-" if area is None else f"{area:.4f} ({row['auc_left_out']})"
+
+
+def _mean(row: Mapping[str, Any], key: str) -> str:
+    return "-" if row.get(key) is None else in_short(row[key])
+
+
+def _gain(row: Mapping[str, Any]) -> str:
+    share = row["share_better_than_local"]
+    if share == 0 and row["value"] == row["local_value"]:
+        return "the same as alone"  # nothing stood out of the noise
+    # Where nothing was posted there is nobody to be compared with.
+    return "-" if share is None or row["rounds"] == 0 else f"{share:.0%} of clients"
+
+
+def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Make a table of at most 100 columns: what is the same in every row goes below it."""
+    first = rows[0]
+    better = "smaller" if first["metric"] == "nmse" else "larger"
+    areas, *means = (any(row.get(key) is not None for row in rows) for key in TITLES)
+    own = [key for key, shown in zip(list(TITLES)[1:], means, strict=True) if shown]
+    deltas = len({row["delta"] for row in rows}) > 1
+    table = Table(title=f"{first['data']}: {first['clients']} clients, one model each")
+    table.add_column("method")
+    # Heads are broken here: left to the table, long ones take the room of what stands below them.
+    head = [fill(f"test {first['metric']} ({better} is better)", 16)]
+    head += [fill("mean AUC (clients left out)", 9)] * areas
+    head += [fill("better off than alone", 15), "epsilon", *["delta"] * deltas, "rounds"]
+    for name in [*head, *(fill(f"mean {TITLES[key]}", 9) for key in own)]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row["method"],
+            _score(row),
+            *[_area(row)] * areas,
+            _gain(row),
+            _bound(row["epsilon"]),
+            *[f"{row['delta']:.3g}"] * deltas,
+            str(row["rounds"]),
+            *(_mean(row, key) for key in own),
+        )
+    what = "replacement" if first["relation"] == "replace" else "zero-out"
+    told = f"epsilon: {what} of one client, view of {first['view']}"
+    told += "" if deltas else f", delta {first['delta']:.3g}"
+    table.caption = "; ".join([told, "metrics are not covered", *_warnings(rows, own)])
+    return table
+
+
+def _warnings(rows: Sequence[Mapping[str, Any]], own: Sequence[str]) -> list[str]:
+    first, told = rows[0], []
+    for key in own:
+        if left := max(row.get(f"{key}_left_out") or 0 for row in rows):
+            told.append(f"{TITLES[key]} leaves out {left} clients")
+    if first["simulation"]:
+        told.append("SIMULATION: known seed, protects nobody")
+    if any(row.get("claimed_epsilon") is not None for row in rows):
+        told.append("NOT A GUARANTEE: a printed mechanism, see below")
+    if first.get("tuning") == NOT_COVERED:
+        told.append("TUNING IS NOT COVERED")
+    if any(row.get("caveats") for row in rows):
+        told.append("CAVEATS: see below")
+    return told
+
+
+def clients_table(rows: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Make a table of how clients fare one by one; None where no run says so."""
+    of = "accuracy" if rows[0]["metric"] == "accuracy" else "error"
+    names = {key: f"client_{of}_{key}" for key in _SPREAD}
+    shown = [key for key, name in names.items() if any(row.get(name) is not None for row in rows)]
+    if not shown:
+        return None
+    way = "mean squared error, smaller" if of == "error" else "accuracy, larger"
+    calibrated = any(row.get("calibration_error") is not None for row in rows)
+    alone = any(row.get(f"local_client_{of}_mean") is not None for row in rows)
+    brackets = "; in brackets: alone" if alone else ""
+    # Another look than that of the first table, which is the one to read first.
+    title = f"each client's own {way} is better{brackets}"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("method")
+    heads = ["epsilon", *(_SPREAD[key] for key in shown), *["calibration error"] * calibrated]
+    for head in heads:
+        table.add_column(fill(head, 11), justify="right", no_wrap=True)
+    for row in rows:
+        keys = [*(names[key] for key in shown), *["calibration_error"] * calibrated]
+        cells = [_beside(row, key) for key in keys]
+        table.add_row(row["method"], _bound(row["epsilon"]), *cells)
+    left = max(row.get("clients_without_test_rows") or 0 for row in rows)
+    told = [f"{left} clients without test rows are left out"] if left else []
+    table.caption = "; ".join([*told, "all clients count the same; not covered by epsilon"])
+    return table
+
+
+def _beside(row: Mapping[str, Any], key: str) -> str:
+    own, alone = row.get(key), row.get(f"local_{key}")
+    if own is None:
+        return "-"
+    return _three(own) + ("" if alone is None else f" ({_three(alone)})")
+
+
+def _three(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"
+
+
+def about_newcomers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say, for each run that had any, how clients fare who joined it after training."""
+    for row in rows:
+        if not (found := row.get("newcomers")):
+            continue
+        told = f"{row['method']}: {found['clients']} newcomers joined after training and posted "
+        told += f"nothing: test {found['metric']} {_score(found)}"
+        if found.get("local_value") is not None:
+            told += f", {in_short(found['local_value'])} alone"
+        if found.get("share_better_than_local") is not None:
+            told += f"; {found['share_better_than_local']:.0%} are better off than alone"
+        of = "accuracy" if found["metric"] == "accuracy" else "error"
+        parts = [
+            f"{name} {_beside(found, f'client_{of}_{key}')}"
+            for key, name in _SPREAD.items()
+            if found.get(f"client_{of}_{key}") is not None
+        ]
+        yield f"{told}; each one's own {of} (alone): {', '.join(parts)} (not private)"
