@@ -214,6 +214,7 @@ def test_newcomers_gain_from_a_shared_model_that_was_worth_making():
     assert found.score.value < 0.5 * found.alone.value
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", JOINABLE)
 def test_every_method_with_a_shared_model_can_be_joined(kind):
     for task in ("binary", "regression"):
@@ -254,7 +255,8 @@ def test_newcomers_are_kept_and_told(tmp_path):
     assert f"10th percentile {np.percentile(own, 10):.3g}" in line and "(not private)" in line
 
 
-def test_learning_alone_is_the_same_in_a_run_and_for_newcomers(tmp_path):
+@pytest.mark.parametrize("finetuned", [False, True])
+def test_learning_alone_is_the_same_in_a_run_and_for_newcomers(tmp_path, finetuned):
     """The same rows, the same terms: a run's own comparison, and the one made here."""
     table = {
         "data": {"name": write(tmp_path / "old.npz", clients=10, task="binary")},
@@ -264,6 +266,8 @@ def test_learning_alone_is_the_same_in_a_run_and_for_newcomers(tmp_path):
         "simulation_seed": 1,
     }
     table["data"]["source"] = {"task": "binary"}
+    if finetuned:
+        table["method"] = {"kind": "finetune", "base": table["method"]}
     plan = plan_from_table(table)
     result = execute(plan)
     train, test = plan.data.split()

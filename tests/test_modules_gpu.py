@@ -89,7 +89,7 @@ def test_draws_are_the_same_on_both_devices(name):
         host = model.apply_stacked(params, x, given)
         moved = {leaf: rows.cuda() for leaf, rows in params.items()}
         device = model.apply_stacked(moved, x.cuda(), None if given is None else given.cuda())
-        torch.testing.assert_close(device.cpu(), host, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(device.cpu(), host, rtol=1e-2, atol=5e-3)
 
 
 @pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 6}], ids=["ragged", "recorded"])
@@ -105,7 +105,7 @@ def test_steps_are_the_same_on_both_devices(name, length):
     found = solver(model, on_device, moved, Rng.seeded(2))
     wanted = solver(model, start, clients, Rng.seeded(2))
     for leaf, rows in wanted.items():
-        torch.testing.assert_close(found[leaf].cpu(), rows, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found[leaf].cpu(), rows, rtol=1e-2, atol=5e-3)
     assert any(not torch.allclose(first[leaf], found[leaf]) for leaf in found)
 
 

@@ -28,8 +28,8 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
     _lay_sampler(table, arguments)
     speed = {name: getattr(arguments, name) for name in ("device", "block", "store", "precision")}
     _overlay(table, "speed", speed)
-    for name in ("rounds", "simulation_seed"):
-        if getattr(arguments, name) is not None:
+    for name in ("rounds", "simulation_seed", "newcomers"):
+        if getattr(arguments, name, None) is not None:
             table[name] = getattr(arguments, name)
     if arguments.no_local:
         table["compare_with_local"] = False

@@ -163,7 +163,8 @@ def score_alone(
     """Score learning alone, in the method's own terms or with the same model and step size."""
     alone = method.alone()
     if alone is None:
-        steps = getattr(method, "sgd", SGD())
+        # Finetuning has steps of its own; what is trained with is its base's.
+        steps = getattr(getattr(method, "base", method), "sgd", SGD())
         usual = Local(model=method.model)
         alone = replace(usual, sgd=replace(steps, epochs=usual.sgd.epochs, steps=None))
     privacy = Privacy(epsilon=math.inf)

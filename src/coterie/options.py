@@ -90,6 +90,13 @@ def add_run(commands: Commands, action: Action) -> None:
     run.add_argument(
         "--history", action="store_true", help="score every round on test rows (not private)"
     )
+    run.add_argument(
+        "--newcomers",
+        type=_share,
+        metavar="SHARE|NUMBER",
+        help="clients held out of training who join afterwards and post nothing: how the run "
+        "serves those it never saw",
+    )
     _add_work(run)
     parser.set_defaults(action=action)
 

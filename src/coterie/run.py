@@ -35,8 +35,8 @@ from coterie.engines.simulate import Speed, set_clock, simulate
 from coterie.history import History
 from coterie.interrupts import as_interrupt
 from coterie.methods.base import Method, Shape
-from coterie.methods.local import Local
 from coterie.models import Linear
+from coterie.newcomers import check_joinable, hold_out, score_alone, score_newcomers
 from coterie.plan import Plan, Privacy
 from coterie.privacy.accounting import Participation, calibrate, default_delta
 from coterie.privacy.files import write_atomically
@@ -44,12 +44,12 @@ from coterie.privacy.ledger import locked
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.rng import Rng
 from coterie.scores import Score, evaluate
-from coterie.solvers.sgd import SGD
 from coterie.summary import TunedOn, json_number, keep, summarise
 from coterie.tree import size
 
 NETWORK_ROUNDS = (3, 50)
 NETWORK_ERROR = 20.0
+Newcoming = tuple[FederatedDataset, FederatedDataset] | None
 _LATE = (
     "Clients stood on a virtual clock: those who were late contributed nothing to a round, and no "
     "other client is shown who answered."
@@ -63,7 +63,8 @@ class RunPlan:
     `rounds = None` is resolved by `resolve` before anything is spent. `tuned` says on which rows
     settings were chosen: "public" cost nothing, "not covered" is private rows, and is shown
     wherever epsilon is. `stragglers` puts clients on a virtual clock; `history` scores every round
-    on test rows (always with a clock).
+    on test rows (always with a clock). `newcomers` (a share, or a number of clients) are held out
+    of training by data.split_seed, and join afterwards.
     """
 
     data: DataChoice
@@ -77,6 +78,7 @@ class RunPlan:
     tuned: TunedOn = "no"
     stragglers: Stragglers | None = None
     history: bool = False
+    newcomers: int | float | None = None
 
     def __post_init__(self) -> None:
         if self.simulation_seed is not None and self.simulation_seed < 0:
@@ -168,17 +170,23 @@ def execute(
     """
     started = time.perf_counter()
     train, test = run_plan.data.split()
+    joining = None
+    if run_plan.newcomers is not None:
+        check_joinable(run_plan.method)
+        draw = run_plan.newcomers, run_plan.data.split_seed
+        (train, rows), (test, held) = (hold_out(part, *draw) for part in (train, test))
+        joining = rows, held
     run_plan = resolve(run_plan, train.spec)
     run_plan.plan().guarantee(train.spec.clients)
     run_plan.method.check(train.spec)
     if run_plan.stragglers is not None:
         run_plan = _set_clock(run_plan, run_plan.stragglers, train)
     if folder is None:
-        return _carry_out(run_plan, (train, test), None, observer, started)
+        return _carry_out(run_plan, (train, test, joining), None, observer, started)
     with as_interrupt(), locked(folder):
         _claim(folder, run_plan)
         _recognise(folder, train)
-        return _carry_out(run_plan, (train, test), folder, observer, started)
+        return _carry_out(run_plan, (train, test, joining), folder, observer, started)
 
 
 def _set_clock(run_plan: RunPlan, clock: Stragglers, train: FederatedDataset) -> RunPlan:
@@ -196,12 +204,12 @@ def _set_clock(run_plan: RunPlan, clock: Stragglers, train: FederatedDataset) ->
 
 def _carry_out(
     run_plan: RunPlan,
-    data: tuple[FederatedDataset, FederatedDataset],
+    data: tuple[FederatedDataset, FederatedDataset, Newcoming],
     folder: Path | None,
     observer: Callable[[RunPlan, FederatedDataset], Observer] | None,
     started: float,
 ) -> Result:
-    train, test = data
+    train, test, joining = data
     watch = observer(run_plan, train) if observer is not None else None
     past = None
     if run_plan.history or run_plan.stragglers is not None:
@@ -218,7 +226,14 @@ def _carry_out(
     local = None
     if run_plan.compare_with_local:
         alone = run_plan.method.shape is Shape.NONE
-        local = score if alone else _score_local(run_plan, train, test)
+        seed, speed = run_plan.simulation_seed or 0, run_plan.speed
+        own = run_plan.method
+        local = score if alone else score_alone(own, train, test, seed=seed, speed=speed)
+    joined = None
+    if joining is not None:
+        joined = score_newcomers(
+            outcome, *joining, alone=run_plan.compare_with_local, speed=run_plan.speed
+        )
     summary = summarise(
         outcome,
         score,
@@ -227,6 +242,7 @@ def _carry_out(
         tuned=run_plan.tuned,
         seconds=time.perf_counter() - started,
         notices=(*run_plan.method.notices(train), *_ended(outcome), *_answers(past, outcome)),
+        newcomers=None if joined is None else joined.told(),
     )
     if run_plan.stragglers is not None:
         summary["caveats"].append(_LATE)
@@ -235,6 +251,8 @@ def _carry_out(
     if folder is not None:
         if past is not None:
             past.keep(folder)
+        if joined is not None:
+            joined.keep(folder)
         keep(folder, summary, outcome, train, score=score, local=local)
     return Result(summary, outcome, score, local)
 
@@ -307,24 +325,6 @@ def lay_kinds(table: Mapping[str, Any]) -> None:
     for place, kind in ((model, "linear"), (table.get("sampler"), "poisson")):
         if isinstance(place, dict):
             place.setdefault("kind", kind)
-
-
-def _score_local(run_plan: RunPlan, train: FederatedDataset, test: FederatedDataset) -> Score:
-    """Score learning alone, in the method's own terms or with the same model and step size."""
-    method = run_plan.method.alone()
-    if method is None:
-        trained = getattr(run_plan.method, "base", run_plan.method)
-        steps = getattr(trained, "sgd", SGD())
-        usual = Local(model=run_plan.method.model)
-        method = replace(usual, sgd=replace(steps, epochs=usual.sgd.epochs, steps=None))
-    plan = Plan(
-        method=method,
-        privacy=Privacy(epsilon=math.inf),
-        rounds=1,
-        simulation_seed=run_plan.simulation_seed or 0,
-    )
-    outcome = simulate(plan, train, speed=run_plan.speed)
-    return evaluate(method.model, outcome.rows, test)
 
 
 def _claim(folder: Path, run_plan: RunPlan) -> None:
