@@ -40,10 +40,15 @@ _HOMES = {
     "Linear": "coterie.models",
     "MLP": "coterie.models",
     "CNN": "coterie.models",
+    "Module": "coterie.models",
     "PMTL": "coterie.methods.pmtl",
+    "DPFedMTL": "coterie.methods.dpfedmtl",
+    "Finetune": "coterie.methods.finetune",
     "FedAvg": "coterie.methods.fedavg",
     "Local": "coterie.methods.local",
 }
+# Rooms that are spoken of by name, such as coterie.models.replace_batchnorm.
+_ROOMS = ("methods", "models")
 __all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
 
 if TYPE_CHECKING:
@@ -59,12 +64,15 @@ if TYPE_CHECKING:
     from coterie.data.synthetic import synthetic as synthetic
     from coterie.engines.simulate import Speed as Speed
     from coterie.engines.simulate import simulate as simulate
+    from coterie.methods.dpfedmtl import DPFedMTL as DPFedMTL
     from coterie.methods.fedavg import FedAvg as FedAvg
+    from coterie.methods.finetune import Finetune as Finetune
     from coterie.methods.local import Local as Local
     from coterie.methods.pmtl import PMTL as PMTL
     from coterie.models import CNN as CNN
     from coterie.models import MLP as MLP
     from coterie.models import Linear as Linear
+    from coterie.models import Module as Module
     from coterie.plan import Plan as Plan
     from coterie.plan import Privacy as Privacy
     from coterie.predictions import decision_function as decision_function
@@ -84,4 +92,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"coterie.{name}")
     raise AttributeError(f"module 'coterie' has no attribute {name!r}")

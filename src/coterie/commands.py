@@ -17,6 +17,7 @@ from coterie.data.describe import describe
 from coterie.flags import data_table, plan_table
 from coterie.methods.base import registered
 from coterie.methods.local import Local
+from coterie.models import MODELS
 from coterie.plan import Privacy
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
@@ -254,6 +255,7 @@ def methods(arguments: argparse.Namespace) -> None:
         print(f"{name}: {about['summary']}")
         for key, value in about["settings"].items():
             print(f"    method.{key} = {json.dumps(value)}")
+    print(f"models (--model): {', '.join(sorted(MODELS))}")
 
 
 def data_show(arguments: argparse.Namespace) -> None:

@@ -127,6 +127,8 @@ def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
         "classes": _classes(arguments.classes),
         "positive": _listed(arguments.positive),
         "missing": arguments.missing,
+        **{key: getattr(arguments, key, None) for key in ("text", "vocabulary", "length", "tags")},
+        "images": getattr(arguments, "images", None),
         "targets_are_clients": arguments.targets_are_clients or None,
     }
     for text in arguments.levels:

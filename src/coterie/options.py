@@ -185,7 +185,7 @@ def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
     """Add the options that say which data, and how to read them."""
     group = parser.add_argument_group("data")
     named = "districts, digits, synthetic:KIND, mpmtl:KIND, mtlsvm:regression"
-    helped = f"a name ({named}) or a file (csv, parquet, npz, mat, json)"
+    helped = f"a name ({named}) or a file (csv, parquet, npz, mat, json, h5, sqlite, arrow)"
     if positional:
         group.add_argument("data", metavar="NAME|FILE", help=helped)
     else:
@@ -205,6 +205,15 @@ def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
     group.add_argument(
         "--levels", metavar="COLUMN=A,B,C", action="append", default=[], help="declared levels"
     )
+    group.add_argument(
+        "--text", choices=("bag", "indices"), help="of text columns: bag of words, or word numbers"
+    )
+    group.add_argument(
+        "--vocabulary", metavar="FILE", help="the public words of text, one a line (for --text)"
+    )
+    group.add_argument("--length", type=int, help="words or characters a row (--text indices)")
+    group.add_argument("--tags", metavar="FILE", help="the public tags that are classes")
+    group.add_argument("--images", metavar="DIR", help="where image files named in rows are")
     group.add_argument("--missing", choices=("error", "drop"), help="rows with gaps")
     group.add_argument(
         "--targets-are-clients", action="store_true", help="each target column is a client"

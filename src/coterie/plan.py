@@ -18,7 +18,8 @@ from coterie.privacy.accounting import Gaussian, Guarantee, LocalGaussian, Relat
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.mechanisms import MOST_CLIENTS, Exact, Mechanism
+from coterie.privacy.local import LocalGaussianSum
+from coterie.privacy.mechanisms import MOST_CLIENTS, Exact, GaussianSum, Mechanism
 from coterie.privacy.noise import Ask, GaussianNoise, Noise
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.privacy.spending import Even, Spending
@@ -154,6 +155,26 @@ class Plan:
     def shows_cohort(self, clients: int) -> bool:
         """Say whether somebody from whom data is kept sees who takes part in a round."""
         return self.sampler.participation(clients).visible or self.privacy.noise.local
+
+    def relative_error(self, spec: Spec) -> float | None:
+        """Say whether the plan can learn at all: the noise of a posted mean over the clip.
+
+        sqrt(numbers) z / (expected cohort) of the noisiest round, for sums with Gaussian noise; at
+        full participation sqrt(numbers rounds) / (clients mu). Below 0.3 the noise is hardly felt;
+        above 1 a posted mean is mostly noise. A function of public facts; None for other noise.
+        """
+        clients = spec.clients
+        deviations = [
+            mechanism.summed().noise_multiplier
+            if isinstance(mechanism, LocalGaussianSum)
+            else mechanism.noise_multiplier
+            for mechanism in self.mechanisms(clients)
+            if isinstance(mechanism, GaussianSum | LocalGaussianSum)
+        ]
+        if not deviations:
+            return None
+        numbers, share = self.method.mean_of(spec)
+        return math.sqrt(numbers) * max(deviations) / (share * self.sampler.expected(clients))
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
         """Give the mechanism of each round, calibrated."""

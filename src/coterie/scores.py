@@ -31,7 +31,8 @@ from coterie.predictions import (
     outputs_of,
     wrong_answers,
 )
-from coterie.privacy.entropy import Entropy, SeededEntropy, open_entropy
+from coterie.privacy.entropy import SeededEntropy, open_entropy
+from coterie.privacy.local import LocalGaussianSum, typical_noise
 from coterie.privacy.mechanisms import Mechanism
 from coterie.spread import Spread, spread_of
 from coterie.tree import Tree, size
@@ -169,8 +170,9 @@ def auc(model: Model, models: Models, data: FederatedDataset, block: int = BLOCK
 def noise_to_signal(outcome: Outcome) -> list[float | None]:
     """Give, for every post of a run, the norm of its noise over that of the sum without noise.
 
-    In a simulation both are exact: the noise is drawn again from the seed. Otherwise they are
-    estimated from the post and the expected square of the noise, a function of public things alone;
+    In a simulation both are exact: the noise is drawn again from the seed. Otherwise, and where
+    clients add the noise, they are estimated from the post and the expected square of the noise, a
+    function of public things alone;
     None where the noise hides the signal so well that its estimated square is not positive.
     Infinity where there is noise and no signal, 0 where there is no noise.
     """
@@ -178,8 +180,9 @@ def noise_to_signal(outcome: Outcome) -> list[float | None]:
     ratios: list[float | None] = []
     for post in outcome.posts:
         mechanism = outcome.billboard.mechanism(post.index)
-        if seed is not None:
-            noise = _noise(mechanism, post.value, open_entropy(seed, "noise", post.index))
+        if seed is not None and not isinstance(mechanism, LocalGaussianSum):
+            entropy = open_entropy(seed, "noise", post.index)
+            noise = typical_noise(mechanism, post.value, entropy)
             signal = {name: leaf - noise[name] for name, leaf in post.value.items()}
             ratios.append(_norm_ratio(_square(noise), _square(signal)))
             continue
@@ -292,17 +295,11 @@ def _mean(own: Array) -> PerClient:
     return PerClient(value, error, own, len(own) - len(known))
 
 
-def _noise(mechanism: Mechanism, like: Tree, entropy: Entropy) -> Tree:
-    """Draw a mechanism's noise by perturbing zeros: every mechanism adds noise to a sum."""
-    zeros = {name: torch.zeros_like(leaf) for name, leaf in like.items()}
-    return mechanism.perturb(zeros, entropy)
-
-
 def _expected_square(mechanism: Mechanism, like: Tree) -> float:
     """Estimate the expected squared norm of the noise from draws of its own, at a fixed seed."""
     draws = max(2, -(-_DRAWN // max(1, size(like))))
     entropy = SeededEntropy(0, "size of noise", 0)
-    return sum(_square(_noise(mechanism, like, entropy)) for _ in range(draws)) / draws
+    return sum(_square(typical_noise(mechanism, like, entropy)) for _ in range(draws)) / draws
 
 
 def _square(tree: Tree) -> float:

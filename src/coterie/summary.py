@@ -43,8 +43,9 @@ def summarise(
     plan, guarantee = outcome.plan, outcome.guarantee
     noise = plan.noise_multipliers(outcome.spec.clients)
     noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
+    error = plan.relative_error(outcome.spec) if noised else None
     return {
-        "method": plan.method.kind,
+        "method": plan.method.title,
         "data": data,
         "clients": outcome.spec.clients,
         "task": outcome.spec.task,
@@ -72,11 +73,30 @@ def summarise(
         "tuning": TUNING[tuned],
         "caveats": list(plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf)),
         "notices": [*notices, *_zeroed(outcome)],
-        "explained": list(plan.method.explain(plan.rounds, plan.clip(outcome.spec.clients)))
+        "relative_error": error,
+        "explained": [
+            *plan.method.explain(plan.rounds, plan.clip(outcome.spec.clients)),
+            *can_learn(error),
+        ]
         if noised
         else [],
         "seconds": round(seconds, 3),
     }
+
+
+def can_learn(error: float | None) -> tuple[str, ...]:
+    """Say in words whether a plan can learn at all, from the relative error of a posted mean."""
+    if error is None:
+        return ()
+    told = f"the noise of a posted mean is {error:.2g} times the clip (relative error)"
+    if error <= 0.3:
+        return (f"{told}: it is hardly felt",)
+    if error <= 1:
+        return (f"{told}: it is felt, and what is shared still tells something",)
+    return (
+        f"{told}: what is shared is mostly noise, and clients lean on their own rows; fewer posted "
+        "numbers, fewer rounds, more clients or a larger epsilon would help",
+    )
 
 
 def _per_client(score: Score) -> dict[str, Any]:

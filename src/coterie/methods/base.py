@@ -19,7 +19,7 @@ from coterie.models import Model, as_model
 from coterie.privacy.billboard import Post
 from coterie.privacy.mechanisms import Shape
 from coterie.rng import Rng
-from coterie.tree import Tree, stack
+from coterie.tree import Tree, size, stack
 
 __all__ = ["Method", "Post", "Shape", "Silent", "register", "registered"]
 
@@ -60,6 +60,11 @@ class Method(metaclass=_Arranged):
     def arranged(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Take a torch module, or what makes one, where a model belongs."""
         return settings | {key: as_model(settings[key]) for key in ("model",) if key in settings}
+
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        return self.kind
 
     @property
     def shape(self) -> Shape:
@@ -119,6 +124,10 @@ class Method(metaclass=_Arranged):
     def fit_all(self, clients: Clients) -> Tree:
         """Fit all clients together, rows in one place: methods of shape POOLED alone."""
         raise NotImplementedError(f"{self.kind} is not a pooled method")
+
+    def mean_of(self, spec: Spec) -> tuple[int, float]:
+        """Count the numbers of a posted mean, and give the least share of clients that it is of."""
+        return size(self.contribution(self.init(spec, Rng.seeded(0)))), 1.0
 
     def contribution(self, shared: Tree) -> Tree:
         """Give the shapes of one client's contribution; by default those of the shared tree."""

@@ -72,6 +72,11 @@ class Finetune(Method):
         return rest | {"base": replace(base, model=settings["model"])}
 
     @property
+    def title(self) -> str:
+        """The base method's, and how it is finetuned."""
+        return f"{self.base.title}+{self.how}"
+
+    @property
     def model(self) -> Model:  # type: ignore[override]
         """The model of the base method."""
         return self.base.model
@@ -173,6 +178,10 @@ class Finetune(Method):
     def contribution(self, shared: Tree) -> Tree:
         """Contribute what the base method does."""
         return self.base.contribution(shared)
+
+    def mean_of(self, spec: Spec) -> tuple[int, float]:
+        """Give the base method's."""
+        return self.base.mean_of(spec)
 
     def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep the base method's state."""

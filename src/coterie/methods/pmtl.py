@@ -134,6 +134,14 @@ class PMTL(Method):
     def _places(self, ids: Tensor) -> Tensor:
         return torch.tensor(self.clusters)[ids.cpu()]
 
+    def mean_of(self, spec: Spec) -> tuple[int, float]:
+        """Give the numbers of one cluster's mean, and the share of clients in the smallest."""
+        numbers, share = super().mean_of(spec)
+        if not self.clusters:
+            return numbers, share
+        members = torch.bincount(torch.tensor(self.clusters))
+        return numbers // len(members), float(members.min()) / len(self.clusters)
+
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
