@@ -4,9 +4,10 @@ Settings of Wu et al., "A Theoretical Perspective on Differentially Private Fede
 Learning": CelebA (20 of 9343 clients, 400 steps), FEMNIST (3 of 174, 1000 steps), delta = 1e-5. All
 numbers are this library's own; what each column means stands in `coterie.privacy.claims`. Bounds
 are rounded up, approximations and claims to the nearest. Two Markdown tables are printed, and with
---out kept as CSV beside them; some seconds.
+--out kept as CSV beside them, with the trade-off curves of some settings (tradeoff.csv and
+tradeoff.svg); some seconds.
 
-    python benchmarks/claims.py [--out DIR]
+    python benchmarks/claims.py [--out docs/methods/neural]
 """
 
 import argparse
@@ -15,14 +16,26 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-from coterie.privacy.accounting import Participation, calibrate
+import numpy as np
+
+from coterie.privacy.accounting import Gaussian, Guarantee, Participation, calibrate
 from coterie.privacy.claims import claims
+from coterie.privacy.tradeoff import gaussian_trade_off, gdp_approximation
 from coterie.privacy.words import round_up
 
 DELTA = 1e-5
 PLANS = {"CelebA": (9343, 20, 400), "FEMNIST": (174, 3, 1000)}
 SIGMAS = (0.11, 0.65, 2.42, 9.69)
 EPSILONS = (0.5, 1.0, 2.0, 8.0)
+DRAWN = (("CelebA", 0.65), ("FEMNIST", 0.65), ("FEMNIST", 9.69))
+ALARMS = tuple(np.linspace(0, 1, 101))
+CURVES = {
+    "guessing": ("guessing", "#bbbbbb", ":"),
+    "theorem_41": ("Theorem 4.1's steps: bound", "#4c78a8", "-"),
+    "approximation": ("the same: approximation, not a bound", "#4c78a8", "--"),
+    "theorem_42": ("Theorem 4.2 as printed", "#f58518", "-."),
+    "true": ("noise as printed, zero_out: bound", "#e45756", "-"),
+}
 HEADS = {
     "data": "data",
     "sigma": "sigma",
@@ -76,6 +89,57 @@ def needed():
     return found
 
 
+def composed(name, noise_multiplier):
+    """Give the account of a plan's rounds, hidden Poisson cohorts, zero_out."""
+    clients, cohort, rounds = PLANS[name]
+    return Guarantee(
+        events=(Gaussian(noise_multiplier),) * rounds,
+        participation=Participation("poisson", cohort / clients),
+        relation="zero_out",
+        delta=DELTA,
+        clients=clients,
+    )
+
+
+def curves():
+    """Type II errors at each rate of false alarms: claimed, approximated, and true."""
+    found = []
+    for name, sigma in DRAWN:
+        clients, cohort, rounds = PLANS[name]
+        steps = composed(name, sigma)
+        limit = gdp_approximation(steps)
+        drawn = {
+            "guessing": 1 - np.array(ALARMS),
+            "theorem_41": steps.trade_off(ALARMS),
+            "approximation": limit.trade_off(ALARMS),
+            "theorem_42": gaussian_trade_off(math.sqrt(rounds) * limit.mu, ALARMS),
+            "true": composed(name, 2 * sigma * cohort**1.5 / clients).trade_off(ALARMS),
+        }
+        for place, alarms in enumerate(ALARMS):
+            misses = {key: f"{curve[place]:.6g}" for key, curve in drawn.items()}
+            found.append({"data": name, "sigma": sigma, "false_alarms": f"{alarms:.2f}", **misses})
+    return found
+
+
+def draw(rows, path):
+    from mpmtl import canvas, save
+
+    figure, axes = canvas(1, len(DRAWN))
+    for axis, (name, sigma) in zip(axes, DRAWN, strict=True):
+        mine = [row for row in rows if (row["data"], row["sigma"]) == (name, sigma)]
+        alarms = [float(row["false_alarms"]) for row in mine]
+        for key, (label, colour, line) in CURVES.items():
+            misses = [float(row[key]) for row in mine]
+            axis.plot(alarms, misses, label=label, color=colour, linestyle=line)
+        axis.set_title(f"{name}, sigma {sigma}", fontsize=9)
+        axis.set_xlabel("false alarms (type I error)")
+        axis.set_xlim(0, 1)
+        axis.set_ylim(0, 1)
+    axes[0].set_ylabel("misses (type II error), at least")
+    axes[1].legend(frameon=False, fontsize=7)
+    save(figure, path)
+
+
 def shown(key, value):
     if isinstance(value, str) or value == math.inf:
         return str(value)
@@ -100,7 +164,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, help="a folder for claims.csv and needed.csv")
+    parser.add_argument("--out", type=Path, help="a folder for the CSVs and tradeoff.svg")
     out = parser.parse_args().out
     tables = {"claims": (claimed(), HEADS), "needed": (needed(), NEEDED)}
     for name, (rows, heads) in tables.items():
@@ -108,6 +172,10 @@ def main():
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             keep(out / f"{name}.csv", rows)
+    if out is not None:
+        rows = curves()
+        keep(out / "tradeoff.csv", rows)
+        draw(rows, out / "tradeoff.svg")
 
 
 if __name__ == "__main__":

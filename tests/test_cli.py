@@ -786,7 +786,7 @@ MISTAKES = [
     (f"run {SMALL} --simulation-seed x", "--simulation-seed"),
     # names
     (f"run {SMALL} --method nope", "globalsvm, local, localsvm"),
-    (f"run {SMALL} --model nope", "cnn, linear, mlp"),
+    (f"run {SMALL} --model nope", "expected one of celeba_cnn, char_lstm, cnn,"),
     ("run", "--data"),
     ("run --data nope", "nope"),
     ("run --data nope.csv", "nope.csv"),

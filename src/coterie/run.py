@@ -34,9 +34,9 @@ from coterie.engines.outcome import Observer, Outcome
 from coterie.engines.simulate import Speed, set_clock, simulate
 from coterie.history import History
 from coterie.interrupts import as_interrupt
-from coterie.methods.base import Method, Shape
+from coterie.methods.base import Method, Shape, registered
 from coterie.models import Linear
-from coterie.newcomers import check_joinable, hold_out, score_alone, score_newcomers
+from coterie.newcomers import Newcomers, check_joinable, hold_out, score_alone, score_newcomers
 from coterie.plan import Plan, Privacy
 from coterie.privacy.accounting import Participation, calibrate, default_delta
 from coterie.privacy.files import write_atomically
@@ -209,7 +209,7 @@ def _carry_out(
     observer: Callable[[RunPlan, FederatedDataset], Observer] | None,
     started: float,
 ) -> Result:
-    train, test, joining = data
+    train, test, _ = data
     watch = observer(run_plan, train) if observer is not None else None
     past = None
     if run_plan.history or run_plan.stragglers is not None:
@@ -223,17 +223,7 @@ def _carry_out(
         stragglers=run_plan.stragglers,
     )
     score = evaluate(run_plan.method.model, outcome.rows, test)
-    local = None
-    if run_plan.compare_with_local:
-        alone = run_plan.method.shape is Shape.NONE
-        seed, speed = run_plan.simulation_seed or 0, run_plan.speed
-        own = run_plan.method
-        local = score if alone else score_alone(own, train, test, seed=seed, speed=speed)
-    joined = None
-    if joining is not None:
-        joined = score_newcomers(
-            outcome, *joining, alone=run_plan.compare_with_local, speed=run_plan.speed
-        )
+    local, joined = _beside(run_plan, outcome, score, data)
     summary = summarise(
         outcome,
         score,
@@ -255,6 +245,25 @@ def _carry_out(
             joined.keep(folder)
         keep(folder, summary, outcome, train, score=score, local=local)
     return Result(summary, outcome, score, local)
+
+
+def _beside(
+    run_plan: RunPlan,
+    outcome: Outcome,
+    score: Score,
+    data: tuple[FederatedDataset, FederatedDataset, Newcoming],
+) -> tuple[Score | None, Newcomers | None]:
+    """Score what stands beside a run: learning alone, and clients who join after training."""
+    (train, test, joining), speed = data, run_plan.speed
+    local = None
+    if run_plan.compare_with_local:
+        alone = run_plan.method.shape is Shape.NONE
+        seed, own = run_plan.simulation_seed or 0, run_plan.method
+        local = score if alone else score_alone(own, train, test, seed=seed, speed=speed)
+    if joining is None:
+        return local, None
+    compare = run_plan.compare_with_local
+    return local, score_newcomers(outcome, *joining, alone=compare, speed=speed)
 
 
 def _ended(outcome: Outcome) -> tuple[str, ...]:
@@ -322,7 +331,9 @@ def lay_kinds(table: Mapping[str, Any]) -> None:
     """Fill in the kinds of model and sampler where a plan's table has settings of them alone."""
     method = table.get("method")
     model = method.get("model") if isinstance(method, dict) else None
-    for place, kind in ((model, "linear"), (table.get("sampler"), "poisson")):
+    usual = registered().get(method.get("kind", "pmtl")) if isinstance(method, dict) else None
+    named = "linear" if usual is None else usual().model.kind
+    for place, kind in ((model, named), (table.get("sampler"), "poisson")):
         if isinstance(place, dict):
             place.setdefault("kind", kind)
 

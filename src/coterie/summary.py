@@ -41,9 +41,6 @@ def summarise(
     `newcomers` is what is said of clients who joined after training, see `coterie.newcomers`.
     """
     plan, guarantee = outcome.plan, outcome.guarantee
-    noise = plan.noise_multipliers(outcome.spec.clients)
-    noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
-    error = plan.relative_error(outcome.spec) if noised else None
     return {
         "method": plan.method.title,
         "data": data,
@@ -52,9 +49,7 @@ def summarise(
         # Rows in one place are one release, though nothing is posted.
         "rounds": 1 if plan.method.shape is Shape.POOLED else len(outcome.posts),
         **promised(guarantee),
-        "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
-        "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
-        "clip": plan.clip(outcome.spec.clients) if noised else None,
+        **_noise_told(outcome),
         "metric": score.metric,
         "value": json_number(score.value),
         "standard_error": json_number(score.standard_error),
@@ -73,14 +68,23 @@ def summarise(
         "tuning": TUNING[tuned],
         "caveats": list(plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf)),
         "notices": [*notices, *_zeroed(outcome)],
-        "relative_error": error,
-        "explained": [
-            *plan.method.explain(plan.rounds, plan.clip(outcome.spec.clients)),
-            *can_learn(error),
-        ]
-        if noised
-        else [],
         "seconds": round(seconds, 3),
+    }
+
+
+def _noise_told(outcome: Outcome) -> dict[str, Any]:
+    """Say what noise a plan adds, and whether it can learn under it; all public."""
+    plan, clients = outcome.plan, outcome.spec.clients
+    noise = plan.noise_multipliers(clients)
+    noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
+    error = plan.relative_error(outcome.spec) if noised else None
+    explained = (*plan.method.explain(plan.rounds, plan.clip(clients)), *can_learn(error))
+    return {
+        "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
+        "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
+        "clip": plan.clip(clients) if noised else None,
+        "relative_error": error,
+        "explained": list(explained) if noised else [],
     }
 
 
