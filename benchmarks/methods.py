@@ -47,7 +47,7 @@ LR, LAM = 0.05, 0.1
 CLOCK = "cpu: processor seconds of this process, where others use the machine too"
 # Clients and steps of a round: enough that a round is mostly steps, few enough to be done soon.
 SIZES = {
-    "cpu": {"linear": (100, 10), "mlp": (100, 10), "lstm": (64, 5), "cnn": (16, 8)},
+    "cpu": {"linear": (64, 10), "mlp": (64, 10), "lstm": (32, 5), "cnn": (16, 4)},
     "cuda": {"linear": (100, 10), "mlp": (100, 10), "lstm": (100, 10), "cnn": (100, 10)},
 }
 
@@ -99,18 +99,18 @@ def entries(model: Model, clients: int, sgd: SGD, device: str) -> Iterator[Entry
     yield Entry("ditto", ditto, (sgd, sgd))
     pfedme = PFedMe(model=model, sgd=sgd, lam=LAM, local_rounds=2, last_epochs=1)
     yield Entry("pfedme, 2 local rounds", pfedme, (sgd, sgd))
-    if isinstance(model, Linear):
-        yield Entry("ppsgd", PPSGD(model=model, sgd=sgd, last_epochs=1), (sgd,))
-    else:
+    if not isinstance(model, Linear):
         layers = DPFedMTL(model=model, sgd=sgd, head_epochs=1, last_solve=False)
         yield Entry("dpfedmtl", layers, (sgd,))
         yield Entry("dpfedmtl, alternate", replace(layers, alternate=True), (last, sgd))
         yield Entry("dpfedmtl, local noise", layers, (sgd,), noise="local")
     yield Entry("naive_dp", NaiveDP(model=model, sgd=sgd, lam=LAM), (sgd,))
-    longer = replace(sgd, steps=2 * (sgd.steps or 1))
+    longer = replace(sgd, steps=None, epochs=5)
     for how in ("plain", "mean", "kl", "ewc"):
         tuned = Finetune(base=base, how=how, lam=LAM, sgd=longer)
         yield Entry(f"finetune, {how}", tuned, (longer,), tuning=True)
+    if isinstance(model, Linear):
+        yield Entry("ppsgd", PPSGD(model=model, sgd=sgd, last_epochs=1), (sgd,))
     if isinstance(model, Module):
         drops = FedAvg(model=Module(Network, {"dropout": 0.25}), sgd=sgd)
         yield Entry("fedavg, dropout", drops, (sgd,))
@@ -212,7 +212,8 @@ def main() -> None:
             method: statistics.median(np.array(found) / base) for method, found in speeds.items()
         }
     print(f"\n{'x fedavg':24}" + "".join(f"{name:>11}" for name in ratios))
-    for method in dict.fromkeys(method for found in ratios.values() for method in found):
+    longest = sorted(ratios.values(), key=len, reverse=True)
+    for method in dict.fromkeys(method for found in longest for method in found):
         cells = (found.get(method) for found in ratios.values())
         print(f"{method:24}" + "".join(f"{'' if c is None else f'{c:.2f}':>11}" for c in cells))
     print(f"{time.perf_counter() - begun:.0f} s in all")

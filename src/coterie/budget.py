@@ -3,7 +3,14 @@
 import argparse
 from typing import Any
 
-from coterie.privacy.accounting import Gaussian, Guarantee, Relation, calibrate, default_delta
+from coterie.privacy.accounting import (
+    Gaussian,
+    Guarantee,
+    LocalGaussian,
+    Relation,
+    calibrate,
+    default_delta,
+)
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
 from coterie.privacy.words import round_up
 
@@ -38,30 +45,33 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
     relation: Relation = arguments.relation or "zero_out"
     sampler = make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible)
     participation = sampler.participation(clients)
+    local = getattr(arguments, "noise", None) == "local"
     if arguments.command == "calibrate":
         noise = calibrate(
             arguments.epsilon,
             delta,
             weights=(1.0,) * rounds,
-            participation=participation,
+            participation=participation.shown if local else participation,
             relation=relation,
         )
     else:
         noise = arguments.noise_multiplier
     guarantee = Guarantee(
-        events=(Gaussian(noise),) * rounds,
+        events=(LocalGaussian(noise) if local else Gaussian(noise),) * rounds,
         participation=participation,
         relation=relation,
         delta=delta,
         clients=clients,
     )
     found = guarantee.to_json()
+    single = found.get("epsilon_per_participation")
     return {
         "epsilon": found["epsilon"],
         "delta": delta,
         "noise_multiplier": noise,
         "view": found["view"],
         "views": found["views"],
+        **({} if single is None else {"epsilon_per_participation": single}),
         "clients": clients,
         "cohort": sampler.expected(clients),
         "rounds": rounds,

@@ -4,6 +4,8 @@ import collections.abc
 import dataclasses
 import importlib
 import json
+import os
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -120,7 +122,7 @@ def _imported(place: str, where: str) -> Any:
     """Import what a plan names; what has no name of its own in a module cannot be found again."""
     module, _, name = place.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = _import_here(module)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
@@ -131,6 +133,15 @@ def _imported(place: str, where: str) -> Any:
     if not callable(found):
         raise ConfigError(f"{where} = {place!r}: found {found!r}; expected a function")
     return found
+
+
+def _import_here(module: str) -> Any:
+    # As `python -m` does: what lies in the current folder is found, after all that is installed.
+    sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.path.pop()
 
 
 def _table_for(hint: Any, value: Any) -> Mapping[str, Any] | None:

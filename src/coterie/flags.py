@@ -100,11 +100,19 @@ def _lay_method(table: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 def _lay_finetuning(table: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Put finetuning around the method; `finetune.KEY` are its settings."""
-    given = table.pop("finetune", {})
-    if getattr(arguments, "finetune", None) is not None:
-        given = {**given, "how": arguments.finetune}
-    if given:
-        table["method"] = {"kind": "finetune", **given, "base": table["method"]}
+    given, how = table.pop("finetune", {}), getattr(arguments, "finetune", None)
+    given = given if how is None else {**given, "how": how}
+    if not given:
+        return
+    if table["method"].get("kind") == "finetune":
+        table["method"] |= given
+        return
+    if "how" not in given:
+        raise ConfigError(
+            f"finetune.{next(iter(given))} was set, but nothing is finetuned: give --finetune "
+            "plain, mean, kl or ewc"
+        )
+    table["method"] = {"kind": "finetune", **given, "base": table["method"]}
 
 
 def _lay_privacy(table: dict[str, Any], arguments: argparse.Namespace) -> None:

@@ -80,6 +80,11 @@ def check_joinable(method: Method) -> None:
             f"{method.kind} has models of the clients that it was trained with alone: newcomers "
             "cannot join it; leave them out, or use a method with a shared model, such as pmtl"
         )
+    if method.has_places:
+        raise ValueError(
+            f"{method.kind} gives clients places by number (clusters, a relation), and newcomers "
+            "have none: leave newcomers out, or use a method without places"
+        )
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,11 @@ def add_account(commands: Commands, action: Action, *, calibrate: bool) -> None:
             "--noise-multiplier", type=float, required=True, help="noise of the sum over the clip"
         )
     parser.add_argument("--delta", type=float, help="default min(1e-5, 1/(10 clients))")
+    parser.add_argument(
+        "--noise",
+        choices=("gaussian", "local"),
+        help="added by the server (default), or by each client to its own contribution",
+    )
     _add_view(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(action=action)

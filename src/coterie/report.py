@@ -18,6 +18,7 @@ from coterie.charts import Html, element, join, percent, short, table
 from coterie.finished import FinishedRun, read_finished
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
+from coterie.privacy.views import is_local
 from coterie.privacy.words import describe_noise, round_up
 from coterie.report_attack import show_attack
 from coterie.report_clients import show_spread
@@ -134,11 +135,15 @@ def _words(guarantee: Guarantee, clip: float | None) -> Html:
         "Pr[<i>M</i>(<i>D</i>&prime;) &isin; <i>S</i>] + &delta; for every set <i>S</i>, "
         f"&epsilon; = {round_up(guarantee.epsilon)}, &delta; = {guarantee.delta:.3g}"
     )
+    others = guarantee.views["other_clients"]
+    jointly = "the same bound" if others == guarantee.epsilon else f"epsilon = {round_up(others)}"
+    released = "messages" if is_local(guarantee) else "posts"
     meaning = (
-        f"M is all {len(guarantee.events)} posts together; D and D\u2032 differ in one client by "
-        f"{guarantee.relation}. A post adds up what clients contribute, each clipped to {bound}, "
+        f"M is the {released} of all {len(guarantee.events)} rounds together; D and D\u2032 differ "
+        f"in one client by {guarantee.relation}. A post adds up what clients contribute, each "
+        f"clipped to {bound}, "
         f"plus {describe_noise(guarantee.events)}. The other clients' models are "
-        "functions of the posts and of their own data, and obey the same bound jointly."
+        f"functions of the posts and of their own data, and obey {jointly} jointly."
     )
     return element(
         "div",

@@ -12,27 +12,33 @@ from coterie.charts import Array, Html, can_draw, element, join, numbers, percen
 from coterie.figures import Figure
 from coterie.privacy.accounting import Guarantee, epsilon_by_round
 from coterie.privacy.tradeoff import gdp_approximation
+from coterie.privacy.views import is_local
+from coterie.privacy.words import round_up
 
 _MARKS = 12
 _ALARMS = (0.01, 0.1)
-_TITLE = "f-DP trade-off: no attack gets below the curve"
+_TITLE = "f-DP trade-off: no attack by other clients gets below the curve"
 _QUESTIONS = {
-    "zero_out": "whether one given client contributed at all",
-    "replace": "whether one given client took part, or any other in its place",
+    "zero_out": "whether what one given client contributed was made from its data, or was zero",
+    "replace": "whether what one given client contributed was made from its data, or another's",
 }
 
 
 def show_attack(guarantee: Guarantee, key: str) -> Html:
-    """Show what an attacker can do at best, and epsilon by round."""
+    """Show what other clients can do at best as attackers, and epsilon by round, in their view."""
+    guarantee = guarantee.for_others
     rounds, spent = spent_by_round(guarantee)
     misses = guarantee.trade_off(_ALARMS)
     caught = [_ceiling(1 - miss) for miss in misses]
     few, many = (percent(alarm) for alarm in _ALARMS)
     told = (
-        f"What an attacker can do: guess from everything released {_QUESTIONS[guarantee.relation]}."
-        f" Whatever the attack, at {few} false positives it has at most {caught[0]} true "
+        "What an attacker can do, even all other clients together: guess from everything released "
+        f"{_QUESTIONS[guarantee.relation]}. Whatever the attack, at {few} false positives it has "
+        f"at most {caught[0]} true "
         f"positives, and at {many} at most {caught[1]}; blind guessing has {few} and {many}."
     )
+    if is_local(guarantee):
+        told += " So for the server, which sees who sends a message, and cannot tell of what."
     if guarantee.simulation:
         told += " This holds for secret noise; the noise of a simulation is known."
     parts = [element("p", told), _abilities(guarantee, caught)]
@@ -40,7 +46,7 @@ def show_attack(guarantee: Guarantee, key: str) -> Html:
         by_round = figures.spending("Epsilon spent by round", rounds=rounds, epsilons=spent)
         drawn = (draw_trade_off(guarantee).show(f"{key}-f"), by_round.show(f"{key}-spent"))
         parts.append(element("div", *drawn, class_="charts"))
-    steps = [[str(r), f"{epsilon:.4g}"] for r, epsilon in zip(rounds, spent, strict=True)]
+    steps = [[str(r), round_up(epsilon)] for r, epsilon in zip(rounds, spent, strict=True)]
     return join(*parts, numbers(table(["rounds done", "epsilon"], steps)))
 
 
@@ -59,8 +65,10 @@ def _abilities(guarantee: Guarantee, caught: Sequence[str]) -> Html:
 def draw_trade_off(guarantee: Guarantee, title: str = _TITLE) -> Figure:
     """Give the trade-off curve of a guarantee as a figure: the bound, and blind guessing.
 
-    The Gaussian approximation that papers draw is dashed, where it differs; it bounds nothing.
+    In the view of the other clients. The Gaussian approximation that papers draw is dashed, where
+    it differs; it bounds nothing.
     """
+    guarantee = guarantee.for_others
     alarms = np.concatenate([[0.0], np.geomspace(1e-4, 0.1, 30), np.linspace(0.12, 1, 45)])
     listed = [float(alarm) for alarm in alarms]
     return figures.trade_off(
@@ -88,7 +96,11 @@ def _approximation(guarantee: Guarantee, alarms: Sequence[float]) -> Array | Non
 
 @lru_cache(maxsize=64)
 def spent_by_round(guarantee: Guarantee) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Give some of the rounds, the last among them, and epsilon after each of these."""
+    """Give some of the rounds, the last among them, and epsilon after each of these.
+
+    In the view of the other clients.
+    """
+    guarantee = guarantee.for_others
     total = len(guarantee.events)
     # Sampled rounds of many different noises take seconds to account for.
     marks = min(total, _MARKS if len(set(guarantee.events)) <= 8 else 4)

@@ -38,7 +38,7 @@ def tune(arguments: argparse.Namespace) -> Told:
     """Carry out `coterie tune`; nothing is printed here but the bar."""
     out = Path(arguments.out)
     _check_out(out)
-    table, grid = plan_table(arguments), make_grid(arguments.grid)
+    table, grid = plan_table(arguments), _grid(arguments)
     bar = _Bar(quiet=arguments.quiet)
     try:
         found = tuning.tune(
@@ -59,6 +59,16 @@ def tune(arguments: argparse.Namespace) -> Told:
     with out.open("x", encoding="utf-8") as file:
         file.write(to_toml(plan))
     return Told(_tell(table, found.table, arguments, found))
+
+
+def _grid(arguments: argparse.Namespace) -> Grid:
+    """Make the grid; beside --finetune, keys mean what they mean in --set."""
+    grid = make_grid(arguments.grid)
+    if arguments.finetune is None:
+        return grid
+    moved = {"finetune": "method", "method": "method.base"}
+    parts = {key: key.partition(".") for key in grid}
+    return {f"{moved.get(p[0], p[0])}{p[1]}{p[2]}": grid[key] for key, p in parts.items()}
 
 
 def make_grid(texts: Sequence[str]) -> Grid:
@@ -138,7 +148,7 @@ def _tell(
         "",
         f"best: {_settings(trials[0].settings)}{_rivals(trials)}",
     ]
-    lines += _ends(trials[0].settings, make_grid(arguments.grid))
+    lines += _ends(trials[0].settings, _grid(arguments))
     lines.append(f"Not private: {_NOT_PRIVATE}.")
     if found is not None:
         lines.append(f"Tuning: {TUNING[found.plan.tuned]}; runs of the plan will say so.")

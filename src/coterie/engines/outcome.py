@@ -122,6 +122,11 @@ def join_shared(
             f"{method.kind} has models of the clients that it was trained with alone: use a "
             "method with a shared model, such as mtlsvm or pmtl"
         )
+    if method.has_places:
+        raise ValueError(
+            f"{method.kind} gives clients places by number (clusters, a relation), and newcomers "
+            "have none: train with them, or use a method without places"
+        )
     if replace(data.spec, clients=0) != replace(spec, clients=0):
         raise ValueError(f"newcomers have rows {data.spec}, expected those of the training: {spec}")
     method.check_data(data)

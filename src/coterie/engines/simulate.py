@@ -27,6 +27,7 @@ from coterie.methods.base import Shape
 from coterie.plan import Plan
 from coterie.privacy.billboard import Billboard, Bounded
 from coterie.privacy.entropy import open_entropy
+from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import LedgerError
 from coterie.rng import Rng
 from coterie.solvers.precision import Precision, computed_in
@@ -137,6 +138,7 @@ class _Simulation:
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
         self.billboard = plan.open(data.spec, self.shared, folder)
         self._ended: int | None = None
+        self._noted = 0
         self._zeroed = torch.zeros((), dtype=torch.int64, device=speed.device)
         self._next_look = 0
         try:
@@ -234,6 +236,10 @@ class _Simulation:
         for post in self.billboard.posts:
             self.shared = self.plan.method.server_update(self.shared, post)
         self.store.recover(self.billboard.next)
+        noted = None if self.folder is None else self.folder / "personal" / "zeroed.json"
+        if noted is not None and noted.exists() and noted.read_text().isdecimal():
+            self._noted = int(noted.read_text())
+            self._zeroed = self._zeroed + self._noted
 
     def _round(self, number: int, billboard: Billboard) -> tuple[int, float | None]:
         entropy = open_entropy(self.plan.simulation_seed, "cohort", number)
@@ -248,7 +254,15 @@ class _Simulation:
             self.plan.method, billboard, self.shared, self._parts(number, cohort)
         )
         self.store.commit()
+        self._note_zeroed()
         return len(cohort), seconds
+
+    def _note_zeroed(self) -> None:
+        """Keep the count over a crash; as private as the personal state that it lies beside."""
+        if self.folder is None or int(self._zeroed) == self._noted:
+            return
+        self._noted = int(self._zeroed)
+        write_atomically(self.folder / "personal" / "zeroed.json", str(self._noted).encode())
 
     def _parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
         """Compute the cohort by blocks; new personal rows are staged before the post exists."""

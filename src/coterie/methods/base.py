@@ -67,6 +67,11 @@ class Method(metaclass=_Arranged):
         return self.kind
 
     @property
+    def has_places(self) -> bool:
+        """Whether clients have places by number (clusters, a relation), which newcomers lack."""
+        return False
+
+    @property
     def shape(self) -> Shape:
         """What it needs posted."""
         return Shape.SUM

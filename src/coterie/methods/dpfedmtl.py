@@ -60,16 +60,20 @@ class DPFedMTL(Method):
 
     shape = Shape.SUM
     model: Model = field(default_factory=MLP)
-    personal: tuple[str, ...] = ()
+    personal: tuple[str, ...] | str = ()
     head: str = ""
     encoder: str = ""
     split: Callable[[str], bool] | None = None
-    sgd: SGD = field(default_factory=SGD)
+    sgd: SGD = field(default_factory=lambda: SGD(epochs=5))
     alternate: bool = False
     head_epochs: int = 5
     last_solve: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.personal, str):
+            object.__setattr__(self, "personal", (self.personal,))
+        if self.split is not None and not callable(self.split):
+            raise ValueError(f"split = {self.split!r}: expected a function of a leaf's name")
         given = {
             name: value
             for name in ("personal", "head", "encoder", "split")

@@ -21,7 +21,7 @@ finetuned model away gives away what it learnt of its own rows, as with any pers
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -54,11 +54,13 @@ class Finetune(Method):
     base: Method = field(default_factory=FedAvg)
     how: How = "plain"
     lam: float = 1.0
-    sgd: SGD = field(default_factory=lambda: SGD(lr=0.05, epochs=10))
+    sgd: SGD = field(default_factory=lambda: SGD(epochs=10))
 
     def __post_init__(self) -> None:
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
+        if self.how not in get_args(How):
+            raise ValueError(f"how = {self.how!r}: expected one of {', '.join(get_args(How))}")
         if isinstance(self.base, Finetune):
             raise ValueError("base is finetuned already: finetune the method underneath")
 
@@ -132,6 +134,11 @@ class Finetune(Method):
     def shape(self) -> Shape:
         """What the base method needs posted."""
         return self.base.shape
+
+    @property
+    def has_places(self) -> bool:
+        """The base method's."""
+        return self.base.has_places
 
     @property
     def protects_rows(self) -> int | None:

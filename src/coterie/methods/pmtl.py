@@ -97,6 +97,22 @@ class PMTL(Method):
                 "from 0 on with none left out"
             )
 
+    @property
+    def has_places(self) -> bool:
+        """Whether there are clusters."""
+        return bool(self.clusters)
+
+    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
+        """Say what clusters mean for the guarantee."""
+        if not self.clusters:
+            return ()
+        count = max(self.clusters) + 1
+        return (
+            f"In {count} public clusters: the mean of each is posted to all, and a client "
+            "contributes to its own cluster's alone, so each client's guarantee is that of its "
+            "cluster's posts: the same noise, rounds and epsilon.",
+        )
+
     def check(self, spec: Spec) -> None:
         """Refuse models that do not fit the rows, and exact solves that do not exist."""
         super().check(spec)

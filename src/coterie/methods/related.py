@@ -184,12 +184,17 @@ class Related(Method):
     last_epochs: int = 5
 
     def __post_init__(self) -> None:
-        if not 0 < self.lam < math.inf:
-            raise ValueError(f"lam = {self.lam}: expected a finite number > 0")
-        if self.last_epochs < 1:
-            raise ValueError(f"last_epochs = {self.last_epochs}: expected at least 1")
+        if not (0 < self.lam < math.inf and self.last_epochs >= 1):
+            raise ValueError(
+                f"lam = {self.lam}, last_epochs = {self.last_epochs}: expected both above 0"
+            )
         if self._given is not None:
             _check(self._given)
+
+    @property
+    def has_places(self) -> bool:
+        """Whether there is another relation than the mean."""
+        return self._given is not None
 
     @cached_property
     def _given(self) -> Decomposition | None:

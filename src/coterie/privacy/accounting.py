@@ -33,7 +33,13 @@ from coterie.privacy.events import (
 )
 from coterie.privacy.profiles import Array, Profile
 from coterie.privacy.tradeoff import trade_off
-from coterie.privacy.views import check_honest, epsilon_by_view, per_participation, reasons
+from coterie.privacy.views import (
+    check_honest,
+    epsilon_by_view,
+    is_local,
+    per_participation,
+    reasons,
+)
 from coterie.privacy.words import UNIT, state, view_of
 
 __all__ = [
@@ -182,6 +188,17 @@ class Guarantee:
         return per_participation(self)
 
     @property
+    def for_others(self) -> "Guarantee":
+        """The same in the view of the other clients, whose invitations tell them who was drawn.
+
+        Differs under a hidden cohort of fixed size alone, where `epsilon` is an outsider's.
+        """
+        who = self.participation
+        if who.kind != "fixed" or who.visible:
+            return self
+        return replace(self, participation=who.shown)
+
+    @property
     def claimed_alone(self) -> "Guarantee":
         """The releases for which a paper prints an epsilon, and no others."""
         return replace(self, events=tuple(e for e in self.events if _claim(e) is not None))
@@ -211,7 +228,10 @@ class Guarantee:
         return trade_off(self.profile, alphas)
 
     def detection(self, alphas: Sequence[float]) -> Array:
-        """Bound what an attacker can do: the rate of true alarms at rates alpha of false ones."""
+        """Bound what an attacker can do: the rate of true alarms at rates alpha of false ones.
+
+        In the view of `epsilon`; `for_others` is that of the other clients.
+        """
         return 1 - self.trade_off(alphas)
 
     def statement(self) -> str:
@@ -230,6 +250,8 @@ class Guarantee:
             "sampling": who.kind,
             "rate": who.rate,
             "cohort": "visible" if who.visible else "hidden",
+            # Whoever adds noise to its own message is seen to send one.
+            "participation_seen": who.visible or is_local(self),
             "clients": self.clients,
             "rounds": len(self.events),
             "delta": self.delta,

@@ -20,6 +20,9 @@ from coterie.privacy.events import Event, LocalGaussian, Relation
 from coterie.privacy.mechanisms import GaussianSum, Mechanism, Shapes, count_numbers, sum_rows
 from coterie.tree import Tree
 
+_MOST_NOISE = 1e5
+"""Noise of 2^22 clients of 10^8 numbers then stays below 2^53 grid steps: sums are exact."""
+
 ClientEntropy = Callable[[int], Entropy]
 """Opens the source of a client's own noise, by its number."""
 
@@ -58,6 +61,11 @@ class LocalGaussianSum:
     def __post_init__(self) -> None:
         self._each()
         self.event()
+        if self.noise_multiplier > _MOST_NOISE:
+            raise ValueError(
+                f"noise_multiplier = {self.noise_multiplier}: expected at most {_MOST_NOISE:g} of "
+                "each client's own; sums of more would no longer be exact, and tell nothing"
+            )
         if not 0 < self.cohort < math.inf:
             raise ValueError(f"cohort = {self.cohort}: expected a positive number of clients")
 

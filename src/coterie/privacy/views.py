@@ -38,7 +38,9 @@ def smallest_cohort(participation: Participation, clients: int) -> int:
     """Give the fewest clients of a round in which a given client takes part."""
     if participation.rate == 1:
         return clients
-    return round(participation.rate * clients) if participation.kind == "fixed" else 1
+    # A shade above, for rates such as 3/7 that are whole numbers of clients but for rounding.
+    whole = math.floor(participation.rate * clients * (1 + 1e-12) + 1e-9)
+    return max(1, whole) if participation.kind == "fixed" else 1
 
 
 def check_honest(honest: int, participation: Participation, clients: int) -> None:

@@ -95,11 +95,20 @@ def _compare_claim(guarantee: "Guarantee", claimed: float) -> str:
     releases = f"{len(alone.events)} of {len(guarantee.events)} releases"
     return (
         "NOT A GUARANTEE: a reproduction of a printed mechanism. Printed for "
-        f"{releases} together, by the paper's own composition: epsilon = {round_up(claimed)} at "
-        f"delta = {guarantee.delta:.3g}. True of them: delta = "
+        f"{releases} together, {_reckoned(alone)}: epsilon = {round_up(claimed)} at "
+        f"delta = {guarantee.delta:.3g}. True of them{_viewed(alone)}: delta = "
         f"{round_up(alone.delta_at(claimed))} at that epsilon, and epsilon = "
         f"{round_up(alone.epsilon)} at delta = {guarantee.delta:.3g}{each}."
     )
+
+
+def _reckoned(guarantee: "Guarantee") -> str:
+    return "as the paper labels it" if is_local(guarantee) else "by the paper's own composition"
+
+
+def _viewed(guarantee: "Guarantee") -> str:
+    seen = " for the server, and for all other clients together"
+    return seen if is_local(guarantee) else ""
 
 
 def _seen_by(guarantee: "Guarantee") -> str:
@@ -180,7 +189,9 @@ def add_up(guarantees: "Sequence[Guarantee]") -> tuple[float, float]:
         events = tuple(event for guarantee in spent for event in guarantee.events)
         # The largest delta of any: a pure run beside a Gaussian one has none by itself.
         delta = max(guarantee.delta for guarantee in spent)
-        both = dataclasses.replace(spent[0], events=events, delta=delta)
+        # A client of any of them; the count decides only how many may be counted on as honest.
+        clients = max(guarantee.clients for guarantee in spent)
+        both = dataclasses.replace(spent[0], events=events, delta=delta, clients=clients)
         return both.views["other_clients"], delta
     epsilon = math.fsum(guarantee.views["other_clients"] for guarantee in spent)
     return epsilon, math.fsum(guarantee.delta for guarantee in spent)

@@ -194,5 +194,5 @@ def _where(good: Tensor, after: Tree, start: Tree) -> Tree:
 
 
 def _norms(tree: Tree) -> Tensor:
-    squares = [leaf.flatten(1).square().sum(dim=1) for leaf in tree.values()]
+    squares = [leaf.reshape(len(leaf), -1).square().sum(dim=1) for leaf in tree.values()]
     return torch.stack(squares).sum(dim=0).sqrt()

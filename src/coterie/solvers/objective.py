@@ -154,11 +154,23 @@ def stacked_gradient(model: Model, task: Task, trained: Collection[str]) -> Grad
                     # In training's own way: dropout falls on the same places of both.
                     theirs = _predict(model, dict(near.toward), batch)
                 losses = losses + near.weight / 2 * divergence(task, outputs, theirs)
-            total = (losses * batch.share).sum()
+            by_client = (losses * batch.share).sum(dim=1)
         leaves = [params[name] for name in trained]
-        return list(torch.autograd.grad(total, leaves, materialize_grads=True))
+        if not by_client.requires_grad:  # what is trained does not change the outputs
+            return [torch.zeros_like(leaf) for leaf in leaves]
+        grads = list(torch.autograd.grad(by_client.sum(), leaves, materialize_grads=True))
+        return _with_bad_losses(grads, by_client.detach())
 
     return gradient
+
+
+def _with_bad_losses(grads: list[Tensor], losses: Tensor) -> list[Tensor]:
+    # A loss that is no number can have a gradient that is one: the client's steps must not pass for
+    # sound. One leaf, the smallest, is enough to tell.
+    place = min(range(len(grads)), key=lambda at: grads[at].numel())
+    told = torch.where(losses.isnan(), losses, 0).to(grads[place])
+    grads[place] = grads[place] + told.reshape(-1, *[1] * (grads[place].dim() - 1))
+    return grads
 
 
 def general_gradient(model: Model, task: Task, trained: Collection[str]) -> Gradient:
