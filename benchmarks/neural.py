@@ -42,6 +42,7 @@ from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rng import Rng
 from coterie.scores import evaluate, mean_loss
+from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD
 from coterie.tree import size
 
@@ -149,7 +150,20 @@ def score_line(setting, rows) -> dict:
     }
 
 
-def study(setting, seeds, speed):
+def longer_alone(setting, outcome, train, seed):
+    """Take the steps of plain finetuning from where learning alone ended."""
+    tuned = setting.finetune("plain")
+    problem = LocalProblem(model=setting.model, how="sgd", sgd=tuned.sgd, lam=0.0)
+    coins = Rng.seeded(seed).at("longer")
+
+    def rows(ids):
+        start = {name: leaf.to(train.targets.device) for name, leaf in outcome.rows(ids).items()}
+        return problem.solve(start, train.clients(ids), coins, round=0, anchor=None)
+
+    return rows
+
+
+def study(setting, seeds, speed, epsilons=EPSILONS):
     train = setting.train.to(speed.device)
     for seed in seeds:
         outcome = simulate(
@@ -164,7 +178,10 @@ def study(setting, seeds, speed):
         )
         line = {"method": "local", "finetune": "none", "epsilon": 0.0, "seed": seed}
         yield line | score_line(setting, outcome.rows)
-        for epsilon in EPSILONS:
+        # The control: as many steps more as finetuning takes, with nobody's help.
+        more = longer_alone(setting, outcome, train, seed)
+        yield line | {"finetune": "plain"} | score_line(setting, more)
+        for epsilon in epsilons:
             for name, method in setting.methods(epsilon).items():
                 started = time.perf_counter()
                 plan = plan_of(setting, method, epsilon, seed)
@@ -269,7 +286,12 @@ def _take(models, ids):
     return {name: leaf[ids] for name, leaf in models.items()}
 
 
-PARTS = {"study": study, "curves": curves, "naive": naive, "new": new}
+def control(setting, seeds, speed):
+    """Learning alone, and as many steps more as finetuning takes: the first lines of `study`."""
+    yield from study(setting, seeds, speed, epsilons=())
+
+
+PARTS = {"study": study, "curves": curves, "naive": naive, "new": new, "control": control}
 
 
 def write(path: Path, lines) -> None:
@@ -322,7 +344,7 @@ def main() -> None:
         draw(arguments.out)
         return
     setting, speed = Setting(arguments.quick), Speed(device=arguments.device)
-    for part in arguments.parts or list(PARTS):
+    for part in arguments.parts or [part for part in PARTS if part != "control"]:
         started = time.perf_counter()
         lines = PARTS[part](setting, list(range(arguments.seeds)), speed)
         write(arguments.out / f"{part}.csv", lines)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import runpy
 import shlex
 import subprocess
@@ -114,7 +113,7 @@ def test_precision_and_block_by_flag(run):
 
 
 def test_a_module_in_a_plan_file(run, tmp_path, monkeypatch):
-    """A user's module by its import path, in a folder on the path, in a process of its own."""
+    """A user's module by its import path, in the current folder, in a process of its own."""
     (tmp_path / "nets.py").write_text(
         "from torch import nn\n\n\ndef make(hidden=8):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Tanh(), "
@@ -125,11 +124,11 @@ def test_a_module_in_a_plan_file(run, tmp_path, monkeypatch):
         '[method.model]\nkind = "module"\nmake = "nets:make"\n[method.model.options]\nhidden = 6\n'
         "[privacy]\nepsilon = 5.0\n"
     )
-    command = [sys.executable, "-m", "coterie.cli", "run", "--plan", "plan.toml", "--out", "out"]
+    start = "import sys; sys.path.remove(''); from coterie.cli import entry; entry()"
+    command = [sys.executable, "-c", start, "run", "--plan", "plan.toml", "--out", "out"]
     done = subprocess.run(
         [*command, "--quiet", "--json", "--no-local"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -138,7 +137,7 @@ def test_a_module_in_a_plan_file(run, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["epsilon"] <= 5
     posted = np.load(next((tmp_path / "out" / "posts").glob("*.npz")))
-    assert sorted(posted.files) == ["1.bias", "1.weight"]
+    assert sorted(posted.files) == ["leaf.1.bias", "leaf.1.weight"]
 
 
 def test_modules_by_class_instance_and_function():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from coterie.config import to_toml
@@ -19,7 +20,8 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
-from coterie.models import CNN, MLP, Linear
+from coterie.models import CNN, MLP, Linear, Module
+from coterie.newcomers import check_joinable
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rng import Rng
@@ -391,6 +393,100 @@ def test_no_numbers_become_zero_are_counted_and_the_run_goes_on(method):
             for name in one.value:
                 torch.testing.assert_close(one.value[name], two.value[name])
     assert outcome.guarantee == simulate(plan, data).guarantee
+
+
+class Scaled(nn.Module):
+    """A parameter without axes, and a layer that the output does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.idle = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(model=Scaled),
+        PMTL(model=Scaled),
+        DPFedMTL(model=Scaled, head="idle"),
+        DPFedMTL(model=Scaled, head="idle", alternate=True),
+        Finetune(model=Scaled, how="ewc"),
+    ],
+)
+def test_parameters_without_axes_and_layers_without_use(method):
+    data = regression()
+    plan = Plan(method=method, privacy=Privacy(epsilon=3.0), rounds=2, simulation_seed=0)
+    outcome = simulate(plan, data)
+    assert all(leaf.isfinite().all() for leaf in outcome.model(0).values())
+
+
+def no_number_for_large(outputs, targets):
+    """A loss that is no number for some rows, with a gradient that is one."""
+    return (outputs - targets).square() + torch.where(targets > 50, torch.nan, 0.0)
+
+
+def test_a_loss_that_is_no_number_counts_even_where_its_gradient_is_one():
+    data = regression(clients=6)
+    targets = data.targets.clone()
+    targets[data.offsets[2]] = 60.0
+    model = Module(make=Scaled, loss=no_number_for_large)
+    plan = Plan(
+        method=FedAvg(model=model, sgd=SGD(lr=1e-4)),
+        privacy=Privacy(epsilon=3.0),
+        rounds=3,
+        simulation_seed=0,
+    )
+    assert simulate(plan, replace(data, targets=targets)).zeroed == 3
+    assert simulate(plan, data).zeroed == 0
+
+
+def test_the_count_of_no_numbers_survives_a_stop(tmp_path):
+    data = regression(clients=6)
+    features = data.features.clone()
+    features[data.offsets[2]] = math.inf
+    broken = replace(data, features=features)
+    plan = Plan(
+        method=FedAvg(model=MLP()), privacy=Privacy(epsilon=3.0), rounds=5, simulation_seed=0
+    )
+
+    def stop(progress):
+        if progress.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(plan, broken, observe=stop, folder=tmp_path)
+    assert simulate(plan, broken, folder=tmp_path).zeroed == 5
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        PMTL(clusters=(0, 0, 0, 1, 1)),
+        Finetune(base=PMTL(clusters=(0, 0, 0, 1, 1))),
+        registered()["related"](omega=tuple(tuple(row) for row in (np.eye(5) * 2 - 0.3).tolist())),
+    ],
+    ids=["clusters", "finetuned", "related"],
+)
+def test_newcomers_have_no_place_in_clusters_even_if_as_many(method):
+    data = regression()
+    outcome = simulate(Plan(method=method, privacy=BARE, rounds=1, simulation_seed=0), data)
+    with pytest.raises(ValueError, match="places by number"):
+        outcome.join(regression(seed=1))
+    with pytest.raises(ValueError, match="places by number"):
+        check_joinable(method)
+
+
+def test_bad_ways_and_splits_are_refused():
+    with pytest.raises(ValueError, match="how = 'foo': expected one of plain, mean, kl, ewc"):
+        Finetune(how="foo")
+    with pytest.raises(ValueError, match="expected a function of a leaf's name"):
+        DPFedMTL(split="head")
+    assert DPFedMTL(personal="head") == DPFedMTL(personal=("head",))
 
 
 def test_a_client_without_rows_takes_part_and_keeps_the_start():
