@@ -30,7 +30,7 @@ from coterie.privacy.accounting import (
 )
 from coterie.privacy.tradeoff import gdp_approximation
 from coterie.report import write_report
-from coterie.report_attack import draw_trade_off, save_trade_off, spent_by_round
+from coterie.report_attack import draw_trade_off, save_trade_off, show_attack, spent_by_round
 from coterie.report_history import save_losses
 from coterie.results_table import clients_table, results_table
 
@@ -249,7 +249,7 @@ def test_every_chart_is_drawn(comparison: tuple[str, Checker, str]) -> None:
         "test nmse (smaller is better), with two standard errors",
         "Each client's own mean squared error (smaller is better), from worst to best",
         "Epsilon spent by round",
-        "f-DP trade-off: no attack gets below the curve",
+        "f-DP trade-off: no attack by other clients gets below the curve",
         "What each client gains (above 0) or loses",
         "Alone against joined: below the line is a gain",
     ):
@@ -292,7 +292,7 @@ def test_simulated_guarantee_says_that_it_is_none(tmp_path: Path) -> None:
     assert "pmtl's test accuracy is 0.8 against" in text
     assert "share of test rows wrong" in text
     assert "know from their own invitations who was drawn" in text
-    assert "or any other in its place" in text
+    assert "was made from its data, or another" in text
 
 
 def test_everything_is_escaped(tmp_path: Path) -> None:
@@ -887,3 +887,23 @@ def test_broken_file_is_named(tmp_path: Path, name: str) -> None:
 def test_no_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run folders"):
         write_report([], tmp_path / "report.html")
+
+
+def test_attackers_among_the_clients_know_their_invitations():
+    """Under a hidden cohort of fixed size the page speaks of the other clients, not of outsiders."""
+    guarantee = Guarantee(
+        events=(Gaussian(2.0),) * 10,
+        participation=Participation("fixed", 0.1),
+        relation="replace",
+        delta=1e-5,
+        clients=100,
+    )
+    others = guarantee.for_others
+    assert others.epsilon == pytest.approx(guarantee.views["other_clients"])
+    assert guarantee.epsilon < others.epsilon
+    told = str(show_attack(guarantee, "g0"))
+    for alarm in (0.01, 0.1):
+        caught = float(others.detection([alarm])[0])
+        assert f"{math.ceil(1000 * caught - 1e-9) / 10:.1f} %" in told
+    rounds, spent = spent_by_round(guarantee)
+    assert rounds[-1] == 10 and spent[-1] == pytest.approx(others.epsilon)
