@@ -2,9 +2,10 @@
 
 Writes a file like FEMNIST's (784 pixels as LEAF prints them, about 200 rows a client), then loads
 it in a process of its own, with the features in a folder and in memory, and beside it by
-`json.load`. Peak resident memory is the kernel's high-water mark, mapped pages included.
+`json.load`. Peak resident memory is the kernel's high-water mark, mapped pages included. With
+`--one-user`, all rows belong to one client.
 
-    python benchmarks/loading.py [--gigabytes 2] [--folder /tmp] [--skip-json]
+    python benchmarks/loading.py [--gigabytes 2] [--folder /tmp] [--skip-json] [--one-user]
 """
 
 import argparse
@@ -44,27 +45,48 @@ print(rows, time.perf_counter() - begin, before, resident("VmHWM"))
 """
 
 
-def write_leaf(path, size, seed=0):
-    """Write clients until the file has so many bytes; give the number of rows."""
-    rng = np.random.default_rng(seed)
+def make_sheets(rng):
+    """Make the rows of a few clients, as the inside of a JSON list."""
     shades = np.array([repr(value / 255) for value in range(255)])
     sheets = []
     for _ in range(8):
         paper = np.full((ROWS, PIXELS), "1.0", dtype="U20")
         ink = rng.random(paper.shape) < INK
         paper[ink] = shades[rng.integers(0, 255, int(ink.sum()))]
-        sheets.append("[" + ", ".join(f"[{', '.join(row)}]" for row in paper.tolist()) + "]")
+        sheets.append(", ".join(f"[{', '.join(row)}]" for row in paper.tolist()))
+    return sheets
+
+
+def write_leaf(path, size, seed=0):
+    """Write clients until the file has so many bytes; give the number of rows."""
+    rng = np.random.default_rng(seed)
+    sheets = make_sheets(rng)
     users = 0
     with path.open("w", encoding="utf-8") as file:
         file.write('{"user_data": {')
         while file.tell() < size:
             labels = rng.integers(0, 62, ROWS).tolist()
             file.write(", " if users else "")
-            file.write(f'"f{users:05d}": {{"x": {sheets[users % 8]}, "y": {json.dumps(labels)}}}')
+            file.write(f'"f{users:05d}": {{"x": [{sheets[users % 8]}], "y": {json.dumps(labels)}}}')
             users += 1
         names = json.dumps([f"f{user:05d}" for user in range(users)])
         file.write(f'}}, "users": {names}, "num_samples": {json.dumps([ROWS] * users)}}}')
     return users * ROWS
+
+
+def write_one_user(path, size, seed=0):
+    """Write one client until the file has so many bytes; give the number of rows."""
+    rng = np.random.default_rng(seed)
+    sheets = make_sheets(rng)
+    parts = 0
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{"users": ["f"], "user_data": {"f": {"x": [')
+        while file.tell() < size:
+            file.write((", " if parts else "") + sheets[parts % 8])
+            parts += 1
+        labels = rng.integers(0, 62, parts * ROWS).tolist()
+        file.write(f'], "y": {json.dumps(labels)}}}}}, "num_samples": [{len(labels)}]}}')
+    return parts * ROWS
 
 
 def measure(how, path):
@@ -80,12 +102,14 @@ if __name__ == "__main__":
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--folder", default=None, help="where to write; default: temporary")
     parser.add_argument("--skip-json", action="store_true", help="do not run json.load beside it")
+    parser.add_argument("--one-user", action="store_true", help="give one client all rows")
     given = parser.parse_args()
     work = Path(tempfile.mkdtemp(dir=given.folder))
     try:
         path = work / "large.json"
         begin = time.perf_counter()
-        rows = write_leaf(path, given.gigabytes * 1e9)
+        write = write_one_user if given.one_user else write_leaf
+        rows = write(path, given.gigabytes * 1e9)
         size = path.stat().st_size / 1e9
         features = rows * PIXELS * 4 / 2**30
         print(f"{size:.2f} GB, {rows:,} rows, features {features:.2f} GiB as float32", end="")

@@ -47,7 +47,7 @@ LR, LAM = 0.05, 0.1
 CLOCK = "cpu: processor seconds of this process, where others use the machine too"
 # Clients and steps of a round: enough that a round is mostly steps, few enough to be done soon.
 SIZES = {
-    "cpu": {"linear": (64, 10), "mlp": (64, 10), "lstm": (32, 5), "cnn": (16, 4)},
+    "cpu": {"linear": (64, 10), "mlp": (64, 10), "lstm": (24, 5), "cnn": (12, 4)},
     "cuda": {"linear": (100, 10), "mlp": (100, 10), "lstm": (100, 10), "cnn": (100, 10)},
 }
 
@@ -105,7 +105,7 @@ def entries(model: Model, clients: int, sgd: SGD, device: str) -> Iterator[Entry
         yield Entry("dpfedmtl, alternate", replace(layers, alternate=True), (last, sgd))
         yield Entry("dpfedmtl, local noise", layers, (sgd,), noise="local")
     yield Entry("naive_dp", NaiveDP(model=model, sgd=sgd, lam=LAM), (sgd,))
-    longer = replace(sgd, steps=None, epochs=5)
+    longer = replace(sgd, steps=None, epochs=4)
     for how in ("plain", "mean", "kl", "ewc"):
         tuned = Finetune(base=base, how=how, lam=LAM, sgd=longer)
         yield Entry(f"finetune, {how}", tuned, (longer,), tuning=True)

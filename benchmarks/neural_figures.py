@@ -68,6 +68,9 @@ def _grid(lines, path: Path) -> None:
         file.write("| method | finetuning | " + " | ".join(columns) + " |\n")
         file.write("|---|---|" + "---|" * len(columns) + "\n")
         file.write(f"| local | none | {_cell(alone)} |" + " |" * (len(columns) - 1) + "\n")
+        if ("local", "plain", "0") in scores:
+            longer = _cell(scores[("local", "plain", "0")])
+            file.write(f"| local | plain | {longer} |" + " |" * (len(columns) - 1) + "\n")
         for method in ("fedavg", "fedprox", "pmtl", "dpfedmtl"):
             for way in WAYS:
                 if (method, way, columns[0]) not in scores:
