@@ -56,6 +56,7 @@ bench: setup     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/cnn.py --device cpu
+	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/districts.py
 	$(BIN)/python benchmarks/multitask.py
 	$(BIN)/python benchmarks/moments.py

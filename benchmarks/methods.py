@@ -194,29 +194,37 @@ def main() -> None:
     place += " CPU threads" * (given.device == "cpu")
     print(f"torch {torch.__version__}, {place}; {given.sweeps} sweeps of {given.rounds} rounds")
     begun, ratios = time.perf_counter(), {}
-    for name in given.models or models:
-        like, model = models[name]
-        clients, steps = SIZES[given.device][like]
-        if given.quick:
-            clients, steps = clients // 2, steps // 2
-        speeds = measure(model, clients, steps, given)
-        numbers = size(model.init(rows_of(model, 1).spec, Rng.seeded(0)))
-        base = speeds["fedavg"]
-        print(
-            f"{name}: {numbers:,} numbers, {clients} clients x {steps} steps of batch {BATCH}; "
-            f"fedavg {statistics.median(base):,.0f} client-steps/s "
-            f"({min(base):,.0f} to {max(base):,.0f})",
-            flush=True,
-        )
-        ratios[name] = {
-            method: statistics.median(np.array(found) / base) for method, found in speeds.items()
-        }
+    try:
+        for name in given.models or models:
+            ratios[name] = ratios_of(name, *models[name], given)
+    finally:
+        show(ratios)
+    print(f"{time.perf_counter() - begun:.0f} s in all")
+
+
+def ratios_of(name: str, like: str, model: Model, given: argparse.Namespace) -> dict[str, float]:
+    """Measure a model, say how fast fedavg is, and give all methods' speeds over it."""
+    clients, steps = SIZES[given.device][like]
+    if given.quick:
+        clients, steps = clients // 2, steps // 2
+    speeds = measure(model, clients, steps, given)
+    numbers = size(model.init(rows_of(model, 1).spec, Rng.seeded(0)))
+    base = speeds["fedavg"]
+    print(
+        f"{name}: {numbers:,} numbers, {clients} clients x {steps} steps of batch {BATCH}; "
+        f"fedavg {statistics.median(base):,.0f} client-steps/s "
+        f"({min(base):,.0f} to {max(base):,.0f})",
+        flush=True,
+    )
+    return {method: statistics.median(np.array(found) / base) for method, found in speeds.items()}
+
+
+def show(ratios: dict[str, dict[str, float]]) -> None:
     print(f"\n{'x fedavg':24}" + "".join(f"{name:>11}" for name in ratios))
     longest = sorted(ratios.values(), key=len, reverse=True)
     for method in dict.fromkeys(method for found in longest for method in found):
         cells = (found.get(method) for found in ratios.values())
         print(f"{method:24}" + "".join(f"{'' if c is None else f'{c:.2f}':>11}" for c in cells))
-    print(f"{time.perf_counter() - begun:.0f} s in all")
 
 
 def arguments() -> argparse.Namespace:

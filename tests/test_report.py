@@ -890,7 +890,7 @@ def test_no_folders(tmp_path: Path) -> None:
 
 
 def test_attackers_among_the_clients_know_their_invitations():
-    """Under a hidden cohort of fixed size the page speaks of the other clients, not of outsiders."""
+    """Under a hidden cohort of fixed size the page speaks of other clients, not of outsiders."""
     guarantee = Guarantee(
         events=(Gaussian(2.0),) * 10,
         participation=Participation("fixed", 0.1),

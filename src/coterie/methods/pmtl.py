@@ -90,6 +90,7 @@ class PMTL(Method):
                 f"last_epochs = {self.last_epochs}: expected at least 1; to leave the last solve "
                 "out, set last_solve = false"
             )
+        object.__setattr__(self, "clusters", tuple(int(place) for place in self.clusters))
         missing = set(range(max(self.clusters, default=-1) + 1)) ^ set(self.clusters)
         if missing:
             raise ValueError(
