@@ -1,6 +1,7 @@
 """Any torch module as a model: every layer against torch's own, client by client."""
 
 import copy
+import dataclasses
 import functools
 import math
 import tomllib
@@ -9,18 +10,20 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch import nn
 from torch.nn import functional
 
 import coterie
 from coterie.config import ConfigError, from_table, to_table, to_toml
-from coterie.data.federated import Spec
+from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear, Model, Module, as_model, replace_batchnorm, row_losses
 from coterie.models.layers import Coins
+from coterie.models.module import _network
 from coterie.models.network import _replaced
 from coterie.plan import Plan, Privacy
 from coterie.rng import Rng
@@ -136,6 +139,15 @@ class Words(nn.Module):
         return self.head(self.table(x).mean(dim=1))
 
 
+class Bags(nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(7, 4, **settings), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.table(x))
+
+
 class Tied(nn.Module):
     """An output layer that is the table of the input."""
 
@@ -211,6 +223,8 @@ CASES = {
     "adaptive pool": (flat(P(nn.Conv2d, 2, 4, 3), P(nn.AdaptiveAvgPool2d, 2), width=16), IMAGE, 0),
     "embedding": (Words, (5,), 7),
     "embedding with padding": (P(Words, padding_idx=1), (5,), 7),
+    "embedding bag": (Bags, (5,), 7),
+    "embedding bag, maxima": (P(Bags, mode="max", padding_idx=2), (5,), 7),
     "tied": (Tied, (5,), 3),
     "lstm": (lambda: Last(nn.LSTM(4, 5, batch_first=True), 5), TIME, 0),
     "lstm deep, both ways": (
@@ -267,6 +281,15 @@ def of_client(tree, client):
 def test_convolutions_one_by_one_are_torchs_own(case, monkeypatch):
     monkeypatch.setattr("coterie.models.layers._FEW", 0)
     test_every_layer_is_torchs_own_with_its_gradient(case)
+
+
+@pytest.mark.parametrize("case", ["linear", "linear without bias", "mlp", "layer norm"])
+def test_chains_are_torchs_own_by_the_general_way_as_well(case, monkeypatch):
+    assert _network(Module(CASES[case][0]()), spec_of(CASES[case][1]))._chain is not None
+    monkeypatch.setattr("coterie.models.network.chain_of", lambda *given: None)
+    _network.cache_clear()
+    test_every_layer_is_torchs_own_with_its_gradient(case)
+    _network.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -453,6 +476,102 @@ def test_layers_that_drop_inside_follow_the_coins(make, shape):
         torch.testing.assert_close(still[0], plain(x[0]))
 
 
+# --- chains ----------------------------------------------------------------------------------
+
+
+def repeated():
+    layer = nn.Linear(8, 8)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(8, 3))
+
+
+CHAINS = {
+    "one layer": (P(nn.Linear, 8, 3), (8,)),
+    "dropout": (
+        sequential(
+            P(nn.Linear, 8, 5), P(nn.ReLU, inplace=True), P(nn.Dropout, 0.4), P(nn.Dropout, 0.0),
+            P(nn.Linear, 5, 5, bias=False), nn.SiLU, P(nn.Dropout, 0.2), P(nn.Linear, 5, 3),
+        ),
+        (8,),
+    ),
+    "all dropped": (sequential(P(nn.Linear, 8, 3), P(nn.Dropout, 1.0)), (8,)),
+    "sequence": (
+        flat(P(nn.Linear, 4, 5), P(nn.LayerNorm, 5), nn.GELU, P(nn.Dropout, 0.3), width=30), TIME,
+    ),
+    "norms": (
+        flat(
+            P(nn.LayerNorm, (6, 4), bias=False), P(nn.LayerNorm, 4, elementwise_affine=False),
+            sequential(P(nn.Linear, 4, 2), sequential(nn.Softplus)), width=12,
+        ),
+        TIME,
+    ),
+    "one layer twice": (repeated, (8,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_a_chain_gives_the_numbers_and_gradients_of_the_general_way(case):
+    make, shape = CHAINS[case]
+    model, spec = Module(make()), spec_of(shape)
+    params, x = stacked_of(model, spec)
+    leaves = {name: leaf.requires_grad_() for name, leaf in params.items()}
+    network = _network(model, spec)
+    chain, coins = network._chain, torch.tensor([3, -(2**63), 2**40]) if model.draws else None
+    assert chain is not None
+    for thrown in (None, coins):
+        found, grads = [], []
+        for way in (chain, None):
+            network._chain = way
+            found.append(model.apply_stacked(leaves, x, thrown))
+            total = (found[-1] * torch.arange(1.0, 4.0)).square().sum()
+            grads.append(torch.autograd.grad(total, list(leaves.values())))
+        network._chain = chain
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*grads)
+        assert found[0].shape == (3, 4, 3)
+    alone = model.apply(of_client(params, 1), x[1], None if coins is None else coins[1])
+    torch.testing.assert_close(found[0][1], alone)
+
+
+def hooked():
+    module = nn.Sequential(nn.Linear(8, 3), nn.Tanh())
+    module[0].register_forward_hook(lambda layer, given, made: made * 2)
+    return module
+
+
+def rewritten():
+    module = nn.Sequential(nn.Linear(8, 3), nn.Tanh())
+    module[1].forward = torch.sin
+    return module
+
+
+def half_frozen():
+    module = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 3))
+    module[0].bias.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hooked,
+        rewritten,
+        half_frozen,
+        lambda: type("Own", (nn.Sequential,), {})(nn.Linear(8, 3)),
+        sequential(P(nn.Linear, 8, 3), P(nn.Softmax, dim=-1)),
+        sequential(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))),
+        sequential(P(nn.Unflatten, 1, (2, 4)), P(nn.Flatten, 1, 2), P(nn.Linear, 8, 3)),
+    ],
+)
+def test_what_is_no_chain_of_known_layers_goes_the_general_way(make):
+    model, spec = Module(make()), spec_of((8,))
+    assert _network(model, spec)._chain is None
+    params = model.init(spec, Rng.seeded(0))
+    x = torch.randn(2, 4, 8)
+    with torch.no_grad():
+        wanted = model.build(spec)(x[1])
+    torch.testing.assert_close(model.apply_stacked(stack(params, 2), x)[1], wanted)
+
+
 # --- what it is made of ----------------------------------------------------------------------
 
 
@@ -470,6 +589,10 @@ def fitted(spec, width=6):
     """A function that is given the Spec."""
     body = nn.Linear(spec.features, width)
     return nn.Sequential(nn.Flatten(), body, nn.ReLU(), nn.Linear(width, spec.outputs))
+
+
+def fails(spec):
+    raise RuntimeError("no")
 
 
 def half_squared(outputs, targets):
@@ -591,6 +714,156 @@ def test_mixed_precision_gives_nearly_the_same_gradient():
         assert not torch.equal(*grads)
 
 
+# --- lookups ---------------------------------------------------------------------------------
+
+
+class Prefixed(nn.Module):
+    """A sign of its own before the text, places, and a second text that is shifted."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.shifted = (nn.Embedding(size, 3) for size in (20, 4, 60))
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        start = torch.full_like(x[:, :1], 19)
+        text = self.words(torch.cat([start, x[:, :3]], dim=1).long())
+        place = self.places(torch.arange(4, device=x.device))
+        return self.head((text + place).mean(dim=1) + self.shifted(x[:, 4] + 2))
+
+
+def numbered(rows, per_client=5, title="texts"):
+    rows = torch.as_tensor(rows, dtype=torch.float32)
+    clients = len(rows) // per_client
+    targets = torch.arange(len(rows)) % 3
+    return FederatedDataset(
+        Spec(tuple(rows.shape[1:]), 3, "multiclass", clients),
+        [str(client) for client in range(clients)],
+        np.arange(clients + 1) * per_client,
+        rows,
+        targets,
+        title=title,
+    )
+
+
+def texts(most=20, shape=(20, 5)):
+    return torch.randint(0, most, shape, generator=torch.Generator().manual_seed(0)).float()
+
+
+@pytest.mark.parametrize("make", [Words, Bags])
+def test_numbers_that_are_not_in_a_table_become_nan_alone(make):
+    model, spec = Module(make()), spec_of((5,))
+    params, x = stacked_of(model, spec, whole=7)
+    wanted = model.apply_stacked(params, x)
+    for bad in (-1.0, 7.0, 1e30, math.inf, math.nan):
+        spoilt = x.clone()
+        spoilt[1, 2, 3] = bad
+        found = model.apply_stacked(params, spoilt)
+        assert found[1, 2].isnan().all() and int(found.isnan().any(dim=-1).sum()) == 1
+        good = ~found.isnan()
+        torch.testing.assert_close(found[good], wanted[good])
+        assert model.apply(of_client(params, 1), spoilt[1])[2].isnan().all()
+
+
+def test_rows_that_are_not_in_a_table_are_refused_before_anything_is_spent(tmp_path):
+    rows = texts()
+    rows[13, 2] = 67
+    made = PMTL(model=Module(P(Words)), solver=SGD(lr=0.1))
+    plan = Plan(method=made, privacy=Privacy(epsilon=2.0, delta=1e-3), rounds=3, simulation_seed=0)
+    said = r"texts: the rows hold numbers from 0 to 67 .*layer 'table' \(Embedding\).*0 to 6; .*68"
+    with pytest.raises(coterie.DataError, match=said):
+        simulate(plan, numbered(rows), folder=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(coterie.DataError, match="from -1 to 6 where layer"):
+        made.check_data(numbered(texts(most=8) - 1))
+    made.check_data(numbered(texts(most=7)))
+    sparse = dataclasses.replace(numbered(rows), features=csr_matrix(rows.numpy()))
+    with pytest.raises(coterie.DataError, match="from 0 to 67"):
+        made.check_data(sparse)
+
+
+def test_only_columns_that_reach_a_table_as_they_are_are_checked():
+    model, rows = as_model(Prefixed), texts()
+    rows[3, 3], rows[5, 4] = 500, 57
+    model.check_data(numbered(rows))
+    rows[4, 1] = 20
+    with pytest.raises(coterie.DataError, match=r"0 to 20 where layer 'words'.*holds 0 to 19"):
+        model.check_data(numbered(rows))
+    reads = _network(model, numbered(rows).spec).reads
+    assert [(each.name, each.columns.tolist()) for each in reads] == [("words", [0, 1, 2])]
+
+
+def test_a_run_goes_on_without_the_client_whose_numbers_are_not_in_a_table():
+    rows = texts()
+    rows[5, 4] = 58  # 60 in a table of 60, by a sum that is not seen before
+    made = PMTL(model=Prefixed, solver=SGD(lr=0.1))
+    plan = Plan(method=made, privacy=Privacy(epsilon=2.0, delta=1e-3), rounds=3, simulation_seed=0)
+    outcome = simulate(plan, numbered(rows))
+    assert outcome.zeroed == 3  # one client in every round
+    assert all(leaf.isfinite().all() for leaf in outcome.shared.values())
+
+
+# --- wrapped, tied and spare layers ----------------------------------------------------------
+
+
+class Spare(nn.Module):
+    """A head that is registered first, and layers whose outputs are not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(5, 3), nn.Linear(4, 5)
+        self.called, self.spare = nn.Linear(5, 2), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.body(x))
+        outputs = self.head(x)
+        self.called(x)
+        return outputs
+
+
+def test_the_head_is_the_last_linear_layer_that_is_trained():
+    assert as_model(Spare()).head(SPEC) == ("head.weight", "head.bias")
+    params, x = stacked_of(as_model(Spare()), SPEC)
+    grads = torch.autograd.grad(
+        as_model(Spare())
+        .apply_stacked({k: v.requires_grad_() for k, v in params.items()}, x)
+        .sum(),
+        list(params.values()),
+        allow_unused=True,
+    )
+    unused = [name for name, grad in zip(params, grads, strict=True) if grad is None]
+    assert unused == ["called.weight", "called.bias", "spare.weight", "spare.bias"]
+
+
+def test_compiled_modules_are_the_modules_they_were_made_of():
+    compiled, plain = P(torch.compile, backend="eager"), Small()
+    half = copy.deepcopy(plain)
+    half.body, half.head = compiled(half.body), compiled(half.head)
+    itself = copy.deepcopy(plain)
+    itself.compile(backend="eager")
+    for wrapped in (compiled(plain), half, compiled(half), itself):
+        model = as_model(wrapped)
+        assert model == as_model(plain) and model.weights == as_model(plain).weights
+        params = model.init(SPEC, Rng.seeded(0))
+        assert list(params) == list(plain.state_dict())
+        assert all(torch.equal(leaf, plain.state_dict()[name]) for name, leaf in params.items())
+        x = torch.ones(1, 2, 4)
+        torch.testing.assert_close(
+            model.apply_stacked(stack(params, 1), x)[0], copy.deepcopy(plain).eval()(x[0])
+        )
+    assert "body._orig_mod.weight" in half.state_dict()  # as it was handed over
+    made = as_model(lambda: compiled(Small()))
+    assert list(made.init(SPEC, Rng.seeded(0))) == list(plain.state_dict())
+
+
+def test_a_tied_layer_names_the_leaf_that_it_shares():
+    model, spec = as_model(Tied()), spec_of((5,))
+    assert model.alias(spec, "head.weight") == model.alias(spec, "head") == "table.weight"
+    for path in ("table", "table.weight", "head.bias", "hea", "nothing"):
+        assert model.alias(spec, path) is None
+    assert MLP().alias(spec, "head") is None
+
+
 # --- losses ----------------------------------------------------------------------------------
 
 
@@ -689,11 +962,43 @@ class Bad(nn.Module):
     def mixes(self, x):
         return x - x.mean(dim=0)
 
+    def mixes_many(self, x):
+        return x - x.mean(dim=0) if len(x) > 3 else x
+
+    def mixes_first(self, x):
+        return torch.cat([x[:1] + x[-1:], x[1:]]) if len(x) > 1 else x
+
     def pairs(self, x):
         return x, x
 
     def crashes(self, x):
         raise KeyError("no such thing")
+
+
+class Writes(nn.Module):
+    """Writes into the rows, so that it shows, does not show, or spoils the gradient."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.inner, self.what = nn.Linear(4, 3), what
+
+    def forward(self, x):
+        if self.what == "adds":
+            x += 1
+        elif self.what == "sets":
+            x[:, 0] = 0.5
+        else:
+            x[:, 0] = self.inner(x)[:, 0]
+        return self.inner(x)
+
+
+class Places(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.places, self.head = nn.Embedding(5, 3), nn.Embedding(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head((self.table(x) + self.places(torch.arange(4))).mean(dim=1))
 
 
 def with_plain_tensor():
@@ -746,8 +1051,16 @@ REFUSED = {
     ),
     "random activation": (
         sequential(P(nn.Linear, 4, 3), nn.RReLU),
-        r"layer '1' \(RReLU\) cannot be stacked",
+        r"layer '1' \(RReLU\) cannot be stacked over clients: it draws random numbers",
     ),
+    "adds to rows": (P(Writes, "adds"), r"changes the rows in place.*x = x \+ 1"),
+    "sets rows": (P(Writes, "sets"), "changes the rows in place"),
+    "spoils rows": (P(Writes, "spoils"), r"changes a tensor in place that its gradient needs"),
+    "rectifies rows": (
+        sequential(P(nn.ReLU, inplace=True), P(nn.Linear, 4, 3)),
+        "changes the rows in place.*inplace=False",
+    ),
+    "small table": (Places, r"layer 'places' \(Embedding\) looked up 3 .*holds 0 to 2;"),
     "plain tensor": (with_plain_tensor, r"holds the tensor 'fixed'.*register_buffer\('fixed'"),
     "old weight norm": (with_old_weight_norm, r"layer '0' \(Linear\) holds.*parametrizations"),
     "spectral norm": (
@@ -761,13 +1074,15 @@ REFUSED = {
     "averages": (P(Bad, "averages"), "changes the buffer 'seen'"),
     "adds up": (P(Bad, "adds_up"), "writes into a tensor of its own"),
     "mixes rows": (P(Bad, "mixes"), "changes with the other rows of its batch.*batch_first=True"),
+    "mixes many rows": (P(Bad, "mixes_many"), "changes with the other rows of its batch"),
+    "mixes into the first": (P(Bad, "mixes_first"), "changes with the other rows of its batch"),
     "pairs": (P(Bad, "pairs"), "expected a module that takes rows|gives a tensor"),
-    "crashes": (P(Bad, "crashes"), r"\(Bad\) failed on 3 rows: KeyError"),
+    "crashes": (P(Bad, "crashes"), r"\(Bad\) failed on 8 rows: KeyError"),
     "wrong inputs": (
         sequential(P(nn.Linear, 4, 5), P(nn.Linear, 6, 3)),
-        r"layer '1' \(Linear\) failed on 3 rows",
+        r"layer '1' \(Linear\) failed on 8 rows",
     ),
-    "wrong outputs": (P(nn.Linear, 4, 5), r"gave \(3, 5\).*expected \(3, 3\), one logit for each"),
+    "wrong outputs": (P(nn.Linear, 4, 5), r"gave \(8, 5\).*expected \(8, 3\), one logit for each"),
     "not a row's": (P(nn.Linear, 4, 3), r"layer '\(the module itself\)' \(Linear\) failed"),
 }
 
@@ -813,6 +1128,11 @@ def test_rows_on_the_second_axis_are_noticed():
         (lambda: Module(nn.Linear).init(SPEC, Rng.seeded(0)), "it needs in_features, out_features"),
         (lambda: Module(Small, {"depth": 3}).init(SPEC, Rng.seeded(0)), "it failed: TypeError"),
         (
+            lambda: Module(fails).init(SPEC, Rng.seeded(0)),
+            r"make = \S*test_module:fails: called with the Spec, it failed: RuntimeError: no; "
+            "expected a torch.nn.Module: call it by hand",
+        ),
+        (
             lambda: Module(Small, loss="cross_entropy").init(
                 Spec((4,), 3, "multilabel", 2), Rng.seeded(0)
             ),
@@ -826,11 +1146,11 @@ def test_rows_on_the_second_axis_are_noticed():
         ),
         (
             lambda: Module(Small, loss=functional.cross_entropy).init(SPEC, Rng.seeded(0)),
-            r"gave shape \(\) for 3 rows; expected one number a row.*reduction='none'",
+            r"gave shape \(\) for 8 rows; expected one number a row.*reduction='none'",
         ),
         (
             lambda: Module(Small, loss=lambda o, y: o.missing).init(SPEC, Rng.seeded(0)),
-            "loss: it failed on 3 rows: AttributeError",
+            "loss: it failed on 8 rows: AttributeError",
         ),
         (
             lambda: as_model(sequential(P(nn.Conv1d, 4, 3, 6), nn.Flatten)).head(spec_of((4, 6))),

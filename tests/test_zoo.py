@@ -1,14 +1,17 @@
 """The networks of the papers: their sizes, and the same networks built of torch.nn directly."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from coterie.config import from_table, to_table
-from coterie.data.federated import Spec
+from coterie.data.federated import DataError, FederatedDataset, Spec
+from coterie.methods.pmtl import PMTL
 from coterie.models import (
     CNN,
+    MLP,
     MODELS,
     CelebaCNN,
     CharLSTM,
@@ -193,6 +196,19 @@ def test_a_text_model_drops_between_layers_and_takes_other_sizes():
     assert params["embedding.weight"].shape == (20, 3) and model.draws
     x = torch.arange(20.0).reshape(4, 5)
     assert not torch.allclose(model.apply(params, x), model.apply(params, x, torch.tensor(1)))
+
+
+def test_texts_of_more_characters_than_the_vocabulary_are_refused():
+    rows = torch.arange(30.0).reshape(6, 5) % 21
+    data = FederatedDataset(
+        Spec((5,), 4, "multiclass", 2), ("a", "b"), np.array([0, 3, 6]), rows, torch.arange(6) % 4
+    )
+    CharLSTM(vocabulary=21, hidden=6).check_data(data)
+    MLP().check_data(data)
+    for vocabulary, most in ((20, 19), (0, 3)):
+        message = rf"from 0 to 20 where layer 'embedding'.*0 to {most};.*vocabulary = 21"
+        with pytest.raises(DataError, match=message):
+            PMTL(model=CharLSTM(vocabulary=vocabulary, hidden=6)).check_data(data)
 
 
 @pytest.mark.parametrize("padding", [1, 2])

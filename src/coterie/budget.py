@@ -16,6 +16,7 @@ from coterie.privacy.words import round_up
 
 _MOST_ROUNDS = 1_000_000
 _MOST_CLIENTS = 1_000_000_000_000
+_STATED = ("view", "views", "epsilon_per_participation")
 
 
 def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> Sampler:
@@ -64,14 +65,11 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
         clients=clients,
     )
     found = guarantee.to_json()
-    single = found.get("epsilon_per_participation")
     return {
         "epsilon": found["epsilon"],
         "delta": delta,
         "noise_multiplier": noise,
-        "view": found["view"],
-        "views": found["views"],
-        **({} if single is None else {"epsilon_per_participation": single}),
+        **{key: found[key] for key in _STATED if key in found},
         "clients": clients,
         "cohort": sampler.expected(clients),
         "rounds": rounds,

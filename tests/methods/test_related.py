@@ -15,13 +15,14 @@ from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.simulate import Speed, simulate
 from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
-from coterie.methods.related import Decomposition, Related, decompose, mean_relation
+from coterie.methods.related import Related
 from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.sampling import Poisson
 from coterie.rng import Rng
+from coterie.solvers.relation import Decomposition, decompose, mean_relation
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD
 
@@ -436,7 +437,7 @@ def test_every_client_needs_a_place(method):
 @pytest.mark.parametrize("name", ["clusters", "opposed"])
 def test_newcomers_have_no_place(name):
     outcome = simulate(private(name, None), few())
-    with pytest.raises(ValueError, match="newcomers have no place"):
+    with pytest.raises(ValueError, match="newcomers have none"):
         outcome.join(few(clients=2))
 
 

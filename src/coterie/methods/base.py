@@ -95,7 +95,7 @@ class Method(metaclass=_Arranged):
 
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse rows that this method cannot learn from, before anything is spent."""
-        return None
+        self.model.check_data(data)
 
     def check_cohort(self, largest: int, spec: Spec) -> None:
         """Refuse rounds of so many clients, where the method was set up for fewer."""

@@ -156,15 +156,22 @@ class DPFedMTL(Method):
         if self.head or self.encoder:
             path = self.head or self.encoder
             inside = {name for name in names if _matches(name, path)}
-            self._check_found(path, bool(inside), names)
+            self._check_found(path, bool(inside), names, spec)
             return tuple(name for name in names if (name in inside) == bool(self.head))
         if self.personal:
             for layer in self.personal:
-                self._check_found(layer, any(_matches(name, layer) for name in names), names)
+                found = any(_matches(name, layer) for name in names)
+                self._check_found(layer, found, names, spec)
             return tuple(n for n in names if any(_matches(n, layer) for layer in self.personal))
         return self.model.head(spec)
 
-    def _check_found(self, layer: str, found: bool, names: tuple[str, ...]) -> None:
+    def _check_found(self, layer: str, found: bool, names: tuple[str, ...], spec: Spec) -> None:
+        tied = None if found else self.model.alias(spec, layer)
+        if tied is not None:
+            raise ValueError(
+                f"{layer!r} shares its parameters with {tied!r}: name that leaf, and the two are "
+                "personal, or shared, together"
+            )
         if not found:
             raise ValueError(
                 f"{layer!r} names no leaf or layer of {type(self.model).__name__}: its leaves are "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from coterie.data.federated import Spec, Task
+from coterie.data.federated import FederatedDataset, Spec, Task
 from coterie.rng import Rng
 from coterie.tree import Tree
 
@@ -70,6 +70,14 @@ class Model(ABC):
         names = tuple(self.init(spec, Rng.seeded(0)))
         layer = names[-1].rpartition(".")[0]
         return tuple(name for name in names if name.rpartition(".")[0] == layer)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that the model cannot take, before anything is spent."""
+        return None
+
+    def alias(self, spec: Spec, path: str) -> str | None:
+        """Name the leaf that a leaf or layer of this name shares; None if it shares none."""
+        return None
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Model"]]:

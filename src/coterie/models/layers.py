@@ -6,7 +6,9 @@ A layer keeps its parameters, their names and its settings; only what it compute
   in this pass, and of the number's place. A client's mask depends neither on who else is in the
   stack nor on the order or the size of the stack; without a coin nothing is dropped;
 - linear layers and convolutions: the same function, by kernels that are fast for a stack;
-- embeddings: rows are float32, whole numbers among them are rounded to look them up.
+- embeddings: rows are float32, whole numbers among them are rounded to look them up. A number that
+  is not in the table becomes NaN, on every device alike: the client's loss then is no number, which
+  is noticed, and the run of the others goes on.
 
 Recurrent layers and attention are in `coterie.models.sequences`.
 """
@@ -40,17 +42,20 @@ class Coins:
         self._draws = 0
 
     def toss(self, word: Tensor | None) -> None:
-        """Begin a pass with a whole number of the client's own, or without draws."""
+        """Begin a pass by the client's whole number, (c,) of a stack, or without draws."""
         self._word, self._draws = word, 0
 
     def kept(self, like: Tensor, shape: tuple[int, ...], share: float) -> Tensor | None:
-        """Draw 1 for what is kept and 0 for what is dropped; None if nothing is to be dropped."""
+        """Draw 1 for what is kept and 0 for what is dropped; None if nothing is to be dropped.
+
+        `shape` is that of one client's numbers; of a stack, (c, *shape) are drawn.
+        """
         if self._word is None or share <= 0:
             return None
         self._draws += 1
         if share >= 1:
             return like.new_zeros(shape)
-        key = _mixed(self._word + _wrapped(self._draws * _GOLDEN))
+        key = _mixed(self._word + _wrapped(self._draws * _GOLDEN))[..., None]
         places = torch.arange(torch.Size(shape).numel(), dtype=torch.int32, device=like.device)
         words = places * _SPREAD + key.to(torch.int32)
         for by, factor in ((16, _SHORT[0]), (15, _SHORT[1])):
@@ -58,7 +63,7 @@ class Coins:
             words.bitwise_xor_((key >> 32).to(torch.int32))
         words.bitwise_xor_((words >> 16) & 0xFFFF)
         least = min(round(share * 2**32), 2**32 - 1) - 2**31
-        return (words >= least).to(like.dtype).reshape(shape)
+        return (words >= least).to(like.dtype).reshape(*key.shape[:-1], *shape)
 
 
 def _wrapped(number: int) -> int:
@@ -133,16 +138,57 @@ def _dropped_alike(x: Tensor, kept: Tensor | None, share: float) -> Tensor:
 
 
 class Embedding(nn.Embedding):
-    """Looks rows up by whole numbers that may come as floats."""
+    """Looks rows up by whole numbers that may come as floats.
+
+    Attributes:
+        lookups: What it was asked for, in a trial that wants to know; None otherwise.
+    """
+
+    lookups: list[Tensor] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        """Round to whole numbers and look them up."""
-        index = input.round().long() if input.is_floating_point() else input
+        """Round to whole numbers and look them up; NaN for those that are not in the table."""
+        if self.lookups is not None:
+            self.lookups.append(input)
+        index, outside = numbers_in(input, len(self.weight))
         found = functional.embedding(index, self.weight)
+        found = found.masked_fill(outside[..., None], float("nan"))
         if self.padding_idx is None:
             return found
         # Not trained there: in a stack torch forgets that.
         return torch.where((index == self.padding_idx)[..., None], found.detach(), found)
+
+
+class EmbeddingBag(nn.EmbeddingBag):
+    """Looks up and sums, by whole numbers that may come as floats.
+
+    Attributes:
+        lookups: As those of `Embedding`.
+    """
+
+    lookups: list[Tensor] | None = None
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Round to whole numbers; NaN for a bag with one that is not in the table."""
+        if self.lookups is not None:
+            self.lookups.append(input)
+        index, outside = numbers_in(input, len(self.weight))
+        found: Tensor = super().forward(index, offsets, per_sample_weights)
+        bad = outside.any(dim=-1, keepdim=True) if input.dim() == 2 else outside.any()
+        return found.masked_fill(bad, float("nan"))
+
+
+def numbers_in(given: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Round to whole numbers from 0 to below `size`; also say which are not, and become 0."""
+    whole = given.round() if given.is_floating_point() else given
+    kept = whole.clamp(0, size - 1)
+    outside = whole != kept  # NaN is not equal to itself
+    return kept.masked_fill(outside, 0).long(), outside
 
 
 class GroupNorm(nn.GroupNorm):
@@ -321,6 +367,7 @@ REPLACED: Mapping[type[nn.Module], type[nn.Module]] = {
     nn.AlphaDropout: AlphaDropout,
     nn.FeatureAlphaDropout: ChannelAlphaDropout,
     nn.Embedding: Embedding,
+    nn.EmbeddingBag: EmbeddingBag,
     nn.GroupNorm: GroupNorm,
     nn.Linear: Linear,
     nn.Conv1d: Conv1d,

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coterie.data.federated import TASKS, Spec, Task
+from coterie.data.federated import TASKS, FederatedDataset, Spec, Task
 from coterie.models.base import Model, register_model, row_losses
-from coterie.models.network import Network, leaves_of
+from coterie.models.lookups import check_rows
+from coterie.models.network import Network, leaves_of, uncompiled
 from coterie.models.refusals import MisfitError, one_a_row, refuse_layers
 from coterie.rng import Rng
 from coterie.tree import Tree
@@ -30,6 +31,8 @@ from coterie.tree import Tree
 Loss = Literal["cross_entropy", "binary_cross_entropy", "squared"]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 _KEPT = 64
+# Attributes that change nothing of what is trained: the mode, and a mark of `torch.compile`.
+_PASSING = ("training", "_is_torch_compile")
 # For which data parameters of these shapes were made: what a function is given to make its module.
 _SPECS: dict[tuple["Networked", tuple[int, ...], Shapes], Spec] = {}
 _DRAWS: dict["Networked", bool] = {}
@@ -75,7 +78,7 @@ class Networked(Model):
         return _DRAWS.get(self, True)
 
     def head(self, spec: Spec) -> tuple[str, ...]:
-        """Name the leaves of the last linear layer.
+        """Name the leaves of the last linear layer that is called and trained.
 
         Raises:
             ValueError: If there is none that is trained.
@@ -87,6 +90,16 @@ class Networked(Model):
                 "expected one whose parameters are the personal part: name the personal layers"
             )
         return found
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse rows that are not in the tables of the embeddings they are looked up in."""
+        check_rows(data, _network(self, data.spec).reads)
+
+    def alias(self, spec: Spec, path: str) -> str | None:
+        """Name the leaf that a tied parameter, or one of a layer, shares; None if none is tied."""
+        aliases = _network(self, spec).aliases
+        shared = (leaf for name, leaf in aliases.items() if f"{name}.".startswith(f"{path}."))
+        return next(shared, None)
 
     def _start(self, spec: Spec) -> Tree:
         return _network(self, spec).start
@@ -135,7 +148,7 @@ def _drawn(model: Networked, spec: Spec, rng: Rng) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would move the generators of GPUs as well.
         torch.default_generator.manual_seed(rng.at("module").key >> 1)
-        return model.build(spec)
+        return uncompiled(model.build(spec))
 
 
 def _shapes(tree: Tree) -> Shapes:
@@ -177,7 +190,7 @@ class Module(Networked):
                 )
             make, options = make.func, {**make.keywords, **options}
         if isinstance(make, nn.Module):
-            make, module = None, _copied(make)
+            make, module = None, uncompiled(_copied(uncompiled(make)))
         self._check(make, module, options)
         object.__setattr__(self, "make", make)
         object.__setattr__(self, "module", module)
@@ -218,10 +231,14 @@ class Module(Networked):
         except Exception as error:
             given = ", ".join((*("the Spec" for _ in arguments), *self.options)) or "no arguments"
             raise ValueError(
-                f"make = {make!r}: called with {given}, it failed: {type(error).__name__}: {error}"
+                f"make = {_place(make)}: called with {given}, it failed: {type(error).__name__}: "
+                f"{error}; expected a torch.nn.Module: call it by hand with the same arguments, "
+                "and correct it or its options"
             ) from error
         if not isinstance(made, nn.Module):
-            raise ValueError(f"make = {make!r}: it made {made!r}; expected a torch.nn.Module")
+            raise ValueError(
+                f"make = {_place(make)}: it made {made!r}; expected a torch.nn.Module: return one"
+            )
         return made
 
     def losses(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -276,6 +293,12 @@ def _copied(module: nn.Module) -> nn.Module:
         ) from error
 
 
+def _place(make: Any) -> str:
+    # As a plan writes it: where a function lies in memory tells nobody anything.
+    name = getattr(make, "__qualname__", type(make).__qualname__)
+    return f"{getattr(make, '__module__', '?')}:{name}"
+
+
 def _takes_spec(make: Any, options: Mapping[str, Any]) -> bool:
     try:
         arguments = inspect.signature(make).parameters.values()
@@ -290,8 +313,8 @@ def _takes_spec(make: Any, options: Mapping[str, Any]) -> bool:
     needed = [each.name for each in positional if each.default is each.empty]
     if len(needed) > 1:
         raise ValueError(
-            f"make = {make!r}: it needs {', '.join(needed)}; expected no argument, or one for the "
-            "Spec: give the others as options"
+            f"make = {_place(make)}: it needs {', '.join(needed)}; expected no argument, or "
+            "one for the Spec: give the others as options"
         )
     return bool(needed) or any(each.name == "spec" for each in positional[:1])
 
@@ -310,7 +333,7 @@ def _digest(module: nn.Module) -> str:
         settings = {
             name: held
             for name, held in sorted(vars(layer).items())
-            if isinstance(held, int | float | str | tuple) and name != "training"
+            if isinstance(held, int | float | str | tuple) and name not in _PASSING
         }
         found.update(f"{path}={kind.__module__}:{kind.__qualname__}{settings!r}\n".encode())
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

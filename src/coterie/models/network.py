@@ -5,7 +5,8 @@ gradient and buffers are constants, the same for everybody. The module stays in 
 dropout falls by the coins a call is given, and without coins nothing is dropped.
 
 What cannot be stacked is refused before anything is trained: by a look at the layers, then by a
-trial on a few rows, forwards and backwards, as two clients side by side and as one alone.
+trial on a few rows, forwards and backwards, as two clients side by side, as one alone and row by
+row.
 """
 
 import copy
@@ -22,12 +23,15 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from coterie.data.federated import Spec
 from coterie.models.base import squeezed
+from coterie.models.chains import Step, chain_of
 from coterie.models.layers import Coins
+from coterie.models.lookups import check_trial, noted, readings
 from coterie.models.refusals import (
     REPLACED,
     TRIED,
     MisfitError,
     changes,
+    changes_rows,
     check_losses,
     check_outputs,
     explained,
@@ -48,8 +52,10 @@ class Network:
 
     Attributes:
         start: The module's own trainable parameters, by name.
-        head: The leaves of its last linear layer; empty without one.
+        head: The leaves of the linear layer that is called last and trained; empty without one.
         draws: Whether it holds a layer that drops.
+        aliases: Other names of tied leaves, each with the name that the leaf has in `start`.
+        reads: Embeddings in which columns of the rows are looked up as they are.
     """
 
     def __init__(self, module: nn.Module, spec: Spec, losses: Losses) -> None:
@@ -57,7 +63,7 @@ class Network:
         self._coins = Coins()
         self._module = _replaced(module, self._coins)
         self.start = leaves_of(self._module)
-        self.head = _head(self._module)
+        self.aliases = _aliases(self._module)
         self.draws = any(_drops(layer) for layer in self._module.modules())
         self._constants = {
             name: tensor.detach()
@@ -66,7 +72,10 @@ class Network:
         }
         self._moved: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
         self._outputs, self._wide, self._slow = spec.outputs, 1, False
-        self._try(spec, losses)
+        self._chain: list[Step] | None = None  # the trial is of the general way
+        self.head = _head(self._module, *self._try(spec, losses))
+        self._chain = chain_of(self._module, self.start, self._coins)
+        self.reads = readings(self._module, lambda x: self.apply(self.start, x), spec)
 
     def apply(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
         """Predict rows of one client."""
@@ -99,10 +108,21 @@ class Network:
         return torch.cat(pieces)
 
     def _stacked(self, params: Tree, x: Tensor, coins: Tensor | None) -> Tensor:
+        if self._chain is not None:
+            return self._chained(self._chain, params, x, coins)
         given = (dict(params), x) if coins is None else (dict(params), x, coins)
         with _quiet() if self._slow else nullcontext():
             outputs: Tensor = torch.func.vmap(self.apply)(*given)
         return outputs
+
+    def _chained(self, chain: list[Step], params: Tree, x: Tensor, coins: Tensor | None) -> Tensor:
+        self._coins.toss(coins)
+        try:
+            for step in chain:
+                x = step(params, x)
+        finally:
+            self._coins.toss(None)
+        return squeezed(x) if x.dim() > 2 else x
 
     def _constants_like(self, like: Tensor) -> dict[str, Tensor]:
         key = (like.device, like.dtype)
@@ -113,18 +133,20 @@ class Network:
             }
         return self._moved[key]
 
-    def _try(self, spec: Spec, losses: Losses) -> None:
-        with self._watched() as path, warnings.catch_warnings(record=True) as said:
+    def _try(self, spec: Spec, losses: Losses) -> tuple[list[nn.Module], set[str]]:
+        """Give the layers in the order of their calls, and the leaves that get a gradient."""
+        with self._watched() as (path, called), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                self._try_stack(spec, losses)
+                trained = self._try_stack(spec, losses)
                 self._slow = any(_SLOW in str(warning.message) for warning in said)
             except MisfitError:
                 raise
             except Exception as error:
                 raise ValueError(explained(self._module, path, error)) from error
+        return called, trained
 
-    def _try_stack(self, spec: Spec, losses: Losses) -> None:
+    def _try_stack(self, spec: Spec, losses: Losses) -> set[str]:
         # Rows of bits: they are numbers to look up in an embedding, too.
         bits = torch.Generator().manual_seed(0)
         x = torch.randint(0, 2, (2, TRIED, *spec.shape), generator=bits).float()
@@ -134,26 +156,39 @@ class Network:
         params = {
             name: torch.stack([leaf, leaf]).requires_grad_() for name, leaf in self.start.items()
         }
+        untouched = x._version
         with torch.enable_grad():
             outputs = self._stacked(params, x, torch.arange(2) if self.draws else None)
             check_outputs(outputs, spec)
             found = check_losses(losses, outputs, spec)
-            torch.autograd.grad(found.sum(), list(params.values()), materialize_grads=True)
-        with torch.no_grad():
+            grads = torch.autograd.grad(found.sum(), list(params.values()), allow_unused=True)
+        with torch.no_grad(), noted(self._module) as lookups:
             given = {**constants, **self.start}
             torch.func.functional_call(self._module, given, (x[0],))
-            whole, alone = self.apply(self.start, x[0]), self.apply(self.start, x[0, -1:])
+        check_trial(lookups)
+        same_alone = self._same_alone(x[0])
         for name, tensor in constants.items():
             same = torch.equal(_bits(tensor), _bits(before[name]))
             if given[name] is not tensor or not same:
                 raise changes(name)
-        if not torch.allclose(whole[-1:], alone, rtol=1e-3, atol=1e-4, equal_nan=True):
+        # Rows that are changed on the way differ as well, but for a reason of their own.
+        if x._version != untouched:
+            raise changes_rows()
+        if not same_alone:
             raise mixes_rows()
+        return {name for name, grad in zip(params, grads, strict=True) if grad is not None}
+
+    def _same_alone(self, x: Tensor) -> bool:
+        with torch.no_grad():
+            whole = self.apply(self.start, x)
+            alone = torch.cat([self.apply(self.start, row) for row in torch.split(x, 1)])
+        return torch.allclose(whole, alone, rtol=1e-3, atol=1e-4, equal_nan=True)
 
     @contextmanager
-    def _watched(self) -> Iterator[list[nn.Module]]:
-        """Follow which layer is at work, and note how many numbers a row becomes at most."""
+    def _watched(self) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
+        """Follow which layer is at work and which were, and how many numbers a row becomes."""
         inside: list[nn.Module] = []
+        called: list[nn.Module] = []
         mine = set(self._module.modules())
 
         def enter(layer: nn.Module, given: Any) -> None:
@@ -162,14 +197,14 @@ class Network:
 
         def leave(layer: nn.Module, given: Any, made: Any) -> None:
             if layer in mine:
-                inside.pop()
+                called.append(inside.pop())
                 made = made[0] if isinstance(made, tuple) and made else made
                 numbers = made.numel() if isinstance(made, Tensor) else 0
                 self._wide = max(self._wide, numbers // TRIED)
 
         hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
         try:
-            yield inside
+            yield inside, called
         finally:
             for hook in hooks:
                 hook.remove()
@@ -224,12 +259,44 @@ def _drops(layer: Any) -> bool:
     return isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0
 
 
-def _head(module: nn.Module) -> tuple[str, ...]:
-    linear = [
-        layer
-        for layer in module.modules()
-        if isinstance(layer, nn.Linear) and not isinstance(layer, NonDynamicallyQuantizableLinear)
-    ]
-    last = {id(given) for given in linear[-1].parameters()} if linear else set()
-    named = module.named_parameters()
-    return tuple(name for name, given in named if id(given) in last and given.requires_grad)
+def _head(module: nn.Module, called: list[nn.Module], trained: set[str]) -> tuple[str, ...]:
+    # Those whose weights are read without a call come first: any that is called is later.
+    for layer in reversed([*module.modules(), *called]):
+        if isinstance(layer, nn.Linear) and not isinstance(layer, NonDynamicallyQuantizableLinear):
+            mine = {id(given) for given in layer.parameters() if given.requires_grad}
+            names = tuple(name for name, given in module.named_parameters() if id(given) in mine)
+            if trained.intersection(names):
+                return names
+    return ()
+
+
+def _aliases(module: nn.Module) -> dict[str, str]:
+    leaves = {id(given): name for name, given in module.named_parameters() if given.requires_grad}
+    every = module.named_parameters(remove_duplicate=False)
+    named = {name: leaves[id(given)] for name, given in every if id(given) in leaves}
+    return {name: leaf for name, leaf in named.items() if name != leaf}
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Take what `torch.compile` made of a module, or of its layers, off again.
+
+    The steps of a stack are not those that were compiled, and its names would change every leaf's.
+    """
+    module = _bare(module)
+    if any(_is_compiled(layer) for layer in module.modules()):
+        module = copy.deepcopy(module)
+        for layer in list(module.modules()):
+            for name, inner in layer._modules.items():
+                layer._modules[name] = None if inner is None else _bare(inner)
+    return module
+
+
+def _bare(layer: nn.Module) -> nn.Module:
+    while _is_compiled(layer):
+        layer = layer._modules["_orig_mod"]  # type: ignore[assignment]
+    return layer
+
+
+def _is_compiled(layer: nn.Module) -> bool:
+    # By name: the class lives in a package that takes seconds to import.
+    return type(layer).__name__ == "OptimizedModule" and "_orig_mod" in layer._modules

@@ -12,7 +12,7 @@ from coterie.data.federated import Spec
 from coterie.models import layers, sequences
 
 REPLACED: Mapping[type[nn.Module], type[nn.Module]] = {**layers.REPLACED, **sequences.REPLACED}
-TRIED = 3  # rows of a trial
+TRIED = 8  # rows of a trial
 _Unsized = (nn.UninitializedParameter, nn.UninitializedBuffer)
 
 
@@ -104,7 +104,7 @@ def _refusal(layer: Any) -> str:
             "keeps running statistics of rows; use track_running_stats=False",
         ),
         (
-            isinstance(layer, nn.Embedding)
+            isinstance(layer, nn.Embedding | nn.EmbeddingBag)
             and (layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq),
             "changes its table while it looks up, or its gradients; use max_norm=None, "
             "sparse=False and scale_grad_by_freq=False",
@@ -187,6 +187,15 @@ def mixes_rows() -> MisfitError:
     )
 
 
+def changes_rows() -> MisfitError:
+    """Make the error for a module that writes into the rows that it is given."""
+    return MisfitError(
+        "the forward pass changes the rows in place, which others read after it; expected a module "
+        "that leaves them as they are: write x = x + 1 for x += 1, and inplace=False for a layer "
+        "that the rows reach first"
+    )
+
+
 def changes(name: str) -> MisfitError:
     """Make the error for a forward pass that changes a buffer."""
     return MisfitError(
@@ -195,11 +204,19 @@ def changes(name: str) -> MisfitError:
     )
 
 
+_DRAWS = (
+    "it draws random numbers by itself; put an nn.Dropout among the module's layers, whose draws "
+    "can be the client's own, in place of functional.dropout, RReLU (LeakyReLU draws nothing) or "
+    "torch.rand"
+)
+# The first sign that is found is taken.
 _REASONS = (
+    ("randomness error mode", _DRAWS),
+    ("aten::rrelu", _DRAWS),
     (
-        "randomness error mode",
-        "it draws random numbers by itself; put an nn.Dropout among the module's layers, whose "
-        "draws can be the client's own, in place of functional.dropout, RReLU or torch.rand",
+        "modified by an inplace operation",
+        "it changes a tensor in place that its gradient needs; make a new one: x = x + 1 for "
+        "x += 1, inplace=False for layers",
     ),
     (
         "data-dependent control flow",
