@@ -214,3 +214,37 @@ def test_the_study_in_small():
         free, tuned = score(method, math.inf, ("plain", "mean", "kl", "ewc"))
         assert max(free, *tuned.values()) > drowned + 0.05
         assert min(tuned.values()) > 0.5
+
+
+def test_flags_for_finetuning_lie_over_a_plan(run, tmp_path):
+    line = f"run {DIGITS} --method fedavg --model mlp --epsilon 4 --rounds 1"
+    assert "give --finetune" in run(f"{line} --set finetune.lam=1 --out {tmp_path}/a", code=2)
+    run(f"{line} --finetune mean --out {tmp_path}/b")
+    again = run(
+        f"run --plan {tmp_path}/b/plan.toml --finetune ewc --quiet --json --out {tmp_path}/c"
+    )
+    assert again["method"] == "fedavg+ewc"
+
+
+def test_tuning_of_finetuning_speaks_as_set_does(capsys, tmp_path):
+    out = tmp_path / "tuned.toml"
+    line = (
+        "tune --data digits --clients 6 --method pmtl --model mlp --finetune mean --epsilon 4 "
+        "--rounds 1 --folds 2 --public --grid finetune.lam=0.1,1 --grid method.lam=0.2,0.4 --quiet"
+    )
+    assert main([*shlex.split(line), "--out", str(out)]) == 0, capsys.readouterr().err
+    method = tomllib.loads(out.read_text())["method"]
+    assert method["lam"] in (0.1, 1) and method["base"]["lam"] in (0.2, 0.4)
+
+
+def test_budgets_of_noise_that_clients_add(capsys):
+    common = "--clients 100 --cohort 20 --rounds 10 --noise local --json"
+    assert main(shlex.split(f"calibrate {common} --epsilon 8")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] <= 8 and found["views"]["server"] == found["views"]["other_clients"]
+    assert 0 < found["epsilon_per_participation"] < found["epsilon"]
+    noise = found["noise_multiplier"]
+    assert main(shlex.split(f"account {common} --noise-multiplier {noise}")) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == pytest.approx(found["epsilon"])
+    assert main(shlex.split(f"calibrate {common.replace('local', 'gaussian')} --epsilon 8")) == 0
+    assert json.loads(capsys.readouterr().out)["noise_multiplier"] < noise

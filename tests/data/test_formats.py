@@ -11,7 +11,7 @@ from scipy import io, sparse
 
 from coterie.choice import DataChoice
 from coterie.config import from_table, to_table, to_toml
-from coterie.data import assemble
+from coterie.data import assemble, rooms
 from coterie.data.columns import Batch, Columns, Table
 from coterie.data.federated import DataError
 from coterie.data.formats import Source, from_arrays, from_targets, load
@@ -277,7 +277,7 @@ def test_a_failed_load_leaves_an_earlier_map_alone(tmp_path: Path) -> None:
 
 def test_no_room_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(DataError, match=r"no memory for features .* set memory_map"):
-        assemble._in_memory("features", (1 << 50, 28), np.float32)
+        rooms._in_memory("features", (1 << 50, 28), np.float32)
 
     def full(*_: int) -> None:
         raise OSError("No space left on device")

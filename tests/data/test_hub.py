@@ -198,3 +198,126 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     (folder / "state.json").write_text("[]")
     with pytest.raises(DataError, match="expected an object"):
         load(folder, TABLE)
+
+
+def test_a_file_cut_between_messages_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "a", ROWS, batch=3)
+    path = next(folder.glob("*.arrow"))
+    table = pa.table(ROWS)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1)
+    check(load(folder, TABLE))
+    raw = path.read_bytes()
+    reader = pa.BufferReader(raw)
+    ends = []
+    for _ in range(4):  # the schema and three batches
+        pa.ipc.read_message(reader)
+        ends.append(reader.tell())
+    for end in (*ends, len(raw) - 4, 0):
+        path.write_bytes(raw[:end])
+        with pytest.raises(DataError, match=r"\.arrow: could not be read"):
+            load(folder, TABLE)
+
+
+@pytest.mark.parametrize("files", [["x", 7], [{}], [{"filename": "../a.arrow"}], {"a": 1}, "x"])
+def test_bad_lists_of_files_are_refused(tmp_path: Path, files) -> None:
+    folder = save(tmp_path / "a", ROWS)
+    (folder / "state.json").write_text(json.dumps({"_data_files": files}))
+    with pytest.raises(DataError, match=r"state\.json names"):
+        load(folder, TABLE)
+
+
+def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "a", ROWS)
+    lesser = pa.table(ROWS).select(["who", "y"])
+    path = folder / "data-00001-of-00002.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, lesser.schema) as writer:
+        writer.write_table(lesser)
+    with pytest.raises(DataError, match=r"00001-of-00002\.arrow: columns unlike.*age, text"):
+        load(folder, TABLE)
+
+
+class Streamed:
+    """What `datasets.IterableDataset` shows of itself: no length, and no rows by number."""
+
+    column_names = tuple(ROWS)
+    features = None
+
+    def __getitem__(self, rows):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("given", [Streamed(), DatasetDict(train=Streamed())])
+def test_streamed_data_is_refused(given) -> None:
+    with pytest.raises(DataError, match=r"it is streamed.*without streaming=True"):
+        load(given, TABLE)
+
+
+class Formatted(Dataset):
+    """A data set with a format, whose rows come as something else."""
+
+    def __init__(self, columns, kind):
+        super().__init__(columns)
+        self.format = {"type": kind}
+
+    def with_format(self, kind):
+        assert kind is None
+        return Dataset(self.columns)
+
+    def __getitem__(self, rows):
+        if self.format["type"] == "custom":
+            return super().__getitem__(rows)
+        return {"age": self.columns["age"][rows]}  # a format may hand out chosen columns only
+
+
+@pytest.mark.parametrize("kind", ["torch", "arrow", "custom"])
+def test_formats_are_set_aside(kind) -> None:
+    check(load(Formatted(ROWS, kind), TABLE))
+
+
+class Array:
+    shape, dtype = (1, 2), "uint8"
+
+
+class Sequence:
+    def __init__(self, feature):
+        self.feature = feature
+
+
+class Value:
+    dtype = "uint8"
+
+
+class Grey(pa.ExtensionType):
+    """As the package registers its arrays when it is imported."""
+
+    def __init__(self):
+        super().__init__(pa.list_(pa.list_(pa.uint8())), "coterie.test.grey")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage, serialized):
+        return cls()
+
+
+def test_images_of_bytes_are_read_alike(tmp_path: Path) -> None:
+    pixels = [[[0, 255]], [[51, 102]], [[10, 20]]]
+    rows = {"who": ["b", "a", "b"], "y": [0, 1, 1], "x": pixels}
+    source = Source(client="who", classes=2, features=("x",))
+    typed = pa.array(pixels, pa.list_(pa.list_(pa.uint8())))
+    save(tmp_path / "plain", {**rows, "x": typed})
+    pa.register_extension_type(Grey())
+    try:
+        save(tmp_path / "own", {**rows, "x": pa.ExtensionArray.from_storage(Grey(), typed)})
+        own = load(tmp_path / "own", source)
+    finally:
+        pa.unregister_extension_type("coterie.test.grey")
+    expected = np.array([[0, 255], [10, 20], [51, 102]]).reshape(3, 1, 2) / 255
+    given = [load(Dataset(rows, x=kind), source) for kind in (Array(), Sequence([Value()]))]
+    for data in (own, load(tmp_path / "plain", source), *given):
+        np.testing.assert_allclose(data.features.numpy(), expected, rtol=1e-6)
+        assert data.notes == ("uint8 images divided by 255",)
+    other = load(Dataset(rows), source)
+    assert (other.features.max(), other.notes) == (255, ())

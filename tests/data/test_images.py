@@ -116,3 +116,25 @@ def test_images_inside_a_table(tmp_path: Path) -> None:
         DataError, match=r"row 1 \(from 1\), client 'a': image 'there.png' is named"
     ):
         load(tmp_path / "toy.parquet", Source(images="", size=(6, 4), classes=2))
+
+
+def test_greys_of_16_bits(tmp_path: Path, leaf_file) -> None:
+    grey = np.linspace(0, 65535, 24).astype(np.uint16).reshape(4, 6)
+    Image.fromarray(grey).save(tmp_path / "deep.png")
+    Image.fromarray((grey >> 8).astype(np.uint8)).save(tmp_path / "flat.png")
+    path = leaf_file(tmp_path / "a.json", a=(["deep.png", "flat.png"], [0, 1]))
+    source = Source(images=str(tmp_path), size=(4, 6), classes=2)
+    found = load(path, source).features.numpy()
+    np.testing.assert_allclose(found[0], np.broadcast_to(grey / 65535, (3, 4, 6)), atol=1e-6)
+    np.testing.assert_allclose(found[0], found[1], atol=1 / 255)
+    small = load(path, Source(images=str(tmp_path), size=(2, 3), classes=2)).features.numpy()
+    np.testing.assert_allclose(small[0], small[1], atol=2 / 255)
+    assert small.min() >= 0
+    assert small.max() <= 1
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("F", np.float32), ("I", np.int32)])
+def test_images_of_unknown_range_are_refused(tmp_path: Path, leaf_file, refuse, mode, kind) -> None:
+    Image.fromarray(np.full((4, 6), 70_000, dtype=kind)).save(tmp_path / "deep.tiff")
+    path = leaf_file(tmp_path / "a.json", a=(["deep.tiff"], [0]))
+    assert f"mode '{mode}'" in refuse(path, Source(images=str(tmp_path), classes=2))

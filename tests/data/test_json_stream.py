@@ -128,3 +128,30 @@ def test_errors_inside_a_part_name_the_byte_of_the_file(tmp_path: Path) -> None:
     index = index_json(path, 1, dict)
     with path.open("rb") as file, pytest.raises(DataError, match="byte 6: brackets too deep"):
         index.value(file, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(values, max_size=6), st.sampled_from([1, 2, 5, 64]), st.booleans())
+def test_items_are_those_of_the_list(tmp_path_factory, items, chunk, ascii_only) -> None:
+    path = tmp_path_factory.mktemp("items") / "a.json"
+    path.write_text(json.dumps({"a": items}, ensure_ascii=ascii_only), encoding="utf-8")
+    before, json_stream._CHUNK = json_stream._CHUNK, chunk
+    try:
+        index = index_json(path, 1, dict)
+        with path.open("rb") as file:
+            found = [item for part in index.items(file, 0) for item in part]
+    finally:
+        json_stream._CHUNK = before
+    assert found == items
+
+
+@pytest.mark.parametrize(
+    "text", ["[1,2,,3]", "[1,2,]", "[,1]", "[1 2]", "[[1},2]", "[1,2}", '[1,\\",2]', "[,]"]
+)
+@pytest.mark.parametrize("chunk", [1, 2, 3, 64])
+def test_broken_lists_are_refused(tmp_path: Path, monkeypatch, text, chunk) -> None:
+    monkeypatch.setattr(json_stream, "_CHUNK", chunk)
+    path = tmp_path / "a.json"
+    path.write_text('{"a": ' + text + "}")
+    with pytest.raises(DataError, match="not whole JSON"), path.open("rb") as file:
+        list(index_json(path, 1, dict).items(file, 0))

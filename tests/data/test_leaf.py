@@ -187,8 +187,8 @@ def test_any_order_of_keys_and_any_white_space(tmp_path, monkeypatch, order, sty
 @pytest.mark.parametrize(
     ("user", "words"),
     [
-        ('{"x": {"a": [1]}, "y": [0]}', "x has no list rows"),
-        ('{"x": [[1]], "y": 5}', "y no list"),
+        ('{"x": {"a": [1]}, "y": [0]}', "x is an object; expected a list"),
+        ('{"x": [[1]], "y": 5}', "y is a number; expected a list"),
         ('{"x": [[1]]}', "no x and y"),
         ("[[1], [2]]", "no x and y"),
         ("7", "no x and y"),
@@ -282,3 +282,119 @@ def test_a_large_leaf_file_is_streamed_to_disk(tmp_path: Path) -> None:
     # json.load takes 1,500 MB for these 300; resident pages of the folder's arrays count here too
     assert highest - before < 150
     assert highest < 1000
+
+
+def one_user(path: Path, x, y) -> Path:
+    rows = {"a": {"x": [[0] * 3], "y": [1]}, "large": {"x": x, "y": y}}
+    path.write_text(json.dumps({"users": ["a", "large"], "user_data": rows}))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["numbers", "text", "scalars"])
+def test_a_large_user_is_read_in_parts(tmp_path: Path, monkeypatch, kind) -> None:
+    """As large users, in chunks of a few bytes, users are what they are as small ones."""
+    x = {
+        "numbers": [[row, -row / 8, 1e-3] for row in range(40)],
+        "text": [f'a, "b" [c] \\{row % 3} é' for row in range(40)],
+        "scalars": [row / 2 for row in range(40)],
+    }[kind]
+    path = tmp_path / "a.json"
+    rows = {"small": {"x": x[:1], "y": [0]}, "large": {"x": x, "y": [row % 2 for row in range(40)]}}
+    path.write_text(json.dumps({"users": ["small", "large"], "user_data": rows}))
+    source = Source(classes=2)
+    if kind == "text":
+        source = Source(classes=2, text="indices", length=6, vocabulary=("a", "b", "c", "é"))
+    whole = load(path, source)
+    monkeypatch.setattr(leaf, "_LARGE", 100)
+    for chunk in (1, 7, 64):
+        monkeypatch.setattr(json_stream, "_CHUNK", chunk)
+        data = load(path, source)
+        assert data.features.tolist() == whole.features.tolist()
+        assert data.targets.tolist() == whole.targets.tolist()
+        assert data.counts.tolist() == [1, 40]
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        ([[1, 2, 3]] * 9 + [[1, 2]], "row 9 (from 0)"),
+        ([[1, 2, 3]] * 9 + [[1, "b", 3]], "row 9 (from 0)"),
+        ([[1, 2, 3]] * 9 + [[1, float("nan"), 3]], "row 9 (from 0)"),
+        ([[1, 2, 3]] * 9, "x has 9 rows, y 10"),
+        ([[1, 2, 3]] * 14, "x has 14 rows, y 10"),
+        ([], "x has 0 rows, y 10"),
+    ],
+)
+def test_bad_large_users_are_refused(tmp_path: Path, monkeypatch, refuse, x, words) -> None:
+    monkeypatch.setattr(leaf, "_LARGE", 0)
+    monkeypatch.setattr(json_stream, "_CHUNK", 20)
+    found = refuse(one_user(tmp_path / "a.json", x, [0] * 10), Source(classes=2))
+    assert words in found
+    assert "client 'large'" in found
+
+
+def test_memory_of_one_large_user(tmp_path: Path, monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.random((100, 1000)).round(6).tolist()
+    path = one_user(tmp_path / "a.json", x, [0] * 100)
+    path.write_text(path.read_text().replace("[0, 0, 0]", json.dumps(x[0])))
+    monkeypatch.setattr(json_stream, "_CHUNK", 1 << 16)
+    monkeypatch.setattr(leaf, "_LARGE", 1 << 16)
+    source = Source(classes=2, memory_map=str(tmp_path / "mapped"))
+    load(path, source)  # imports and caches
+    tracemalloc.start()
+    try:
+        data = load(path, source)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(data.features[1:].numpy(), np.array(x, dtype=np.float32))
+    # the user is 1 MB of text and would be 3.2 MB as Python's floats
+    assert peak < path.stat().st_size
+
+
+@pytest.mark.parametrize("huge", ["x", "y"])
+def test_numbers_beyond_float64_are_refused(tmp_path: Path, refuse, huge) -> None:
+    path = tmp_path / "a.json"
+    number = str(10**400)
+    rows = {"x": "[[1]]", "y": "[1]", huge: "[[1]]".replace("1", number)}
+    path.write_text(
+        f'{{"users": ["w"], "user_data": {{"w": {{"x": {rows["x"]}, "y": {rows["y"]}}}}}}}'
+    )
+    found = refuse(path, Source(classes=2))
+    assert "client 'w'" in found
+    assert "found" in found
+    assert len(found) < 400
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ([1], [[0, 1, 1]], "client 'b': 3 targets, where the first row has 1"),
+        ([[0, 1, 1]], [1], "client 'b': 1 targets, where the first row has 3"),
+        ([[0, 1, 1]], [[0, 1]], "client 'b': 2 targets, where the first row has 3"),
+        ([[]], [[]], "client 'a': the target is an empty list"),
+    ],
+)
+def test_labels_of_unequal_widths_are_refused(
+    tmp_path: Path, refuse, leaf_file, first, second, words
+) -> None:
+    path = leaf_file(tmp_path / "a.json", a=([[1]], first), b=([[2]], second))
+    assert words in refuse(path, Source(task="multilabel", classes=3))
+
+
+def test_half_a_surrogate_pair_is_no_name(tmp_path: Path, refuse, leaf_file) -> None:
+    path = leaf_file(tmp_path / "a.json", **{"\ud800": ([[1]], [0])}, b=([[2]], [1]))
+    assert "no Unicode text" in refuse(path, Source(classes=2))
+
+
+def test_what_the_file_says_wrongly(tmp_path: Path, refuse) -> None:
+    path = tmp_path / "a.json"
+    user = '"user_data": {"w": {"x": [[1]], "y": [0]}}}'
+    for count in ('"1"', "[1]", "true", "1.5", "NaN", "{}"):
+        path.write_text('{"users": ["w"], "num_samples": [' + count + "], " + user)
+        assert "; expected a whole number" in refuse(path, Source(classes=2))
+    path.write_text('{"users": ["w"], ' + user.replace('"y"', '"x": [[2]], "y"'))
+    assert "'x' is given twice; give it once" in refuse(path, Source(classes=2))
+    path.write_text('{"users": ["w"], ' + user.replace("[[1]]", '"abc"'))
+    assert "client 'w': x is text; expected a list" in refuse(path, Source(classes=2))

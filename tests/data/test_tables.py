@@ -332,3 +332,45 @@ def test_whole_numbers_in_text_are_classes_only_if_they_are_few(tmp_path, highes
     assert any("classes taken" in note for note in data.assumed) == (task != "regression")
     declared = load(path, Source(task="regression"))
     assert declared.spec.task == "regression" and not declared.assumed
+
+
+def odd_table(path: Path, **columns) -> Path:
+    rows = {"client": ["a", "b", "a"], "y": [0, 1, 1], "z": [1.0, 2.0, 3.0], **columns}
+    parquet.write_table(pa.table(rows), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        ("client", {}),
+        ("y", {"classes": ("no", "yes")}),
+        ("z", {"levels": {"z": ("a", "b")}}),
+    ],
+)
+def test_lists_are_no_text(tmp_path: Path, refuse, column, options) -> None:
+    path = odd_table(tmp_path / "a.parquet", **{column: [["a"], ["b"], ["a"]]})
+    source = Source(**{"classes": 2, **options})
+    assert f"column '{column}' holds list" in refuse(path, source)
+
+
+def test_lists_are_noted_as_what_they_are(tmp_path: Path) -> None:
+    columns = {"l": [[1.0], [2.0], [3.0]], "t": ["u", "v", "w"]}
+    data = load(odd_table(tmp_path / "a.parquet", **columns), Source(classes=2))
+    assert data.notes == (
+        "text columns without declared levels left out: t",
+        "columns that are neither numbers nor text left out: l (list<element: double>)",
+    )
+
+
+def test_splits_that_are_coded_by_a_dictionary(tmp_path: Path, refuse) -> None:
+    named = pa.array(["train", "test", "test"]).dictionary_encode()
+    data = load(odd_table(tmp_path / "a.parquet", split=named), Source(classes=2))
+    assert data.source_split.tolist() == [0, 1, 1]
+    for values, found in (
+        ([0, None, 1], "the split is missing; expected 0 (train)"),
+        ([0, 2, 1], "the split is 2; expected 0 (train)"),
+        (["train", "later", "test"], "the split is 'later'; expected 0 (train)"),
+    ):
+        path = odd_table(tmp_path / "b.parquet", split=values)
+        assert found in refuse(path, Source(classes=2))

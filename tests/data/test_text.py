@@ -280,3 +280,63 @@ def test_columns_of_text_in_tables(tmp_path: Path, refuse) -> None:
 
 def _set(source: Source) -> dict:
     return {k: v for k, v in vars(source).items() if v != getattr(Source(), k)}
+
+
+def test_a_mark_at_the_beginning_is_no_part_of_a_word(tmp_path: Path) -> None:
+    for name, text in (("a.txt", "good\nbad\n"), ("a.json", '["good", "bad"]')):
+        path = tmp_path / name
+        path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert read_words(str(path), None, "vocabulary") == ("good", "bad")
+
+
+def test_characters_may_be_white_space(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a 9\n \n\t\nb\n  7\n".replace("  7\n", ""))
+    source = Source(text="bag", tokens="characters", vocabulary=str(path))
+    assert list(plan_text(source).index) == ["a", " ", "\t", "b"]
+    path.write_text("b\n  7\n")
+    assert list(plan_text(source).index) == ["b", " "]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "word"), [("characters", "ab"), ("spaces", "new york"), ("words", "c#")]
+)
+def test_words_that_no_text_is_cut_into_are_refused(tokens, word) -> None:
+    with pytest.raises(DataError, match=f"'{word}' is never met.*{tokens}"):
+        plan_text(Source(text="bag", tokens=tokens, vocabulary=("a", word)))
+
+
+def test_words_given_twice_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"good": 0, "good": 1}')
+    with pytest.raises(DataError, match="'good' is given twice"):
+        read_words(str(path), None, "vocabulary")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"text": "bag", "vocabulary": ("good", 3)},
+        {"text": "bag", "vocabulary": None},
+        {"tags": ("a", b"b")},
+        {"features": (1,)},
+        {"target": 3},
+        {"classes": 1.5},
+        {"levels": {"a": 1}},
+        {"center": 1.0},
+        {"clip": "a"},
+        {"size": "ab"},
+        {"size": 5},
+        {"size": (3.5, 2)},
+        {"text": "indices", "vocabulary": ("a",), "length": "3"},
+    ],
+)
+def test_options_of_other_types_are_refused(options) -> None:
+    with pytest.raises(DataError, match="expected"):
+        Source(**options)
+
+
+def test_tags_may_be_bytes() -> None:
+    tags = Tags({"python": 0, "c#": 1}, several=False)
+    y, known = tags.encode([b"x|c#", [b"python", None], b"zz"])
+    assert (y.tolist(), known.tolist()) == ([1, 0, -1], [True, True, False])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from coterie.cli import main
-from coterie.data import tff
+from coterie.data import tff, tff_sqlite
 from coterie.data.federated import DataError
 from coterie.data.formats import Source, load
 from coterie.data.tf_example import parse_example
@@ -163,7 +163,7 @@ def test_a_folder_of_hdf5_files(tmp_path: Path) -> None:
     hdf5_file(folder / "so_held_out.h5", HELD_OUT)
     check_both(load(folder, SOURCE))
     check_train(load(folder, Source(**{**vars(SOURCE), "splits": ("train",)})))
-    with pytest.raises(DataError, match=r"so_held_out.h5.*ends in each of train, dev"):
+    with pytest.raises(DataError, match=r"so_held_out.h5.*holds each of train, dev"):
         load(folder, Source(**{**vars(SOURCE), "splits": ("train", "dev")}))
 
 
@@ -209,7 +209,7 @@ def test_the_first_clients_are_those_of_the_training_part(
     else:
         parts = {"test": {"00000000": TEST["00000009"], **TEST}, "train": TRAIN}
         path = sqlite_file(tmp_path / "so.sqlite", **parts)
-    monkeypatch.setattr(tff, "_ASKED", 1)
+    monkeypatch.setattr(tff_sqlite, "_ASKED", 1)
     data = load(path, SOURCE, clients=2)
     assert (data.names, data.counts.tolist()) == (("00000001", "00000002"), [2, 1])
     # rows keep the file's order, and the test part comes first in this SQLite file
@@ -311,3 +311,124 @@ def test_the_command_line_opens_a_dump(tmp_path: Path, capsys) -> None:
     assert main([*command, "--classes", "2", "--clients", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["clients"], found["rows"], found["shape"]) == (1, 2, [2])
+
+
+def change(path: Path, *queries: str) -> Path:
+    base = sqlite3.connect(path)
+    for query in queries:
+        base.execute(query)
+    base.commit()
+    base.close()
+    return path
+
+
+def test_rows_in_a_log_beside_the_file_are_not_lost(tmp_path: Path) -> None:
+    path = sqlite_file(tmp_path / "a.sqlite", train=TRAIN)
+    base = sqlite3.connect(path)
+    base.execute("PRAGMA journal_mode=WAL")
+    base.execute("PRAGMA wal_autocheckpoint=0")
+    base.execute("DELETE FROM examples WHERE client_id = '00000001'")
+    base.commit()
+    with pytest.raises(DataError, match=r"a\.sqlite-wal.*wal_checkpoint\(TRUNCATE\)"):
+        load(path, SOURCE)
+    base.close()
+    journal = tmp_path / "a.sqlite-journal"
+    journal.write_bytes(tff_sqlite._JOURNAL + b"rest")
+    with pytest.raises(DataError, match="never finished"):
+        load(path, SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        (
+            "DELETE FROM examples WHERE client_id = '00000001' AND split_name = 'test'",
+            "client '00000001', part 'test': client_metadata says 1 rows.*has 0",
+        ),
+        (
+            "DELETE FROM examples WHERE rowid = 2",
+            "client '00000002', part 'train': client_metadata says 2 rows.*has 1",
+        ),
+        (
+            "DELETE FROM client_metadata WHERE client_id = '00000003'",
+            "client '00000003', part 'train': client_metadata does not name it",
+        ),
+        ("UPDATE client_metadata SET num_examples = 'x'", "has 'x' rows"),
+        ("UPDATE examples SET client_id = NULL WHERE rowid = 1", "client_id is missing"),
+    ],
+)
+def test_lost_rows_of_sqlite_are_refused(tmp_path: Path, query, words) -> None:
+    path = change(sqlite_file(tmp_path / "a.sqlite", train=TRAIN, test=TEST), query)
+    with pytest.raises(DataError, match=words):
+        load(path, SOURCE)
+
+
+def test_metadata_without_counts(tmp_path: Path) -> None:
+    path = sqlite_file(tmp_path / "a.sqlite", train=TRAIN)
+    change(path, "ALTER TABLE client_metadata DROP COLUMN num_examples")
+    check_train(load(path, SOURCE))
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_clients_of_sqlite_may_be_numbers(tmp_path: Path, metadata) -> None:
+    numbered = {int(client): rows for client, rows in TRAIN.items()}
+    path = sqlite_file(tmp_path / "a.sqlite", metadata, train=numbered)
+    change(
+        path,
+        "CREATE TABLE untyped (split_name, client_id, serialized_example_proto)",
+        "INSERT INTO untyped SELECT split_name, CAST(client_id AS INTEGER), "
+        "serialized_example_proto FROM examples ORDER BY rowid",
+        "DROP TABLE examples",
+        "ALTER TABLE untyped RENAME TO examples",
+    )
+    data = load(path, SOURCE, clients=2)
+    assert (data.names, data.counts.tolist()) == (("1", "2"), [1, 1])
+
+
+@pytest.mark.parametrize("layout", ["examples", "examples/c1", "examples/c1/tokens/a"])
+def test_other_layouts_of_hdf5_are_refused(tmp_path: Path, layout) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file[layout] = [1, 2]
+        if layout.endswith("a"):
+            file["examples/c1/y"] = [0, 1]
+    with pytest.raises(DataError, match=r"a\.h5"):
+        load(path, Source(features=("tokens",), classes=2))
+
+
+@pytest.mark.parametrize("mark", [b"HEAP", b"TREE", b"SNOD", b"GCOL"])
+def test_damaged_hdf5_is_refused(tmp_path: Path, mark) -> None:
+    """Each kind of block begins with a mark; what is raised without it depends on the block."""
+    path = hdf5_file(tmp_path / "a.h5", TRAIN)
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(mark, mark[::-1]))
+    assert path.read_bytes() != raw
+    with pytest.raises(DataError, match=r"a\.h5: could not be read"):
+        load(path, SOURCE)
+
+
+def test_images_of_bytes_in_hdf5(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4) * 10
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for client in "ab":
+            file[f"examples/{client}/pixels"] = pixels
+            file[f"examples/{client}/label"] = [0, 1]
+    source = Source(features=("pixels",), target="label", classes=2)
+    data = load(path, source)
+    np.testing.assert_allclose(data.features[:2].numpy(), pixels / 255, rtol=1e-6)
+    assert data.notes == ("uint8 images divided by 255",)
+    with h5py.File(path, "a") as file:
+        del file["examples/b/pixels"]
+        file["examples/b/pixels"] = pixels / 255
+    with pytest.raises(DataError, match="client 'b' holds 'pixels' as float64"):
+        load(path, source)
+
+
+def test_messages_name_no_first_line(tmp_path: Path) -> None:
+    path = sqlite_file(tmp_path / "a.sqlite", train=TRAIN)
+    with pytest.raises(DataError, match="no column 'y'") as caught:
+        load(path, Source(classes=2))
+    assert "first line" not in str(caught.value)

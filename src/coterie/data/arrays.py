@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from coterie.data.assemble import assemble
-from coterie.data.columns import Batch, Table, Values, plan_columns
+from coterie.data.columns import PIXELS, Batch, Table, Values, plan_columns
 from coterie.data.federated import DataError, FederatedDataset, Task
 from coterie.data.source import Source
 
 CHUNK = 1 << 24
-PIXELS = "uint8 images divided by 255"
 Owners = tuple[Sequence[str], NDArray[np.int64]]
 
 
@@ -224,7 +223,7 @@ def values_of(given: Any, where: str) -> Values:
         raise DataError(f"{where}: arrays of {array.dtype} are not numbers; convert them")
     try:
         return array.astype(np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _text_error(array, where) from error
 
 
@@ -232,13 +231,18 @@ def _text_error(array: NDArray[Any], where: str) -> DataError:
     for at, value in np.ndenumerate(array):
         try:
             float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             column = "".join(f", column {number}" for number in at[1:])
             return DataError(
-                f"{where}: row {at[0]} (from 0){column}: found {str(value)!r} where a number "
+                f"{where}: row {at[0]} (from 0){column}: found {_shortly(value)!r} where a number "
                 "belongs; correct it, or code the column as numbers"
             )
     return DataError(f"{where}: {array.dtype} values that are no numbers; convert them")
+
+
+def _shortly(value: Any, most: int = 60) -> str:
+    text = str(value)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def targets_of(given: Any, where: str) -> NDArray[Any]:

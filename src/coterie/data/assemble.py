@@ -7,12 +7,7 @@ number, else of first appearance; the rows of a client keep the file's order.
 """
 
 import math
-import mmap
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +20,13 @@ from scipy import sparse
 from coterie.data.columns import Batch, Table, Values, client_order
 from coterie.data.federated import DataError, Features, FederatedDataset, Spec
 from coterie.data.labels import Range, Target, encode_target, plan_target
+from coterie.data.rooms import let_go, room_for
 from coterie.data.source import Source
 
 _RESIDENT = 1 << 26  # bytes of mapped features held before they are let go
-_FILES = ("features.npy", "targets.npy", "split.npy")
 _GAP = (
     'give the value, leave such rows out with missing="drop", or leave the column out of features'
 )
-Room = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
     index = {name: k for k, name in enumerate(names)}
     places = _Places(table.where, index, offsets, offsets[:-1].copy())
     rows = int(offsets[-1])
-    with _room(source.memory_map) as room:
+    with room_for(source.memory_map) as room:
         arrays = {"targets": room("targets", (rows, *target.shape), target.dtype)}
         if survey.has_split:
             arrays["split"] = room("split", (rows,), np.int8)
@@ -120,6 +114,12 @@ def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
 
 
 def _check(table: Table, source: Source, survey: _Survey) -> None:
+    odd = next((name for name in survey.names if not _is_unicode(name)), None)
+    if odd is not None:
+        raise DataError(
+            f"{table.where}: client {odd!r} is no Unicode text (it holds one half of a pair of "
+            "surrogates) and could not be written to a file; rename it"
+        )
     if not survey.counts.sum():
         lost = f", {survey.lost} {table.lost}" if survey.lost else ""
         raise DataError(
@@ -137,12 +137,22 @@ def _check(table: Table, source: Source, survey: _Survey) -> None:
         )
 
 
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _survey(table: Table, source: Source) -> _Survey:
     counts: dict[str, int] = {}
     found = Range(kinds=frozenset() if source.positives else None)
     split = 0
     dropped, lost = 0, 0
+    width: tuple[int, ...] | None = None
     for batch, gaps in _clean(table, source, features=source.missing == "drop"):
+        width = _width(table, batch, width)
         for name, count in zip(
             batch.names, np.bincount(batch.codes, minlength=len(batch.names)), strict=True
         ):
@@ -153,6 +163,23 @@ def _survey(table: Table, source: Source) -> _Survey:
         lost += batch.lost
     sizes = np.array(list(counts.values()), dtype=np.int64)
     return _Survey(tuple(counts), sizes, found, split > 0, dropped, lost)
+
+
+def _width(table: Table, batch: Batch, width: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Refuse targets of another width than the first: NumPy would spread one over all labels."""
+    if not len(batch.y):
+        return width
+    found = batch.y.shape[1:]
+    if found == (0,):
+        raise table.error(batch, 0, "the target is an empty list; give at least one value")
+    if width not in (None, found):
+        sizes = [math.prod(one) for one in (found, width or ())]
+        raise table.error(
+            batch,
+            0,
+            f"{sizes[0]} targets, where the first row has {sizes[1]}; give every row as many",
+        )
+    return found
 
 
 def _fill(
@@ -173,20 +200,12 @@ def _fill(
             arrays["features"].reshape(rows, -1)[at] = x
             unseen += x.nbytes
             if unseen > _RESIDENT:
-                unseen = _let_go(arrays["features"])
+                unseen = let_go(arrays["features"])
         else:
             parts.append((at, sparse.csr_matrix(x)))
     if parts:
         stacked = sparse.vstack([part for _, part in parts], format="csr")
         arrays["features"] = stacked[np.argsort(np.concatenate([at for at, _ in parts]))]
-
-
-def _let_go(features: NDArray[Any]) -> int:
-    """Hand written pages of a memory map to the system: they are in its file, or on their way."""
-    mapped = getattr(features, "_mmap", None)
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
-    return 0
 
 
 def _clean(table: Table, source: Source, *, features: bool) -> Iterator[tuple[Batch, int]]:
@@ -303,10 +322,17 @@ def _split(table: Table, batch: Batch) -> NDArray[np.int8]:
         raise table.error(
             batch,
             int(wrong[0]),
-            f"the split is {split[wrong[0]]!r}; expected 0 (train) or 1 (test), or set "
+            f"the split is {_spelled(split[wrong[0]])}; expected 0 (train) or 1 (test), or set "
             "split to the name of the column that holds them",
         )
     return split.astype(np.int8)
+
+
+def _spelled(value: Any) -> str:
+    """Write a number as it would be read; NumPy's own repr names its type."""
+    if isinstance(value, str):
+        return repr(str(value))
+    return "missing" if value is None or np.isnan(value) else f"{value:g}"
 
 
 def _features(found: Any, shape: tuple[int, ...], where: str) -> Features:
@@ -329,47 +355,3 @@ def _notes(table: Table, source: Source, survey: _Survey) -> Iterator[str]:
         yield f"declared center and scale applied to {', '.join(named)}"
     if source.clip is not None:
         yield f"features clipped to [-{source.clip:g}, {source.clip:g}]"
-
-
-@contextmanager
-def _room(folder: str | None) -> Iterator[Room]:
-    """Make arrays in memory, or in a folder that appears when all went well."""
-    if folder is None:
-        yield _in_memory
-        return
-    final = Path(folder)
-    if final.is_file() or not final.parent.is_dir():
-        raise DataError(f"memory_map = {folder!r}: expected a folder, in a folder that exists")
-    if final.exists() and {path.name for path in final.iterdir()} - set(_FILES):
-        raise DataError(f"memory_map = {folder!r} holds other files; name a new or empty folder")
-    work = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
-    try:
-        yield lambda name, shape, dtype: _mapped(work / f"{name}.npy", shape, dtype)
-        if final.exists():
-            shutil.rmtree(final)
-        work.rename(final)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-
-
-def _in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    try:
-        return np.empty(shape, dtype)
-    except MemoryError:
-        raise DataError(
-            f"no memory for {name} of shape {shape}; set memory_map to hold them in a folder"
-        ) from None
-
-
-def _mapped(path: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    array: NDArray[Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):
-        # a full disk must be an error here, not a bus error at the first write
-        with path.open("r+b") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-            except OSError as error:
-                size = path.stat().st_size / 1e9
-                raise DataError(f"{path.parent}: no room for {size:.1f} GB ({error})") from error
-    return array

@@ -21,8 +21,7 @@ def listed(column: Any) -> list[Any]:
 
 def numbers_in(column: pa.Array, name: str, fail: Fail) -> NDArray[np.float64]:
     """Turn a column into numbers, NaN where one is missing."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(column)
     if not is_text(column.type):
         if not is_number(column.type):
             raise fail(0, f"column {name!r} holds {column.type}, no numbers; leave it out")
@@ -49,11 +48,20 @@ def _plain(column: pa.Array) -> NDArray[np.float64]:
     return values
 
 
-def texts_in(column: pa.Array) -> pa.Array:
+def texts_in(column: pa.Array, name: str, fail: Fail) -> pa.Array:
     """Turn a column into text."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return pc.cast(column, pa.string())
+    column = decoded(column)
+    try:
+        return pc.cast(column, pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise fail(
+            0, f"column {name!r} holds {column.type}, which is no text; name another column"
+        ) from error
+
+
+def decoded(column: pa.Array) -> pa.Array:
+    """Write out a column that is stored as numbers into a list of its values."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def is_gap(text: pa.Array) -> pa.Array:

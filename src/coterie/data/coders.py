@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.data.columns import Columns, Fail, Values, plan_columns
+from coterie.data.columns import PIXELS, Columns, Fail, Values, plan_columns
 from coterie.data.federated import DataError
 from coterie.data.images import STEP, Images
 from coterie.data.source import Source
@@ -126,7 +126,8 @@ def array_coder(column: str, shape: tuple[int, ...], pixels: bool) -> Coder:
             x[row] = _array(value, shape, row, fail)
         return x / 255 if pixels else x
 
-    return Coder(shape, encode, "arrays", (column,), step=1 << 10)
+    notes = (PIXELS,) if pixels else ()
+    return Coder(shape, encode, "arrays", (column,), step=1 << 10, notes=notes)
 
 
 def _array(value: Any, shape: tuple[int, ...], row: int, fail: Fail) -> NDArray[np.float64]:
@@ -134,7 +135,7 @@ def _array(value: Any, shape: tuple[int, ...], row: int, fail: Fail) -> NDArray[
         return np.full(shape, np.nan)
     try:
         found = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise fail(row, f"found {str(value)[:60]} where numbers belong; correct the row") from None
     if found.shape != shape:
         raise fail(

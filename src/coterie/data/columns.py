@@ -20,7 +20,8 @@ Names = Sequence[str] | range
 Values: TypeAlias = NDArray[Any] | sparse.csr_matrix
 Fail = Callable[[int, str], DataError]
 """Makes the error for (row, what was found and what to do)."""
-_WHOLE = re.compile(r"-?[0-9]+")
+_WHOLE = re.compile(r"-?[0-9]{1,4000}")  # int() takes no more
+PIXELS = "uint8 images divided by 255"
 
 
 @dataclass(frozen=True)

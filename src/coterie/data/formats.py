@@ -19,7 +19,6 @@ from scipy import io, sparse
 
 from coterie.data.arrays import (
     CHUNK,
-    PIXELS,
     Owners,
     Rows,
     flat_table,
@@ -30,14 +29,16 @@ from coterie.data.arrays import (
     targets_of,
 )
 from coterie.data.assemble import assemble
-from coterie.data.columns import Batch, Table, Values, plan_columns
+from coterie.data.columns import PIXELS, Batch, Table, Values, plan_columns
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.data.hub import is_dataset, is_saved, open_dataset, open_saved
+from coterie.data.folders import HDF5, JSON, PARQUET, find_files
+from coterie.data.hub import is_dataset, is_saved, open_dataset, open_saved, refusal
 from coterie.data.leaf import open_leaf
 from coterie.data.source import Source, reading
 from coterie.data.table_files import TABLES
 from coterie.data.tables import open_columns, open_table
-from coterie.data.tff import HDF5, SQLITE, is_sqlite, open_hdf5, open_sqlite
+from coterie.data.tff import open_hdf5
+from coterie.data.tff_sqlite import SQLITE, is_sqlite, open_sqlite
 
 __all__ = ["Source", "from_arrays", "from_targets", "load"]
 
@@ -63,10 +64,7 @@ def load(
     source = source or Source()
     if not isinstance(given, str | Path):
         if not is_dataset(given):
-            raise DataError(
-                f"cannot load {type(given).__name__}; give a path, or a data set of the package "
-                "datasets; for arrays there is from_arrays"
-            )
+            raise refusal(given)
         return _whole(open_columns(open_dataset(given, source), source), source, "dataset", clients)
     path = Path(given)
     if not path.exists():
@@ -113,9 +111,12 @@ def _open_layout(path: Path, source: Source, clients: int | None) -> Table:
     """Open a folder by what is in it, or a LEAF file."""
     if path.is_dir() and is_saved(path):
         return open_columns(open_saved(path, source), source)
-    if path.is_dir() and any(path.glob("*.parquet")):
+    kinds = (PARQUET, HDF5, JSON) if path.is_dir() else ()
+    # a folder is of the first format that it holds; a note names what else lies there
+    kind = next((ends for ends in kinds if find_files(path, ends, source.splits).files), JSON)
+    if kind == PARQUET:
         return open_table(path, source)
-    if path.is_dir() and any(file.name.lower().endswith(HDF5) for file in path.iterdir()):
+    if kind == HDF5:
         return open_columns(open_hdf5(path, source, clients), source)
     if source.tags:
         raise DataError(f"{path}: tags are a column of tables; leave them out, and declare classes")

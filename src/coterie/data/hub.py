@@ -5,6 +5,7 @@ The package is never imported: an object brings its own code, and a folder is Ar
 Class labels declare the classes. Images and text are read by the same options as in other tables.
 """
 
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +18,17 @@ import pyarrow as pa
 
 from coterie.data.federated import DataError
 from coterie.data.source import Source, reading
-from coterie.data.table_files import File, Piece, Slice, arrow_column, arrow_errors
+from coterie.data.table_files import (
+    File,
+    Piece,
+    Slice,
+    arrow_column,
+    arrow_errors,
+    marked,
+    stored,
+)
 
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # ends Arrow's stream format
 _STEP = 1 << 10  # rows of an object taken at a time
 
 
@@ -40,7 +50,24 @@ def is_dataset(given: Any) -> bool:
     """Whether an object is a data set, or a dictionary of them."""
     if isinstance(given, Mapping):
         return bool(given) and all(is_dataset(part) for part in given.values())
-    return all(hasattr(given, name) for name in ("column_names", "features", "__getitem__"))
+    # data that is streamed may have __getitem__, which only raises, but no length
+    wanted = ("column_names", "features", "__getitem__", "__len__")
+    return all(hasattr(given, name) for name in wanted)
+
+
+def refusal(given: Any) -> DataError:
+    """Make the error for an object that is no data set."""
+    parts = list(given.values()) if isinstance(given, Mapping) else [given]
+    streamed = any(hasattr(part, "column_names") and hasattr(part, "features") for part in parts)
+    if streamed:
+        return DataError(
+            f"cannot load {type(given).__name__}: it is streamed, and rows are read twice here; "
+            "load it without streaming=True, or save it and give the folder"
+        )
+    return DataError(
+        f"cannot load {type(given).__name__}; give a path, or a data set of the package datasets; "
+        "for arrays there is from_arrays"
+    )
 
 
 def open_dataset(given: Any, source: Source) -> File:
@@ -68,6 +95,11 @@ def open_saved(path: Path, source: Source) -> File:
     if (path / "state.json").is_file():
         return _file(str(path), {"": _folder(path)}, source)
     names = _json(path / "dataset_dict.json").get("splits", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(
+            f"{path}: dataset_dict.json holds splits = {names!r}; expected a list of names: save "
+            "the data set again"
+        )
     return _file(str(path), {name: _folder(path / name) for name in names}, source)
 
 
@@ -102,9 +134,7 @@ def _in_turn(
     wanted = [name for name in columns if name not in own]
     for split, part in chosen:
         for piece in part.pieces(wanted):
-            taken = {name: piece.column(name) for name in wanted}
-            marks = {name: pa.array([split] * piece.num_rows, pa.int64()) for name in own}
-            yield Slice(taken | marks, piece.num_rows)
+            yield marked(piece, wanted, own, split)
 
 
 def _object(given: Any, where: str) -> _Part:
@@ -112,6 +142,8 @@ def _object(given: Any, where: str) -> _Part:
         raise DataError(f"{where}: expected data sets with column_names and features inside")
     names = tuple(given.column_names)
     features = given.features or {}
+    plain = _without_format(given)
+    small = {name for name in names if _is_small(features.get(name))}
     labels = {
         name: tuple(getattr(features[name], "names", None) or ())
         for name in names
@@ -120,21 +152,41 @@ def _object(given: Any, where: str) -> _Part:
 
     def pieces(columns: Sequence[str]) -> Iterator[Piece]:
         # columns that are not asked for would be decoded too, images among them
-        select = getattr(given, "select_columns", None)
-        chosen = given if select is None else select(list(columns))
+        select = getattr(plain, "select_columns", None)
+        chosen = plain if select is None else select(list(columns))
         for start in range(0, len(given), _STEP):
             rows = chosen[start : start + _STEP]
-            taken = {name: arrow_column(rows[name]) for name in columns}
+            taken = {name: arrow_column(rows[name], name in small) for name in columns}
             yield Slice(taken, min(_STEP, len(given) - start))
 
     return _Part(names, labels, pieces)
 
 
+def _without_format(given: Any) -> Any:
+    """Take rows as they are: a format, such as torch, hands out other types, or fewer columns.
+
+    A transform of the user's own is kept, since it makes the rows.
+    """
+    kind = dict(getattr(given, "format", None) or {}).get("type")
+    return given.with_format(None) if kind not in (None, "custom") else given
+
+
+def _is_small(feature: Any) -> bool:
+    """Whether a column is declared as arrays of bytes: they are then read as images."""
+    nested = False
+    while feature is not None and not isinstance(feature, Mapping):
+        inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+        if inner is None:
+            # ArrayXD has a shape and names the type of its numbers
+            shaped = nested or getattr(feature, "shape", None) is not None
+            return shaped and getattr(feature, "dtype", None) == "uint8"
+        feature, nested = inner, True
+    return False
+
+
 def _folder(path: Path) -> _Part:
     state = _json(path / "state.json")
-    files = [path / str(entry.get("filename")) for entry in state.get("_data_files") or ()]
-    if not files:
-        raise DataError(f"{path}: state.json names no data files; save the data set again")
+    files = _data_files(path, state.get("_data_files"))
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(f"{path}: saved with indices; call flatten_indices() and save it again")
     info = path / "dataset_info.json"
@@ -142,9 +194,32 @@ def _folder(path: Path) -> _Part:
     return _arrow_part(files, features)
 
 
-def _arrow_part(files: Sequence[Path], features: Mapping[str, Any]) -> _Part:
+def _data_files(path: Path, listed: Any) -> list[Path]:
+    """Give the files that state.json names, which lie beside it."""
+    entries = listed if isinstance(listed, list) else []
+    names = [entry.get("filename") if isinstance(entry, dict) else entry for entry in entries]
+    odd = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if not names or odd:
+        found = f"names {odd[0]!r} among its" if odd else "names no"
+        raise DataError(
+            f"{path}: state.json {found} data files; expected names of files beside it: save the "
+            "data set again"
+        )
+    return [path / name for name in names if isinstance(name, str)]
+
+
+def _arrow_part(files: Sequence[Path], features: Any) -> _Part:
     with _stream(files[0]) as reader:
         names = tuple(reader.schema.names)
+    for path in files[1:]:
+        with _stream(path) as reader:
+            lost = set(names) ^ set(reader.schema.names)
+        if lost:
+            raise DataError(
+                f"{path}: columns unlike those of {files[0].name}: {', '.join(sorted(lost))} in "
+                "one of them only; save the data set again"
+            )
+    features = features if isinstance(features, dict) else {}
     labels = {
         name: tuple(kind.get("names") or ())
         for name, kind in features.items()
@@ -155,21 +230,30 @@ def _arrow_part(files: Sequence[Path], features: Mapping[str, Any]) -> _Part:
         for path in files:
             with _stream(path) as reader:
                 for batch in reader:
-                    yield Slice({n: batch.column(n) for n in columns}, batch.num_rows)
+                    yield stored(batch, columns)
 
     return _Part(names, labels, pieces)
 
 
 @contextmanager
 def _stream(path: Path) -> Iterator[Any]:
-    """Open Arrow's stream format; not mapped, or its pages would count as resident."""
+    """Open Arrow's stream format; not mapped, or its pages would count as resident.
+
+    The mark at its end is asked for: without it, a file that is cut between two messages reads as a
+    shorter one. The counts in dataset_info.json are no help, since those of a data set that rows
+    were chosen from are the old ones.
+    """
+    with reading(path), path.open("rb") as file:
+        file.seek(-min(len(_END), file.seek(0, io.SEEK_END)), io.SEEK_END)
+        if file.read() != _END:
+            raise EOFError("no mark of Arrow's stream format at its end")
     with arrow_errors(path), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
         yield reader
 
 
 def _json(path: Path) -> dict[str, Any]:
     with reading(path):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(found, dict):
         raise DataError(f"{path}: expected an object; the folder is damaged: save it again")
     return found

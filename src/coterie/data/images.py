@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from coterie.data.columns import Fail
 from coterie.data.federated import DataError
 
+_DEEP = ("I", "F")  # modes of more than 8 bits a pixel, beside I;16
 STEP = 256  # images held together
 
 
@@ -94,9 +95,24 @@ class Images:
 
     def _pixels(self, image: Any) -> NDArray[np.float32]:
         with image:
+            if image.mode in _DEEP or image.mode.startswith("I;16"):
+                return self._deep(image)
             sized = image.convert("RGB").resize((self.width, self.height))
         pixels = np.asarray(sized, dtype=np.float32) / np.float32(255)
         return pixels.transpose(2, 0, 1)
+
+    def _deep(self, image: Any) -> NDArray[np.float32]:
+        """Read greys of 16 bits, which Pillow's conversion would cut off at 255."""
+        if not image.mode.startswith("I;16") and not (image.mode == "I" and image.format == "PNG"):
+            raise DataError(
+                f"found an image of mode {image.mode!r}, whose brightest value is not known; save "
+                "it with 8 or 16 bits a channel"
+            )
+        grey = np.asarray(image, dtype=np.float32) / np.float32(65535)
+        sized = _pillow().fromarray(grey).resize((self.width, self.height))
+        # bicubic resizing overshoots at edges; with 8 bits Pillow cuts this off itself
+        pixels = np.clip(np.asarray(sized, dtype=np.float32), 0, 1)
+        return np.broadcast_to(pixels, self.shape)
 
 
 def _name(value: Any) -> str:

@@ -2,10 +2,11 @@
 
 `index_json` looks at quotes and brackets alone, a chunk at a time. Every list that opens deeper
 than a given depth is replaced by a mark, [k], every object by {"": k}, and the small rest, the
-skeleton, is parsed as usual; the marked parts are decoded one at a time, when they are asked for.
-Memory holds a chunk, the skeleton and two numbers for each part.
+skeleton, is parsed as usual; the marked parts are decoded one at a time, when they are asked for,
+and long lists a chunk at a time. Memory holds a chunk, the skeleton and two numbers for each part.
 """
 
+import codecs
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from coterie.data.federated import DataError
 
 _CHUNK = 1 << 22
 _MOST = 1 << 28  # bytes of a skeleton: with more, rows are not where they are looked for
-_LIST = 0x5B
+_LIST, _COMMA = 0x5B, 0x2C
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE = 0x22, 0x5C, 0x7B, 0x7D
 
 Pairs = list[tuple[str, Any]]
@@ -61,6 +62,45 @@ class Index:
         file.seek(start)
         return _decode(self.path, file.read(self.size(part)), lambda at: start + at)
 
+    def items(self, file: BinaryIO, part: int) -> Iterator[list[Any]]:
+        """Decode one list, as many of its items at a time as a chunk holds; at least once.
+
+        Args:
+            file: The open file.
+            part: The number in its mark.
+
+        Raises:
+            DataError: It is no JSON; the message says at which byte.
+        """
+        begin, end = int(self.starts[part]) + 1, int(self.ends[part]) - 1
+        file.seek(end)
+        if file.read(1) != b"]":
+            raise broken(self.path, end, "Expecting ',' delimiter")  # as json says it
+        held, state, cut = bytearray(), _State(depth=1), False
+        at = begin
+        while at < end:
+            file.seek(at)
+            chunk = next(_chunks(file, end - at), b"")
+            if not chunk:
+                raise broken(self.path, at, "the file ends inside a list")
+            at += len(chunk)
+            comma = state.take(chunk)
+            if comma is None:
+                held += chunk
+                continue
+            held += chunk[:comma]
+            yield self._list(bytes(held), begin, True)
+            begin, cut = begin + len(held) + 1, True
+            held = bytearray(chunk[comma + 1 :])
+        yield self._list(bytes(held), begin, cut)
+
+    def _list(self, data: bytes, begin: int, cut: bool) -> list[Any]:
+        """Decode the items between two cuts, which are at commas: none would be too few."""
+        found: list[Any] = _decode(self.path, b"[%b]" % data, lambda at: begin - 1 + at)
+        if cut and not found:
+            raise broken(self.path, begin, "Expecting value")
+        return found
+
 
 def index_json(path: Path, depth: int, hook: Callable[[Pairs], Any]) -> Index:
     """Find the parts of a file that open deeper than `depth` brackets.
@@ -75,6 +115,9 @@ def index_json(path: Path, depth: int, hook: Callable[[Pairs], Any]) -> Index:
     """
     scan = _Scan(path, depth)
     with path.open("rb") as file:
+        mark = file.read(len(codecs.BOM_UTF8))
+        # some editors begin a file with a mark that is no JSON
+        scan.taken = file.seek(len(mark) if mark == codecs.BOM_UTF8 else 0)
         for chunk in _chunks(file):
             scan.take(chunk)
     scan.finish()
@@ -83,13 +126,35 @@ def index_json(path: Path, depth: int, hook: Callable[[Pairs], Any]) -> Index:
     return Index(path, content, starts, ends)
 
 
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
+def _chunks(file: BinaryIO, most: int = _CHUNK) -> Iterator[bytes]:
     """Read in chunks that never end between a backslash and what it escapes."""
-    while chunk := file.read(_CHUNK):
+    while chunk := file.read(min(_CHUNK, most)):
         rest = bytearray()
         while (rest or chunk).endswith(b"\\") and (more := file.read(1)):
             rest += more
         yield chunk + bytes(rest)
+
+
+@dataclass
+class _State:
+    """Where a list is read: how deep, and whether inside a text."""
+
+    depth: int
+    quoted: bool = False
+
+    def take(self, chunk: bytes) -> int | None:
+        """Look at the next bytes; give the place of the last comma between items of the list."""
+        values = np.frombuffer(chunk, dtype=np.uint8)
+        quotes = _quotes(values, b"\\" in chunk)
+        where, up = _brackets(values, quotes, self.quoted)
+        depths = self.depth + np.concatenate([[0], np.cumsum(np.where(up, 1, -1))])
+        commas = np.flatnonzero(values == _COMMA)
+        level = depths[np.searchsorted(where, commas)]
+        outside = (np.searchsorted(quotes, commas) + self.quoted) % 2 == 0
+        between = commas[(level == 1) & outside]
+        self.depth = int(depths[-1])
+        self.quoted ^= len(quotes) % 2 == 1
+        return int(between[-1]) if len(between) else None
 
 
 @dataclass

@@ -2,14 +2,15 @@
 
 A path is one file, a folder of files, or a folder with `train/` and `test/`, which then are the
 source's split. A file is never read whole: `coterie.data.json_stream` finds where each user's x and
-y are, and users are decoded one after the other, so memory holds one user beside the result.
+y are, and users are decoded one after the other, large ones some rows at a time, so memory holds a
+few rows and one user's y beside the result.
 
 Rows are numbers (FEMNIST), text of declared characters, each read as its index (Shakespeare), text
 by a public vocabulary (Sent140, where a row is a list with the text at place 4), or names of images
 (CelebA).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +31,7 @@ from coterie.data.columns import (
     plan_columns,
 )
 from coterie.data.federated import DataError
+from coterie.data.folders import JSON, Found, find_files
 from coterie.data.json_stream import Index, Pairs, index_json
 from coterie.data.leaf_rows import Coded, Numbers, Rows, User, numbers_of, text_place
 from coterie.data.source import Source, reading
@@ -38,8 +40,10 @@ LEAF_CHARACTERS: tuple[str, ...] = tuple(
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
 """The 80 characters of LEAF's own Shakespeare models."""
+_KINDS = {dict: "an object", str: "text", type(None): "null", bool: "true or false"}
 _DEPTH = 3  # the file, user_data, one user: its x and y lie deeper
 _TOGETHER = 1 << 20  # bytes of small users that make one batch
+_LARGE = 1 << 22  # bytes of a user that is decoded some rows at a time
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,14 @@ def open_leaf(path: Path, source: Source, clients: int | None = None) -> Table:
         clients: Take the first so many clients; None takes all.
     """
     where = str(path)
-    entries = _entries(_files(path, source))
-    notes: tuple[str, ...] = ()
+    found = _files(path, source)
+    entries = _entries(found.files)
+    notes = found.notes
     if clients is not None:
         names = list(dict.fromkeys(entry.name for entry in entries))
         wanted = set(first_clients(names, clients, where))
         entries = [entry for entry in entries if entry.name in wanted]
-        notes = kept_note(len(wanted), len(names))
+        notes += kept_note(len(wanted), len(names))
     coder = plan_coder(source, where)
     if coder is not None:
         rows: Rows = Coded(coder, text_place(source, where))
@@ -93,7 +98,9 @@ def _plannumbers_of(
     entries: Sequence[_Entry], source: Source, where: str
 ) -> tuple[tuple[int, ...], Columns]:
     """Find the shape of a row by the first user that has one."""
-    first = next((user for user in _users(entries, True) if user.x), None)
+    first = next(
+        (user for user, more in _users(entries, True) for user in more or [user] if user.x), None
+    )
     if first is None:
         return (0,), Columns(range(0))
     shape = numbers_of(first, source, None).shape[1:]
@@ -104,7 +111,7 @@ def _plannumbers_of(
 
 
 def _read(entries: Sequence[_Entry], rows: Rows, features: bool) -> Iterator[Batch]:
-    for group in _groups(entries, features):
+    for group, parts in _groups(entries, features):
         sizes = [len(user.y) for user in group]
         y = np.concatenate([user.y for user in group if len(user.y)] or [group[0].y])
         splits = [user.split for user in group]
@@ -121,33 +128,47 @@ def _read(entries: Sequence[_Entry], rows: Rows, features: bool) -> Iterator[Bat
             yield whole
             continue
         yield whole.take(np.zeros(0, dtype=np.int64))  # every name, before rows in parts
-        for start, x in rows.encode(group):
-            yield replace(whole.take(np.arange(start, start + x.shape[0])), x=x)
+        for part in parts:
+            for start, x in rows.encode(part):
+                at = np.arange(start, start + x.shape[0]) + part[0].first
+                yield replace(whole.take(at), x=x)
 
 
-def _groups(entries: Sequence[_Entry], features: bool) -> Iterator[list[User]]:
-    """Put small users together, as long as their targets are alike."""
+_Group = tuple[list[User], Iterable[list[User]]]
+"""Users, and the same again in parts, each with some rows of one or all rows of several."""
+
+
+def _groups(entries: Sequence[_Entry], features: bool) -> Iterator[_Group]:
+    """Put small users together, as long as their targets are alike; large ones stay alone."""
     group: list[User] = []
     size, kind = 0, None
-    for user in _users(entries, features):
+    for user, more in _users(entries, features):
         mine = (user.y.dtype.kind in "OU", user.y.shape[1:]) if len(user.y) else kind
-        if group and kind not in (None, mine):
-            yield group
+        if group and (more is not None or kind not in (None, mine)):
+            yield group, [group]
             group, size, kind = [], 0, None
+        if more is not None:
+            yield [user], ([part] for part in more)
+            continue
         group.append(user)
         size += user.size
         kind = mine if kind is None else kind
         del user  # or it would be held while the next one is decoded
         if size > _TOGETHER:
-            yield group
+            yield group, [group]
             group.clear()
             size, kind = 0, None
     if group:
-        yield group
+        yield group, [group]
 
 
-def _users(entries: Sequence[_Entry], features: bool) -> Iterator[User]:
-    """Decode users one after the other, x only if features are wanted."""
+def _users(
+    entries: Sequence[_Entry], features: bool
+) -> Iterator[tuple[User, Iterator[User] | None]]:
+    """Decode users one after the other, x only if features are wanted.
+
+    Of a large user x is left out, and handed out in parts beside it.
+    """
     path, file = None, None
     with ExitStack() as stack:
         for entry in entries:
@@ -156,7 +177,11 @@ def _users(entries: Sequence[_Entry], features: bool) -> Iterator[User]:
                 path = entry.index.path
                 with reading(path):
                     file = stack.enter_context(path.open("rb"))
-            yield _user(entry, file, features)
+            if features and entry.index.size(entry.x) > _LARGE:
+                large = _user(entry, file, False)
+                yield large, _parts(entry, file, large)
+            else:
+                yield _user(entry, file, features), None  # no name here holds it any longer
 
 
 def _user(entry: _Entry, file: BinaryIO, features: bool) -> User:
@@ -164,40 +189,49 @@ def _user(entry: _Entry, file: BinaryIO, features: bool) -> User:
     with reading(index.path):
         y = index.value(file, entry.y)
         off = entry.count is not None and entry.count != len(y)
-        x = index.value(file, entry.x) if features or off else None
-    if x is not None and len(x) != len(y):
-        raise DataError(f"{entry.where}: x has {len(x)} rows, y {len(y)}; give one target a row")
+        x = index.value(file, entry.x) if features else []
+        rows = sum(map(len, index.items(file, entry.x))) if off else len(x)
+    if (features or off) and rows != len(y):
+        raise _unequal(entry, rows, len(y))
     if off:
         raise DataError(
             f"{entry.where}: num_samples says {entry.count}, user_data has {len(y)} rows; correct "
             "the count, or fetch the file again if rows are lost"
         )
     size = index.size(entry.x) + index.size(entry.y)
-    return User(entry.where, entry.name, x or [], _labels(y, entry.where), entry.split, size)
+    return User(entry.where, entry.name, x, _labels(y, entry.where), entry.split, size)
 
 
-def _files(path: Path, source: Source) -> list[tuple[Path, int | None]]:
+def _parts(entry: _Entry, file: BinaryIO, user: User) -> Iterator[User]:
+    """Decode the rows of a large user, some at a time."""
+    first, rows = 0, len(user.y)
+    with reading(entry.index.path):
+        for x in entry.index.items(file, entry.x):
+            if x and first + len(x) <= rows:
+                yield replace(user, x=x, first=first)
+            first += len(x)
+    if first != rows:
+        raise _unequal(entry, first, rows)
+
+
+def _unequal(entry: _Entry, rows: int, targets: int) -> DataError:
+    return DataError(f"{entry.where}: x has {rows} rows, y {targets}; give one target a row")
+
+
+def _files(path: Path, source: Source) -> Found:
     """List the files with the split each is of."""
     if path.is_file():
-        return [(path, None)]
-    parts = [(path / name, split) for split, name in enumerate(source.splits)]
-    if all(part.is_dir() for part, _ in parts):
-        files: list[tuple[Path, int | None]] = [
-            (file, split if len(parts) > 1 else None)
-            for part, split in parts
-            for file in sorted(part.glob("*.json"))
-        ]
-    else:
-        files = [(file, None) for file in sorted(path.glob("*.json"))]
-    if not files:
+        return Found(((path, None),))
+    found = find_files(path, JSON, source.splits)
+    if not found.files:
         raise DataError(
             f"{path}: no LEAF json here; expected *.json, or train/*.json and test/*.json, or "
             "*.parquet, *.h5, or a folder saved by datasets"
         )
-    return files
+    return found
 
 
-def _entries(files: list[tuple[Path, int | None]]) -> list[_Entry]:
+def _entries(files: Sequence[tuple[Path, int | None]]) -> list[_Entry]:
     """Find the users of all files."""
     seen: dict[tuple[str, int | None], Path] = {}
     entries: list[_Entry] = []
@@ -216,10 +250,18 @@ def _entries(files: list[tuple[Path, int | None]]) -> list[_Entry]:
                     f"{path}: duplicate client {name!r}, already in {seen[name, split]}; name each "
                     "client once in a split"
                 )
+            if count is not None and not _is_count(count):
+                raise DataError(
+                    f"{path}: client {name!r}: num_samples is {count!r}; expected a whole number"
+                )
             seen[name, split] = path
             x, y = _marks(f"{path}: client {name!r}", data.get(name))
             entries.append(_Entry(index, name, x, y, count, split))
     return entries
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0
 
 
 def _index(path: Path) -> Index:
@@ -242,7 +284,12 @@ def _objects(path: Path, pairs: Pairs) -> Any:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise DataError(f"{path}: {twice!r} is given twice; name each client once")
+        once = (
+            "give it"
+            if twice in ("x", "y", "users", "user_data", "num_samples")
+            else "name each client"
+        )
+        raise DataError(f"{path}: {twice!r} is given twice; {once} once")
     marks = [found.get(key) for key in "xy"]
     if not all(isinstance(mark, list) and len(mark) == 1 for mark in marks):
         return found
@@ -253,8 +300,11 @@ def _marks(where: str, rows: Any) -> tuple[int, int]:
     if isinstance(rows, tuple) and all(isinstance(mark, int) for mark in rows):
         return rows[0], rows[1]
     if isinstance(rows, dict) and {"x", "y"} <= set(rows):
-        sizes = ["a list of" if isinstance(rows[key], list) else "no list" for key in "xy"]
-        raise DataError(f"{where}: x has {sizes[0]} rows, y {sizes[1]}; give one target a row")
+        odd = next((key for key in "xy" if not isinstance(rows[key], list)), "x")
+        raise DataError(
+            f"{where}: {odd} is {_KINDS.get(type(rows[odd]), 'a number')}; expected a list with "
+            "one item a row"
+        )
     raise DataError(f"{where}: user_data holds no x and y for it; add them or take it out")
 
 

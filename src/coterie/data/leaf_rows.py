@@ -19,7 +19,10 @@ SENT140_TEXT = 4
 
 @dataclass(frozen=True)
 class User:
-    """One user of one file, decoded; `where` names both. x is empty where only y was wanted."""
+    """One user of one file, decoded; `where` names both. x is empty where only y was wanted.
+
+    Of a large user x holds some rows only; `first` is the number of the first of them.
+    """
 
     where: str
     name: str
@@ -27,6 +30,7 @@ class User:
     y: NDArray[Any]
     split: int | None
     size: int  # bytes in the file
+    first: int = 0
 
 
 class Rows(Protocol):
@@ -51,7 +55,7 @@ class Coded:
 
             def fail(row: int, found: str, part: Any = part) -> DataError:
                 user, at = part[row]
-                return DataError(f"{user.where}, row {at} (from 0): {found}")
+                return DataError(f"{user.where}, row {user.first + at} (from 0): {found}")
 
             values = [self._value(user.x[at]) for user, at in part]
             yield start, self.coder.encode([values], fail)
@@ -99,13 +103,14 @@ def numbers_of(user: User, source: Source, shape: tuple[int, ...] | None) -> NDA
         rows = _characters(user, source)
     try:
         x = np.array(rows, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _bad_rows(user, rows) from error
     x = x[:, None] if x.ndim == 1 else x
     if shape is not None and x.shape[1:] != shape:
+        place = f", row {user.first} (from 0)" if user.first else ""
         raise DataError(
-            f"{user.where}: rows of shape {x.shape[1:]}, where the first client has {shape}; give "
-            "every row as many values"
+            f"{user.where}{place}: rows of shape {x.shape[1:]}, where the first client has "
+            f"{shape}; give every row as many values"
         )
     return x
 
@@ -116,7 +121,8 @@ def _characters(user: User, source: Source) -> list[list[int]]:
     for at, row in enumerate(user.x):
         if not levels or not isinstance(row, str):
             raise DataError(
-                f"{user.where}, row {at} (from 0): found {str(row)[:40]!r} where numbers belong; "
+                f"{user.where}, row {user.first + at} (from 0): found {str(row)[:40]!r} where "
+                "numbers belong; "
                 "for text declare its characters, levels={'x': (...)}, and the classes, or set "
                 "text= and a public vocabulary=; for names of images set images= to their folder"
             )
@@ -129,10 +135,10 @@ def _characters(user: User, source: Source) -> list[list[int]]:
 def _bad_rows(user: User, rows: list[Any]) -> DataError:
     """Find the row that is no list of numbers, or of another width than the first."""
     width = np.shape(rows[0]) if not isinstance(rows[0], list) else (len(rows[0]),)
-    for at, row in enumerate(rows):
+    for at, row in enumerate(rows, start=user.first):
         try:
             values = np.array(row, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return DataError(
                 f"{user.where}, row {at} (from 0): found {str(row)[:60]} where numbers belong; "
                 "correct the row, or set text= and a public vocabulary= for text"
@@ -146,4 +152,5 @@ def _bad_rows(user: User, rows: list[Any]) -> DataError:
 
 
 def _fail(user: User, row: int, column: str, found: str) -> DataError:
-    return DataError(f"{user.where}, row {row} (from 0), column {column!r}: {found}")
+    at = user.first + row
+    return DataError(f"{user.where}, row {at} (from 0), column {column!r}: {found}")

@@ -97,12 +97,14 @@ class Source:
         for name in _LISTS:
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
+        self._check_types()
         if self.task is not None and self.task not in TASKS:
             raise DataError(f"task = {self.task!r}: choose one of {', '.join(TASKS)}")
         if self.missing not in ("error", "drop"):
             raise DataError(f"missing = {self.missing!r}: choose 'error' or 'drop'")
-        if self.clip is not None and not (np.isfinite(self.clip) and self.clip > 0):
-            raise DataError(f"clip = {self.clip}: expected a finite number above 0")
+        sound = isinstance(self.clip, int | float | np.number) and np.isfinite(self.clip)
+        if self.clip is not None and not (sound and self.clip > 0):
+            raise DataError(f"clip = {self.clip!r}: expected a finite number above 0")
         constants = (*self.center.values(), *self.scale.values())
         if not np.isfinite(constants).all() or 0 in self.scale.values():
             raise DataError(
@@ -116,6 +118,22 @@ class Source:
         self._check_choices()
         self._check_text()
         self._check_images()
+
+    def _check_types(self) -> None:
+        for name in ("levels", "center", "scale"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise DataError(f"{name} = {getattr(self, name)!r}: expected values by column")
+        if not isinstance(self.classes, int | tuple | None):
+            raise DataError(f"classes = {self.classes!r}: expected how many, or a list of names")
+        odd = [name for name, levels in self.levels.items() if not isinstance(levels, tuple | list)]
+        if odd:
+            raise DataError(f"levels of {odd[0]!r} = {self.levels[odd[0]]!r}: expected a list")
+        for name in ("vocabulary", "tags", "features", "splits", "target"):
+            value = getattr(self, name)
+            listed = value if isinstance(value, tuple) else (value,)
+            wrong = [one for one in listed if not isinstance(one, str)]
+            if wrong:
+                raise DataError(f"{name} holds {wrong[0]!r}: expected text; write it in quotes")
 
     def _check_names(self) -> None:
         groups = {"features": self.features, "target": self.targets}
@@ -165,8 +183,8 @@ class Source:
                 raise DataError(f"{name} = {value!r}: choose one of {', '.join(known)}")
         for name in ("length", "vocabulary_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise DataError(f"{name} = {value}: expected a whole number >= 1")
+            if value is not None and (not _is_whole(value) or value < 1):
+                raise DataError(f"{name} = {value!r}: expected a whole number >= 1")
         if not 1 <= len(self.splits) <= 2 or len(set(self.splits)) < len(self.splits):
             raise DataError(
                 f"splits = {self.splits!r}: expected the name of the training part, or of the "
@@ -207,8 +225,12 @@ class Source:
     def _check_images(self) -> None:
         if self.images is not None and (self.text is not None or self.sparse):
             raise DataError("images are dense: leave text and sparse out, or images")
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise DataError(f"size = {self.size!r}: expected height and width, each at least 1")
+        pair = isinstance(self.size, tuple) and len(self.size) == 2
+        if not pair or not all(_is_whole(side) and side >= 1 for side in self.size):
+            raise DataError(
+                f"size = {self.size!r}: expected height and width, two whole numbers, each at "
+                "least 1"
+            )
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -229,6 +251,10 @@ class Source:
         if self.classes is None or isinstance(self.classes, int):
             return self.classes
         return len(self.classes)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @contextmanager

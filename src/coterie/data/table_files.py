@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
 from coterie.data.federated import DataError
-from coterie.data.source import reading
+from coterie.data.folders import PARQUET, Found, find_files
+from coterie.data.source import Source, reading
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 
@@ -44,14 +46,48 @@ class Slice:
         return self.columns[name]
 
 
-def arrow_column(values: Any) -> Any:
-    """Make an Arrow array where Arrow knows the values, else a list; images stay as they are."""
-    listed = list(values.tolist() if hasattr(values, "tolist") else values)
+def arrow_column(values: Any, small: bool = False) -> Any:
+    """Make an Arrow array where Arrow knows the values, else a list; images stay as they are.
+
+    Args:
+        values: The values.
+        small: Whether numbers are declared as bytes; arrays of NumPy's bytes are so in any case.
+    """
+    listed = list(values)
+    small = small or (bool(listed) and all(_is_bytes(value) for value in listed))
     plain = [value.tolist() if hasattr(value, "tolist") else value for value in listed]
     try:
-        return pa.array(plain)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        column = pa.array(plain)
+        return _as_bytes(column) if small else column
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
         return listed
+
+
+def _is_bytes(value: Any) -> bool:
+    return getattr(value, "dtype", None) == np.uint8 and getattr(value, "ndim", 0) > 0
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Give lists of whole numbers the type of bytes, by which images are known."""
+    kind, depth = column.type, 0
+    while pa.types.is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    small = pa.uint8()
+    for _ in range(depth):
+        small = pa.list_(small)
+    return column.cast(small) if pa.types.is_integer(kind) else column
+
+
+def stored(batch: pa.RecordBatch, columns: Sequence[str]) -> Piece:
+    """Take columns as they are stored: a package may have told Arrow types of its own."""
+    taken = {name: batch.column(name) for name in columns}
+    return Slice(
+        {
+            name: column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+            for name, column in taken.items()
+        },
+        batch.num_rows,
+    )
 
 
 @dataclass(frozen=True)
@@ -89,11 +125,18 @@ class File:
             first += piece.num_rows
 
 
-def open_file(path: Path) -> File:
-    """Open a table, or a folder of Parquet files with the same columns."""
+def open_file(path: Path, source: Source) -> File:
+    """Open a table, or a folder of Parquet files with the same columns.
+
+    Args:
+        path: The file or folder.
+        source: The options.
+    """
+    if path.is_dir():
+        return _open_folder(path, find_files(path, PARQUET, source.splits), source)
     names = _header(path)
-    if path.is_dir() or path.name.lower().endswith(".parquet"):
-        return File(str(path), names, partial(_parquet_pieces, path))
+    if path.name.lower().endswith(PARQUET):
+        return File(str(path), names, partial(_parquet_pieces, [(path, None)], ()))
     return File(
         str(path),
         names,
@@ -103,19 +146,23 @@ def open_file(path: Path) -> File:
     )
 
 
+def _open_folder(path: Path, found: Found, source: Source) -> File:
+    headers = {file: _header(file) for file, _ in found.files}
+    first, names = next(iter(headers.items()))
+    for file, others in headers.items():
+        if set(others) != set(names):
+            raise DataError(
+                f"{file}: columns {', '.join(others)}, where {first.name} has "
+                f"{', '.join(names)}; give every file the same columns"
+            )
+    own = (source.split,) if found.parts > 1 and source.split not in names else ()
+    pieces = partial(_parquet_pieces, found.files, own)
+    return File(str(path), (*own, *names), pieces, notes=found.notes)
+
+
 def _header(path: Path) -> tuple[str, ...]:
-    if path.is_dir():
-        headers = {file: _header(file) for file in sorted(path.glob("*.parquet"))}
-        first, names = next(iter(headers.items()))
-        for file, others in headers.items():
-            if set(others) != set(names):
-                raise DataError(
-                    f"{file}: columns {', '.join(others)}, where {first.name} has "
-                    f"{', '.join(names)}; give every file the same columns"
-                )
-        return names
     with arrow_errors(path):
-        if path.name.lower().endswith(".parquet"):
+        if path.name.lower().endswith(PARQUET):
             with parquet.ParquetFile(path) as file:
                 names = tuple(file.schema_arrow.names)
         else:
@@ -148,10 +195,21 @@ def _csv_pieces(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
-def _parquet_pieces(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    for part in sorted(path.glob("*.parquet")) if path.is_dir() else (path,):
-        with arrow_errors(part), parquet.ParquetFile(part) as opened:
-            yield from opened.iter_batches(batch_size=_BATCH, columns=list(columns))
+def _parquet_pieces(
+    files: Sequence[tuple[Path, int | None]], own: Sequence[str], columns: Sequence[str]
+) -> Iterator[Piece]:
+    wanted = [name for name in columns if name not in own]
+    for path, split in files:
+        with arrow_errors(path), parquet.ParquetFile(path) as opened:
+            for batch in opened.iter_batches(batch_size=_BATCH, columns=wanted):
+                yield marked(stored(batch, wanted), wanted, own, split)
+
+
+def marked(piece: Piece, columns: Sequence[str], own: Sequence[str], split: int | None) -> Piece:
+    """Add a column that names the part."""
+    taken = {name: piece.column(name) for name in columns}
+    marks = {name: pa.array([split] * piece.num_rows, pa.int64()) for name in own}
+    return Slice(taken | marks, piece.num_rows)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from coterie.data.cells import (
     NUMBER,
     WHOLE,
+    decoded,
     is_gap,
     is_number,
     is_text,
@@ -51,7 +52,7 @@ def open_table(path: Path, source: Source) -> Table:
         path: The file or folder.
         source: The options.
     """
-    return open_columns(open_file(path), source)
+    return open_columns(open_file(path, source), source)
 
 
 def open_columns(file: File, source: Source) -> Table:
@@ -116,9 +117,9 @@ def _others(file: File, source: Source) -> list[str]:
     for name in taken:
         if name not in file.names:
             raise DataError(
-                f"{file.where}: no column {name!r}, the columns are {', '.join(file.names)}; name "
-                "the columns in the first line, or set client and target to those used "
-                "(--client-column, --target)"
+                f"{file.where}: no column {name!r}, the columns are {', '.join(file.names)}; "
+                f"{'name the columns in the first line, or ' if file.guessed else ''}set client "
+                "and target to those used (--client-column, --target)"
             )
     own = {*taken, source.client, source.split}
     return [n for n in file.names if n not in own and not n.startswith("__index_level_")]
@@ -130,13 +131,16 @@ def _chosen(
     """Choose the columns of numbers and levels, with a note on those left out."""
     for name in source.features:
         find_column(name, others, where=file.where, numbered=False)
-    features, left_out = list(source.features), list[str]()
+    features, left_out = list(source.features), dict[str, str]()
     if not features:
         features, left_out = _numeric(file, others, source)
     if not features:
         raise DataError(f"{file.where}: no numeric column for features; declare features or levels")
-    named = ", ".join(left_out)
-    notes = (f"text columns without declared levels left out: {named}",) if left_out else ()
+    text = ", ".join(name for name, kind in left_out.items() if not kind)
+    rest = ", ".join(f"{name} ({kind})" for name, kind in left_out.items() if kind)
+    notes: tuple[str, ...] = ()
+    notes += (f"text columns without declared levels left out: {text}",) if text else ()
+    notes += (f"columns that are neither numbers nor text left out: {rest}",) if rest else ()
     return tuple(features), notes
 
 
@@ -242,12 +246,24 @@ class _Reader:
         name = self.source.split
         if name not in self.file.names:
             return None
-        column = piece.column(name)
+        column = decoded(piece.column(name))
         if is_text(column.type):
             # parts may be called by name
             for code, part in enumerate(self.source.splits):
                 column = pc.if_else(pc.equal(column, part), str(code), column)
-        return numbers_in(column, name, fail)
+        return numbers_in(column, name, partial(_no_part, fail, self.source.splits, column))
+
+
+def _no_part(
+    fail: Fail, splits: Sequence[str], column: pa.Array, row: int, found: str
+) -> DataError:
+    if not is_text(column.type):
+        return fail(row, found)
+    return fail(
+        row,
+        f"the split is {column[row].as_py()!r}; expected 0 (train) or 1 (test), or the names "
+        f"{', '.join(splits)}: correct it, or set splits",
+    )
 
 
 def _moved(fail: Fail, rows: NDArray[np.int64], row: int, found: str) -> DataError:
@@ -266,15 +282,18 @@ def _clients(
                 "or text"
             )
         column = pc.cast(column, pa.int64())
-    text = texts_in(column)
+
+    def fail(row: int, found: str) -> DataError:
+        return DataError(f"{file.where}: {file.place(first + row)}: {found}")
+
+    text = texts_in(column, name, fail)
     empty = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(text), ""), True).to_numpy(
         zero_copy_only=False
     )
     if empty.any():
-        row = int(np.flatnonzero(empty)[0])
-        raise DataError(
-            f"{file.where}: {file.place(first + row)}: the client (column {name!r}) is empty; name "
-            "the client of every row"
+        raise fail(
+            int(np.flatnonzero(empty)[0]),
+            f"the client (column {name!r}) is empty; name the client of every row",
         )
     coded = pc.dictionary_encode(text)
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -287,14 +306,14 @@ def _targets(piece: Piece, source: Source, fail: Fail) -> tuple[NDArray[Any], bo
     for name in source.targets:
         column = piece.column(name)
         if isinstance(source.classes, tuple) and source.task not in ("regression", "multilabel"):
-            text = texts_in(column)
+            text = texts_in(column, name, fail)
             gap = pc.and_(is_gap(text), pc.invert(pc.is_in(text, pa.array(source.classes))))
             values = pc.if_else(gap, pa.scalar(None, pa.string()), text)
             parts.append(values.to_numpy(zero_copy_only=False).astype(object))
             continue
         parts.append(numbers_in(column, name, fail))
         if is_text(column.type):
-            text = texts_in(column)
+            text = texts_in(column, name, fail)
             whole = pc.or_(is_gap(text), pc.match_substring_regex(text, WHOLE))
             real = real or not pc.all(pc.fill_null(whole, True)).as_py()
         else:
@@ -315,7 +334,7 @@ def _matrix(
             at += 1
             continue
         levels = plan.levels[position]
-        text = texts_in(column)
+        text = texts_in(column, name, fail)
         found = pc.fill_null(pc.index_in(text, pa.array(levels)), -1)
         codes = found.to_numpy(zero_copy_only=False).astype(np.int64)
         gaps = pc.fill_null(is_gap(text), True).to_numpy(zero_copy_only=False)
@@ -328,26 +347,28 @@ def _matrix(
     return x
 
 
-def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str], list[str]]:
-    """Tell the columns to take from those of text, by the first batch.
+def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str], dict[str, str]]:
+    """Tell the columns to take from the others, by the first batch; these with what they hold.
 
     A column in which some values are numbers is taken, so that the others are found as errors.
     """
     first = next(file.batches(names), None) if names else None
     if first is None:
-        return list(names), []
+        return list(names), {}
     taken: list[str] = []
-    left_out: list[str] = []
+    left_out: dict[str, str] = {}
     for name in names:
         column = first[1].column(name)
         if isinstance(column, list):
-            left_out.append(name)
+            left_out[name] = "values of several kinds"
             continue
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
+        column = decoded(column)
         usable = name in source.levels or is_number(column.type)
         if not usable and is_text(column.type):
             number = pc.match_substring_regex(column, NUMBER, ignore_case=True)
             usable = bool(pc.any(number).as_py()) or bool(pc.all(is_gap(column)).as_py())
-        (taken if usable else left_out).append(name)
+        if usable:
+            taken.append(name)
+        else:
+            left_out[name] = "" if is_text(column.type) else str(column.type)
     return taken, left_out

@@ -29,6 +29,11 @@ from coterie.data.federated import DataError
 from coterie.data.source import Source, reading
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2
+_CUTS = {
+    "words": 'into lower-case words (tokens = "words")',
+    "spaces": 'at white space (tokens = "spaces")',
+    "characters": 'into single characters (tokens = "characters")',
+}
 _PATTERN = re.compile(r"[\w']+|[.,!?;]")
 
 
@@ -123,8 +128,14 @@ class Tags:
         return y, np.ones(len(known), dtype=bool)
 
     def _known(self, value: Any) -> list[int]:
+        value = _text(value)
         tags = () if value is None else value.split("|") if isinstance(value, str) else value
-        return [self.index[tag] for tag in tags if tag in self.index]
+        return [self.index[tag] for tag in map(_text, tags) if tag in self.index]
+
+
+def _text(value: Any) -> Any:
+    """Read bytes as text, as the columns of text are."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def plan_text(source: Source, tokens: str = "words") -> Text:
@@ -135,12 +146,12 @@ def plan_text(source: Source, tokens: str = "words") -> Text:
         tokens: How text is cut where the options do not say.
     """
     tokens = source.tokens or tokens
-    words = read_words(source.vocabulary, source.vocabulary_size, "vocabulary")
-    odd = next((w for w in words if tokens == "words" and tokenise(w, tokens) != [w]), None)
+    words = read_words(source.vocabulary, source.vocabulary_size, "vocabulary", tokens)
+    odd = next((word for word in words if tokenise(word, tokens) != [word]), None)
     if odd is not None:
         raise DataError(
-            f"vocabulary: {odd!r} is never met, since text is cut into lower-case words; write it "
-            'as it would be cut, leave it out, or set tokens = "spaces"'
+            f"vocabulary: {odd!r} is never met, since text is cut {_CUTS[tokens]}; write it as it "
+            "would be cut, leave it out, or set tokens to another way"
         )
     index = {word: at for at, word in enumerate(words)}
     return Text(index, tokens, source.bag, source.length)
@@ -155,18 +166,22 @@ def plan_tags(source: Source) -> Tags:
     return Tags(index, several=source.task == "multilabel")
 
 
-def read_words(given: str | Sequence[str], most: int | None, what: str) -> tuple[str, ...]:
+def read_words(
+    given: str | Sequence[str], most: int | None, what: str, tokens: str = "words"
+) -> tuple[str, ...]:
     """Take words from a list or a file, in order.
 
     A file has one word a line, perhaps followed by white space and a count, which is ignored; a
-    `.json` file is a list of words or an object whose keys they are.
+    character may be white space itself. A `.json` file is a list of words or an object whose keys
+    they are.
 
     Args:
         given: The file, or the words.
         most: Take the first so many; None takes all.
         what: What they are, for messages.
+        tokens: How text is cut.
     """
-    words = _from_file(Path(given), what) if isinstance(given, str) else list(given)
+    words = _from_file(Path(given), what, tokens) if isinstance(given, str) else list(given)
     where = f"{what} {given}" if isinstance(given, str) else what
     if most is not None and len(words) < most:
         raise DataError(f"{where}: {len(words)} words, but {most} are declared; declare fewer")
@@ -179,14 +194,23 @@ def read_words(given: str | Sequence[str], most: int | None, what: str) -> tuple
     return tuple(words)
 
 
-def _from_file(path: Path, what: str) -> list[str]:
+def _from_file(path: Path, what: str, tokens: str) -> list[str]:
     if not path.is_file():
         raise DataError(f"{what} = {str(path)!r}: no such file; give one with a word a line")
     with reading(path):
-        text = path.read_text(encoding="utf-8")
+        # some editors begin a file with a mark that is no part of its first word
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() != ".json":
-            return [fields[0] for line in text.split("\n") if (fields := line.split())]
-        found = json.loads(text)
-    if not isinstance(found, dict | list) or not all(isinstance(word, str) for word in found):
+            return [word for line in text.split("\n") if (word := _first(line, tokens))]
+        # the keys alone, so that one that is given twice is found
+        found = json.loads(text, object_pairs_hook=lambda pairs: [key for key, _ in pairs])
+    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
         raise DataError(f"{path}: expected a list of words, or an object whose keys they are")
-    return list(found)
+    return found
+
+
+def _first(line: str, tokens: str) -> str:
+    """Give the word at the beginning of a line, without the count behind it."""
+    if tokens == "characters" and line and (not line[1:] or line[1].isspace()):
+        return line[0]
+    return next(iter(line.split()), "")

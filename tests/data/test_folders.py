@@ -1,0 +1,169 @@
+"""Folders: which files are read, of which part each is, and that nothing is skipped in silence."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from coterie.data.federated import DataError
+from coterie.data.folders import JSON, find_files
+from coterie.data.formats import Source, load
+
+SOURCE = Source(classes=2)
+
+
+def table(path: Path, first: float) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = {"client": ["a", "b"], "y": [0, 1], "z": [first, first + 1]}
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def check(data) -> None:
+    assert data.names == ("a", "b")
+    assert data.features.reshape(-1).tolist() == [1, 8, 2, 9]
+    assert data.source_split.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"),
+        ("data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"),
+        ("train/a.parquet", "test/b.parquet"),
+        ("data/train/a.parquet", "data/test/b.parquet"),
+        ("toy_train.parquet", "toy_test.parquet"),
+        ("train.parquet", "TEST.PARQUET"),
+    ],
+)
+def test_parts_of_parquet_are_the_split(tmp_path: Path, train, test) -> None:
+    table(tmp_path / "set" / train, 1)
+    table(tmp_path / "set" / test, 8)
+    (tmp_path / "set" / "README.md").write_text("train and test")
+    data = load(tmp_path / "set", SOURCE)
+    check(data)
+    assert data.notes == ()
+    alone = load(tmp_path / "set", Source(classes=2, splits=("train",)))
+    assert alone.source_split is None
+    assert alone.features.reshape(-1).tolist() == [1, 2]
+
+
+def test_parts_of_other_names(tmp_path: Path) -> None:
+    table(tmp_path / "train-0.parquet", 1)
+    table(tmp_path / "test-0.parquet", 8)
+    table(tmp_path / "validation-0.parquet", 5)
+    data = load(tmp_path, SOURCE)
+    check(data)
+    assert data.notes == ("files left out: validation-0.parquet",)
+    both = load(tmp_path, Source(classes=2, splits=("train", "validation")))
+    assert both.features.reshape(-1).tolist() == [1, 5, 2, 6]
+    table(tmp_path / "more.parquet", 3)
+    with pytest.raises(DataError, match=r"named after a part.*more\.parquet is not; rename"):
+        load(tmp_path, SOURCE)
+
+
+def test_a_name_of_two_parts_is_refused(tmp_path: Path) -> None:
+    table(tmp_path / "train_test.parquet", 1)
+    with pytest.raises(DataError, match="several parts"):
+        load(tmp_path, SOURCE)
+
+
+def test_names_that_are_no_parts(tmp_path: Path) -> None:
+    """A part's name counts as a whole word only."""
+    table(tmp_path / "a" / "latest.parquet", 1)
+    table(tmp_path / "a" / "trainer.parquet", 8)
+    data = load(tmp_path / "a", SOURCE)
+    assert data.source_split is None
+    assert data.counts.tolist() == [2, 2]
+    table(tmp_path / "b" / "train-0.parquet", 1)
+    table(tmp_path / "b" / "train-1.parquet", 8)
+    one = load(tmp_path / "b", SOURCE)
+    assert one.source_split is None
+    assert one.notes == ("no files of the part test",)
+
+
+def test_a_split_column_goes_before_names(tmp_path: Path) -> None:
+    columns = {"client": ["a", "b"], "y": [0, 1], "z": [1.0, 2.0], "split": [1, 0]}
+    for name in ("train.parquet", "test.parquet"):
+        parquet.write_table(pa.table(columns), tmp_path / name)
+    assert load(tmp_path, SOURCE).source_split.tolist() == [1, 1, 0, 0]
+
+
+def test_suffixes_in_capitals(tmp_path: Path, leaf_file) -> None:
+    table(tmp_path / "p" / "a.parquet", 1)
+    table(tmp_path / "p" / "B.PARQUET", 8)
+    assert load(tmp_path / "p", SOURCE).counts.tolist() == [2, 2]
+    leaf_file(tmp_path / "l" / "A.JSON", a=([[1]], [0]))
+    leaf_file(tmp_path / "l" / "b.json", b=([[2]], [1]))
+    assert load(tmp_path / "l", SOURCE).names == ("a", "b")
+
+
+def test_packed_and_deeper_files_are_refused(tmp_path: Path, leaf_file, refuse) -> None:
+    folder = tmp_path / "toy"
+    path = leaf_file(folder / "a.json", a=([[1]], [0]))
+    (folder / "b.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert "b.json.gz: packed" in refuse(folder, SOURCE)
+    (folder / "b.json.gz").unlink()
+    leaf_file(folder / "sub" / "c.json", c=([[1]], [0]))
+    assert "c.json: lies deeper" in refuse(folder, SOURCE)
+    deep = tmp_path / "deep"
+    leaf_file(deep / "train" / "b.json", b=([[1]], [0]))
+    leaf_file(deep / "train" / "sub" / "a.json", a=([[1]], [0]))
+    leaf_file(deep / "test" / "a.json", a=([[1]], [0]))
+    assert "a.json: lies deeper" in refuse(deep, SOURCE)
+
+
+def test_what_lies_beside_is_noted(tmp_path: Path, leaf_file) -> None:
+    for name in ("train", "test", "all_data"):
+        leaf_file(tmp_path / name / "a.json", a=([[1]], [0]))
+    (tmp_path / "rows.csv").write_text("client,y\n")
+    (tmp_path / "LICENSE.txt").write_text("free")
+    (tmp_path / ".hidden.json").write_text("{}")
+    data = load(tmp_path, SOURCE)
+    assert data.counts.tolist() == [2]
+    assert data.notes == ("files left out: all_data, rows.csv",)
+
+
+def test_what_lies_beside_the_folder_data_is_noted(tmp_path: Path) -> None:
+    table(tmp_path / "data" / "train.parquet", 1)
+    table(tmp_path / "data" / "test.parquet", 8)
+    table(tmp_path / "more" / "a.parquet", 1)
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    data = load(tmp_path, SOURCE)
+    check(data)
+    assert data.notes == ("files left out: dataset_infos.json, more",)
+
+
+def test_parts_of_leaf_by_name(tmp_path: Path, leaf_file) -> None:
+    leaf_file(tmp_path / "niid_train_9.json", a=([[1]], [0]), b=([[2]], [1]))
+    leaf_file(tmp_path / "niid_test_9.json", a=([[8]], [0]), b=([[9]], [1]))
+    check(load(tmp_path, SOURCE))
+
+
+def test_a_folder_of_one_part(tmp_path: Path, leaf_file) -> None:
+    leaf_file(tmp_path / "train" / "a.json", a=([[1]], [0]))
+    (tmp_path / "test").mkdir()
+    data = load(tmp_path, SOURCE)
+    assert data.source_split is None
+    assert data.notes == ("no files of the part test",)
+
+
+def test_nothing_to_read(tmp_path: Path, refuse) -> None:
+    (tmp_path / "none").mkdir()
+    assert "no LEAF json here" in refuse(tmp_path / "none")
+    assert find_files(tmp_path / "none", JSON, ("train",)).files == ()
+
+
+def test_a_mark_at_the_beginning_of_json(tmp_path: Path, leaf_file) -> None:
+    path = leaf_file(tmp_path / "a.json", a=([[1, 2], [3, 4]], [0, 1]))
+    whole = load(path, SOURCE)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load(path, SOURCE).features.tolist() == whole.features.tolist()
+    broken = path.read_bytes()[:-1]
+    path.write_bytes(broken)
+    with pytest.raises(DataError, match=f"byte {len(broken)}: the file ends"):
+        load(path, SOURCE)
+    assert json.loads(broken.decode("utf-8-sig") + "}")["users"] == ["a"]
