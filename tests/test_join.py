@@ -13,6 +13,7 @@ from coterie.choice import DataChoice
 from coterie.cli import main
 from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
+from coterie.engines.outcome import check_joinable
 from coterie.engines.simulate import simulate
 from coterie.join import join
 from coterie.methods.base import Shape, registered
@@ -20,7 +21,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
 from coterie.methods.localsvm import joined
 from coterie.methods.pmtl import PMTL
-from coterie.newcomers import check_joinable, hold_out, score_alone, score_newcomers
+from coterie.newcomers import hold_out, score_alone, score_newcomers
 from coterie.plan import Plan, Privacy
 from coterie.results_table import about_newcomers
 from coterie.run import execute, plan_from_table

@@ -20,7 +20,7 @@ import torch
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.engines.outcome import Outcome
 from coterie.engines.simulate import Speed, simulate
-from coterie.methods.base import Method, Shape
+from coterie.methods.base import Method
 from coterie.methods.local import Local
 from coterie.plan import Plan, Privacy
 from coterie.privacy.files import write_atomically
@@ -67,24 +67,6 @@ def hold_out(
         )
     order = Rng.seeded(seed).at("newcomers").numpy().permutation(total)
     return data.only(np.sort(order[count:])), data.only(np.sort(order[:count]))
-
-
-def check_joinable(method: Method) -> None:
-    """Refuse methods that newcomers cannot join, before anything is spent.
-
-    Raises:
-        ValueError: If the method has models of the clients that it was trained with alone.
-    """
-    if method.shape in (Shape.ROWS, Shape.POOLED):
-        raise ValueError(
-            f"{method.kind} has models of the clients that it was trained with alone: newcomers "
-            "cannot join it; leave them out, or use a method with a shared model, such as pmtl"
-        )
-    if method.has_places:
-        raise ValueError(
-            f"{method.kind} gives clients places by number (clusters, a relation), and newcomers "
-            "have none: leave newcomers out, or use a method without places"
-        )
 
 
 @dataclass(frozen=True)
@@ -146,7 +128,6 @@ def score_newcomers(
     Raises:
         ValueError: If the method cannot be joined, or the rows are of another kind.
     """
-    check_joinable(outcome.plan.method)
     device = "cpu" if speed is None else speed.device
     moved = replace(outcome, shared=to(outcome.shared, device))
     models = to(moved.join(train.to(device)), "cpu")

@@ -30,13 +30,13 @@ from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.calibration import calibrate as calibrate_clock
 from coterie.engines.clock import Stragglers
-from coterie.engines.outcome import Observer, Outcome
+from coterie.engines.outcome import Observer, Outcome, check_joinable
 from coterie.engines.simulate import Speed, set_clock, simulate
 from coterie.history import History
 from coterie.interrupts import as_interrupt
 from coterie.methods.base import Method, Shape, registered
 from coterie.models import Linear
-from coterie.newcomers import Newcomers, check_joinable, hold_out, score_alone, score_newcomers
+from coterie.newcomers import Newcomers, hold_out, score_alone, score_newcomers
 from coterie.plan import Plan, Privacy
 from coterie.privacy.accounting import Participation, calibrate, default_delta
 from coterie.privacy.files import write_atomically

@@ -13,6 +13,7 @@ from torch.nn import functional
 from coterie.config import to_toml
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
+from coterie.engines.outcome import check_joinable
 from coterie.engines.simulate import Speed, simulate
 from coterie.methods.base import registered
 from coterie.methods.dpfedmtl import DPFedMTL, FedMTL
@@ -21,7 +22,6 @@ from coterie.methods.finetune import Finetune
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear, Module
-from coterie.newcomers import check_joinable
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rng import Rng

@@ -113,20 +113,30 @@ class Outcome:
         return join_shared(self.plan.method, self.shared, self.spec, data, seed)
 
 
-def join_shared(
-    method: Method, shared: Tree, spec: Spec, data: FederatedDataset, seed: int | None
-) -> Tree:
-    """Make models for newcomers from a shared tree of a federation with this spec."""
+def check_joinable(method: Method) -> None:
+    """Refuse methods that newcomers cannot join.
+
+    Raises:
+        ValueError: If the method has models, or places, of the clients that it was trained with
+            alone.
+    """
     if method.shape in (Shape.ROWS, Shape.POOLED):
         raise ValueError(
-            f"{method.kind} has models of the clients that it was trained with alone: use a "
-            "method with a shared model, such as mtlsvm or pmtl"
+            f"{method.kind} has models of the clients that it was trained with alone, and nobody "
+            "can join it: leave them out, or use a method with a shared model, such as pmtl"
         )
     if method.has_places:
         raise ValueError(
             f"{method.kind} gives clients places by number (clusters, a relation), and newcomers "
-            "have none: train with them, or use a method without places"
+            "have none: leave them out, train with them, or use a method without places"
         )
+
+
+def join_shared(
+    method: Method, shared: Tree, spec: Spec, data: FederatedDataset, seed: int | None
+) -> Tree:
+    """Make models for newcomers from a shared tree of a federation with this spec."""
+    check_joinable(method)
     if replace(data.spec, clients=0) != replace(spec, clients=0):
         raise ValueError(f"newcomers have rows {data.spec}, expected those of the training: {spec}")
     method.check_data(data)
