@@ -155,10 +155,11 @@ def stacked_gradient(model: Model, task: Task, trained: Collection[str]) -> Grad
                     theirs = _predict(model, dict(near.toward), batch)
                 losses = losses + near.weight / 2 * divergence(task, outputs, theirs)
             by_client = (losses * batch.share).sum(dim=1)
+            total = by_client.sum()
         leaves = [params[name] for name in trained]
-        if not by_client.requires_grad:  # what is trained does not change the outputs
+        if not total.requires_grad:  # what is trained does not change the outputs
             return [torch.zeros_like(leaf) for leaf in leaves]
-        grads = list(torch.autograd.grad(by_client.sum(), leaves, materialize_grads=True))
+        grads = list(torch.autograd.grad(total, leaves, materialize_grads=True))
         return _with_bad_losses(grads, by_client.detach())
 
     return gradient
