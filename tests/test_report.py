@@ -34,6 +34,8 @@ from coterie.report_attack import draw_trade_off, save_trade_off, show_attack, s
 from coterie.report_history import save_losses
 from coterie.results_table import clients_table, results_table
 
+pytestmark = pytest.mark.full
+
 PLAN = """rounds = {rounds}
 compare_with_local = true
 
