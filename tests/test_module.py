@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import math
+import sys
 import tomllib
 import warnings
 
@@ -326,6 +327,27 @@ def test_every_layer_is_torchs_own_with_its_gradient(case):
     torch.testing.assert_close(one, found[1:2])
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_bad_rows_never_read_another_clients_parameters(case):
+    make, shape, whole = CASES[case]
+    model, spec = Module(make()), spec_of(shape)
+    params, x = stacked_of(model, spec, whole, clients=2, dtype=torch.float32)
+    other = {name: torch.stack([leaf[0], leaf[1] * 3 + 100]) for name, leaf in params.items()}
+    size = whole or 10
+    bad = torch.tensor([math.nan, math.inf, -2.0, size + 2.0, 1e9])
+    # One bad number a row, at the start, in the middle and at the end; and rows of nothing else.
+    rows = x[:1, :1].repeat(2, 4 * len(bad), *[1] * len(shape)).flatten(2)
+    for at, value in enumerate(bad.repeat(4)):
+        place = (0, rows.shape[2] // 2, -1, slice(None))[at // len(bad)]
+        rows[0, at, place] = value
+    rows = rows.reshape(2, -1, *shape)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            found, again = model.apply_stacked(params, rows), model.apply_stacked(other, rows)
+        torch.testing.assert_close(found[0], again[0], rtol=0, atol=0, equal_nan=True)
+        assert not torch.equal(found[1], again[1])
+
+
 @pytest.mark.parametrize("case", ["mlp", "conv2d", "lstm", "encoder", "embedding", "gru"])
 def test_the_plain_reference_of_sgd_gives_the_same_step(case):
     make, shape, whole = CASES[case]
@@ -532,6 +554,35 @@ def test_a_chain_gives_the_numbers_and_gradients_of_the_general_way(case):
     torch.testing.assert_close(found[0][1], alone)
 
 
+def shifted_by_its_scale():
+    module = nn.Sequential(nn.Linear(8, 3), nn.LayerNorm(3))
+    module[1].bias = module[1].weight
+    return module
+
+
+def test_a_layer_that_holds_a_parameter_twice_adds_it_as_well():
+    model, spec = Module(shifted_by_its_scale()), spec_of((8,))
+    params, x = stacked_of(model, spec)
+    assert _network(model, spec)._chain is not None
+    mapped = torch.einsum("cni,coi->cno", x, params["0.weight"]) + params["0.bias"][:, None]
+    centred = mapped - mapped.mean(dim=-1, keepdim=True)
+    normed = centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+    scale = params["1.weight"][:, None]
+    torch.testing.assert_close(model.apply_stacked(params, x), normed * scale + scale)
+
+
+def test_a_chain_that_gives_other_numbers_is_dropped(monkeypatch):
+    def wrong(*given):
+        steps = chain_of(*given)
+        return [*steps, lambda params, x: x + 0.01]
+
+    chain_of = sys.modules["coterie.models.network"].chain_of
+    monkeypatch.setattr("coterie.models.network.chain_of", wrong)
+    model, spec = Module(nn.Linear(8, 3)), spec_of((8,))
+    assert _network(model, spec)._chain is None
+    _network.cache_clear()
+
+
 def hooked():
     module = nn.Sequential(nn.Linear(8, 3), nn.Tanh())
     module[0].register_forward_hook(lambda layer, given, made: made * 2)
@@ -697,7 +748,7 @@ def test_what_is_not_trained_stays_out_of_the_tree():
 
 
 def test_mixed_precision_gives_nearly_the_same_gradient():
-    for case in ("mlp", "conv2d", "lstm", "gru", "encoder"):
+    for case in ("mlp", "conv2d", "lstm", "gru", "encoder", "bilinear activations"):
         make, shape, whole = CASES[case]
         model, spec = Module(make()), spec_of(shape)
         params, x = stacked_of(model, spec, whole, dtype=torch.float32)
@@ -791,6 +842,39 @@ def test_only_columns_that_reach_a_table_as_they_are_are_checked():
         model.check_data(numbered(rows))
     reads = _network(model, numbered(rows).spec).reads
     assert [(each.name, each.columns.tolist()) for each in reads] == [("words", [0, 1, 2])]
+
+
+class Handles(nn.Module):
+    """Numbers that are not in the table become some that are."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.words, self.head, self.how = nn.Embedding(40, 3), nn.Linear(3, 3), how
+
+    def forward(self, x):
+        return self.head(self.words(self.how(x)).mean(dim=1))
+
+
+@pytest.mark.parametrize(
+    ("how", "values", "outside"),
+    [
+        (lambda x: x % 40, (54, -3), None),
+        (lambda x: x.clamp(0, 39), (54, -3), None),
+        (lambda x: torch.where(x < 40, x, 0), (54,), -3),
+        (lambda x: torch.where(x < 0, 0, x), (-3,), 54),
+        (lambda x: torch.where(x == 54, 0, x), (54,), 55),
+    ],
+)
+def test_numbers_that_the_module_handles_itself_are_not_refused(how, values, outside):
+    model, rows = Module(Handles(how)), texts(shape=(200, 5))
+    for value in values:
+        rows[:50, 2] = value
+        model.check_data(numbered(rows))
+    assert _network(model, numbered(rows).spec).reads  # they were looked at
+    if outside is not None:
+        rows[150, 2] = outside
+        with pytest.raises(coterie.DataError, match="where layer 'words'"):
+            model.check_data(numbered(rows))
 
 
 def test_a_run_goes_on_without_the_client_whose_numbers_are_not_in_a_table():
@@ -968,6 +1052,19 @@ class Bad(nn.Module):
     def mixes_first(self, x):
         return torch.cat([x[:1] + x[-1:], x[1:]]) if len(x) > 1 else x
 
+    def looks_up(self, x):
+        return x + functional.embedding(torch.zeros(len(x)).long(), self.inner.weight)[:, :3]
+
+    def looks_up_directly(self, x):
+        return x + torch.embedding(self.inner.weight, torch.zeros(len(x)).long())[:, :3]
+
+    def looks_up_deeper(self, x):
+        found = torch.ops.aten.embedding(self.inner.weight, torch.zeros(len(x)).long())
+        return x + found[:, :3]
+
+    def looks_up_bags(self, x):
+        return x + functional.embedding_bag((x[:, :2] * 0).long(), self.inner.weight)[:, :3]
+
     def pairs(self, x):
         return x, x
 
@@ -1023,6 +1120,17 @@ def frozen():
     return nn.Linear(4, 3).requires_grad_(False)
 
 
+def own_embedding():
+    module = Words()
+    module.table = type("Mine", (nn.Embedding,), {"forward": _rounded})(7, 4)
+    return module
+
+
+def _rounded(layer, x):
+    return functional.embedding(x.long(), layer.weight)
+
+
+LOOKS_UP = r"\(Bad\) cannot.*looks up by a function.*next client.*use torch's own nn\.Embedding"
 REFUSED = {
     "no parameters": (nn.Flatten, "Flatten has no parameters to train"),
     "all frozen": (frozen, "has no parameters to train"),
@@ -1076,6 +1184,11 @@ REFUSED = {
     "mixes rows": (P(Bad, "mixes"), "changes with the other rows of its batch.*batch_first=True"),
     "mixes many rows": (P(Bad, "mixes_many"), "changes with the other rows of its batch"),
     "mixes into the first": (P(Bad, "mixes_first"), "changes with the other rows of its batch"),
+    "looks up": (P(Bad, "looks_up"), LOOKS_UP),
+    "looks up directly": (P(Bad, "looks_up_directly"), LOOKS_UP),
+    "looks up deeper": (P(Bad, "looks_up_deeper"), LOOKS_UP),
+    "looks up bags": (P(Bad, "looks_up_bags"), LOOKS_UP),
+    "own embedding": (own_embedding, r"layer 'table' \(Mine\).*by a function.*nn\.Embedding"),
     "pairs": (P(Bad, "pairs"), "expected a module that takes rows|gives a tensor"),
     "crashes": (P(Bad, "crashes"), r"\(Bad\) failed on 8 rows: KeyError"),
     "wrong inputs": (

@@ -1,5 +1,6 @@
 """Networks from the command line, from plan files and in examples: what a user types."""
 
+import importlib
 import json
 import math
 import runpy
@@ -138,6 +139,27 @@ def test_a_module_in_a_plan_file(run, tmp_path, monkeypatch):
     assert json.loads(done.stdout)["epsilon"] <= 5
     posted = np.load(next((tmp_path / "out" / "posts").glob("*.npz")))
     assert sorted(posted.files) == ["leaf.1.bias", "leaf.1.weight"]
+
+
+def test_a_module_that_changed_is_noticed(tmp_path, monkeypatch, capsys):
+    """The plan names a file; the run goes on, and is joined, only with what it was begun with."""
+    monkeypatch.chdir(tmp_path)
+    net = tmp_path / "changing.py"
+    text = (
+        "from torch import nn\n\n\ndef make():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))\n"
+    )
+    net.write_text(text)
+    line = f"run {DIGITS} --method fedavg --model module --epsilon 5 --rounds 2 --out run"
+    assert main([*shlex.split(line), "--set", "method.model.make=changing:make"]) == 0
+    sys.modules.pop("changing")
+    importlib.invalidate_caches()
+    net.write_text(text.replace("nn.ReLU()", "nn.Tanh()") + "# another size\n")
+    for again in ("join run --data digits --out new", "run --resume run --quiet --json"):
+        assert main(shlex.split(again)) == 2
+        (tmp_path / "run" / "result.json").unlink(missing_ok=True)  # as if it had been stopped
+        assert "has changed since this run began" in capsys.readouterr().err
+    sys.modules.pop("changing")
 
 
 def test_modules_by_class_instance_and_function():

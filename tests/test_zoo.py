@@ -149,7 +149,7 @@ def test_all_are_found_by_name_and_written_to_plans():
 @pytest.mark.parametrize(
     ("model", "spec", "message"),
     [
-        (FemnistCNN(), Spec((784,), 62, "multiclass", 2), r"expected \(28, 28\) or \(1, 28, 28\)"),
+        (FemnistCNN(), Spec((783,), 62, "multiclass", 2), r"expected \(28, 28\) or \(1, 28, 28\)"),
         (FemnistLeaf(), Spec((3, 28, 28), 62, "multiclass", 2), "femnist_leaf: rows of shape"),
         (CelebaCNN(), Spec((3, 64, 64), 2, "multiclass", 2), r"expected \(3, 84, 84\) or"),
         (CharLSTM(), Spec((8, 10), 80, "multiclass", 2), r"expected \(length,\)"),
@@ -160,6 +160,23 @@ def test_all_are_found_by_name_and_written_to_plans():
 def test_rows_and_tasks_of_other_shapes_are_refused(model, spec, message):
     with pytest.raises(ValueError, match=message):
         model.init(spec, Rng.seeded(0))
+
+
+@pytest.mark.parametrize("model", [FemnistCNN(), FemnistLeaf(hidden=(20,))])
+def test_flat_images_are_the_same_images(model):
+    flat, square = (Spec(shape, 62, "multiclass", 2) for shape in ((784,), (28, 28)))
+    params = model.init(square, Rng.seeded(0))
+    again = model.init(flat, Rng.seeded(0))
+    assert list(again) == list(params) and all(torch.equal(again[k], params[k]) for k in params)
+    assert model.head(flat) == model.head(square)
+    x = torch.rand(2, 3, 28, 28, generator=torch.Generator().manual_seed(0))
+    stacked = {name: torch.stack([leaf, 2 * leaf]) for name, leaf in params.items()}
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            found = model.apply_stacked(stacked, x.flatten(2))
+            assert torch.equal(found, model.apply_stacked(stacked, x))
+    assert found.shape == (2, 3, 62)
+    assert torch.equal(model.apply(params, x[0].flatten(1)), model.apply(params, x[0]))
 
 
 def test_bad_settings_are_refused():

@@ -31,8 +31,10 @@ def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> S
         return Everyone()
     if sampling == "fixed":
         if cohort is None or not float(cohort).is_integer():
+            given = "no --cohort" if cohort is None else f"--cohort {cohort}"
             raise ValueError(
-                f"--sampling fixed needs a whole number of clients a round, got --cohort {cohort}"
+                f"--sampling fixed needs a whole number of clients a round, got {given}: give one, "
+                "such as --cohort 20"
             )
         return FixedSize(int(cohort), visible)
     return Poisson(cohort, visible)

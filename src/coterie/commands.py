@@ -23,7 +23,7 @@ from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import add_up, spent_together
 from coterie.report import write_report
-from coterie.results_table import about_newcomers, clients_table, in_short, results_table
+from coterie.results_table import about_newcomers, clients_table, in_short, name_of, results_table
 from coterie.run import RunPlan, execute, load_plan, plan_from_table
 from coterie.summary import promised
 from coterie.watch import Watch
@@ -197,7 +197,7 @@ def _say_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
     said: dict[str, list[str]] = {}
     for row in rows:
         for caveat in (*(row.get("caveats") or ()), *(row.get("explained") or ())):
-            said.setdefault(caveat, []).append(row["method"])
+            said.setdefault(caveat, []).append(name_of(row, rows))
     for caveat, methods in said.items():
         print(f"{', '.join(dict.fromkeys(methods))}: {caveat}")
 

@@ -125,7 +125,7 @@ def _imported(place: str, where: str) -> Any:
         found: Any = _import_here(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # a user's file can fail in any way
         raise ConfigError(
             f"{where} = {place!r}: expected 'package.module:name' of a function that can be "
             f"imported ({error}); define it by name in a module on the path, or run from Python"

@@ -19,6 +19,7 @@ from coterie.engines.outcome import join_shared
 from coterie.methods.base import Method
 from coterie.newcomers import keep_models, score_alone
 from coterie.privacy.accounting import Guarantee
+from coterie.recognition import recognise_model
 from coterie.rng import Rng
 from coterie.run import load_plan
 from coterie.scores import Score, evaluate
@@ -93,6 +94,8 @@ def _check(method: Method, spec: Spec, shared: Tree, folder: Path) -> None:
             f"{folder}: its shared tree has shapes {_plain(given)}, the newcomers' rows call for "
             f"{_plain(expected)}; give rows with the features and classes of the training"
         )
+    if (folder / "model.json").exists():
+        recognise_model(folder, method.model, spec)
 
 
 def _plain(shapes: dict[str, torch.Size]) -> dict[str, tuple[int, ...]]:

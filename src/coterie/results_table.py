@@ -135,12 +135,21 @@ def _three(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3g}"
 
 
+def name_of(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Name a run among others: by its method, and by epsilon where several are of one method."""
+    alike = [other for other in rows if other["method"] == row["method"]]
+    name = str(row["method"])
+    return name if len(alike) == 1 else f"{name} at epsilon {_bound(row['epsilon'])}"
+
+
 def about_newcomers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Say, for each run that had any, how clients fare who joined it after training."""
     for row in rows:
         if not (found := row.get("newcomers")):
             continue
-        told = f"{row['method']}: {found['clients']} newcomers joined after training and posted "
+        told = (
+            f"{name_of(row, rows)}: {found['clients']} newcomers joined after training and posted "
+        )
         told += f"nothing: test {found['metric']} {_score(found)}"
         if found.get("local_value") is not None:
             told += f", {in_short(found['local_value'])} alone"

@@ -3,6 +3,7 @@
 - `plan.toml`: the resolved plan, data included; `coterie run --resume FOLDER` needs no more
 - `ledger.jsonl`: what was charged and released, in order
 - `data.json`: a fingerprint of the training rows, so that a run never goes on with others
+- `model.json`: what the network answers on made-up rows, so that a run never goes on with another
 - `posts/`: the public transcript, one file per post
 - `personal/`: personal state between rounds, and the journal of the round in progress
 - `models/`: one model per client, a row each (`clients.json` names the rows)
@@ -14,7 +15,6 @@
 - `result.json`: the summary that `coterie run --json` prints
 """
 
-import json
 import math
 import time
 import tomllib
@@ -42,6 +42,7 @@ from coterie.privacy.accounting import Participation, calibrate, default_delta
 from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import locked
 from coterie.privacy.sampling import Poisson, Sampler
+from coterie.recognition import recognise_model, recognise_rows
 from coterie.rng import Rng
 from coterie.scores import Score, evaluate
 from coterie.summary import TunedOn, json_number, keep, summarise
@@ -179,13 +180,16 @@ def execute(
     run_plan = resolve(run_plan, train.spec)
     run_plan.plan().guarantee(train.spec.clients)
     run_plan.method.check(train.spec)
+    for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
+        run_plan.method.model.check_data(part)
     if run_plan.stragglers is not None:
         run_plan = _set_clock(run_plan, run_plan.stragglers, train)
     if folder is None:
         return _carry_out(run_plan, (train, test, joining), None, observer, started)
     with as_interrupt(), locked(folder):
         _claim(folder, run_plan)
-        _recognise(folder, train)
+        recognise_rows(folder, train)
+        recognise_model(folder, run_plan.method.model, train.spec)
         return _carry_out(run_plan, (train, test, joining), folder, observer, started)
 
 
@@ -355,19 +359,6 @@ def _claim(folder: Path, run_plan: RunPlan) -> None:
             )
         return
     write_atomically(path, text.encode())
-
-
-def _recognise(folder: Path, train: FederatedDataset) -> None:
-    """Refuse to go on with other rows than the run was started with."""
-    digest = train.fingerprint()
-    path = folder / "data.json"
-    if not path.exists():
-        write_atomically(path, json.dumps({"fingerprint": digest}).encode())
-    elif digest not in path.read_text(encoding="utf-8", errors="replace"):
-        raise ValueError(
-            f"{path}: the training rows are not those the run was started with; "
-            "restore them, or start a new run"
-        )
 
 
 def _table(run_plan: RunPlan) -> dict[str, Any]:

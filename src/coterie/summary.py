@@ -66,7 +66,10 @@ def summarise(
         "not_covered": "metrics and notices, and any tuning done with them, are not covered by "
         "epsilon",
         "tuning": TUNING[tuned],
-        "caveats": list(plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf)),
+        "caveats": [
+            *plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf),
+            *_claimed(guarantee),
+        ],
         "notices": [*notices, *_zeroed(outcome)],
         "seconds": round(seconds, 3),
     }
@@ -149,6 +152,13 @@ def _calibration(score: Score | None, prefix: str = "") -> dict[str, Any]:
         f"{prefix}client_calibration_error_left_out": None if own is None else own.left_out,
         f"{prefix}reliability": None if pooled is None else pooled.to_json(),
     }
+
+
+def _claimed(guarantee: Guarantee) -> tuple[str, ...]:
+    """Say of a reproduction that it is one, wherever its epsilon is written."""
+    if guarantee.claimed_epsilon is None:
+        return ()
+    return (guarantee.statement().splitlines()[0],)
 
 
 def _zeroed(outcome: Outcome) -> tuple[str, ...]:

@@ -359,6 +359,15 @@ def test_finetuning_a_finished_run_is_the_run_of_finetuning(how):
             torch.testing.assert_close(later[name], whole[name])
 
 
+def test_finetuning_is_of_the_clients_of_the_run():
+    data = classes()
+    plan = Plan(method=FedAvg(model=MLP()), privacy=BARE, rounds=1, simulation_seed=0)
+    outcome = simulate(plan, data)
+    for others in (data.only([3, 2, 1, 0]), data.only([0, 1])):
+        with pytest.raises(ValueError, match="the same clients in the same order"):
+            outcome.finetune(Finetune(), others)
+
+
 # Broken clients
 
 

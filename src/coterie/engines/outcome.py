@@ -1,6 +1,6 @@
 """What an engine shows while it runs, and what it gives when it is done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -62,6 +62,7 @@ class Outcome:
     guarantee: Guarantee
     timing: Timing
     gap: float | None = None  # relative duality gap, of runs without privacy that stop by it
+    names: Sequence[str] = ()  # of the clients, in the order of their models
     zeroed: int = 0  # contributions that were no numbers and counted as zero; not private
 
     @property
@@ -89,8 +90,14 @@ class Outcome:
         Returns:
             A function from clients to their finetuned models, stacked.
         """
+        if data.spec != self.spec or list(data.names) != list(self.names):
+            raise ValueError(
+                f"finetuning is of the clients that the run was trained with: given {data.spec}, "
+                f"{len(data)} names, expected {self.spec} and the same clients in the same order"
+            )
         method = replace(method, base=self.plan.method)
         method.check(self.spec)
+        method.check_data(data)
         seed = self.plan.simulation_seed
         coins = (Rng.fresh() if seed is None else Rng.seeded(seed)).at("personalise")
 

@@ -181,6 +181,7 @@ class _Simulation:
             ),
             timing=Timing(rounds, time.perf_counter() - started),
             gap=self._gap() if self._stops else None,
+            names=self.data.names,
             zeroed=int(self._zeroed),
         )
 

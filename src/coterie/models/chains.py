@@ -31,7 +31,9 @@ def chain_of(module: nn.Module, leaves: Tree, coins: Coins) -> list[Step] | None
     names = {id(given): name for name, given in module.named_parameters() if name in leaves}
     steps = []
     for layer in _links(module):
-        owned = {part: names.get(id(given)) for part, given in layer.named_parameters()}
+        # A parameter under two names of a layer is meant under both.
+        every = layer.named_parameters(remove_duplicate=False)
+        owned = {part: names.get(id(given)) for part, given in every}
         step = _step(layer, owned, coins) if _is_plain(layer) else None
         if step is None or None in owned.values():
             return None

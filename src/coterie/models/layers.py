@@ -8,7 +8,9 @@ A layer keeps its parameters, their names and its settings; only what it compute
 - linear layers and convolutions: the same function, by kernels that are fast for a stack;
 - embeddings: rows are float32, whole numbers among them are rounded to look them up. A number that
   is not in the table becomes NaN, on every device alike: the client's loss then is no number, which
-  is noticed, and the run of the others goes on.
+  is noticed, and the run of the others goes on. torch's own lookup of a stack would read the table
+  of the next client there;
+- PReLU: its weight is of the type of the numbers that it meets, also where they are of bfloat16.
 
 Recurrent layers and attention are in `coterie.models.sequences`.
 """
@@ -151,7 +153,8 @@ class Embedding(nn.Embedding):
         if self.lookups is not None:
             self.lookups.append(input)
         index, outside = numbers_in(input, len(self.weight))
-        found = functional.embedding(index, self.weight)
+        with torch._C.DisableTorchFunction():  # a lookup in bounds, which a trial lets pass
+            found = functional.embedding(index, self.weight)
         found = found.masked_fill(outside[..., None], float("nan"))
         if self.padding_idx is None:
             return found
@@ -178,7 +181,8 @@ class EmbeddingBag(nn.EmbeddingBag):
         if self.lookups is not None:
             self.lookups.append(input)
         index, outside = numbers_in(input, len(self.weight))
-        found: Tensor = super().forward(index, offsets, per_sample_weights)
+        with torch._C.DisableTorchFunction():  # as in `Embedding`
+            found: Tensor = super().forward(index, offsets, per_sample_weights)
         bad = outside.any(dim=-1, keepdim=True) if input.dim() == 2 else outside.any()
         return found.masked_fill(bad, float("nan"))
 
@@ -197,6 +201,14 @@ class GroupNorm(nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise every group of channels of a row."""
         return super().forward(input.contiguous())
+
+
+class PReLU(nn.PReLU):
+    """The same slopes; under autocast torch's stack cannot mix types."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Scale what is below 0."""
+        return functional.prelu(input, self.weight.to(input.dtype))
 
 
 class Linear(nn.Linear):
@@ -369,6 +381,7 @@ REPLACED: Mapping[type[nn.Module], type[nn.Module]] = {
     nn.Embedding: Embedding,
     nn.EmbeddingBag: EmbeddingBag,
     nn.GroupNorm: GroupNorm,
+    nn.PReLU: PReLU,
     nn.Linear: Linear,
     nn.Conv1d: Conv1d,
     nn.Conv2d: Conv2d,

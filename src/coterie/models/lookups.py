@@ -4,16 +4,41 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.models.layers import Embedding, EmbeddingBag, numbers_in
-from coterie.models.refusals import MisfitError
+from coterie.models.refusals import LOOKS_UP, MisfitError
 
 # Numbers of rows that are looked at in one piece.
 _PIECE = 1 << 22
+# Rows that a module is tried on, of those that hold numbers outside a table.
+_FEW = 32
+# Lookups that no layer of ours has made safe. torch flattens the tables of a stack: a number that
+# is not in a client's table would read the parameters of the next client.
+_UNSAFE = {
+    functional.embedding,
+    functional.embedding_bag,
+    torch.embedding,
+    torch.embedding_bag,
+    torch.ops.aten.embedding,
+    torch.ops.aten.embedding.default,
+}
+
+
+class NoUnsafeLookups(TorchFunctionMode):
+    """Refuses lookups by a function; those of the layers `Embedding` and `EmbeddingBag` pass."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call anything else as it is."""
+        if func in _UNSAFE:
+            raise RuntimeError(LOOKS_UP)
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +131,13 @@ def _told(first: Tensor, second: Tensor, features: int) -> Tensor:
     return column[(column == again) & (column >= 0) & (column < features)].long()
 
 
-def check_rows(data: FederatedDataset, reads: Sequence[Reading]) -> None:
+def check_rows(
+    data: FederatedDataset, reads: Sequence[Reading], asked: Callable[[Tensor], list[Lookups]]
+) -> None:
     """Refuse rows that are not in the tables they are looked up in.
+
+    A module may handle such numbers by itself (x % 1000, a clamp): `asked`, what the embeddings are
+    asked for by rows, decides on a few of the rows.
 
     Raises:
         DataError: If there is one; it names the layer, its size and what was found.
@@ -115,6 +145,7 @@ def check_rows(data: FederatedDataset, reads: Sequence[Reading]) -> None:
     if not reads or not data.features.shape[0]:
         return
     ends = [(float("inf"), float("-inf"))] * len(reads)
+    refused = [False] * len(reads)
     step = max(1, _PIECE // max(1, data.spec.features))
     for start in range(0, data.features.shape[0], step):
         piece = data.features[start : start + step]
@@ -124,11 +155,37 @@ def check_rows(data: FederatedDataset, reads: Sequence[Reading]) -> None:
             found = rows.flatten(1)[:, each.columns.to(rows.device)].round().nan_to_num(nan=0.0)
             least, most = ends[at]
             ends[at] = min(least, float(found.min())), max(most, float(found.max()))
-    for each, (least, most) in zip(reads, ends, strict=True):
-        if least < 0 or most >= each.size:
+            few = _outside(found, each.size)
+            if len(few) and not refused[at]:
+                told = rows[few].cpu().float().reshape(-1, *data.spec.shape)
+                refused[at] = _asks_outside(each, told.masked_fill(told.isnan(), 0.0), asked)
+    for each, (least, most), wrong in zip(reads, ends, refused, strict=True):
+        if wrong:
             raise DataError(
                 f"{data.title}: the rows hold numbers from {least:g} to {most:g} where layer "
                 f"{each.name!r} (Embedding) looks them up, and its table holds 0 to "
                 f"{each.size - 1}; expected numbers in the table: declare more (num_embeddings, or "
                 f"vocabulary = {max(most, 0) + 1:.0f} of char_lstm), and number from 0"
             )
+
+
+def _outside(found: Tensor, size: int) -> Tensor:
+    # The first few rows, and those that are furthest out on either side.
+    least, most = found.amin(dim=1), found.amax(dim=1)
+    bad = ((least < 0) | (most >= size)).nonzero().flatten()
+    if len(bad) <= _FEW:
+        return bad
+    ends = torch.stack([least.argmin(), most.argmax()])
+    return torch.cat([bad[:_FEW], ends])
+
+
+def _asks_outside(read: Reading, rows: Tensor, asked: Callable[[Tensor], list[Lookups]]) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            lookups = asked(rows)
+    except Exception:
+        # What it would do with them in training is no better.
+        return True
+    mine = [given for each in lookups if each.name == read.name for given in each.asked]
+    return any(bool(numbers_in(given, read.size)[1].any()) for given in mine)

@@ -93,7 +93,8 @@ class Networked(Model):
 
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse rows that are not in the tables of the embeddings they are looked up in."""
-        check_rows(data, _network(self, data.spec).reads)
+        network = _network(self, data.spec)
+        check_rows(data, network.reads, network.asked)
 
     def alias(self, spec: Spec, path: str) -> str | None:
         """Name the leaf that a tied parameter, or one of a layer, shares; None if none is tied."""

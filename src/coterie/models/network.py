@@ -25,7 +25,7 @@ from coterie.data.federated import Spec
 from coterie.models.base import squeezed
 from coterie.models.chains import Step, chain_of
 from coterie.models.layers import Coins
-from coterie.models.lookups import check_trial, noted, readings
+from coterie.models.lookups import Lookups, NoUnsafeLookups, check_trial, noted, readings
 from coterie.models.refusals import (
     REPLACED,
     TRIED,
@@ -74,7 +74,8 @@ class Network:
         self._outputs, self._wide, self._slow = spec.outputs, 1, False
         self._chain: list[Step] | None = None  # the trial is of the general way
         self.head = _head(self._module, *self._try(spec, losses))
-        self._chain = chain_of(self._module, self.start, self._coins)
+        chain = chain_of(self._module, self.start, self._coins)
+        self._chain = chain if chain and self._same_chained(chain, spec) else None
         self.reads = readings(self._module, lambda x: self.apply(self.start, x), spec)
 
     def apply(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
@@ -138,7 +139,8 @@ class Network:
         with self._watched() as (path, called), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                trained = self._try_stack(spec, losses)
+                with NoUnsafeLookups():
+                    trained = self._try_stack(spec, losses)
                 self._slow = any(_SLOW in str(warning.message) for warning in said)
             except MisfitError:
                 raise
@@ -147,9 +149,7 @@ class Network:
         return called, trained
 
     def _try_stack(self, spec: Spec, losses: Losses) -> set[str]:
-        # Rows of bits: they are numbers to look up in an embedding, too.
-        bits = torch.Generator().manual_seed(0)
-        x = torch.randint(0, 2, (2, TRIED, *spec.shape), generator=bits).float()
+        x = _tried(spec)
         like = next(iter(self.start.values()))
         constants = self._constants_like(like)
         before = {name: tensor.clone() for name, tensor in constants.items()}
@@ -184,6 +184,30 @@ class Network:
             alone = torch.cat([self.apply(self.start, row) for row in torch.split(x, 1)])
         return torch.allclose(whole, alone, rtol=1e-3, atol=1e-4, equal_nan=True)
 
+    def _same_chained(self, chain: list[Step], spec: Spec) -> bool:
+        # With parameters that differ by client: a start of zeros would hide what a chain does.
+        x, draws = _tried(spec), torch.Generator().manual_seed(1)
+        params = {
+            name: leaf + 0.1 * torch.randn((2, *leaf.shape), generator=draws)
+            for name, leaf in self.start.items()
+        }
+        coins = torch.arange(2) if self.draws else None
+        with torch.no_grad():
+            wanted, found = (
+                self._stacked(params, x.clone(), coins),
+                self._chained(chain, params, x.clone(), coins),
+            )
+        near = 1e-4 * max(1.0, float(wanted.abs().max()))
+        return wanted.shape == found.shape and torch.allclose(
+            wanted, found, rtol=1e-3, atol=near, equal_nan=True
+        )
+
+    def asked(self, x: Tensor) -> list[Lookups]:
+        """Give what the embeddings are asked for by rows of one client."""
+        with torch.no_grad(), noted(self._module) as found:
+            self.apply(self.start, x)
+        return found
+
     @contextmanager
     def _watched(self) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
         """Follow which layer is at work and which were, and how many numbers a row becomes."""
@@ -208,6 +232,12 @@ class Network:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _tried(spec: Spec) -> Tensor:
+    # Rows of bits of two clients: they are numbers to look up in an embedding, too.
+    bits = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (2, TRIED, *spec.shape), generator=bits).float()
 
 
 @contextmanager

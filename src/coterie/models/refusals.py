@@ -209,8 +209,15 @@ _DRAWS = (
     "can be the client's own, in place of functional.dropout, RReLU (LeakyReLU draws nothing) or "
     "torch.rand"
 )
+LOOKS_UP = "functional.embedding"
 # The first sign that is found is taken.
 _REASONS = (
+    (
+        LOOKS_UP,
+        "it looks up by a function, which in a stack of clients reads the table of the next client "
+        "for a number that is not in its own; use torch's own nn.Embedding or nn.EmbeddingBag "
+        "among the layers",
+    ),
     ("randomness error mode", _DRAWS),
     ("aten::rrelu", _DRAWS),
     (

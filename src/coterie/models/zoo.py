@@ -5,7 +5,7 @@ Hu, Wu and Smith, "Private Multi-Task Learning" (PMTL; sizes from their code), a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -27,29 +27,38 @@ def _expect_rows(name: str, spec: Spec, shapes: Sequence[tuple[int, ...]], what:
         )
 
 
-@register_model("femnist_cnn")
-@dataclass(frozen=True)
-class FemnistCNN(CNN):
-    """PMTL's network for FEMNIST: `CNN` with its own defaults, 115,646 numbers for 62 classes."""
+class _Femnist(CNN):
+    """A `CNN` of images of 28 x 28, which may come flat, as in LEAF's files."""
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Draw as `CNN` does; rows must be images of 28 x 28."""
-        _expect_rows("femnist_cnn", spec, ((28, 28), (1, 28, 28)), "grey images")
-        return super().init(spec, rng)
+        """Draw as `CNN` does; rows must be images of 28 x 28, or their 784 numbers."""
+        _expect_rows(self.kind, spec, ((28, 28), (1, 28, 28), (784,)), "grey images")
+        return super().init(replace(spec, shape=(28, 28)), rng)
+
+    def apply(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
+        """Predict one client's rows."""
+        images = x.reshape(len(x), 28, 28) if x.dim() == 2 else x
+        return super().apply(params, images, coins)
+
+    def apply_stacked(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
+        """Predict the rows of many clients as `CNN` does."""
+        images = x.reshape(*x.shape[:2], 28, 28) if x.dim() == 3 else x
+        return super().apply_stacked(params, images, coins)
+
+
+@register_model("femnist_cnn")
+@dataclass(frozen=True)
+class FemnistCNN(_Femnist):
+    """PMTL's network for FEMNIST: `CNN` with its own defaults, 115,646 numbers for 62 classes."""
 
 
 @register_model("femnist_leaf")
 @dataclass(frozen=True)
-class FemnistLeaf(CNN):
+class FemnistLeaf(_Femnist):
     """LEAF's network for FEMNIST: padded convolutions and a layer of 2048; 6,603,710 numbers."""
 
     hidden: tuple[int, ...] = (2048,)
     padding: int = 2
-
-    def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Draw as `CNN` does; rows must be images of 28 x 28."""
-        _expect_rows("femnist_leaf", spec, ((28, 28), (1, 28, 28)), "grey images")
-        return super().init(spec, rng)
 
 
 @register_model("tag_logistic")
