@@ -28,7 +28,7 @@ run: setup       ## local, FedAvg and PMTL on real data at epsilon 1, with a rep
 test: lint type imports  ## lint, types and the whole test suite but the slow tables
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 
-fast: setup      ## the daily subset, under 90 seconds
+fast: setup      ## the daily subset, about a minute and a half
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not full and not gpu'
 
 test-slow: setup ## full tables and long Monte-Carlo

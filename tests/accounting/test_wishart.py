@@ -21,6 +21,8 @@ from coterie.privacy.accounting import (
 from coterie.privacy.profiles import GaussianProfile
 from coterie.privacy.wishart import WishartProfile, impossible
 
+pytestmark = pytest.mark.full
+
 EVERYONE = Participation("everyone")
 POISSON = Participation("poisson", 0.2)
 GRID = [(2, 0.7), (3, 0.4), (5, 2.0), (23, 4.0), (100, 2.5), (5000, 30.0)]

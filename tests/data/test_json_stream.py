@@ -11,6 +11,8 @@ from coterie.data import json_stream
 from coterie.data.federated import DataError
 from coterie.data.json_stream import index_json
 
+pytestmark = pytest.mark.full
+
 # texts that would confuse a search for brackets and quotes
 NASTY = [
     '{"x": [',

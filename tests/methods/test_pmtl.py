@@ -18,6 +18,8 @@ from coterie.plan import Plan, Privacy
 from coterie.privacy.accounting import Gaussian
 from coterie.solvers.sgd import SGD
 
+pytestmark = pytest.mark.full
+
 BARE = Privacy(epsilon=math.inf)
 
 

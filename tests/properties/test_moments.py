@@ -31,6 +31,8 @@ from coterie.privacy.moments import (
 )
 from coterie.tree import map_leaves, take
 
+pytestmark = pytest.mark.full
+
 PROFILE = settings(derandomize=True, deadline=None, max_examples=50)
 MANY = settings(derandomize=True, deadline=None, max_examples=1500)
 RELATIONS = ("zero_out", "replace")

@@ -15,6 +15,8 @@ from coterie.solvers.objective import Near, divergence
 from coterie.solvers.precision import computed_in
 from coterie.solvers.sgd import SGD
 
+pytestmark = pytest.mark.full
+
 COUNTS = (7, 1, 0, 13, 3)
 RNG = Rng.seeded(9)
 MODELS = {

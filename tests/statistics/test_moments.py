@@ -34,6 +34,8 @@ from coterie.privacy.moments import (
 from coterie.privacy.transcript import MemoryTranscript
 from coterie.privacy.wishart import WishartProfile
 
+pytestmark = pytest.mark.full
+
 ALARM = 1e-6
 
 
