@@ -359,6 +359,45 @@ def test_finetuning_a_finished_run_is_the_run_of_finetuning(how):
             torch.testing.assert_close(later[name], whole[name])
 
 
+def test_in_clusters_the_mean_that_pulls_is_the_own_clusters():
+    data, lam, places = regression(), 0.7, (0, 1, 0, 1, 1)
+    base = PMTL(lam=1.0, clusters=places)
+    method = Finetune(base=base, how="mean", lam=lam, sgd=SGD(lr=0.3, epochs=1200, batch=100))
+    plan = Plan(method=method, privacy=Privacy(epsilon=20.0), rounds=4, simulation_seed=0)
+    outcome = simulate(plan, data)
+    for client, place in enumerate(places):
+        s = flat({name: leaf[place] for name, leaf in outcome.shared.items()})
+        x, y = design(data, client, base.model)
+        eye = lam * torch.eye(len(s), dtype=torch.float64)
+        wanted = torch.linalg.solve(x.T @ x / len(y) + eye, x.T @ y / len(y) + eye @ s)
+        torch.testing.assert_close(flat(outcome.model(client)), wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "method,noise,numbers,expected",
+    [
+        (PMTL(), "gaussian", 4, 8.0),
+        (PMTL(clusters=(0,) * 12 + (1,) * 4), "gaussian", 4, 8.0 / 4),
+        (Finetune(base=PMTL(clusters=(0,) * 12 + (1,) * 4)), "gaussian", 4, 8.0 / 4),
+        (DPFedMTL(model=MLP(hidden=(5,))), "gaussian", 20, 8.0),
+        (PMTL(), "local", 4, math.sqrt(8.0)),
+    ],
+    ids=["all", "clusters", "finetuned", "layers", "local"],
+)
+def test_the_relative_error_is_that_of_the_smallest_mean(method, noise, numbers, expected):
+    """sqrt(numbers) z over the clients expected in a mean; noise of each adds up by squares."""
+    plan = Plan(
+        method=method,
+        privacy=Privacy(noise_multiplier=3.0, noise=noise),
+        sampler=Poisson(8.0),
+        rounds=2,
+    )
+    found = plan.relative_error(Spec((3,), 1, "regression", 16))
+    assert found == pytest.approx(math.sqrt(numbers) * 3.0 / expected)
+    bare = replace(plan, privacy=BARE)
+    assert bare.relative_error(Spec((3,), 1, "regression", 16)) is None
+
+
 def test_finetuning_is_of_the_clients_of_the_run():
     data = classes()
     plan = Plan(method=FedAvg(model=MLP()), privacy=BARE, rounds=1, simulation_seed=0)
