@@ -21,7 +21,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
-from coterie.run import rounds_by_rule
+from coterie.rules import rounds_by_rule
 from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 

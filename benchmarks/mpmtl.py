@@ -50,7 +50,7 @@ from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PrintedWishart, W
 from coterie.privacy.profiles import gaussian_mu
 from coterie.privacy.published import spent_as_printed
 from coterie.privacy.spending import Even, Geometric, Power
-from coterie.run import rounds_by_rule
+from coterie.rules import rounds_by_rule
 from coterie.scores import evaluate, noise_to_signal
 
 ROOT = Path(__file__).resolve().parent.parent

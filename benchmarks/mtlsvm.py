@@ -46,7 +46,7 @@ from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
 from coterie.rng import Rng
-from coterie.run import rounds_by_rule
+from coterie.rules import rounds_by_rule
 from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.sdca import Losses, fit_joint, take_steps
 from mpmtl import canvas, grid_of, save, words

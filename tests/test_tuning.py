@@ -24,6 +24,7 @@ pytestmark = pytest.mark.full
 
 SMALL = {"clients": 12, "rows": 12, "features": 3}
 FLAGS = "--data synthetic --option clients=12 --option rows=12 --option features=3 --rounds 2"
+FLAGS += " --method pmtl"
 LAMS = {"method.lam": [0.1, 1.0]}
 
 
@@ -355,7 +356,8 @@ def test_the_plan_that_is_written_runs(coterie_):
 
 def test_private_files_are_not_covered_unless_declared_public(coterie_):
     write_rows("exam.csv")
-    line = "tune --data exam.csv --rounds 2 --folds 2 --quiet --grid method.lam=0.3,1"
+    line = "tune --data exam.csv --method pmtl --rounds 2 --folds 2 --quiet"
+    line += " --grid method.lam=0.3,1"
     code, out, err = coterie_(f"{line} --out private.toml")
     assert code == 0 and err == "" and f"Tuning: {NOT_COVERED}" in out
     assert load_plan(Path("private.toml")).tuned == "not covered"

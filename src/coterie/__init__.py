@@ -29,6 +29,9 @@ _HOMES = {
     "FixedSize": "coterie.privacy.sampling",
     "Poisson": "coterie.privacy.sampling",
     "Guarantee": "coterie.privacy.accounting",
+    "Advice": "coterie.advice",
+    "advise": "coterie.advice",
+    "plan_for": "coterie.rules",
     "Plan": "coterie.plan",
     "Privacy": "coterie.plan",
     "Speed": "coterie.engines.simulate",
@@ -41,6 +44,8 @@ _HOMES = {
     "MLP": "coterie.models",
     "CNN": "coterie.models",
     "Module": "coterie.models",
+    "Auto": "coterie.methods.auto",
+    "PFEB": "coterie.methods.pfeb",
     "PMTL": "coterie.methods.pmtl",
     "DPFedMTL": "coterie.methods.dpfedmtl",
     "Finetune": "coterie.methods.finetune",
@@ -52,6 +57,8 @@ _ROOMS = ("methods", "models")
 __all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from coterie.advice import Advice as Advice
+    from coterie.advice import advise as advise
     from coterie.data.catalogue import open_named as open_named
     from coterie.data.federated import DataError as DataError
     from coterie.data.federated import FederatedDataset as FederatedDataset
@@ -64,10 +71,12 @@ if TYPE_CHECKING:
     from coterie.data.synthetic import synthetic as synthetic
     from coterie.engines.simulate import Speed as Speed
     from coterie.engines.simulate import simulate as simulate
+    from coterie.methods.auto import Auto as Auto
     from coterie.methods.dpfedmtl import DPFedMTL as DPFedMTL
     from coterie.methods.fedavg import FedAvg as FedAvg
     from coterie.methods.finetune import Finetune as Finetune
     from coterie.methods.local import Local as Local
+    from coterie.methods.pfeb import PFEB as PFEB
     from coterie.methods.pmtl import PMTL as PMTL
     from coterie.models import CNN as CNN
     from coterie.models import MLP as MLP
@@ -81,6 +90,7 @@ if TYPE_CHECKING:
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson
+    from coterie.rules import plan_for as plan_for
     from coterie.scores import evaluate as evaluate
     from coterie.solvers.sgd import SGD as SGD
 

@@ -1,7 +1,8 @@
 """The command line: words in, words out. Progress and errors go to stderr, results to stdout.
 
 Every command exits 0 on success and 2 on bad input, with one line that says what was given, what
-was expected and what to do. `account` and `calibrate` load neither torch nor data.
+was expected and what to do. `account` and `calibrate` load neither torch nor data, and neither does
+`plan` from public facts.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 from coterie import __version__
 from coterie.options import (
     add_account,
+    add_advice,
     add_data,
     add_demo,
     add_join,
@@ -28,7 +30,8 @@ _OVERVIEW = """\
 Private federated multi-task learning: one model per client, and an epsilon that is true.
 
 start here
-  coterie run --data districts --method pmtl --epsilon 1
+  coterie plan --clients 550 --epsilon 1 --numbers 10
+  coterie run --data districts --epsilon 1
   coterie account --clients 205 --cohort 100 --rounds 1000 --noise-multiplier 10
   coterie calibrate --clients 205 --cohort 100 --rounds 1000 --epsilon 2
   coterie data show districts
@@ -69,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"coterie {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_advice(commands, _plan)
     add_run(commands, _run)
     add_tune(commands, _tune)
     add_demo(commands, _demo)
@@ -96,6 +100,12 @@ def _account(arguments: argparse.Namespace) -> None:
         print(json.dumps(found, indent=2, allow_nan=False))
     else:
         print(describe(found))
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from coterie.plan_command import plan
+
+    print(plan(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from rich.console import Console
 from coterie.config import ConfigError, to_table
 from coterie.data.describe import describe
 from coterie.flags import data_table, plan_table
-from coterie.methods.base import registered
+from coterie.methods.auto import Auto
+from coterie.methods.base import Method
 from coterie.methods.local import Local
 from coterie.models import MODELS
 from coterie.plan import Privacy
@@ -24,6 +25,7 @@ from coterie.privacy.files import write_atomically
 from coterie.privacy.words import add_up, spent_together
 from coterie.report import write_report
 from coterie.results_table import about_newcomers, clients_table, in_short, name_of, results_table
+from coterie.rules import usual
 from coterie.run import RunPlan, execute, load_plan, plan_from_table
 from coterie.summary import promised
 from coterie.watch import Watch
@@ -80,8 +82,9 @@ def _several(arguments: argparse.Namespace) -> int:
         )
     free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
     plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
-    alone = base.method.alone() or Local(model=base.method.model)
-    last = base.method.reference() or base.method
+    known = (usual(base.method) if isinstance(base.method, Auto) else None) or base.method
+    alone = known.alone() or Local(model=base.method.model)
+    last = known.reference() or base.method
     members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
     if math.inf not in budgets:
         members[_REFERENCE] = replace(base, method=last, privacy=free)
@@ -134,7 +137,7 @@ def _train(part: Path, table: Mapping[str, Any], *, quiet: bool) -> bool:
         return True
     if not quiet:
         print(f"training {table['method']['kind']} ({part.name}) ...", file=sys.stderr)
-    watch = Watch(quiet=quiet)
+    watch = Watch(quiet=quiet, brief=True)
     try:
         execute(plan_from_table(table), folder=part, observer=watch.open)
     except (ValueError, RuntimeError) as error:
@@ -196,10 +199,19 @@ def _say_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print what must be read beside the guarantee, and why the plan is as it is, once each."""
     said: dict[str, list[str]] = {}
     for row in rows:
-        for caveat in (*(row.get("caveats") or ()), *(row.get("explained") or ())):
+        told = (*(row.get("caveats") or ()), *_foreseen(row), *(row.get("explained") or ()))
+        for caveat in told:
             said.setdefault(caveat, []).append(name_of(row, rows))
     for caveat, methods in said.items():
         print(f"{', '.join(dict.fromkeys(methods))}: {caveat}")
+
+
+def _foreseen(row: Mapping[str, Any]) -> Iterator[str]:
+    """Give the verdict that came before the run, and why its method was picked."""
+    if (verdict := row.get("verdict")) is not None:
+        yield f"the verdict before the run was {verdict['verdict']!r}: {verdict['words']}"
+    if row.get("chosen"):
+        yield f"picked by auto: {row['chosen']}"
 
 
 def _say_tuning(summary: Mapping[str, Any]) -> None:
@@ -208,11 +220,11 @@ def _say_tuning(summary: Mapping[str, Any]) -> None:
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Carry out `coterie demo`: local, FedAvg and PMTL on the same data, with a report."""
+    """Carry out `coterie demo`: three methods and what auto picks, with a report."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     out = Path(arguments.out or f"runs/demo-{stamp}")
     results, folders = [], []
-    for method in ("local", "fedavg", "pmtl"):
+    for method in ("local", "fedavg", "pmtl", "auto"):
         table: dict[str, Any] = {
             "data": {"name": arguments.data},
             "method": {"kind": method},
@@ -242,7 +254,7 @@ def demo(arguments: argparse.Namespace) -> int:
 def methods(arguments: argparse.Namespace) -> None:
     """Carry out `coterie methods`."""
     found = {}
-    for name, method in registered().items():
+    for name, method in Method.choices().items():
         summary = (method.__doc__ or "").strip().splitlines()[0]
         found[name] = {"summary": summary, "settings": to_table(method())}
         found[name]["settings"].pop("kind", None)
@@ -318,7 +330,10 @@ def _refuse_with_resume(arguments: argparse.Namespace) -> None:
 def _new_folder(run_plan: RunPlan) -> Path:
     stem = Path(run_plan.data.name).stem.replace(":", "-")
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{stem}-{run_plan.method.kind}-{stamp}"
+    method = run_plan.method
+    if isinstance(method, Auto):  # by the name of what is picked, where no data has to be opened
+        method = usual(method) or method
+    base = Path("runs") / f"{stem}-{method.kind}-{stamp}"
     folder, number = base, 2
     while folder.exists():
         folder, number = base.with_name(f"{base.name}-{number}"), number + 1

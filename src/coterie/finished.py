@@ -35,7 +35,8 @@ class FinishedRun:
         guarantee: Rebuilt, so that epsilon is computed anew.
         plan: The plan's text.
         versions: Of the software that stated the guarantee.
-        metrics: Columns by name, a row a client; `error_alone` may be missing.
+        metrics: Columns by name, a row a client; `error_alone` and those of references
+            (`error_local_star`, ...) may be missing.
         history: Columns by name, a row a round; none where the run kept no history.
         newcomers: As metrics, of clients who joined after training; none where nobody did.
     """
@@ -87,6 +88,12 @@ class FinishedRun:
         """What the owner of the data should know of its rows."""
         said = (*(self.result.get("explained") or ()), *(self.result.get("notices") or ()))
         return tuple(map(str, said))
+
+    @property
+    def references(self) -> list[dict[str, Any]]:
+        """What stands beside the run; nothing in folders of earlier versions."""
+        told = self.result.get("references") or []
+        return [dict(one) for one in told if one.get("name")]
 
     def number(self, key: str) -> float:
         """Read a number of the summary; null is not-a-number."""

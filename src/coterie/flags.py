@@ -26,12 +26,13 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
     _lay_method(table, arguments)
     _lay_privacy(table, arguments)
     _lay_sampler(table, arguments)
-    speed = {name: getattr(arguments, name) for name in ("device", "block", "store", "precision")}
+    speeds = ("device", "block", "store", "precision")
+    speed = {name: getattr(arguments, name, None) for name in speeds}
     _overlay(table, "speed", speed)
     for name in ("rounds", "simulation_seed", "newcomers"):
         if getattr(arguments, name, None) is not None:
             table[name] = getattr(arguments, name)
-    if arguments.no_local:
+    if getattr(arguments, "no_local", False):
         table["compare_with_local"] = False
     _lay_clock(table, arguments)
     for setting in arguments.set:
@@ -56,7 +57,7 @@ def _lay_defaults(table: dict[str, Any]) -> None:
     if "name" not in table["data"]:
         raise ConfigError("no data: give --data NAME|FILE, for example --data districts")
     method, privacy, seed = table["method"], table["privacy"], table.get("simulation_seed")
-    method.setdefault("kind", "pmtl")
+    method.setdefault("kind", "auto")
     lay_kinds(table)
     if not {"epsilon", "noise_multiplier"} & privacy.keys():
         privacy["epsilon"] = 1.0

@@ -8,11 +8,13 @@ Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
 
 
-def _command(commands: Commands, name: str, help: str, example: str) -> argparse.ArgumentParser:
+def _command(
+    commands: Commands, name: str, help: str, example: str, more: str = ""
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
-        description=help,
+        description=f"{help}\n\n{more}" if more else help,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -64,13 +66,42 @@ def _add_view(parser: argparse._ActionsContainer) -> None:
     )
 
 
+_ADVICE = """\
+Without --data and --plan nothing but the numbers given is looked at: --clients, and --numbers or
+--features (how many) and --classes. With them only what is public of the data: clients, features,
+classes. The exit status is 0 whatever the verdict.
+
+--json prints one object: verdict ("join", "small gain", "learn alone", or null where the rule
+knows nothing of the plan), words, remedies, clients, numbers (posted), most_numbers, rounds, clip,
+mu, worth = (0.3 clients mu)^2 / numbers, epsilon, delta, relation; needs has for "small gain" and
+"join" the clients, epsilon and numbers that would do; by_epsilon is the table; data, method and
+chosen (why) come where a plan was given."""
+
+
+def add_advice(commands: Commands, action: Action) -> None:
+    """Add `plan`."""
+    help = "whether joining pays, before anything is spent: verdict, rounds, posted numbers"
+    example = "coterie plan --clients 550 --epsilon 1 --numbers 10"
+    parser = _command(commands, "plan", help, example, _ADVICE)
+    budget = _add_plan(parser)
+    budget.add_argument("--epsilon", type=float, help="of the whole run (default 1)")
+    parser.add_argument(
+        "--numbers", type=int, help="instead of data: posted numbers, such as features + 1"
+    )
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(action=action)
+
+
 def add_run(commands: Commands, action: Action) -> None:
     """Add `run`."""
     parser = _command(
         commands,
         "run",
         "train one model per client under a budget, from flags or a TOML plan",
-        "coterie run --data districts --method pmtl --epsilon 1 --set method.lam=0.3",
+        "coterie run --data districts --epsilon 1",
     )
     budget = _add_plan(parser)
     budget.add_argument(
@@ -112,7 +143,8 @@ def add_tune(commands: Commands, action: Action) -> None:
         commands,
         "tune",
         "choose settings by cross-validation inside clients; what it prints is not private",
-        "coterie tune --data synthetic --grid method.lam=0.1,0.3,1 --grid privacy.clip=0.25,0.5",
+        "coterie tune --data synthetic --method pmtl --grid method.lam=0.1,0.3,1 "
+        "--grid privacy.clip=0.25,0.5",
     )
     grid = parser.add_argument_group("grid")
     grid.add_argument(
@@ -140,7 +172,11 @@ def add_tune(commands: Commands, action: Action) -> None:
 def _add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add plan, method, data and budget, less epsilon; give the budget's group."""
     parser.add_argument("--plan", metavar="FILE", help="a TOML plan; flags override it")
-    parser.add_argument("--method", metavar="NAME", help="see `coterie methods` (default pmtl)")
+    parser.add_argument(
+        "--method",
+        metavar="NAME",
+        help="see `coterie methods` (default auto: picked by rule from model and budget, and why)",
+    )
     parser.add_argument(
         "--model", metavar="NAME", help="linear, mlp, cnn, femnist_cnn, ... (see `coterie methods`)"
     )
@@ -159,7 +195,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         metavar="KIND",
         help="gaussian (default; added by the server), local (by each client), laplace, wishart",
     )
-    budget.add_argument("--clip", type=float, help="bound on a client's contribution (default 0.5)")
+    budget.add_argument(
+        "--clip", type=float, help="bound on a client's contribution (default: the method's)"
+    )
     budget.add_argument("--rounds", type=int, help="default: as many as the budget bears")
     budget.add_argument("--cohort", type=float, help="expected clients a round (default: all)")
     _add_view(budget)
@@ -233,7 +271,7 @@ def add_demo(commands: Commands, action: Action) -> None:
     parser = _command(
         commands,
         "demo",
-        "local, FedAvg and PMTL side by side on real data, with a report",
+        "local, FedAvg, PMTL and what auto picks side by side on real data, with a report",
         "coterie demo --epsilon 1",
     )
     parser.add_argument("--data", default="districts", help="default districts")

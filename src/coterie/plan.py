@@ -16,6 +16,7 @@ from coterie.data.federated import Spec
 from coterie.methods.base import Method, Shape
 from coterie.privacy.accounting import Gaussian, Guarantee, LocalGaussian, Relation
 from coterie.privacy.billboard import Billboard
+from coterie.privacy.blocks import BlockSum
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import Ledger
 from coterie.privacy.local import LocalGaussianSum
@@ -161,16 +162,13 @@ class Plan:
 
         sqrt(numbers) z / (expected cohort) of the noisiest round, for sums with Gaussian noise; at
         full participation sqrt(numbers rounds) / (clients mu). Below 0.3 the noise is hardly felt;
-        above 1 a posted mean is mostly noise. A function of public facts; None for other noise.
+        above 1 a posted mean is mostly noise. Where blocks of a contribution are bounded each on
+        its own, that of the first: z / sqrt(its share) for z. A function of public facts; None for
+        other noise.
         """
         clients = spec.clients
-        deviations = [
-            mechanism.summed().noise_multiplier
-            if isinstance(mechanism, LocalGaussianSum)
-            else mechanism.noise_multiplier
-            for mechanism in self.mechanisms(clients)
-            if isinstance(mechanism, GaussianSum | LocalGaussianSum)
-        ]
+        found = [_noise_over_bound(mechanism) for mechanism in self.mechanisms(clients)]
+        deviations = [noise for noise in found if noise is not None]
         if not deviations:
             return None
         numbers, share = self.method.mean_of(spec)
@@ -197,6 +195,7 @@ class Plan:
             participation=self.sampler.participation(clients),
             relation=privacy.relation,
             rows=self.method.protects_rows,
+            blocks=self.method.blocks(self.clip(clients)),
         )
         return privacy.noise.mechanisms(ask)
 
@@ -252,3 +251,12 @@ class Plan:
             clients=clients,
             simulation=self.simulation_seed is not None,
         )
+
+
+def _noise_over_bound(mechanism: Mechanism) -> float | None:
+    """Give the deviation of a number of a posted sum over the bound, or of its first block."""
+    if isinstance(mechanism, BlockSum):
+        return mechanism.noise_multiplier / math.sqrt(mechanism.first.share)
+    if isinstance(mechanism, LocalGaussianSum):
+        return mechanism.summed().noise_multiplier
+    return mechanism.noise_multiplier if isinstance(mechanism, GaussianSum) else None

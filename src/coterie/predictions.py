@@ -5,7 +5,7 @@ order. Clients have as many answers as rows, so what comes back is one array per
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -35,17 +35,57 @@ def decision_function(outcome: Outcome, data: FederatedDataset) -> list[NDArray[
     return _by_client(outcome, data, lambda outputs: outputs)
 
 
-def predict(outcome: Outcome, data: FederatedDataset) -> list[NDArray[Any]]:
+Answers = list[NDArray[Any]]
+
+
+@overload
+def predict(outcome: Outcome, data: FederatedDataset) -> Answers: ...
+
+
+@overload
+def predict(
+    outcome: Outcome, data: FederatedDataset, *, return_std: bool, train: FederatedDataset
+) -> tuple[Answers, Answers]: ...
+
+
+def predict(
+    outcome: Outcome,
+    data: FederatedDataset,
+    *,
+    return_std: bool = False,
+    train: FederatedDataset | None = None,
+) -> Answers | tuple[Answers, Answers]:
     """Give what every client's model predicts for its own rows of `data`.
+
+    Args:
+        outcome: A finished run.
+        data: Rows of its clients, in their order.
+        return_std: Also give the standard deviation of each prediction, of methods that know it
+            (pfeb): of an outcome, residual noise included, or of the score of a class (that of
+            `decision_function`). An interval of outcomes that holds about 90 % of them is
+            prediction +- 1.645 std.
+        train: The rows that the run was trained with, from which a client's uncertainty follows;
+            needed for `return_std`.
 
     Returns:
         One array per client, in their order: values (regression), classes numbered from 0 (binary:
         0 or 1), or a 0 or 1 for each label, (rows, labels). A client without rows has an empty one.
+        With `return_std` two such lists, the second of standard deviations.
 
     Raises:
-        ValueError: If `data` is not of the shape, task and number of clients of the run.
+        ValueError: If rows are not of the shape, task and number of clients of the run, or
+            uncertainties are asked for without the training rows.
+        NotImplementedError: If the method has no uncertainties.
     """
-    return _by_client(outcome, data, lambda outputs: decide(data.spec.task, outputs))
+    answers = _by_client(outcome, data, lambda outputs: decide(data.spec.task, outputs))
+    if not return_std:
+        return answers
+    if train is None or train.spec != outcome.spec:
+        raise ValueError(
+            "return_std = True needs the rows that the run was trained with, which a client's "
+            f"uncertainty follows from: give train = data of {outcome.spec}"
+        )
+    return answers, _deviations(outcome, data, train)
 
 
 def outputs_by_block(
@@ -89,6 +129,17 @@ def wrong_answers(outputs: Tensor, clients: Clients) -> Tensor:
 def labels_of(clients: Clients) -> Tensor:
     """Give the classes of the padded rows: numbers, or 0 and 1 (for each label)."""
     return clients.y if clients.spec.task == "multiclass" else (clients.y > 0.5).long()
+
+
+def _deviations(outcome: Outcome, data: FederatedDataset, train: FederatedDataset) -> Answers:
+    method, found = outcome.plan.method, dict[int, NDArray[Any]]()
+    for rows in data.blocks(np.flatnonzero(data.counts > 0), BLOCK):
+        clients = train.clients(rows.ids.numpy())
+        wide = method.uncertainty(outcome.shared, clients, rows).cpu().numpy()
+        for client, count, one in zip(rows.ids, rows.counts, wide, strict=True):
+            found[int(client)] = one[: int(count)].copy()
+    width = () if data.spec.task in ("regression", "binary") else (data.spec.outputs,)
+    return [found.get(client, np.empty((0, *width))) for client in range(len(data))]
 
 
 def _by_client(

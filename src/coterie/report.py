@@ -23,6 +23,7 @@ from coterie.privacy.words import describe_noise, round_up
 from coterie.report_attack import show_attack
 from coterie.report_clients import show_spread
 from coterie.report_history import show_history
+from coterie.report_references import show_references
 from coterie.report_results import SIMULATION, show_results
 
 _LISTED, _POINTS = 600, 1500
@@ -48,8 +49,8 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     if not folders:
         raise ValueError("no run folders: give at least one folder that `coterie run` has written")
     runs = read_finished(folders)
-    sections = (_opening, show_results, show_spread, show_history, _guarantees, _clients, _appendix)
-    body = join(*(section(runs) for section in sections))
+    first = (_opening, show_results, show_references, show_spread, show_history)
+    body = join(*(section(runs) for section in (*first, _guarantees, _clients, _appendix)))
     title = element("title", f"coterie: {_title(runs)}")
     head = join(charts.META, title, element("style", Html(charts.STYLE)))
     page = element("html", element("head", head), element("body", body), lang="en")

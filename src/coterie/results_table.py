@@ -5,9 +5,13 @@ from textwrap import fill
 from typing import Any
 
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from coterie.privacy.words import round_up
+from coterie.references import LABELS, verdicts
+from coterie.references import TITLES as REFERENCES
 from coterie.scores import TITLES
 from coterie.summary import NOT_COVERED
 
@@ -47,8 +51,18 @@ def _gain(row: Mapping[str, Any]) -> str:
     return "-" if share is None or row["rounds"] == 0 else f"{share:.0%} of clients"
 
 
-def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Make a table of at most 100 columns: what is the same in every row goes below it."""
+def results_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Make a table of at most 100 columns, and below it what stands beside the runs, once."""
+    beside = references_table(rows)
+    if beside is None:
+        return _runs_table(rows)
+    shown = [row for row in rows if row.get("references") and row["rounds"]]
+    told = verdicts({name_of(row, shown): row["references"] for row in shown})
+    return Group(_runs_table(rows), beside, *(Text(line) for line in told), Text())
+
+
+def _runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    # What is the same in every row goes below the table.
     first = rows[0]
     better = "smaller" if first["metric"] == "nmse" else "larger"
     areas, *means = (any(row.get(key) is not None for row in rows) for key in TITLES)
@@ -94,6 +108,66 @@ def _warnings(rows: Sequence[Mapping[str, Any]], own: Sequence[str]) -> list[str
     if any(row.get("caveats") for row in rows):
         told.append("CAVEATS: see below")
     return told
+
+
+def references_table(rows: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Make a table of what stands beside runs; None where nothing does, or nothing was shared."""
+    shown = [row for row in rows if row.get("references") and row["rounds"]]
+    if not shown:
+        return None
+    table = _beside_one(shown[0]) if len(shown) == 1 else _beside_several(shown)
+    names = dict.fromkeys(told["name"] for row in shown for told in row["references"])
+    # Local is what everybody knows.
+    said = [f"{REFERENCES[name]}: {LABELS[name]}" for name in names if name != "local"]
+    said += dict.fromkeys(why for row in shown for why in row.get("references_missing") or ())
+    table.caption = "; ".join([*said, "not covered by epsilon"])
+    return table
+
+
+def _beside_one(row: Mapping[str, Any]) -> Table:
+    table = Table(title=f"beside {row['method']}, client by client", box=box.SIMPLE)
+    table.add_column("reference")
+    heads = (f"test {row['metric']}", "own error less the reference's", "t", "clients worse off")
+    for head in heads:
+        table.add_column(fill(head, 17), justify="right", no_wrap=True)
+    for told in row["references"]:
+        apart = _score(
+            {"value": told["difference"], "standard_error": told["difference_standard_error"]}
+        )
+        table.add_row(REFERENCES[told["name"]], _score(told), apart, _t(told), _worse(told))
+    return table
+
+
+def _beside_several(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Give each reference once, in the head, and each run's t and share of clients worse off."""
+    title = "t of own error less the reference's (below 0: better), and clients worse off"
+    table = Table(title=title, box=box.SIMPLE)
+    table.add_column("method")
+    table.add_column("epsilon", justify="right")
+    names = [name for name in REFERENCES if any(name in _by_name(row) for row in rows)]
+    for name in names:
+        found = {_mean(_by_name(row)[name], "value") for row in rows if name in _by_name(row)}
+        # Methods with a way of learning alone of their own differ in it.
+        value = found.pop() if len(found) == 1 else "(by method)"
+        table.add_column(f"{REFERENCES[name]}\n{value}", justify="right", no_wrap=True)
+    for row in rows:
+        told = [_by_name(row).get(name) for name in names]
+        cells = ["-" if one is None else f"{_t(one)}, {_worse(one)}" for one in told]
+        table.add_row(row["method"], _bound(row["epsilon"]), *cells)
+    return table
+
+
+def _by_name(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {told["name"]: told for told in row["references"]}
+
+
+def _t(told: Mapping[str, Any]) -> str:
+    return "-" if told.get("t") is None else f"{float(told['t']):.1f}"
+
+
+def _worse(told: Mapping[str, Any]) -> str:
+    share = told.get("share_worse_off")
+    return "-" if share is None else f"{100 * share:.0f} %"
 
 
 def clients_table(rows: Sequence[Mapping[str, Any]]) -> Table | None:

@@ -19,7 +19,7 @@ import math
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +34,18 @@ from coterie.engines.outcome import Observer, Outcome, check_joinable
 from coterie.engines.simulate import Speed, set_clock, simulate
 from coterie.history import History
 from coterie.interrupts import as_interrupt
-from coterie.methods.base import Method, Shape, registered
-from coterie.models import Linear
-from coterie.newcomers import Newcomers, hold_out, score_alone, score_newcomers
+from coterie.methods.base import Method
+from coterie.newcomers import Newcomers, hold_out, score_newcomers
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import Participation, calibrate, default_delta
 from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import locked
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.recognition import recognise_model, recognise_rows
-from coterie.rng import Rng
+from coterie.references import References, Which, score_references
+from coterie.rules import Advice, advice_for, settle
 from coterie.scores import Score, evaluate
 from coterie.summary import TunedOn, json_number, keep, summarise
-from coterie.tree import size
 
-NETWORK_ROUNDS = (3, 50)
-NETWORK_ERROR = 20.0
 Newcoming = tuple[FederatedDataset, FederatedDataset] | None
 _LATE = (
     "Clients stood on a virtual clock: those who were late contributed nothing to a round, and no "
@@ -65,7 +61,9 @@ class RunPlan:
     settings were chosen: "public" cost nothing, "not covered" is private rows, and is shown
     wherever epsilon is. `stragglers` puts clients on a virtual clock; `history` scores every round
     on test rows (always with a clock). `newcomers` (a share, or a number of clients) are held out
-    of training by data.split_seed, and join afterwards.
+    of training by data.split_seed, and join afterwards. `chosen` says why the method was picked,
+    where it was left to rules. `references` is what is scored beside the run, see
+    `coterie.references`.
     """
 
     data: DataChoice
@@ -76,10 +74,12 @@ class RunPlan:
     simulation_seed: int | None = None
     speed: Speed = field(default_factory=Speed)
     compare_with_local: bool = True
+    references: Which = "auto"
     tuned: TunedOn = "no"
     stragglers: Stragglers | None = None
     history: bool = False
     newcomers: int | float | None = None
+    chosen: str = ""
 
     def __post_init__(self) -> None:
         if self.simulation_seed is not None and self.simulation_seed < 0:
@@ -101,51 +101,21 @@ class RunPlan:
         )
 
 
-def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
-    """Choose the number of rounds from public facts.
-
-    The mean of m clipped vectors of p numbers over T rounds has relative error about
-    sqrt(p T) / (m mu); linear models get the largest T that keeps it below what the method aims at
-    (0.3), between its limits (3 to 25). Networks learn from means that are mostly noise, and would
-    get nowhere in so few rounds: they get those that keep it below 20, from 3 to 50 (on FEMNIST, of
-    10, 50 and 200 rounds, 10 were best at epsilon 2 and 50 at epsilon 8: docs/methods/neural.md).
-    """
-    if method.shape in (Shape.NONE, Shape.POOLED):
-        return 1
-    network = not isinstance(method.model, Linear)
-    few, many = NETWORK_ROUNDS if network else method.rounds_between
-    if privacy.epsilon is None:
-        return many
-    if privacy.epsilon == math.inf:
-        return many if network else method.rounds_without_noise
-    # A pure budget buys about as many rounds as one with a customary delta.
-    delta = privacy.delta or default_delta(spec.clients)
-    noise = calibrate(
-        privacy.epsilon,
-        delta,
-        weights=(1.0,),
-        participation=Participation("everyone"),
-        relation=privacy.relation,
-    )
-    numbers = size(method.contribution(method.init(spec, Rng.seeded(0))))
-    if method.shape is Shape.GRAM:
-        numbers = numbers * (numbers + 1) // 2
-    error = NETWORK_ERROR if network else method.rounds_error
-    affordable = (error * spec.clients / noise) ** 2 / numbers
-    return int(np.clip(affordable, few, many))
-
-
 def resolve(run_plan: RunPlan, spec: Spec) -> RunPlan:
     """Fill in what was left to rules, so that plan.toml says it all."""
-    privacy, rounds = run_plan.privacy, run_plan.rounds
-    if privacy.delta is None:
-        privacy = replace(privacy, delta=privacy.noise.usual_delta(spec.clients))
-    if rounds is None:
-        rounds = len(privacy.budget) or rounds_by_rule(run_plan.method, privacy, spec)
-    if privacy.clip is None:
-        privacy = replace(privacy, clip=run_plan.method.usual_clip(spec.clients, rounds))
-    method = run_plan.method.for_cohort(run_plan.sampler.largest(spec.clients), spec)
-    return replace(run_plan, method=method, privacy=privacy, rounds=rounds)
+    settled = settle(run_plan.method, run_plan.privacy, run_plan.sampler, spec, run_plan.rounds)
+    return replace(
+        run_plan,
+        method=settled.method,
+        privacy=settled.privacy,
+        rounds=settled.rounds,
+        chosen=settled.chosen or run_plan.chosen,
+    )
+
+
+def advice_of(run_plan: RunPlan, spec: Spec) -> Advice | None:
+    """Say whether joining pays under a resolved plan; None where the rule knows nothing of it."""
+    return advice_for(run_plan.method, run_plan.privacy, run_plan.sampler, spec, run_plan.rounds)
 
 
 @dataclass(frozen=True)
@@ -173,13 +143,15 @@ def execute(
     train, test = run_plan.data.split()
     joining = None
     if run_plan.newcomers is not None:
-        check_joinable(run_plan.method)
         draw = run_plan.newcomers, run_plan.data.split_seed
         (train, rows), (test, held) = (hold_out(part, *draw) for part in (train, test))
         joining = rows, held
     run_plan = resolve(run_plan, train.spec)
+    if joining is not None:
+        check_joinable(run_plan.method)
     run_plan.plan().guarantee(train.spec.clients)
     run_plan.method.check(train.spec)
+    run_plan.method.check_data(train)
     for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
         run_plan.method.model.check_data(part)
     if run_plan.stragglers is not None:
@@ -227,7 +199,8 @@ def _carry_out(
         stragglers=run_plan.stragglers,
     )
     score = evaluate(run_plan.method.model, outcome.rows, test)
-    local, joined = _beside(run_plan, outcome, score, data)
+    beside, joined = _beside(run_plan, outcome, score, data)
+    local = beside.local
     summary = summarise(
         outcome,
         score,
@@ -240,14 +213,17 @@ def _carry_out(
     )
     if run_plan.stragglers is not None:
         summary["caveats"].append(_LATE)
+    summary |= _foretold(run_plan, train.spec)
+    summary["references"] = beside.told(score)
+    summary["references_missing"] = list(beside.missing)
     summary["gap"] = None if outcome.gap is None else json_number(outcome.gap)
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
-        if past is not None:
-            past.keep(folder)
-        if joined is not None:
-            joined.keep(folder)
-        keep(folder, summary, outcome, train, score=score, local=local)
+        for part in (past, joined):
+            if part is not None:
+                part.keep(folder)
+        errors = beside.errors()
+        keep(folder, summary, outcome, train, score=score, local=local, errors=errors)
     return Result(summary, outcome, score, local)
 
 
@@ -256,18 +232,29 @@ def _beside(
     outcome: Outcome,
     score: Score,
     data: tuple[FederatedDataset, FederatedDataset, Newcoming],
-) -> tuple[Score | None, Newcomers | None]:
-    """Score what stands beside a run: learning alone, and clients who join after training."""
+) -> tuple[References, Newcomers | None]:
+    """Score what stands beside a run: references, and clients who join after training."""
     (train, test, joining), speed = data, run_plan.speed
-    local = None
-    if run_plan.compare_with_local:
-        alone = run_plan.method.shape is Shape.NONE
-        seed, own = run_plan.simulation_seed or 0, run_plan.method
-        local = score if alone else score_alone(own, train, test, seed=seed, speed=speed)
+    which: Which = run_plan.references if run_plan.compare_with_local else "none"
+    beside = score_references(
+        run_plan.method,
+        train,
+        test,
+        score=score,
+        which=which,
+        private=run_plan.privacy.epsilon != math.inf,
+        seed=run_plan.simulation_seed or 0,
+        speed=speed,
+    )
     if joining is None:
-        return local, None
-    compare = run_plan.compare_with_local
-    return local, score_newcomers(outcome, *joining, alone=compare, speed=speed)
+        return beside, None
+    return beside, score_newcomers(outcome, *joining, alone=which != "none", speed=speed)
+
+
+def _foretold(run_plan: RunPlan, spec: Spec) -> dict[str, Any]:
+    """Give what was known before the run: whether joining pays, and why the method was picked."""
+    advice = advice_of(run_plan, spec)
+    return {"verdict": None if advice is None else advice.to_json(), "chosen": run_plan.chosen}
 
 
 def _ended(outcome: Outcome) -> tuple[str, ...]:
@@ -307,7 +294,21 @@ def load_plan(path: Path) -> RunPlan:
 
 def plan_from_table(table: Mapping[str, Any]) -> RunPlan:
     """Build a run plan from plain tables; unknown keys are refused."""
+    _refuse_settings(table.get("method"))
     return from_table(RunPlan, table, "plan")
+
+
+def _refuse_settings(method: Any) -> None:
+    """Say what is wrong with settings of a method that is still to be picked."""
+    if not isinstance(method, dict):
+        return
+    _refuse_settings(method.get("base"))
+    given = sorted(set(method) - {"kind", "model"})
+    if method.get("kind") == "auto" and given:
+        raise ConfigError(
+            f"method.{given[0]} was set, but no method is named: auto picks one by rule and has no "
+            "settings of its own but the model; name the method that is meant (--method pmtl)"
+        )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -335,7 +336,7 @@ def lay_kinds(table: Mapping[str, Any]) -> None:
     """Fill in the kinds of model and sampler where a plan's table has settings of them alone."""
     method = table.get("method")
     model = method.get("model") if isinstance(method, dict) else None
-    usual = registered().get(method.get("kind", "pmtl")) if isinstance(method, dict) else None
+    usual = Method.choices().get(method.get("kind", "auto")) if isinstance(method, dict) else None
     named = "linear" if usual is None else usual().model.kind
     for place, kind in ((model, named), (table.get("sampler"), "poisson")):
         if isinstance(place, dict):
@@ -352,13 +353,20 @@ def _claim(folder: Path, run_plan: RunPlan) -> None:
             f"{folder} holds parts of a run without its plan.toml; choose another folder"
         )
     if path.exists():
-        if path.read_text(encoding="utf-8") != text:
+        if not _is_same(read_toml(path), tomllib.loads(text)):
             raise FileExistsError(
                 f"{folder} holds a run of another plan; resume it with --resume {folder}, "
                 "or choose another folder"
             )
         return
     write_atomically(path, text.encode())
+
+
+def _is_same(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Compare plans as tables; one of an older version leaves out what was not known then."""
+    usual = {setting.name: setting.default for setting in fields(RunPlan)}
+    unsaid = {key: asked[key] for key in asked.keys() - kept.keys() if asked[key] == usual[key]}
+    return {**kept, **unsaid} == asked
 
 
 def _table(run_plan: RunPlan) -> dict[str, Any]:

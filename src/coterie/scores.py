@@ -31,6 +31,7 @@ from coterie.predictions import (
     outputs_of,
     wrong_answers,
 )
+from coterie.privacy.blocks import BlockSum
 from coterie.privacy.entropy import SeededEntropy, open_entropy
 from coterie.privacy.local import LocalGaussianSum, typical_noise
 from coterie.privacy.mechanisms import Mechanism
@@ -172,7 +173,8 @@ def noise_to_signal(outcome: Outcome) -> list[float | None]:
 
     In a simulation both are exact: the noise is drawn again from the seed. Otherwise, and where
     clients add the noise, they are estimated from the post and the expected square of the noise, a
-    function of public things alone;
+    function of public things alone; of contributions made of blocks, whose units differ, the first
+    block alone counts.
     None where the noise hides the signal so well that its estimated square is not positive.
     Infinity where there is noise and no signal, 0 where there is no noise.
     """
@@ -182,13 +184,13 @@ def noise_to_signal(outcome: Outcome) -> list[float | None]:
         mechanism = outcome.billboard.mechanism(post.index)
         if seed is not None and not isinstance(mechanism, LocalGaussianSum):
             entropy = open_entropy(seed, "noise", post.index)
-            noise = typical_noise(mechanism, post.value, entropy)
-            signal = {name: leaf - noise[name] for name, leaf in post.value.items()}
+            noise = _counted(mechanism, typical_noise(mechanism, post.value, entropy))
+            signal = {name: post.value[name] - leaf for name, leaf in noise.items()}
             ratios.append(_norm_ratio(_square(noise), _square(signal)))
             continue
         if mechanism not in expected:
             expected[mechanism] = _expected_square(mechanism, post.value)
-        left = _square(post.value) - expected[mechanism]
+        left = _square(_counted(mechanism, post.value)) - expected[mechanism]
         hidden = expected[mechanism] > 0 and left <= 0
         ratios.append(None if hidden else _norm_ratio(expected[mechanism], left))
     return ratios
@@ -299,7 +301,14 @@ def _expected_square(mechanism: Mechanism, like: Tree) -> float:
     """Estimate the expected squared norm of the noise from draws of its own, at a fixed seed."""
     draws = max(2, -(-_DRAWN // max(1, size(like))))
     entropy = SeededEntropy(0, "size of noise", 0)
-    return sum(_square(typical_noise(mechanism, like, entropy)) for _ in range(draws)) / draws
+    drawn = (typical_noise(mechanism, like, entropy) for _ in range(draws))
+    return sum(_square(_counted(mechanism, noise)) for noise in drawn) / draws
+
+
+def _counted(mechanism: Mechanism, tree: Tree) -> Tree:
+    if not isinstance(mechanism, BlockSum):
+        return tree
+    return {mechanism.first.name: tree[mechanism.first.name]}
 
 
 def _square(tree: Tree) -> float:

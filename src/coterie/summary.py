@@ -17,11 +17,12 @@ from coterie.methods.base import Shape
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
-from coterie.scores import Score, noise_to_signal
+from coterie.scores import Array, Score, noise_to_signal
 
 TunedOn = Literal["no", "public", "not covered"]
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
 _SPREAD = {"mean": "mean", "weighted_mean": "weighted_mean", "tail": "", "worst": "worst"}
+_NOTHING: Mapping[str, Array] = {}
 TUNING: dict[TunedOn, str] = {"no": "none", "public": "on public data", "not covered": NOT_COVERED}
 
 
@@ -206,8 +207,12 @@ def keep(
     *,
     score: Score,
     local: Score | None,
+    errors: Mapping[str, Array] = _NOTHING,
 ) -> None:
-    """Write what a finished run leaves behind; `result.json` comes last and marks it as done."""
+    """Write what a finished run leaves behind; `result.json` comes last and marks it as done.
+
+    `errors` are further columns of the metrics: clients' own errors under references, by name.
+    """
     stated = outcome.guarantee.to_json()
     if summary["tuning"] != TUNING["no"]:
         stated["tuning"] = summary["tuning"]
@@ -221,13 +226,19 @@ def keep(
     arrays = {name: leaf.cpu().numpy() for name, leaf in outcome.shared.items()}
     np.savez(shared, allow_pickle=False, **arrays)
     write_atomically(folder / "shared.npz", shared.getvalue())
-    write_metrics(folder / "metrics.parquet", train, score, local)
+    write_metrics(folder / "metrics.parquet", train, score, local, errors)
     text = json.dumps(dict(summary), indent=2, allow_nan=False)
     write_atomically(folder / "result.json", text.encode())
 
 
-def write_metrics(path: Path, train: FederatedDataset, score: Score, local: Score | None) -> None:
-    """Write a row a client: its rows, its error, what else is its own, and its error alone."""
+def write_metrics(
+    path: Path,
+    train: FederatedDataset,
+    score: Score,
+    local: Score | None,
+    errors: Mapping[str, Array] = _NOTHING,
+) -> None:
+    """Write a row a client: its rows, its error, what else is its own, its error alone, others."""
     columns = {
         "client": pa.array(list(train.names)),
         "train_rows": pa.array(train.counts),
@@ -241,6 +252,7 @@ def write_metrics(path: Path, train: FederatedDataset, score: Score, local: Scor
         columns["error_alone"] = pa.array(local.clients)
         if local.calibration is not None:
             columns["calibration_error_alone"] = pa.array(local.calibration.clients)
+    columns |= {name: pa.array(found) for name, found in errors.items()}
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), buffer)
     write_atomically(path, buffer.getvalue().to_pybytes())

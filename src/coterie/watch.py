@@ -16,7 +16,7 @@ from coterie.engines.outcome import Progress as RoundProgress
 from coterie.engines.simulate import set_clock
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.words import round_up
-from coterie.run import RunPlan
+from coterie.run import RunPlan, advice_of
 from coterie.scores import mean_loss
 
 _WATCHED_CLIENTS = 200
@@ -26,14 +26,17 @@ _MARKS = 8
 class Watch:
     """A progress bar that an engine may call after every round."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, brief: bool = False) -> None:
         self._quiet = quiet
+        self._brief = brief
         self._bar: Progress | None = None
 
     def open(self, run_plan: RunPlan, data: FederatedDataset) -> "Watch | _Silent":
         """Get ready for a run."""
         if self._quiet:
             return _Silent()
+        for line in _verdict(run_plan, data, brief=self._brief):
+            print(line, file=sys.stderr)
         for hint in _hints(run_plan, data):
             print(f"hint: {hint}", file=sys.stderr)
         self._plan = run_plan.plan()
@@ -88,6 +91,16 @@ class Watch:
     def _measure(self, progress: RoundProgress) -> float:
         models = progress.models(self._plan.method, self._data)
         return mean_loss(self._plan.method.model, models, self._data, self._ids)
+
+
+def _verdict(run_plan: RunPlan, data: FederatedDataset, *, brief: bool) -> Iterator[str]:
+    """Say first of all whether joining pays; in brief, one line without what would change it."""
+    advice = advice_of(run_plan, data.spec)
+    if advice is not None:
+        yield f"verdict: {advice.told()}"
+        yield from () if brief else (f"  {remedy}" for remedy in advice.remedies)
+    if run_plan.chosen and not brief:
+        yield f"auto: {run_plan.chosen}"
 
 
 def _hints(run_plan: RunPlan, data: FederatedDataset) -> Iterator[str]:

@@ -28,7 +28,8 @@ from coterie.privacy.entropy import open_entropy
 from coterie.privacy.noise import LaplaceNoise
 from coterie.privacy.sampling import FixedSize, Poisson
 from coterie.rng import Rng
-from coterie.run import resolve, rounds_by_rule
+from coterie.rules import rounds_by_rule
+from coterie.run import resolve
 from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from torch import Tensor
 
+from coterie.data.contract import cut_note
 from coterie.data.federated import DataError, Features, FederatedDataset
 
 _BLOCK = 1 << 23  # numbers worked on at a time, in float64
@@ -101,16 +102,7 @@ def apply_constants(
             f"target_center = {target_center}, target_scale = {target_scale}: expected a number "
             "and a positive number"
         )
-    features: Features
-    if isinstance(data.features, torch.Tensor):
-        out = np.empty(_flat(data).shape, dtype=np.float32)
-        for rows in _row_blocks(data):
-            scaled = (_flat(data)[rows] - centers) / scales
-            out[rows] = scaled if clip is None else np.clip(scaled, -clip, clip)
-        features = _like(data, out)
-    else:
-        values = data.features.data / scales[data.features.indices]
-        features = _with_values(data, values if clip is None else np.clip(values, -clip, clip))
+    features, notes = _cut(replace(data, features=_divided(data, centers, scales)), clip)
     cut = "" if clip is None else f", cut at +-{clip:g}"
     note = f"features scaled by declared constants{cut}"
     if data.spec.task == "regression" and (target_center, target_scale) != (0.0, 1.0):
@@ -118,7 +110,32 @@ def apply_constants(
     targets = data.targets
     if data.spec.task == "regression":
         targets = ((targets.double() - target_center) / target_scale).float()
-    return replace(_noted(data, features, note), targets=targets)
+    return replace(data, features=features, targets=targets, notes=(*data.notes, note, *notes))
+
+
+def _divided(
+    data: FederatedDataset, centers: NDArray[np.float64], scales: NDArray[np.float64]
+) -> Features:
+    with np.errstate(over="ignore"):  # what is too large for float32 is infinite until it is cut
+        if not isinstance(data.features, torch.Tensor):
+            return _with_values(data, data.features.data / scales[data.features.indices])
+        out = np.empty(_flat(data).shape, dtype=np.float32)
+        for rows in _row_blocks(data):
+            out[rows] = (_flat(data)[rows] - centers) / scales
+    return _like(data, out)
+
+
+def _cut(scaled: FederatedDataset, clip: float | None) -> tuple[Features, tuple[str, ...]]:
+    """Cut features at +-clip in place, and say where that takes many of a client's rows."""
+    features = scaled.features
+    if clip is None:
+        return features, ()
+    note = cut_note(scaled, clip)
+    if isinstance(features, torch.Tensor):
+        features.clamp_(-clip, clip)
+    else:
+        np.clip(features.data, -clip, clip, out=features.data)
+    return features, () if note is None else (note,)
 
 
 def _constants(

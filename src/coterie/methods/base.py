@@ -17,11 +17,12 @@ from torch import Tensor
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.models import Model, as_model
 from coterie.privacy.billboard import Post
+from coterie.privacy.blocks import Block
 from coterie.privacy.mechanisms import Shape
 from coterie.rng import Rng
 from coterie.tree import Tree, size, stack
 
-__all__ = ["Method", "Post", "Shape", "Silent", "register", "registered"]
+__all__ = ["Block", "Method", "Post", "Shape", "Silent", "register", "registered"]
 
 _METHODS: dict[str, type["Method"]] = {}
 M = TypeVar("M", bound=type["Method"])
@@ -101,6 +102,13 @@ class Method(metaclass=_Arranged):
         """Refuse rounds of so many clients, where the method was set up for fewer."""
         return None
 
+    def for_budget(self, reach: float, spec: Spec) -> "Method":
+        """Fill in what a rule decides from clients times mu, before rounds are chosen.
+
+        `reach` is infinity without privacy. What was filled in already has to stay as it is.
+        """
+        return self
+
     def for_cohort(self, largest: int, spec: Spec) -> "Method":
         """Fill in what was left to the plan: the most clients that a round may have."""
         return self
@@ -108,6 +116,14 @@ class Method(metaclass=_Arranged):
     def usual_clip(self, clients: int, rounds: int) -> float:
         """Give the clip where none is asked for, from public facts alone."""
         return 0.5
+
+    def blocks(self, clip: float) -> tuple[Block, ...]:
+        """Say how the leaves of a contribution are bounded, each on its own, and paid for.
+
+        From public facts alone; the first is the leaf that a plan's relative error is of, which
+        `mean_of` counts. () for one clip on the whole contribution.
+        """
+        return ()
 
     def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
         """Say, of a run with a budget, why its rounds and clip are as they are."""
@@ -190,6 +206,15 @@ class Method(metaclass=_Arranged):
             return stack(shared, len(clients))
         return self.personalise(shared, personal, clients, Rng.seeded(0))
 
+    def uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
+        """Give the standard deviation of what is predicted for other rows of the same clients.
+
+        (c, longest of `rows`[, outputs]): of an outcome, or of the score of a class.
+        """
+        raise NotImplementedError(
+            f"{self.kind} gives models without their uncertainty: use pfeb, or leave return_std out"
+        )
+
     @property
     def stop_gap(self) -> float | None:
         """The relative duality gap at which a run without privacy is done; None for never.
@@ -208,8 +233,9 @@ class Method(metaclass=_Arranged):
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Method"]]:
-        """Give the registered methods by name."""
-        return registered()
+        """Give what a plan may name: the registered methods, and "auto", which picks one."""
+        auto = importlib.import_module("coterie.methods.auto").Auto
+        return {auto.kind: auto, **registered()}
 
 
 class Silent(Method):

@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Block, Method, Post, Shape, register
 from coterie.methods.fedavg import FedAvg
 from coterie.models import Model
 from coterie.rng import Rng
@@ -161,6 +161,14 @@ class Finetune(Method):
     def check_cohort(self, largest: int, spec: Spec) -> None:
         """Refuse cohorts as the base method does."""
         self.base.check_cohort(largest, spec)
+
+    def blocks(self, clip: float) -> tuple[Block, ...]:
+        """Bound contributions as the base method does."""
+        return self.base.blocks(clip)
+
+    def for_budget(self, reach: float, spec: Spec) -> Method:
+        """Fill in the base method."""
+        return replace(self, base=self.base.for_budget(reach, spec))
 
     def for_cohort(self, largest: int, spec: Spec) -> Method:
         """Fill in the base method."""

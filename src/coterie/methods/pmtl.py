@@ -32,6 +32,14 @@ at all, so its guarantee is that of a run of its cluster alone with the same noi
 probability of taking part. Under `replace` another client of the same cluster takes its place:
 which cluster a client is in is public and stays. A slot is divided by its own cluster's expected
 cohort, so a small cluster's mean is noisier by as much as it is smaller.
+
+`shared = "slice"` is for linear heads on the features of a frozen public map that come in public
+order (see `coterie.data.embed` and `Linear(start=...)`). Shared, and posted, are the weights of the
+first `directions` features and the biases alone. In a round a client fits these to its own rows
+with all else at the public start, min over the slice of mean_i loss + lam/2 |change|^2, by Newton's
+method, and contributes the change. After the last round it fits its whole head towards the public
+start with the shared slice in it, and posts nothing more. Sensitivity and epsilon are those of any
+clipped sum; there are fewer numbers for the noise to fall on.
 """
 
 import math
@@ -44,10 +52,19 @@ from torch import Tensor
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
+from coterie.models.features import (
+    check_directions,
+    head_of,
+    matrix_of,
+    put_slice,
+    slice_of,
+    slice_variances,
+)
 from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.posterior import Prior, posterior
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, add, map_leaves, stack, subtract, take
+from coterie.tree import Tree, add, map_leaves, stack, subtract, take, to
 
 BEGUN = "begun"
 """A leaf of the personal state: 1 where a client has taken part. It is for methods whose clients
@@ -70,6 +87,9 @@ class PMTL(Method):
         last_epochs: Epochs of that last solve (SGD only).
         clusters: The public cluster of each client, in the order of the clients, numbered from 0;
             empty for one cluster of all.
+        shared: "all" of the model, or a "slice" of a linear head: see the module's words.
+        directions: How many of the first features are in the slice; 0 for the biases alone.
+        last_lam: The pull of the last solve of a slice's heads; None for `lam`.
     """
 
     shape = Shape.SUM
@@ -81,10 +101,14 @@ class PMTL(Method):
     last_solve: bool = True
     last_epochs: int = 5
     clusters: tuple[int, ...] = ()
+    shared: Literal["all", "slice"] = "all"
+    directions: int = 16
+    last_lam: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
+        self._check_slice()
         if self.last_epochs < 1:
             raise ValueError(
                 f"last_epochs = {self.last_epochs}: expected at least 1; to leave the last solve "
@@ -96,6 +120,27 @@ class PMTL(Method):
             raise ValueError(
                 f"clusters: {sorted(missing)[:5]} are below 0 or have no client; expected numbers "
                 "from 0 on with none left out"
+            )
+
+    def _check_slice(self) -> None:
+        if self.shared not in ("all", "slice"):
+            raise ValueError(f'shared = {self.shared!r}: expected "all" or "slice"')
+        if self.shared == "all":
+            if self.last_lam is not None:
+                raise ValueError(
+                    f'last_lam = {self.last_lam}: is for shared = "slice"; set lam, or shared'
+                )
+            return
+        pulls = (self.lam, self.lam if self.last_lam is None else self.last_lam)
+        if not all(0 < pull < math.inf for pull in pulls):
+            raise ValueError(
+                f"lam = {self.lam}, last_lam = {self.last_lam}: expected finite numbers > 0 for a "
+                "slice: without a pull, classes that a client has no rows of have no fit"
+            )
+        if self.clusters or self.change_from == "own" or self.solver == "sgd":
+            raise ValueError(
+                'shared = "slice" is solved exactly, changes from the shared slice, and knows no '
+                'clusters: leave clusters, change_from and solver out, or use shared = "all"'
             )
 
     @property
@@ -117,7 +162,8 @@ class PMTL(Method):
     def check(self, spec: Spec) -> None:
         """Refuse models that do not fit the rows, and exact solves that do not exist."""
         super().check(spec)
-        self.problem().is_exact(spec)
+        if self.shared == "all":
+            self.problem().is_exact(spec)
         if self.clusters:
             check_places(len(self.clusters), spec.clients, "clusters")
 
@@ -128,21 +174,42 @@ class PMTL(Method):
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start every cluster from the same public model."""
         start = self.model.init(spec, rng)
+        if self.shared == "slice":
+            return slice_of(start, self._directions(spec))
         return stack(start, max(self.clusters) + 1) if self.clusters else start
+
+    def _directions(self, spec: Spec) -> int:
+        if not isinstance(self.model, Linear):
+            raise ValueError(
+                f'shared = "slice" is for linear heads on public features, and this is '
+                f'{type(self.model).__name__}: use Linear() on embedded rows, or shared = "all"'
+            )
+        check_directions(self.directions, spec)
+        return self.directions
+
+    def usual_clip(self, clients: int, rounds: int) -> float:
+        """Take 1 for a slice: the whole way is made in few rounds."""
+        return 1.0 if self.shared == "slice" else super().usual_clip(clients, rounds)
 
     def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start from the shared model; in clusters, from the own cluster's when the time comes."""
         if not self.clusters:
-            return stack(shared, clients)
+            return stack(self._whole(shared, spec), clients)
         first = map_leaves(lambda leaf: leaf[0], shared)
         return begun(stack(first, clients), yet=False)
 
     def shared_model(self, shared: Tree, clients: Clients) -> Tree:
         """Give the shared model, or each client's cluster's."""
         if not self.clusters:
-            return shared
+            return self._whole(shared, clients.spec)
         check_places(len(self.clusters), clients.spec.clients, "clusters")
         return take(shared, self._places(clients.ids).to(clients.device))
+
+    def _whole(self, shared: Tree, spec: Spec) -> Tree:
+        """Give the shared model with what is not posted of it at the public start."""
+        if self.shared == "all":
+            return shared
+        return put_slice(self.model.init(spec, Rng.seeded(0)), shared)
 
     def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
         """Name all leaves: what a client is pulled to is a whole model."""
@@ -164,6 +231,9 @@ class PMTL(Method):
     ) -> tuple[Tree, Tree]:
         """Work on the own model against the shared one; contribute the difference."""
         anchor = self.shared_model(shared, clients)
+        if self.shared == "slice":
+            after = self._fit(anchor, clients, self.lam, self.directions)
+            return after, slice_of(subtract(after, anchor), self.directions)
         start = begin(personal, anchor) if self.clusters else personal
         after = self.problem().solve(start, clients, rng, round=round, anchor=anchor, tell=True)
         change = subtract(after, anchor if self.change_from == "shared" else start)
@@ -198,10 +268,22 @@ class PMTL(Method):
         if not self.last_solve:
             return self.standing(shared, personal, clients)
         anchor = self.shared_model(shared, clients)
+        if self.shared == "slice":
+            pull = self.lam if self.last_lam is None else self.last_lam
+            return finite_or(self._fit(anchor, clients, pull, clients.spec.features), personal)
         start = begin(personal, anchor) if self.clusters else personal
         longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
         problem = replace(self.problem(), sgd=longer)
         return problem.solve(start, clients, rng, round=0, anchor=anchor)
+
+    def _fit(self, anchor: Tree, clients: Clients, lam: float, directions: int) -> Tree:
+        """Fit the first columns of every client's head to its own rows, pulled to the anchor."""
+        assert isinstance(self.model, Linear)
+        variances = slice_variances(clients.spec, self.model.bias, directions, 1 / lam)
+        center = matrix_of(anchor).cpu()
+        prior = Prior(center=center, variances=variances, per_row=True)
+        moved = posterior(clients, prior, bias=self.model.bias).deviation.cpu() / math.sqrt(lam)
+        return to(head_of(center + moved, self.model.bias), clients.device)
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Give the own model; before the first round of a client, the shared one."""
@@ -226,6 +308,18 @@ def begin(personal: Tree, start: Tree) -> Tree:
         return torch.where(old.reshape(-1, *[1] * (mine.dim() - 1)), mine, first)
 
     return map_leaves(pick, own, start)
+
+
+def finite_or(after: Tree, before: Tree) -> Tree:
+    """Let clients whose model is not finite keep the one that they had."""
+    good = torch.stack([leaf.flatten(1).isfinite().all(dim=1) for leaf in after.values()]).all(
+        dim=0
+    )
+
+    def pick(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(good.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+
+    return map_leaves(pick, after, before)
 
 
 def begun(models: Tree, yet: bool = True) -> Tree:

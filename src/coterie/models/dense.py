@@ -1,11 +1,17 @@
 """Linear models and fully connected networks."""
 
 import math
+import os
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,17 +34,28 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 class Linear(Model):
     """Linear predictions of the flattened row, from zeros: leaves "weight" and "bias".
 
+    Attributes:
+        bias: Whether there are biases.
+        start: A file of public weights to start from, in place of zeros: an npz with "weight",
+            (outputs, features), and "bias", (outputs,); `save_start` writes one. Whoever reads the
+            plan needs the same file.
+
     >>> shapes = Linear().init(Spec((3, 2), 4, "multiclass", 10), Rng.seeded(0))
     >>> {name: tuple(leaf.shape) for name, leaf in shapes.items()}
     {'weight': (4, 6), 'bias': (4,)}
     """
 
     bias: bool = True
+    start: str | None = None
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Start from zeros."""
-        params = {"weight": torch.zeros(spec.outputs, spec.features)}
-        return params | {"bias": torch.zeros(spec.outputs)} if self.bias else params
+        """Start from zeros, or from the public weights."""
+        shapes: dict[str, tuple[int, ...]] = {"weight": (spec.outputs, spec.features)}
+        if self.bias:
+            shapes["bias"] = (spec.outputs,)
+        if self.start is None:
+            return {name: torch.zeros(shape) for name, shape in shapes.items()}
+        return read_start(Path(self.start), shapes)
 
     def apply(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
         """Predict one client's rows."""
@@ -116,3 +133,55 @@ def check_widths(name: str, widths: tuple[int, ...]) -> None:
     """Refuse widths below 1."""
     if any(width < 1 for width in widths):
         raise ValueError(f"{name}: given {widths}; expected whole numbers of at least 1")
+
+
+def save_start(path: str | Path, params: Tree) -> None:
+    """Write public weights for `Linear(start=...)`."""
+    with Path(path).open("wb") as file:  # an open file, or NumPy would add a suffix to the name
+        np.savez(file, **{name: leaf.detach().cpu().numpy() for name, leaf in params.items()})  # type: ignore[arg-type]
+
+
+def read_start(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Read public weights of these names and shapes.
+
+    Raises:
+        ValueError: If there is no such file, or it holds something else.
+    """
+    try:
+        found = os.stat(path)
+        arrays = _arrays(str(path), found.st_mtime_ns, found.st_size)
+    except FileNotFoundError:
+        raise ValueError(
+            f"start = {str(path)!r}: no such file; restore the public weights, or leave start out"
+        ) from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"start = {str(path)!r}: could not be read ({error}); expected an npz of arrays: write "
+            "it with save_start"
+        ) from error
+    given = {name: array.shape for name, array in arrays.items()}
+    if given != dict(shapes):
+        raise ValueError(
+            f"start = {str(path)!r}: holds {given}; the model on these rows has {dict(shapes)}: "
+            "use the features and classes that the weights were made for"
+        )
+    odd = [
+        n for n, array in arrays.items() if array.dtype.kind != "f" or not np.isfinite(array).all()
+    ]
+    if odd:
+        raise ValueError(
+            f"start = {str(path)!r}: {odd[0]!r} holds what is no finite floating-point number; "
+            "write the file anew"
+        )
+    return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in shapes}
+
+
+@lru_cache(maxsize=8)
+def _arrays(path: str, changed: int, size: int) -> dict[str, NDArray[Any]]:
+    # Models are started often; a file is read anew when it has changed. Opened here, not by
+    # np.load: a handle it opens itself is not always closed when what it reads is not an npz.
+    with Path(path).open("rb") as file:
+        found = np.load(file, allow_pickle=False)
+        if not isinstance(found, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array without a name")
+        return {name: found[name] for name in found.files}

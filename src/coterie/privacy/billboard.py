@@ -16,19 +16,20 @@ data, against all others together. The first premise is this file, the second a 
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from coterie.privacy.accounting import Event, Gaussian
+from coterie.privacy.blocks import BlockSum
 from coterie.privacy.entropy import DrawnAhead, Entropy
-from coterie.privacy.events import Laplace, LocalGaussian
+from coterie.privacy.events import Laplace, LocalGaussian, NonPrivate
 from coterie.privacy.ledger import Ledger, OverspentError
 from coterie.privacy.local import ClientEntropy, LocalGaussianSum
-from coterie.privacy.mechanisms import Mechanism
+from coterie.privacy.mechanisms import Mechanism, Shapes, count_numbers
 from coterie.privacy.transcript import FolderTranscript, Transcript
 from coterie.tree import Tree, add, map_arrays
 
@@ -74,6 +75,9 @@ class Post:
     """A released value, paid for; public from here on.
 
     `radius` says how far noise alone reaches in it (0 without noise): see `Mechanism.radius`.
+    `deviations` are the standard deviations of the noise of each number of a posted sum, by leaf:
+    public numbers, 0 without noise. Where clients add the noise themselves, those over cohorts as
+    well, which vary in size. Not-a-number where the noise is not that of a sum.
     """
 
     value: Tree
@@ -81,6 +85,7 @@ class Post:
     event: Event
     cohort: float
     radius: float = 0.0
+    deviations: Mapping[str, float] = field(default_factory=dict)
     seal: InitVar[object] = None
 
     def __post_init__(self, seal: object) -> None:
@@ -88,27 +93,31 @@ class Post:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the noise of each number of a posted sum: a public number.
-
-        Where clients add the noise themselves, that over cohorts as well, which vary in size.
-        Not-a-number where the noise is not that of a sum.
-        """
-        numbers = sum(leaf.numel() for leaf in self.value.values())
-        if self.radius == 0:
-            return 0.0
-        if isinstance(self.event, Laplace):
-            return math.sqrt(2) * self.radius / (math.log(max(numbers, 1)) + 1)
-        if isinstance(self.event, LocalGaussian) or (
-            isinstance(self.event, Gaussian) and self.event.replaced == 2.0
-        ):
-            return self.radius / math.sqrt(2 * math.log(max(numbers, 2)))
-        return math.nan
+        """The one standard deviation of all numbers; not-a-number where leaves differ."""
+        first, *others = self.deviations.values() or (math.nan,)
+        return first if all(other == first for other in others) else math.nan
 
     @property
     def mean(self) -> Tree:
         """The sum over the *expected* cohort, a public number, in float32."""
         means = {name: leaf.numpy() / self.cohort for name, leaf in self.value.items()}
         return map_arrays({name: mean.astype(np.float32) for name, mean in means.items()})
+
+
+def _deviations(mechanism: Mechanism, totals: Shapes) -> Mapping[str, float]:
+    if isinstance(mechanism, BlockSum):
+        return mechanism.deviations(totals)
+    event, radius, numbers = mechanism.event(), mechanism.radius(totals), count_numbers(totals)
+    one = math.nan
+    if isinstance(event, NonPrivate):
+        one = 0.0
+    elif isinstance(event, Laplace):
+        one = math.sqrt(2) * radius / (math.log(max(numbers, 1)) + 1)
+    elif isinstance(event, LocalGaussian) or (
+        isinstance(event, Gaussian) and event.replaced == 2.0
+    ):
+        one = radius / math.sqrt(2 * math.log(max(numbers, 2)))
+    return dict.fromkeys(totals, one)
 
 
 def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
@@ -182,6 +191,8 @@ class Billboard:
         self._entropy = entropy
         self._posting = threading.Lock()
         try:
+            for mechanism in dict.fromkeys(self._mechanisms):
+                mechanism.totals(self._template)  # refuses a contribution that it is not made for
             self._check_events()
             self._settle_account()
         except Exception:
@@ -268,8 +279,9 @@ class Billboard:
 
     def _seal(self, index: int, value: Tree) -> Post:
         mechanism = self._mechanisms[index]
-        radius = mechanism.radius(mechanism.totals(self._template))
-        return Post(value, index, mechanism.event(), self._cohort, radius, _SEAL)
+        totals = mechanism.totals(self._template)
+        radius, deviations = mechanism.radius(totals), _deviations(mechanism, totals)
+        return Post(value, index, mechanism.event(), self._cohort, radius, deviations, _SEAL)
 
     def _settle_account(self) -> None:
         # A crash between a post's rename and its line in the ledger: the post is out, so it counts

@@ -18,6 +18,7 @@ from coterie.privacy.accounting import (
     calibrate_wishart,
     default_delta,
 )
+from coterie.privacy.blocks import Block, BlockSum, check_blocks, replaced_by
 from coterie.privacy.events import Gaussian, check_delta
 from coterie.privacy.laplace import LaplaceSum
 from coterie.privacy.local import LocalGaussianSum
@@ -48,6 +49,8 @@ class Ask:
         relation: What neighbours are.
         rows: Where a published proof speaks of single rows: the most rows of a client, and the
             budget is converted (see `published`); None otherwise.
+        blocks: How the leaves of a contribution are bounded, each on its own; () for one clip on
+            the whole.
     """
 
     shape: Shape
@@ -60,6 +63,7 @@ class Ask:
     participation: Participation
     relation: Relation
     rows: int | None = None
+    blocks: tuple[Block, ...] = ()
 
 
 class Noise(ABC):
@@ -69,6 +73,8 @@ class Noise(ABC):
     shapes: ClassVar[tuple[Shape, ...]] = ()
     local: ClassVar[bool] = False
     """Whether clients add the noise themselves: then who takes part is seen."""
+    by_block: ClassVar[bool] = False
+    """Whether it is made for contributions whose leaves are bounded each on its own."""
 
     def mechanisms(self, ask: Ask) -> tuple[Mechanism, ...]:
         """Give the mechanism of each round."""
@@ -82,7 +88,23 @@ class Noise(ABC):
             raise ValueError(f"clip = {ask.clip}: expected a positive number")
         if ask.epsilon is not None and not 0 < ask.epsilon < math.inf:
             raise ValueError(f"epsilon = {ask.epsilon}: expected a positive number")
+        if ask.blocks:
+            self._check_blocks(ask)
         return self._make(ask)
+
+    def _check_blocks(self, ask: Ask) -> None:
+        names = ", ".join(block.name for block in ask.blocks)
+        if not self.by_block:
+            raise ValueError(
+                f"{self.kind} noise is for contributions under one clip; this method bounds "
+                f"{names} each on its own: use gaussian noise"
+            )
+        if ask.shape is not Shape.SUM or ask.rows is not None:
+            raise ValueError(
+                f"blocks {names} are of sums of whole clients' contributions; got shape "
+                f"{ask.shape.value}, rows = {ask.rows}: leave blocks empty"
+            )
+        check_blocks(ask.blocks)
 
     @abstractmethod
     def _make(self, ask: Ask) -> tuple[Mechanism, ...]: ...
@@ -119,13 +141,13 @@ class GaussianNoise(Noise):
 
     kind: ClassVar[str] = "gaussian"
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM, Shape.GRAM, Shape.SQUARES, Shape.ROWS)
+    by_block: ClassVar[bool] = True
 
     def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
         base = ask.noise_multiplier
         if base is None:
             assert ask.epsilon is not None
             check_delta(ask.delta, (Gaussian(1.0),))
-            positive = ask.shape in (Shape.GRAM, Shape.SQUARES)
             if ask.rows is not None:
                 base = rows_to_clients(ask.epsilon, ask.delta, ask.weights, ask.rows)
             else:
@@ -135,11 +157,18 @@ class GaussianNoise(Noise):
                     weights=ask.weights,
                     participation=ask.participation,
                     relation=ask.relation,
-                    replaced=SQRT2 if positive else 2.0,
+                    replaced=self._replaced(ask),
                 )
         return tuple(self._one(ask, base / weight) for weight in ask.weights)
 
+    def _replaced(self, ask: Ask) -> float:
+        if ask.blocks:
+            return replaced_by(ask.blocks)
+        return SQRT2 if ask.shape in (Shape.GRAM, Shape.SQUARES) else 2.0
+
     def _one(self, ask: Ask, multiplier: float) -> Mechanism:
+        if ask.blocks:
+            return BlockSum(ask.blocks, multiplier)
         if ask.shape is Shape.GRAM:
             return GaussianGram(ask.clip, multiplier)
         if ask.shape is Shape.SQUARES:

@@ -1,0 +1,336 @@
+r"""PFEB: private federated empirical Bayes, the default for linear models.
+
+Every client's weights are a draw from one prior, w_k ~ N(w, diag(t2)), and its outcomes have
+variance s2 around its own model (regression; classes have their likelihood). The prior is fitted
+to all clients by private rounds; a client's model is the posterior mean under the final prior, on
+its own rows. How strongly clients are drawn together, s2/t2, is learned inside the budget, so
+nothing is left to tune (Lindley and Smith 1972; Efron and Morris 1975; mean-regularised
+multi-task learning with a learned lam). PMTL is the special case of one constant t2 and no
+momentum: `learn = False, momentum = 0`.
+
+In a round a client finds its posterior under the prior N(y, t2), with V_k its covariance
+(`solvers.posterior`: exact, or Laplace's approximation for classes), and contributes, in units of
+the prior, three blocks that are clipped each on its own and paid for by one release:
+
+    mean       (E w_k - y) / sqrt(t2)                       l2 norm at most C = 1
+    spread     diag(V_k) / t2 + (E w_k - y)^2 / t2          at most 1.5 sqrt(p); never negative
+    residual   (|residuals|^2 + tr(X V_k X')) / (n_k s2)    at most 3; regression alone
+
+From the noisy means D, Q, r (sums over the *expected* cohort) the server takes, as pure
+post-processing, a step of expectation maximisation, lengthened and with momentum:
+
+    w' = y + 4/3 sqrt(t2) D,   y' = w' + min(t/(t+3), 0.8) (w' - w)
+    t2 *= clip(Q, 1/2, 2)^e,   s2 *= clip(r, 2/5, 5/2)^min(1, e),   e = min(2/sqrt(t), 2), t >= 1
+
+Q is first shrunk: coordinates to their mean by max(0, 1 - noise variance / variance), and their
+mean, like r, to 1 by what noise and the draw of the cohort can have done to it. Undamped, the
+variances would integrate noise. Without noise each step is one of EM itself (Q and r as they are),
+whose limit is the maximum-likelihood fit of the mixed model.
+
+Clients of all sizes have one voice: r is the mean over clients of their own mean squares, which
+for clients of unequal size is not what a likelihood of all rows would weigh.
+
+`gls`: for few weights and many clients (regression and binary targets) a fourth block posts
+K_k = I - V_k / (sqrt(t2) sqrt(t2)'), 0 <= K <= I, Frobenius norm clipped to 0.7 sqrt(p). Then
+w' = y + sqrt(t2) (mean K)^-1 D is the generalised-least-squares estimate, in one step where EM
+takes 1/K of them; eigenvalues are kept above what noise can have made. The spread is lengthened
+likewise, by 1/diag K. Three or four rounds are enough.
+
+`shared = "slice"`: for linear heads on public features in public order (`models.features`) only the
+weights of the first `directions` features and the biases are shared and posted; at the end each
+client fits its whole head, the others with the mean variance that was learned, around the public
+start.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.data.contract import refuse_unscaled
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import Block, Method, Post, Shape, register
+from coterie.methods.local import LAMS, modes, ridge_prior
+from coterie.methods.prior import Told, packed
+from coterie.models import Linear, Model
+from coterie.models.features import check_directions, head_of, matrix_of, slice_variances
+from coterie.rng import Rng
+from coterie.solvers.posterior import Prior, leave_one_out, posterior, predictive_deviation
+from coterie.tree import Tree, to
+
+STEP = 4 / 3
+"""Of the mean: curvatures K are at most 1, and steps below (2 + 2b)/(1 + 2b) = 1.38 stay stable
+with momentum b = 0.8."""
+START_RESIDUAL = 0.5
+_SPREAD, _RESIDUAL, _CURVATURE = 1.5, 3.0, 0.7  # bounds of the blocks
+_SHARES = {"mean": 0.6, "spread": 0.3, "residual": 0.1}  # of mu^2
+_GLS_SHARES = {"mean": 0.45, "spread": 0.2, "residual": 0.1, "curvature": 0.25}
+_FEW, _FAR = 5, 300.0  # the rule of GLS: at most so many weights, clients times mu at least so much
+_EXACT_GLS = 64  # weights up to which a fit without privacy takes whole curvatures
+_LEAST = 1e-10  # a variance that is as good as none
+_GUARDED = 5  # rows below which nobody's own model can be told to be better
+
+
+@register("pfeb")
+@dataclass(frozen=True, kw_only=True)
+class PFEB(Method):
+    """One linear model per client, its posterior under a prior that is learned privately: default.
+
+    Attributes:
+        model: Linear, with or without a bias, which is drawn together as the weights are.
+        learn: Whether the variances of the prior are learned; else they stay at `variance` (and a
+            residual variance of 0.5), and the mean alone is posted.
+        variance: The prior variance to start from, of weights in units of scaled features.
+        momentum: The most momentum of the shared mean; 0 for none.
+        residual: Whether a residual variance is posted; None for outcomes of regression.
+        gls: Post curvatures too, see the module's words; None for the rule (at most 5 weights, and
+            clients times mu at least 300; without privacy, at most 64 weights).
+        guard: A client keeps a model of its own where that beats the shared posterior by one
+            standard error, both on own rows left out. Insurance against a broken shared model, and
+            no more: it does not lower the share of clients who lose by joining.
+        shared: "all" weights, or a "slice" of a head on public features.
+        directions: How many of the first features are in the slice.
+    """
+
+    shape = Shape.SUM
+    rounds_error = 0.3
+    rounds_without_noise = 200
+
+    model: Model = field(default_factory=Linear)
+    learn: bool = True
+    variance: float = 0.1
+    momentum: float = 0.8
+    residual: bool | None = None
+    gls: bool | None = None
+    guard: bool = False
+    shared: Literal["all", "slice"] = "all"
+    directions: int = 16
+
+    def __post_init__(self) -> None:
+        if not 1e-8 <= self.variance <= 1e8:
+            raise ValueError(
+                f"variance = {self.variance}: expected a positive number, such as 0.1 (of weights, "
+                "where features and outcomes are of size 1)"
+            )
+        if not 0 <= self.momentum <= 0.8:
+            raise ValueError(f"momentum = {self.momentum}: expected a number from 0 to 0.8")
+        if self.shared not in ("all", "slice"):
+            raise ValueError(f'shared = {self.shared!r}: expected "all" or "slice"')
+
+    @property
+    def rounds_between(self) -> tuple[int, int]:  # type: ignore[override]  # of this plan
+        """Three or four rounds with curvatures, else up to 50."""
+        return (3, 4) if self.gls else (1, 50)
+
+    def usual_clip(self, clients: int, rounds: int) -> float:
+        """Take 1, in units of the prior."""
+        return 1.0
+
+    def for_budget(self, reach: float, spec: Spec) -> Method:
+        """Post curvatures where they are few numbers and the budget reaches far."""
+        if self.residual is None and self.learn:
+            return replace(self, residual=spec.task == "regression").for_budget(reach, spec)
+        if self.gls is not None or not self._can_gls(spec):
+            return self
+        weights = spec.features + self._bias
+        far = weights <= (_EXACT_GLS if reach == math.inf else _FEW) and reach >= _FAR
+        return replace(self, gls=True) if far else self
+
+    def _can_gls(self, spec: Spec) -> bool:
+        return spec.outputs == 1 and self.learn and self.shared == "all"
+
+    @property
+    def _bias(self) -> bool:
+        assert isinstance(self.model, Linear)
+        return self.model.bias
+
+    def check(self, spec: Spec) -> None:
+        """Refuse other models, and curvatures that are not there."""
+        if not isinstance(self.model, Linear):
+            raise ValueError(
+                f"pfeb is for linear models, not {type(self.model).__name__}: use dpfedmtl or "
+                'pmtl, or a linear head on public features (shared = "slice")'
+            )
+        if self.gls and not self._can_gls(spec):
+            raise ValueError(
+                f'gls = true needs one output, learn = true and shared = "all"; this is '
+                f"{spec.task} with {spec.outputs} outputs: leave gls out"
+            )
+        if self.shared == "slice":
+            check_directions(self.directions, spec)
+        self.model.init(spec, Rng.seeded(0))
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse columns of another size than about 1: inside each client, before a post."""
+        super().check_data(data)
+        refuse_unscaled(data)
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Start around the model's public start, with a wide prior."""
+        self.check(spec)
+        center = matrix_of(self.model.init(spec, rng))
+        directions = self.directions if self.shared == "slice" else spec.features
+        return {
+            "ahead": center,
+            "mean": center.clone(),
+            "variances": slice_variances(spec, self._bias, directions, self.variance),
+            "residual": _one(START_RESIDUAL if spec.task == "regression" else 1.0),
+            "posts": _one(0.0),
+            "clients": _one(float(spec.clients)),
+        }
+
+    def blocks(self, clip: float) -> tuple[Block, ...]:
+        """Bound the parts of a contribution, each in its own units."""
+        if not self.learn:
+            return (Block("mean", clip, 1.0),)
+        given = _GLS_SHARES if self.gls else _SHARES
+        shares = {name: share for name, share in given.items() if self._posts(name)}
+        found = {name: share / math.fsum(shares.values()) for name, share in shares.items()}
+        bounded = [
+            Block("mean", clip, found["mean"]),
+            Block("spread", _SPREAD, found["spread"], "positive", per_root=True),
+        ]
+        if "residual" in found:
+            bounded.append(Block("residual", _RESIDUAL, found["residual"], "single"))
+        if "curvature" in found:
+            bounded.append(Block("curvature", _CURVATURE, found["curvature"]))
+        return tuple(bounded)
+
+    def _posts(self, name: str) -> bool:
+        return name != "residual" or self.residual is not False
+
+    def mean_of(self, spec: Spec) -> tuple[int, float]:
+        """Count the weights whose mean is posted."""
+        return int(self._posted(self.init(spec, Rng.seeded(0))).sum()), 1.0
+
+    def _posted(self, shared: Tree) -> Tensor:
+        """Say which weights are shared, (outputs, p) bool: those that may vary."""
+        return shared["variances"] > 0
+
+    def contribution(self, shared: Tree) -> Tree:
+        """Contribute a number a weight, for mean and spread; one for the residual."""
+        weights = int(self._posted(shared).sum())
+        sizes = {"mean": weights}
+        if self.learn:
+            sizes |= {"spread": weights} | ({"residual": 1} if self._posts("residual") else {})
+        if self.gls:
+            sizes["curvature"] = weights * (weights + 1) // 2
+        return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
+
+    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Keep nothing between rounds: a client's model follows from its rows and the prior."""
+        return {}
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Find the own posterior; contribute what the prior learns from."""
+        residual = _residual(shared, clients.spec)
+        prior = Prior(_cpu(shared["ahead"]), _cpu(shared["variances"]), residual)
+        found = posterior(clients, prior, bias=self._bias, curvature=bool(self.gls))
+        posted = self._posted(shared).to(found.deviation.device)
+        mean = found.deviation[:, posted]
+        rows = {"mean": mean, "spread": found.variances[:, posted] + mean.square()}
+        rows["residual"] = found.residual[:, None]
+        if found.curvature is not None:
+            rows["curvature"] = packed(found.curvature) / math.sqrt(mean.shape[1])
+        return personal, {name: rows[name] for name in self.contribution(shared)}
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Move the prior by what was posted."""
+        told, posted = Told.of(post, shared), self._posted(shared)
+        posts, root = float(shared["posts"]), shared["variances"].sqrt()
+        if told.curvature is None:
+            step, momentum = STEP * told.mean, min(posts / (posts + 3), self.momentum)
+        else:
+            step, momentum = told.newton(), 0.0  # of the right length at once
+        mean = shared["ahead"] + root * _on(posted, step)
+        ahead = mean + momentum * (mean - shared["mean"])
+        after = {**shared, "mean": mean, "ahead": ahead, "posts": shared["posts"] + 1}
+        if not self.learn or (posts < 1 and told.noisy):
+            return after  # around a first mean from afar, variances look large
+        spread, residual = told.changes(posts)
+        moved = (shared["variances"] * _on(posted, spread)).clamp(_LEAST, 1 / _LEAST)
+        after["variances"] = torch.where(posted, moved, shared["variances"])
+        after["residual"] = (shared["residual"] * residual).clamp(_LEAST, 1 / _LEAST)
+        return after
+
+    def prior(self, shared: Tree, spec: Spec) -> Prior:
+        """Give the prior that the posts so far come to, of whole models."""
+        variances = _cpu(shared["variances"])
+        if self.shared == "slice":
+            # What is not posted varies, for all that is known, as what is.
+            usual = variances[:, : self.directions] if self.directions else variances[:, -1:]
+            variances = torch.where(variances > 0, variances, usual.mean())
+        return Prior(_cpu(shared["mean"]), variances, _residual(shared, spec))
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Give the posterior means; a client whose rows are not numbers has the shared mean."""
+        prior = self.prior(shared, clients.spec)
+        found = modes(clients, prior, bias=self._bias).cpu()
+        if self.guard:
+            found = self._guarded(found, prior, clients)
+        good = found.isfinite().flatten(1).all(dim=1)[:, None, None]
+        whole = torch.where(good, found, prior.center)
+        return to(head_of(whole, self._bias), clients.device)
+
+    def _guarded(self, found: Tensor, prior: Prior, clients: Clients) -> Tensor:
+        """Let clients keep the best model of their own where it is better by a standard error."""
+        mask, rows = clients.mask.cpu(), clients.counts.double()
+        joined = leave_one_out(clients, prior, bias=self._bias).cpu()
+        ridges = [ridge_prior(self.model, clients.spec, lam) for lam in LAMS]
+        alone = torch.stack([leave_one_out(clients, r, bias=self._bias).cpu() for r in ridges])
+        best = alone.sum(dim=2).argmin(dim=0)
+        gain = joined - alone[best, torch.arange(len(best))]
+        mean = gain.sum(dim=1) / rows.clamp_min(1)
+        square = ((gain - mean[:, None]).square() * mask).sum(dim=1)
+        better = mean > (square / (rows * (rows - 1)).clamp_min(1)).sqrt()
+        own = torch.stack([modes(clients, r, bias=self._bias).cpu() for r in ridges])
+        kept = (better & (rows >= _GUARDED))[:, None, None]
+        return torch.where(kept, own[best, torch.arange(len(best))], found)
+
+    def uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
+        """Give the standard deviation of an outcome, or of the score of a class, row by row."""
+        prior = self.prior(shared, clients.spec)
+        scores = predictive_deviation(clients, prior, rows, bias=self._bias)
+        noise = prior.residual if clients.spec.task == "regression" else 0.0
+        return (scores.square() + noise).sqrt()
+
+    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
+        """Give the mean of the prior, as a model."""
+        return to(head_of(shared["mean"], self._bias), clients.device)
+
+    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
+        """Name all leaves of the model."""
+        return tuple(self.model.init(spec, Rng.seeded(0)))
+
+    def caveats(self, private: bool) -> tuple[str, ...]:
+        """Say what the promise of joining is, and is not."""
+        if not private or not self.guard:
+            return ()
+        return (
+            "the guard is insurance against a broken shared model: it does not lower the share of "
+            "clients who would have done better alone",
+        )
+
+
+def _one(value: float) -> Tensor:
+    return torch.full((1,), value, dtype=torch.float64)
+
+
+def _residual(shared: Tree, spec: Spec) -> float:
+    """Give the residual variance of outcomes; classes have none."""
+    return float(shared["residual"]) if spec.task == "regression" else 1.0
+
+
+def _cpu(leaf: Tensor) -> Tensor:
+    return leaf.detach().cpu().double()
+
+
+def _on(posted: Tensor, values: Tensor) -> Tensor:
+    """Put posted numbers where their weights are, among zeros."""
+    whole = torch.zeros(posted.shape, dtype=torch.float64)
+    whole[posted.cpu()] = values.double().cpu()
+    return whole

@@ -1,0 +1,281 @@
+"""Posterior of every client's linear model under one Gaussian prior for all.
+
+The prior of client i's weights is w ~ N(center, diag(variances)), independent over outputs; a bias
+is the last weight. In units of the prior, v = (w - center) / sqrt(variances) and
+Z = X diag(sqrt(variances)), the posterior precision is G = Z' Q Z + I (a weight of zero variance
+stays at its centre and takes no part):
+
+* regression, y = X w + N(0, s2): exact. Q = I / s2 and v = G^-1 Z' (y - X center) / s2;
+* binary and multilabel: the mode of the summed log-losses + |v|^2 / 2 by Newton's method, and
+  Laplace's approximation there, Q = diag(q (1 - q)) for probabilities q, each output on its own;
+* multiclass (softmax): the mode likewise, and of the Hessian the block of each class,
+  Q_k = diag(q_k (1 - q_k)). A block's inverse is at most that of the whole, so these variances
+  leave out what is uncertain about other classes.
+
+With R_i = (|y - X w|^2 + tr(X V_i X')) / n_i these are the E-step of an empirical Bayes fit of the
+prior (Lindley and Smith 1972; Dempster, Rubin and Tsutakawa 1981). Clients are computed one by one
+in float64, each by one thread from its own rows, so a result is the same to the last bit whatever
+else is in the stack. Fewer rows than columns are solved by (Z Q Z' + I)^-1, rows by rows.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numba import get_num_threads
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.data.federated import Clients
+from coterie.solvers._posterior_logistic import logistic_part
+from coterie.solvers._posterior_rows import Found, Law, Rows
+from coterie.solvers._posterior_softmax import softmax_part
+from coterie.solvers._posterior_squares import squares_part
+
+Floats = NDArray[np.float64]
+_SMALL = 1 << 20  # products that one thread computes in about a millisecond
+_KERNELS: dict[str, Callable[..., None]] = {
+    "regression": squares_part,
+    "binary": logistic_part,
+    "multilabel": logistic_part,
+    "multiclass": softmax_part,
+}
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A Gaussian prior N(center, diag(variances)) of one client's weights.
+
+    Attributes:
+        center: (outputs, p) float64, p the features and, with a bias, one more, the last.
+        variances: (outputs, p) float64, >= 0; where 0, a weight stays at its centre.
+        residual: The variance s2 of a row's noise in regression; 1 for classes.
+        per_row: Whether a client with n rows divides the variances by n: with variance 1 / lam
+            (and s2 = 1) the mode then minimises the mean loss + lam/2 |w - center|^2.
+    """
+
+    center: Tensor
+    variances: Tensor
+    residual: float = 1.0
+    per_row: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("center", "variances"):
+            given = getattr(self, name)
+            if given.shape != self.center.shape or given.dim() != 2 or given.dtype != torch.float64:
+                raise ValueError(
+                    f"{name}: given {given.dtype} of shape {tuple(given.shape)}; expected float64 "
+                    "of shape (outputs, weights), the same for center and variances"
+                )
+        if not bool(self.center.isfinite().all()):
+            raise ValueError("center: given a NaN or an infinity; expected finite numbers")
+        if not bool(((self.variances >= 0) & self.variances.isfinite()).all()):
+            raise ValueError(
+                f"variances: given {float(self.variances.min())} to "
+                f"{float(self.variances.max())}; expected finite numbers >= 0"
+            )
+        if not 0 < self.residual < float("inf"):
+            raise ValueError(f"residual: given {self.residual}; expected a finite number > 0")
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Posteriors of c clients, in units of the prior as given.
+
+    Attributes:
+        deviation: (c, o, p) float64: (mode - center) / sqrt(variances); 0 where the variance is 0.
+        variances: (c, o, p) float64: posterior by prior variance, in (0, 1]; 1 where the prior
+            variance is 0. With `per_row` by the variance as given, so at most 1 / n.
+        residual: (c,) float64: R_i / s2; 1 for classes and for a client without rows.
+        curvature: (c, p, p) float64, K_i = I - G_i^-1, if asked for; with `per_row` in units of
+            the client's own prior.
+    """
+
+    deviation: Tensor
+    variances: Tensor
+    residual: Tensor
+    curvature: Tensor | None = None
+
+
+def posterior(clients: Clients, prior: Prior, *, bias: bool, curvature: bool = False) -> Posterior:
+    """Compute every client's posterior.
+
+    A client without rows has the prior; one with a NaN or an infinity among its rows (or whose mode
+    is not found in 200 Newton steps) gets NaN, and nobody else does. Newton's steps end when the
+    mode is 1e-10 away (1e-9 for softmax) in units of the prior, or as near as rounding allows.
+
+    Args:
+        clients: Rows, dense or CSR; binary targets are 0 and 1.
+        prior: The prior of all clients.
+        bias: Whether the last weight is a bias.
+        curvature: Whether to give the curvatures too, for one output only.
+
+    Returns:
+        Posteriors, where the rows live.
+
+    Raises:
+        ValueError: On a prior that does not fit, targets out of range, or curvatures of several
+            outputs.
+    """
+    _check(clients, prior, bias)
+    outputs, size = prior.center.shape
+    if curvature and outputs != 1:
+        raise ValueError(
+            f"curvature: asked for with {outputs} outputs; expected 1: leave it out otherwise"
+        )
+    found = _found(clients, outputs, size, moments=True, curvature=curvature)
+    _compute(clients, None, prior, bias, found)
+    D, V, R, K = (torch.from_numpy(given).to(clients.device) for given in found[:4])
+    return Posterior(D, V, R, curvature=K if curvature else None)
+
+
+def leave_one_out(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
+    """Compute the loss of every row under its client's mode without that row.
+
+    Regression gives the squared error, exact. Classes give the log-loss (the mean over labels, if
+    there are several) by one Newton step from the mode (Rad and Maleki 2020): with
+    a_i = z_i' G^-1 z_i and q_i = p_i (1 - p_i) the score becomes
+    eta_i + a_i (p_i - y_i) / (1 - a_i q_i), for softmax class by class with the class's own block,
+    which leaves out how classes move together and puts the mean loss a few per cent too high.
+    With `per_row` the prior stays that of all the client's rows.
+
+    Returns:
+        Losses (c, longest) float64, 0 where padded, where the rows live.
+
+    Raises:
+        ValueError: As `posterior`.
+    """
+    _check(clients, prior, bias)
+    found = _found(clients, *prior.center.shape, out=True)
+    _compute(clients, None, prior, bias, found)
+    scale = prior.residual if clients.spec.task == "regression" else 1.0
+    return torch.from_numpy(found.out * scale).to(clients.device)
+
+
+def predictive_deviation(train: Clients, prior: Prior, rows: Clients, *, bias: bool) -> Tensor:
+    """Compute the standard deviation of the score of every row under its client's posterior.
+
+    That is sqrt(x' V_i x), without the noise of a row: for an interval of a regression's outcome
+    add the residual variance to its square.
+
+    Args:
+        train: The rows that the posterior is of.
+        prior: The prior of all clients.
+        rows: The rows to predict, of the same clients in the same order.
+        bias: Whether the last weight is a bias.
+
+    Returns:
+        Standard deviations (c, longest of `rows`), or (c, longest, o) for several outputs, 0 where
+        padded, where the rows live.
+
+    Raises:
+        ValueError: As `posterior`, or on rows of other clients.
+    """
+    _check(train, prior, bias)
+    _check(rows, prior, bias)
+    if not torch.equal(train.ids, rows.ids):
+        raise ValueError(
+            f"rows: given {len(rows)} clients, not the {len(train)} of train in the same order: "
+            "hand out both by the same numbers"
+        )
+    outputs, size = prior.center.shape
+    found = _found(train, outputs, size, wide=rows.longest)
+    _compute(train, rows, prior, bias, found)
+    wide = found.wide[:, :, 0] if outputs == 1 else found.wide
+    return torch.from_numpy(np.ascontiguousarray(wide)).to(train.device)
+
+
+def _found(
+    clients: Clients,
+    outputs: int,
+    size: int,
+    *,
+    moments: bool = False,
+    curvature: bool = False,
+    out: bool = False,
+    wide: int | None = None,
+) -> Found:
+    # Room for what is asked for.
+    count = len(clients)
+    shape = (count if moments else 0, outputs, size)
+    return Found(
+        D=np.empty(shape),
+        V=np.empty(shape),
+        R=np.ones(shape[0]),
+        K=np.zeros((count if curvature else 0, size, size)),
+        out=np.zeros((count if out else 0, clients.longest)),
+        wide=np.zeros((0 if wide is None else count, wide or 0, outputs)),
+        fault=np.zeros(count, np.int8),
+    )
+
+
+def _compute(
+    clients: Clients, fresh: Clients | None, prior: Prior, bias: bool, found: Found
+) -> None:
+    if not len(clients):
+        return
+    outputs, size = prior.center.shape
+    law = Law(
+        np.ascontiguousarray(prior.center.cpu().numpy()),
+        np.ascontiguousarray(prior.variances.sqrt().cpu().numpy()),
+        float(prior.residual**0.5),
+        bool(prior.per_row),
+        bool(bias),
+    )
+    rows = _rows(clients)
+    others = rows if fresh is None else _rows(fresh)
+    kernel, parts = _KERNELS[clients.spec.task], _parts(clients, outputs, size)
+    # Part p takes clients p, p + parts, ...: neighbours have like numbers of rows.
+    if parts == 1:
+        kernel(rows, others, law, found, 0, 1)
+    else:
+        with ThreadPoolExecutor(parts) as pool:
+            list(pool.map(lambda part: kernel(rows, others, law, found, part, parts), range(parts)))
+    if found.fault.any():
+        client = int(clients.ids[int(found.fault.argmax())])
+        allowed = "0 or 1" if clients.spec.task != "multiclass" else f"0 .. {outputs - 1}"
+        raise ValueError(
+            f"targets: client {client} has one that is no class; expected {allowed}: recode them"
+        )
+
+
+def _check(clients: Clients, prior: Prior, bias: bool) -> None:
+    expected = (clients.spec.outputs, clients.spec.features + bias)
+    if tuple(prior.center.shape) != expected:
+        raise ValueError(
+            f"prior: given weights of shape {tuple(prior.center.shape)}; expected {expected}, "
+            f"outputs by features{' and a bias' if bias else ''}"
+        )
+    if clients.spec.task != "regression" and prior.residual != 1:
+        raise ValueError(
+            f"residual: given {prior.residual} for the task {clients.spec.task!r}; expected 1: "
+            "only regression has a residual variance"
+        )
+
+
+def _rows(clients: Clients) -> Rows:
+    features: Any = clients.features
+    y = np.ascontiguousarray(clients.targets.cpu().numpy())
+    if clients.spec.task == "binary":
+        y = y.reshape(-1, 1)
+    places = (
+        np.ascontiguousarray(clients.starts.numpy()),
+        np.ascontiguousarray(clients.counts.numpy()),
+    )
+    if isinstance(features, Tensor):
+        dense = np.ascontiguousarray(features.flatten(1).cpu().numpy())
+        none = np.empty(0, np.int32)
+        return Rows(dense, none, none, np.empty(0, dense.dtype), y, *places)
+    names = ("indptr", "indices", "data")
+    indptr, indices, data = (np.ascontiguousarray(getattr(features, name)) for name in names)
+    return Rows(np.empty((0, 0), data.dtype), indptr, indices, data, y, *places)
+
+
+def _parts(clients: Clients, outputs: int, size: int) -> int:
+    # Threads to take: waking them can take longer than a few small clients.
+    counts = clients.counts.double()
+    work = outputs * float((counts * size * counts.clamp_max(size)).sum())
+    return 1 if work < _SMALL else min(len(clients), int(get_num_threads()))

@@ -1,0 +1,247 @@
+"""Learning alone: own choice of lam, one lam for all, one model for all, against plain refits."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
+
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.synthetic import synthetic
+from coterie.engines.simulate import simulate
+from coterie.methods.local import LAMS, Local, own_losses
+from coterie.methods.local_star import LocalStar
+from coterie.methods.pooled import PooledLinear
+from coterie.models import MLP, Linear
+from coterie.plan import Plan, Privacy
+from coterie.scores import evaluate
+from coterie.solvers.sgd import SGD
+
+pytestmark = pytest.mark.full
+
+FREE = Privacy(epsilon=math.inf)
+
+
+def fit(method, data):
+    return simulate(Plan(method=method, privacy=FREE, rounds=1, simulation_seed=0), data)
+
+
+def made(task="regression", rows=(3, 9), **settings):
+    settings = {"clients": 6, "features": 3, "spread": 0.5, "seed": 1, **settings}
+    return synthetic("mean", rows=rows, task=task, **settings).data
+
+
+def rows_of(data, client):
+    """Give a client's rows with a column of ones, and its targets."""
+    at = slice(data.offsets[client], data.offsets[client + 1])
+    x = data.features[at].double().numpy()
+    return np.c_[x, np.ones(len(x))], data.targets[at].double().numpy()
+
+
+def flat(outcome, client):
+    model = outcome.model(client)
+    return np.concatenate([leaf.double().numpy().ravel() for leaf in model.values()])
+
+
+def ridge(x, y, penalty):
+    """Fit by scikit-learn: |y - X w|^2 + penalty |w|^2."""
+    if not len(y):
+        return np.zeros(x.shape[1])
+    return Ridge(alpha=penalty, fit_intercept=False, solver="svd").fit(x, y).coef_
+
+
+def left_out(x, y, penalty):
+    """Give squared errors of rows left out, by refits: the slow way."""
+    errors = []
+    for i in range(len(y)):
+        rest = np.arange(len(y)) != i
+        errors.append((y[i] - x[i] @ ridge(x[rest], y[rest], penalty)) ** 2)
+    return np.array(errors)
+
+
+def averaged(found, scores):
+    lams = np.array(LAMS)
+    scores = np.asarray(scores) - 0.5 * (np.log(lams / 0.1) / 0.75) ** 2
+    shares = np.exp(scores - scores.max())
+    return (shares[:, None] * np.array(found)).sum(axis=0) / shares.sum()
+
+
+def test_own_choice_is_an_average_of_ridge_fits_by_leave_one_out():
+    data = made()
+    outcome = fit(Local(), data)
+    losses = own_losses(data.clients(np.arange(len(data))), Linear()).numpy()
+    for client in range(len(data)):
+        x, y = rows_of(data, client)
+        n = len(y)
+        # Of a lam beside the mean, the row that is left out does not change the penalty.
+        fits = [ridge(x, y, lam * n) for lam in LAMS]
+        errors = [left_out(x, y, lam * n) for lam in LAMS]
+        scores = [-0.5 * n * np.log(found.mean()) for found in errors]
+        np.testing.assert_allclose(flat(outcome, client), averaged(fits, scores), atol=1e-5)
+        np.testing.assert_allclose(losses[client, :n], averaged(errors, scores), rtol=1e-5)
+        assert not losses[client, n:].any()
+
+
+def test_of_many_rows_the_rows_decide_and_of_one_the_public_guess():
+    data = made(rows=(1, 1), clients=4)
+    outcome = fit(Local(), data)
+    for client in range(4):
+        x, y = rows_of(data, client)
+        fits = [ridge(x, y, lam) for lam in LAMS]
+        np.testing.assert_allclose(flat(outcome, client), averaged(fits, np.zeros(9)), atol=1e-5)
+    data = made(rows=(400, 400), clients=3, noise=0.1)
+    outcome = fit(Local(), data)
+    for client in range(3):
+        x, y = rows_of(data, client)
+        best, usual = ridge(x, y, 1e-9), ridge(x, y, 400 * 0.1)
+        far = np.linalg.norm(usual - best)
+        assert np.linalg.norm(flat(outcome, client) - best) < 0.2 * far
+
+
+def test_own_choice_is_as_good_as_the_usual_lam_and_better_where_that_is_wrong():
+    """Plain leave-one-out loses to one public lam where rows are few; the average does not."""
+    for rows, features, noise, most in ((5, 12, 0.5, 1.01), (20, 12, 1.0, 1.0), (50, 5, 0.1, 0.99)):
+        data = made(rows=rows, features=features, noise=noise, clients=150, spread=0.5)
+        train, test = data.split(2 if rows == 5 else 0.25, 0)
+        value = {
+            lam: evaluate(Linear(), fit(Local(lam=lam), train).rows, test).value
+            for lam in (None, 0.1)
+        }
+        assert value[None] < most * value[0.1], (rows, value)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_classes_are_fitted_exactly_and_score_like_a_tuned_fit(task):
+    data = made(task, rows=(30, 60), clients=40, features=4)
+    train, test = data.split(0.3, 0)
+    own = evaluate(Linear(), fit(Local(), train).rows, test)
+    fixed = [
+        evaluate(Linear(), fit(Local(lam=lam, sgd=SGD(epochs=30)), train).rows, test).loss
+        for lam in (0.01, 0.1)
+    ]
+    assert own.loss < 1.02 * min(fixed)
+
+
+def test_binary_own_choice_lies_between_exact_fits():
+    data = made("binary", rows=(40, 40), clients=3)
+    outcome = fit(Local(), data)
+    for client in range(3):
+        x, y = rows_of(data, client)
+        fits = []
+        for lam in LAMS:
+            logistic = LogisticRegression(C=1 / (lam * 40), fit_intercept=False, tol=1e-10)
+            fits.append(logistic.fit(x, y).coef_[0] if len(set(y)) > 1 else np.zeros(4))
+        if len(set(y)) < 2:
+            continue
+        # The fits get smaller with lam: the average is between them, and is none but theirs.
+        sizes = [np.linalg.norm(found) for found in fits]
+        own = flat(outcome, client)
+        assert min(sizes) < np.linalg.norm(own) < max(sizes)
+        shares, *_ = np.linalg.lstsq(np.array(fits).T, own, rcond=None)
+        assert np.linalg.norm(np.array(fits).T @ shares - own) < 1e-4
+
+
+def test_networks_and_sgd_have_the_usual_lam():
+    data = made("binary")
+    for lam, settings in ((0.1, {"model": MLP(hidden=(3,))}), (0.01, {"solver": "sgd"})):
+        one = fit(Local(sgd=SGD(epochs=2), **settings), data)
+        two = fit(Local(sgd=SGD(epochs=2), lam=lam, **settings), data)
+        for client in range(len(data)):
+            np.testing.assert_array_equal(flat(one, client), flat(two, client))
+    assert not Local(lam=0.1).chooses(data.spec) and Local().chooses(data.spec)
+    for task, chooses in (("multilabel", True), ("multiclass", False)):
+        assert Local().chooses(Spec((64,), 10, task, 30)) is chooses, "classes are solved together"
+    wide = Local().problem(Spec((2000,), 1, "regression", 5))
+    assert not Local().chooses(Spec((2000,), 1, "regression", 5)) and wide.lam == 0.1
+    with pytest.raises(ValueError, match="lam = -1"):
+        Local(lam=-1.0)
+
+
+def test_clients_without_rows_and_with_broken_rows_keep_the_start():
+    data = made(rows=(4, 4), clients=3)
+    empty = data.where(np.repeat([True, False, True], data.counts))
+    features = empty.features.clone()
+    features[0] = math.nan
+    broken = FederatedDataset(
+        empty.spec, empty.names, empty.offsets, features, empty.targets, title="broken"
+    )
+    outcome = fit(Local(), broken)
+    assert not flat(outcome, 0).any() and not flat(outcome, 1).any()
+    np.testing.assert_array_equal(flat(outcome, 2), flat(fit(Local(), data), 2))
+
+
+def penalties(outcome, data):
+    """Find the penalty beside the sum that each client's fit solves for: X'(y - X w) = lam w."""
+    found = []
+    for client in range(len(data)):
+        x, y = rows_of(data, client)
+        w = flat(outcome, client)
+        found.append(float((x.T @ (y - x @ w)) @ w / (w @ w)))
+    return np.array(found)
+
+
+def test_local_star_has_the_one_penalty_that_is_best_left_out():
+    data = made(clients=12, rows=(4, 12), noise=1.0)
+    outcome = fit(LocalStar(), data)
+    rows = [rows_of(data, client) for client in range(len(data))]
+    grid = {}
+    for step in (1.0, 3.0):
+        for power in range(-4, 4):
+            lam = step * 10.0**power
+            if power < 2:
+                grid["mean", lam] = sum(left_out(x, y, lam * len(y)).sum() for x, y in rows)
+            if power > -3:
+                grid["sum", lam] = sum(left_out(x, y, lam).sum() for x, y in rows)
+    beside, lam = min(grid, key=grid.get)
+    expected = lam * (data.counts if beside == "mean" else np.ones(len(data)))
+    np.testing.assert_allclose(penalties(outcome, data), expected, rtol=1e-3)
+    assert LocalStar().title == "local*"
+
+
+def test_local_star_is_stronger_than_local():
+    data = made(clients=200, rows=(4, 9), features=6, noise=1.0)
+    train, test = data.split(2, 0)
+    strong, own = (
+        evaluate(Linear(), fit(method, train).rows, test).value for method in (LocalStar(), Local())
+    )
+    assert strong < own
+
+
+def test_pooled_ridge_is_the_one_of_scikit_learn():
+    data = made(clients=8, rows=(1, 9), noise=1.0)
+    outcome = fit(PooledLinear(), data)
+    x, y = (
+        np.concatenate(parts) for parts in zip(*(rows_of(data, k) for k in range(8)), strict=True)
+    )
+    alphas = [0.01, 0.1, 1.0, 10.0, 100.0, 1000.0]
+    # Without folds this is leave-one-out.
+    oracle = RidgeCV(alphas=alphas, fit_intercept=False).fit(x, y)
+    for client in range(8):
+        np.testing.assert_allclose(flat(outcome, client), oracle.coef_, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_pooled_classes_are_a_stationary_point(task):
+    data = made(task, clients=8, rows=(5, 20), features=4)
+    model = fit(PooledLinear(), data).model(3)
+    x = data.features.double()
+    outputs = x @ model["weight"].double().T + model["bias"].double()
+    if task == "binary":
+        rest = torch.sigmoid(outputs[:, 0]) - data.targets.double()
+        slope = rest[None] @ x
+    else:
+        classes = torch.nn.functional.one_hot(data.targets, data.spec.outputs)
+        slope = (torch.softmax(outputs, dim=1) - classes).T @ x
+    # The gradient of the summed loss is -lam w for a lam of the grid.
+    weight = model["weight"].double()
+    lam = float(-(slope * weight).sum() / weight.square().sum())
+    nearest = min((0.01, 0.1, 1.0, 10.0, 100.0, 1000.0), key=lambda one: abs(math.log(one / lam)))
+    assert lam == pytest.approx(nearest, rel=1e-3)
+    torch.testing.assert_close(slope, -lam * weight, rtol=1e-3, atol=1e-3)
+
+
+def test_references_refuse_networks():
+    for method in (LocalStar(model=MLP()), PooledLinear(model=MLP())):
+        with pytest.raises(ValueError, match="for linear models, not MLP; use "):
+            method.check(made().spec)

@@ -1,0 +1,596 @@
+"""PFEB for outcomes: against the likelihood of the mixed model, its own EM, PMTL and closed forms."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.stats import norm
+
+from coterie.data.federated import DataError, FederatedDataset, Spec
+from coterie.data.synthetic import ClientNames, synthetic
+from coterie.engines.simulate import simulate
+from coterie.methods.local import Local
+from coterie.methods.pfeb import PFEB, STEP
+from coterie.methods.pmtl import PMTL
+from coterie.models import MLP, Linear
+from coterie.plan import Plan, Privacy
+from coterie.privacy.sampling import Poisson
+from coterie.rng import Rng
+from coterie.rules import plan_for
+from coterie.scores import evaluate
+
+pytestmark = pytest.mark.full
+
+FREE = Privacy(epsilon=math.inf)
+MEAN, SD = np.array([-1.0, 0.5, 0.3, 1.0]), np.array([0.5, 0.4, 0.6, 0.7])
+
+
+def mixed(clients=60, rows=12, noise=0.6, seed=0):
+    """Draw clients from the mixed model: three features and a bias, of their own variances."""
+    rng = np.random.default_rng(seed)
+    counts = np.full(clients, rows) if isinstance(rows, int) else rng.integers(*rows, size=clients)
+    x = rng.standard_normal((counts.sum(), 3)).astype(np.float32)
+    w = MEAN + SD * rng.standard_normal((clients, 4))
+    scores = (np.c_[x, np.ones(len(x))] * np.repeat(w, counts, axis=0)).sum(axis=1)
+    y = scores + noise * rng.standard_normal(len(x))
+    return FederatedDataset(
+        Spec((3,), 1, "regression", clients),
+        ClientNames(clients),
+        np.concatenate([[0], np.cumsum(counts)]),
+        torch.from_numpy(x),
+        torch.from_numpy(y.astype(np.float32)),
+    )
+
+
+def parts(data):
+    """Give each client's rows, with a column of ones, and outcomes."""
+    x = data.features if not data.is_sparse else torch.from_numpy(data.features.toarray())
+    x = np.c_[x.double().numpy(), np.ones(len(x))]
+    y = data.targets.double().numpy()
+    ends = zip(data.offsets[:-1], data.offsets[1:], strict=True)
+    return [(x[a:b], y[a:b]) for a, b in ends]
+
+
+def likelihood(data):
+    """Fit the mixed model by direct maximisation, y_k ~ N(X_k w, s2 I + X_k diag(t2) X_k')."""
+    rows = parts(data)
+    size = rows[0][0].shape[1]
+
+    def cost(logs):
+        t2, s2 = np.exp(logs[:-1]), np.exp(logs[-1])
+        A, b, c, log = np.zeros((size, size)), np.zeros(size), 0.0, 0.0
+        for x, y in rows:
+            S = s2 * np.eye(len(y)) + (x * t2) @ x.T
+            solved = np.linalg.solve(S, np.c_[x, y])
+            A += x.T @ solved[:, :-1]
+            b += x.T @ solved[:, -1]
+            c += y @ solved[:, -1]
+            log += np.linalg.slogdet(S)[1]
+        w = np.linalg.solve(A, b)
+        return 0.5 * (log + c - w @ b), w
+
+    start = np.log(np.r_[np.full(size, 0.1), 0.5])
+    found = minimize(lambda logs: cost(logs)[0], start, method="L-BFGS-B", options={"ftol": 1e-12})
+    return cost(found.x)[1], np.exp(found.x[:-1]), np.exp(found.x[-1])
+
+
+def expectation_maximisation(data, steps=1500):
+    """Iterate the E-step and the M-step as printed; r is the mean of clients' mean squares."""
+    rows = [part for part in parts(data) if len(part[1])]
+    size = rows[0][0].shape[1]
+    w, t2, s2 = np.zeros(size), np.full(size, 0.1), 0.5
+    for _ in range(steps):
+        means, variances, squares = [], [], []
+        for x, y in rows:
+            V = np.linalg.inv(x.T @ x / s2 + np.diag(1 / t2))
+            mean = w + V @ x.T @ (y - x @ w) / s2
+            means.append(mean)
+            variances.append(np.diag(V))
+            squares.append((((y - x @ mean) ** 2).sum() + np.trace(x @ V @ x.T)) / len(y))
+        before, w = w, np.mean(means, axis=0)
+        t2 = np.mean(variances, axis=0) + np.mean((np.array(means) - w) ** 2, axis=0)
+        s2 = float(np.mean(squares))
+        if np.abs(w - before).max() < 1e-9:
+            break
+    return w, t2, s2
+
+
+def run(method, data, privacy=FREE, seed=0, **given):
+    return simulate(
+        plan_for(data.spec, privacy, method=method, simulation_seed=seed, **given), data
+    )
+
+
+def law(outcome):
+    shared = outcome.shared
+    return (
+        shared["mean"].flatten().numpy(),
+        shared["variances"].flatten().numpy(),
+        float(shared["residual"]),
+    )
+
+
+def flat(outcome):
+    leaves = outcome.models.leaves
+    return np.c_[leaves["weight"][:, 0].numpy(), leaves["bias"].numpy()]
+
+
+def close(found, expected, tolerance):
+    for mine, his in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, his, rtol=tolerance, atol=0)
+
+
+# Without privacy: the maximum-likelihood fit of the mixed model.
+
+
+@pytest.fixture(scope="module")
+def balanced():
+    data = mixed()
+    return data, likelihood(data)
+
+
+def test_both_oracles_agree(balanced):
+    data, best = balanced
+    close(expectation_maximisation(data), best, 1e-3)
+
+
+@pytest.mark.parametrize(("gls", "rounds"), [(True, 40), (False, 100), (None, None)])
+def test_without_privacy_the_prior_is_the_maximum_likelihood_fit(balanced, gls, rounds):
+    """To 1 %: in 40 rounds with curvatures, 100 without; the default has 200."""
+    data, best = balanced
+    outcome = run(PFEB(gls=gls), data, rounds=rounds)
+    assert outcome.plan.method.gls is not False or gls is False
+    close(law(outcome), best, 0.01)
+
+
+def test_personal_models_are_the_best_linear_unbiased_predictors(balanced):
+    data, _ = balanced
+    outcome = run(PFEB(), data, rounds=40)
+    w, t2, s2 = law(outcome)
+    for client, (x, y) in enumerate(parts(data)):
+        S = s2 * np.eye(len(y)) + (x * t2) @ x.T
+        expected = w + t2 * (x.T @ np.linalg.solve(S, y - x @ w))
+        np.testing.assert_allclose(flat(outcome)[client], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("gls", [True, False])
+def test_of_ragged_clients_it_is_the_fixed_point_of_the_printed_equations(gls):
+    """Clients have one voice each, which is not the likelihood's weight of their residuals."""
+    data = mixed(rows=(2, 30), seed=1)
+    outcome = run(PFEB(gls=gls), data, rounds=100)
+    close(law(outcome), expectation_maximisation(data), 0.01)
+
+
+def test_a_step_of_em_by_hand(balanced):
+    """One round without noise, without curvatures: variances as EM has them, the mean longer."""
+    data, _ = balanced
+    w, t2, s2 = law(run(PFEB(gls=False), data, rounds=1))
+    means, variances, squares = [], [], []
+    for x, y in parts(data):
+        V = np.linalg.inv(x.T @ x / 0.5 + 10 * np.eye(4))
+        mean = V @ x.T @ y / 0.5
+        means.append(mean)
+        variances.append(np.diag(V) + mean**2)
+        squares.append((((y - x @ mean) ** 2).sum() + np.trace(x @ V @ x.T)) / len(y))
+    np.testing.assert_allclose(w, STEP * np.mean(means, axis=0), rtol=1e-9)
+    np.testing.assert_allclose(t2, np.mean(variances, axis=0), rtol=1e-9)
+    assert s2 == pytest.approx(np.mean(squares), rel=1e-9)
+
+
+# PMTL is the special case.
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_fixed_prior_without_momentum_is_pmtl(bias):
+    rows, variance = 7, 0.2
+    data = synthetic("mean", clients=9, rows=rows, features=4, seed=2).data
+    everyone = data.clients(np.arange(9))
+    mine = PFEB(model=Linear(bias=bias), learn=False, momentum=0.0, variance=variance)
+    his = PMTL(model=Linear(bias=bias), lam=0.5 / (rows * variance), solver="exact")
+    generator = torch.Generator().manual_seed(0)
+    anchor = {
+        name: torch.randn(leaf.shape, generator=generator)
+        for name, leaf in his.init(data.spec, Rng.seeded(0)).items()
+    }
+    columns = [anchor["weight"], *([anchor["bias"][:, None]] if bias else [])]
+    center = torch.cat(columns, dim=1).double()
+    shared = {**mine.init(data.spec, Rng.seeded(0)), "ahead": center, "mean": center}
+    _, sent = mine.local_update(shared, {}, everyone, Rng.seeded(1), 0)
+    start = his.enrol(anchor, data.spec, 9)
+    _, change = his.local_update(anchor, start, everyone, Rng.seeded(1), 0)
+    expected = torch.cat([change[name].reshape(9, -1) for name in anchor], dim=1).double()
+    assert sent.keys() == {"mean"}
+    assert float(expected.abs().min()) > 1e-4
+    # PMTL computes in float32.
+    torch.testing.assert_close(sent["mean"] * math.sqrt(variance), expected, rtol=1e-5, atol=1e-5)
+    own = mine.personalise(shared, {}, everyone, Rng.seeded(1))
+    solved = his.personalise(anchor, start, everyone, Rng.seeded(1))
+    for name, leaf in solved.items():
+        torch.testing.assert_close(own[name], leaf, rtol=1e-5, atol=1e-5)
+
+
+def test_whole_runs_of_the_special_case_end_where_pmtl_does():
+    data = synthetic("mean", clients=12, rows=8, features=3, seed=1).data
+    mine = run(PFEB(learn=False, momentum=0.0, variance=0.3), data, rounds=80)
+    his = run(PMTL(lam=0.5 / (8 * 0.3), solver="exact"), data, rounds=80)
+    for name, leaf in his.models.leaves.items():
+        torch.testing.assert_close(mine.models.leaves[name], leaf, rtol=1e-3, atol=1e-4)
+    first = run(PFEB(learn=False, momentum=0.0, variance=0.3), data, rounds=1).shared["mean"]
+    once = run(PMTL(lam=0.5 / (8 * 0.3), solver="exact"), data, rounds=1).shared
+    expected = STEP * torch.cat([once["weight"], once["bias"][:, None]], dim=1).double()
+    torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-5)
+
+
+# Blocks, and what a plan promises.
+
+
+def blocks_of(method, spec, privacy=None, **given):
+    plan = plan_for(spec, privacy or Privacy(epsilon=1.0, delta=1e-5), method=method, **given)
+    return plan, plan.mechanisms(spec.clients)[0].blocks
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "names"),
+    [
+        ("regression", {}, ["mean", "spread", "residual"]),
+        ("regression", {"gls": True}, ["mean", "spread", "residual", "curvature"]),
+        ("regression", {"learn": False}, ["mean"]),
+        ("binary", {}, ["mean", "spread"]),
+        ("binary", {"gls": True}, ["mean", "spread", "curvature"]),
+        ("multiclass", {}, ["mean", "spread"]),
+    ],
+)
+def test_what_is_posted(task, settings, names):
+    data = synthetic("mean", clients=50, rows=4, features=4, task=task, seed=0).data
+    plan, blocks = blocks_of(PFEB(**settings), data.spec, rounds=3)
+    assert [block.name for block in blocks] == names
+    assert math.fsum(block.share for block in blocks) == pytest.approx(1, abs=1e-12)
+    assert blocks[0].bound == plan.clip(50) == 1.0
+    template = plan.method.contribution(plan.method.init(data.spec, Rng.seeded(0)))
+    assert list(template) == names
+    weights = data.spec.outputs * 5
+    assert plan.method.mean_of(data.spec) == (weights, 1.0)
+    sizes = {"mean": weights, "spread": weights, "residual": 1, "curvature": 15}
+    assert {name: leaf.numel() for name, leaf in template.items()} == {
+        name: sizes[name] for name in names
+    }
+    bounds = dict(zip(names, (b.bound_of(sizes[b.name]) for b in blocks), strict=True))
+    expected = {"mean": 1.0, "spread": 1.5 * math.sqrt(weights), "residual": 3.0, "curvature": 0.7}
+    assert bounds == pytest.approx({name: expected[name] for name in names})
+
+
+def test_a_plan_of_classes_that_was_not_settled_posts_zeros_of_the_residual():
+    data = synthetic("mean", clients=8, rows=4, features=2, task="binary", seed=0).data
+    plan = Plan(method=PFEB(), privacy=FREE, rounds=2, simulation_seed=0)
+    outcome = simulate(plan, data)
+    assert [block.name for block in PFEB().blocks(1.0)] == ["mean", "spread", "residual"]
+    assert all(float(post.value["residual"]) == 0 for post in outcome.posts)
+    assert float(outcome.shared["residual"]) == 1
+
+
+def closed_form(epsilon, mu):
+    """Delta of mu-Gaussian DP (Balle and Wang 2018)."""
+    return norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
+
+
+@pytest.mark.parametrize("relation", ["zero_out", "replace"])
+def test_epsilon_is_the_closed_form_and_noise_that_of_the_shares(relation):
+    spec = Spec((9,), 1, "regression", 100)
+    plan, blocks = blocks_of(
+        PFEB(), spec, Privacy(epsilon=1.0, delta=1e-5, relation=relation), rounds=6
+    )
+    share = {block.name: block.share for block in blocks}
+    moves = {"mean": 4, "spread": 2, "residual": 1}
+    factor = math.sqrt(sum(share[name] * moves[name] for name in share))
+    z = plan.noise_multipliers(100)[0]
+    mu = math.sqrt(6) / z * (factor if relation == "replace" else 1)
+    assert closed_form(1.0, mu) == pytest.approx(1e-5, rel=1e-4)
+    assert plan.guarantee(100).epsilon == pytest.approx(1.0, rel=1e-6)
+    found = plan.mechanisms(100)[0].deviations({"mean": (10,), "spread": (10,), "residual": (1,)})
+    expected = {
+        "mean": z / math.sqrt(share["mean"]),
+        "spread": z * 1.5 * math.sqrt(10) / math.sqrt(share["spread"]),
+        "residual": 3 * z / math.sqrt(share["residual"]),
+    }
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_rule_of_curvatures():
+    few, many = Spec((4,), 1, "regression", 3000), Spec((5,), 1, "regression", 3000)
+    private = Privacy(epsilon=1.0)
+    plan = plan_for(few, private, method=PFEB())
+    assert plan.method.gls and 3 <= plan.rounds <= 4
+    assert not plan_for(many, private, method=PFEB()).method.gls
+    assert not plan_for(replace(few, clients=300), private, method=PFEB()).method.gls
+    assert not plan_for(few, private, method=PFEB(gls=False)).method.gls
+    assert not plan_for(few, private, method=PFEB(learn=False)).method.gls
+    assert not plan_for(replace(few, outputs=3, task="multiclass"), private).method.gls
+    assert plan_for(Spec((63,), 1, "regression", 9), FREE, method=PFEB()).method.gls
+    assert not plan_for(Spec((64,), 1, "regression", 9), FREE, method=PFEB()).method.gls
+
+
+# The server.
+
+
+@pytest.mark.parametrize("gls", [True, False])
+@pytest.mark.parametrize("sampler", [Poisson(), Poisson(15.0)])
+def test_the_prior_follows_from_the_posts_alone(gls, sampler):
+    data = synthetic("mean", clients=60, rows=6, features=3, seed=0).data
+    outcome = run(PFEB(gls=gls), data, Privacy(epsilon=4.0), rounds=6, sampler=sampler)
+    method, spec = outcome.plan.method, outcome.spec
+    for _ in range(2):
+        shared = method.init(spec, Rng.seeded(0).at("init"))
+        for post in outcome.posts:
+            before = {name: leaf.clone() for name, leaf in shared.items()}
+            after = method.server_update(shared, post)
+            assert all(torch.equal(shared[name], before[name]) for name in before)
+            shared = after
+        assert all(torch.equal(shared[name], leaf) for name, leaf in outcome.shared.items())
+
+
+def test_a_noisy_step_of_the_mean_by_hand():
+    """The steps w' = y + 4/3 sqrt(t2) D, y' = w' + min(t / (t + 3), 0.8) (w' - w)."""
+    data = synthetic("mean", clients=40, rows=6, features=3, seed=0).data
+    plan = plan_for(
+        data.spec,
+        Privacy(epsilon=2.0),
+        method=PFEB(gls=False),
+        rounds=5,
+        simulation_seed=3,
+        sampler=Poisson(20.0),
+    )
+    laws = []
+    outcome = simulate(plan, data, observe=lambda progress: laws.append(progress.shared))
+    w = y = np.zeros(4)
+    t2 = np.full(4, 0.1)
+    for number, (post, shared) in enumerate(zip(outcome.posts, laws, strict=True)):
+        assert post.cohort == 20.0, "the expected cohort, not who came"
+        fresh = y + STEP * np.sqrt(t2) * post.value["mean"].numpy() / 20.0
+        y = fresh + min(number / (number + 3), 0.8) * (fresh - w)
+        w = fresh
+        np.testing.assert_allclose(shared["mean"][0], w, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(shared["ahead"][0], y, rtol=1e-12, atol=1e-14)
+        after = shared["variances"][0].numpy()
+        pace = min(2 / math.sqrt(max(number, 1)), 2.0)
+        factor = after / t2
+        assert (factor >= 0.5**pace - 1e-12).all() and (factor <= 2**pace + 1e-12).all()
+        if number == 0:
+            assert (after == t2).all(), "around a first mean from afar variances look large"
+        t2 = after
+
+
+@pytest.mark.parametrize("settings", [{"gls": True}, {"gls": False}, {"learn": False}])
+@pytest.mark.parametrize("sampler", [Poisson(), Poisson(3.0)])
+def test_heavy_noise_leaves_numbers(settings, sampler):
+    data = synthetic("mean", clients=40, rows=5, features=3, seed=0).data
+    outcome = run(PFEB(**settings), data, Privacy(epsilon=0.01), rounds=50, sampler=sampler)
+    shared = outcome.shared
+    assert bool((shared["variances"] > 0).all()) and float(shared["residual"]) > 0
+    assert all(bool(leaf.isfinite().all()) for leaf in shared.values())
+    assert all(bool(leaf.isfinite().all()) for leaf in outcome.models.leaves.values())
+
+
+def test_coordinates_that_noise_hides_share_one_variance():
+    """Where the spread of Q is no more than noise, all variances move alike."""
+    data = synthetic("mean", clients=30, rows=8, features=6, spread=0.3, seed=0).data
+    loud = run(PFEB(gls=False), data, Privacy(epsilon=0.05), rounds=2, seed=4).shared["variances"]
+    quiet = run(PFEB(gls=False), data, Privacy(epsilon=1e4), rounds=2).shared["variances"]
+    assert float(loud.max() / loud.min()) < 1.5
+    assert float(quiet.max() / quiet.min()) > 1.5
+
+
+# Cohorts.
+
+
+@pytest.fixture(scope="module")
+def halves():
+    data = synthetic("mean", clients=200, rows=16, features=4, seed=1).data
+    return data.split(0.3, 0)
+
+
+def nmse(outcome, test):
+    return evaluate(outcome.plan.method.model, outcome.rows, test).value
+
+
+@pytest.mark.parametrize("gls", [True, False])
+@pytest.mark.parametrize("cohort", [100.0, 20.0, 5.0])
+def test_cohorts_end_near_full_participation(halves, gls, cohort):
+    """Also without privacy chance is in a drawn cohort, whose size alone moves every number."""
+    train, test = halves
+    whole = run(PFEB(gls=gls), train, rounds=80)
+    drawn = run(PFEB(gls=gls), train, rounds=80, sampler=Poisson(cohort))
+    alone = nmse(run(Local(), train, rounds=1), test)
+    assert nmse(whole, test) < 0.95 * alone
+    assert nmse(drawn, test) < nmse(whole, test) + 0.3 * (alone - nmse(whole, test))
+    ratio = drawn.shared["variances"] / whole.shared["variances"]
+    assert bool(((ratio > 1 / 6) & (ratio < 6)).all()), ratio
+
+
+@pytest.mark.parametrize("gls", [True, False])
+@pytest.mark.parametrize("epsilon", [math.inf, 8.0])
+def test_empty_cohorts_break_nothing(gls, epsilon):
+    data = synthetic("mean", clients=12, rows=6, features=2, seed=0).data
+    sizes = []
+    plan = plan_for(
+        data.spec,
+        Privacy(epsilon=epsilon),
+        method=PFEB(gls=gls),
+        rounds=12,
+        sampler=Poisson(0.7),
+        simulation_seed=0,
+    )
+    outcome = simulate(plan, data, observe=lambda progress: sizes.append(progress.answered))
+    assert 0 in sizes
+    assert all(bool(leaf.isfinite().all()) for leaf in outcome.shared.values())
+    assert float(outcome.shared["variances"].min()) > 1e-8
+
+
+# Rows of all kinds.
+
+
+def test_sparse_rows_are_as_dense_ones():
+    data = synthetic("mean", clients=20, rows=(1, 9), features=12, sparse=True, seed=0).data
+    dense = replace(data, features=torch.from_numpy(data.features.toarray()))
+    mine, his = (run(PFEB(), one, Privacy(epsilon=8.0), rounds=5) for one in (data, dense))
+    for name, leaf in his.shared.items():
+        torch.testing.assert_close(mine.shared[name], leaf, rtol=1e-9, atol=1e-9)
+    for name, leaf in his.models.leaves.items():
+        torch.testing.assert_close(mine.models.leaves[name], leaf, rtol=1e-6, atol=1e-6)
+
+
+def test_clients_without_rows_have_the_shared_mean():
+    data = mixed(rows=(1, 8), clients=20)
+    owner = np.repeat(np.arange(20), data.counts)
+    data = data.where(~np.isin(owner, (0, 7)))
+    for gls in (True, False):
+        outcome = run(PFEB(gls=gls), data, rounds=60)
+        w, t2, s2 = law(outcome)
+        for client in (0, 7):
+            np.testing.assert_allclose(flat(outcome)[client], w, rtol=1e-6, atol=1e-6)
+        assert np.isfinite(t2).all() and 0 < s2 < 2
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("epsilon", [math.inf, 8.0, 0.5])
+def test_one_or_two_clients(clients, epsilon):
+    data = mixed(clients=clients)
+    outcome = run(PFEB(), data, Privacy(epsilon=epsilon))
+    assert np.isfinite(flat(outcome)).all()
+    assert outcome.shared["variances"].min() > 0
+    if epsilon == math.inf and clients == 1:  # no spread between clients: one's own least squares
+        x, y = parts(data)[0]
+        np.testing.assert_allclose(flat(outcome)[0], np.linalg.lstsq(x, y)[0], atol=0.02)
+
+
+def test_more_weights_than_rows():
+    data = synthetic("mean", clients=60, rows=8, features=40, spread=0.3, noise=0.2, seed=0).data
+    train, test = data.split(2, 0)
+    alone = nmse(run(Local(), train, rounds=1), test)
+    free = run(PFEB(gls=False), train, rounds=100)
+    assert nmse(free, test) < 0.6 * alone
+    assert nmse(run(PFEB(), train, Privacy(epsilon=8.0)), test) < 0.95 * alone
+
+
+ODD = {
+    "twins": lambda x: torch.stack([x[:, 0], x[:, 0], x[:, 0] + 1e-3 * x[:, 2]], dim=1),
+    "constant": lambda x: torch.cat([x[:, :2], torch.ones(len(x), 1)], dim=1),
+    "zeros": lambda x: torch.cat([x[:, :2], torch.zeros(len(x), 1)], dim=1),
+    "nothing": torch.zeros_like,
+    "tiny": lambda x: x * 1e-12,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(ODD))
+@pytest.mark.parametrize("gls", [True, False])
+def test_odd_columns(kind, gls):
+    """They do not keep a run from being as good as learning alone, nor from ending in numbers."""
+    data = mixed(clients=80)
+    data = replace(data, features=ODD[kind](data.features))
+    train, test = data.split(0.3, 0)
+    alone = nmse(run(Local(), train, rounds=1), test)
+    for epsilon in (math.inf, 8.0):
+        outcome = run(PFEB(gls=gls), train, Privacy(epsilon=epsilon))
+        assert bool(outcome.shared["variances"].isfinite().all())
+        assert nmse(outcome, test) < alone * (1.02 if epsilon == math.inf else 1.1)
+
+
+@pytest.mark.parametrize("epsilon", [math.inf, 8.0, 1.0])
+def test_one_round(halves, epsilon):
+    train, test = halves
+    outcome = run(PFEB(), train, Privacy(epsilon=epsilon), rounds=1)
+    assert nmse(outcome, test) < 0.5
+    if epsilon < math.inf:
+        assert bool((outcome.shared["variances"] == 0.1).all())
+
+
+def test_a_broken_client_has_the_shared_mean_and_says_nothing():
+    data = mixed(clients=15)
+    features = data.features.clone()
+    features[data.offsets[3]] = math.nan
+    broken = replace(data, features=features)
+    outcome = run(PFEB(), broken, rounds=5)
+    assert outcome.zeroed == 5
+    np.testing.assert_allclose(flat(outcome)[3], law(outcome)[0], rtol=1e-6)
+    assert np.isfinite(flat(outcome)).all()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("what", ["features", "outcomes"])
+def test_unscaled_columns_are_refused_before_anything_is_charged(what, tmp_path):
+    data = mixed(clients=10)
+    if what == "features":
+        data = replace(data, features=data.features * 1000)
+    else:
+        data = replace(data, targets=data.targets * 1000)
+    plan = plan_for(data.spec, Privacy(epsilon=1.0), method=PFEB(), simulation_seed=0)
+    with pytest.raises(DataError, match="unit size"):
+        simulate(plan, data, folder=tmp_path / "run")
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
+    assert not left, left
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"variance": 0.0}, "variance = 0.0"),
+        ({"variance": math.nan}, "variance = nan"),
+        ({"momentum": 0.9}, "momentum = 0.9"),
+        ({"momentum": math.nan}, "momentum = nan"),
+        ({"shared": "some"}, "shared = 'some'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        PFEB(**settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "spec", "words"),
+    [
+        (PFEB(model=MLP()), Spec((3,), 1, "regression", 5), "use dpfedmtl or pmtl"),
+        (PFEB(gls=True), Spec((3,), 4, "multiclass", 5), "leave gls out"),
+        (PFEB(gls=True, learn=False), Spec((3,), 1, "regression", 5), "leave gls out"),
+        (PFEB(shared="slice"), Spec((3,), 2, "multiclass", 5), "directions = 16"),
+    ],
+)
+def test_what_it_cannot_work_on_is_refused(method, spec, words):
+    with pytest.raises(ValueError, match=words):
+        method.check(spec)
+
+
+# The guard.
+
+
+def test_the_guard_brings_clients_back_from_a_broken_shared_model():
+    data = synthetic("mean", clients=60, rows=40, features=4, noise=0.3, seed=0).data
+    train, test = data.split(0.3, 0)
+    alone = nmse(run(Local(), train, rounds=1), test)
+    broken, safe = (
+        run(PFEB(guard=guard), train, Privacy(epsilon=0.01), rounds=20) for guard in (False, True)
+    )
+    assert nmse(broken, test) > 2 * alone
+    assert nmse(safe, test) < 1.15 * alone
+    assert "insurance" in " ".join(safe.plan.method.caveats(True))
+
+
+def test_the_guard_leaves_a_good_shared_model_alone():
+    data = synthetic("mean", clients=100, rows=20, features=4, spread=0.2, seed=0).data
+    train, test = data.split(0.3, 0)
+    bare, safe = (run(PFEB(guard=guard), train, rounds=40) for guard in (False, True))
+    kept = np.abs(flat(bare) - flat(safe)).max(axis=1) > 1e-6
+    assert 0 < kept.mean() < 0.2
+    assert nmse(safe, test) < nmse(bare, test) * 1.05
+    assert all(torch.equal(bare.shared[name], leaf) for name, leaf in safe.shared.items())
+
+
+def test_few_rows_cannot_tell_that_an_own_model_is_better():
+    data = synthetic("mean", clients=30, rows=4, features=2, seed=0).data
+    bare, safe = (
+        run(PFEB(guard=guard), data, Privacy(epsilon=0.01), rounds=3) for guard in (False, True)
+    )
+    assert np.array_equal(flat(bare), flat(safe))

@@ -1,0 +1,248 @@
+"""Auto: what is picked, why, and that nothing else is ever run in its name."""
+
+import json
+import math
+import re
+import shlex
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import coterie as ct
+from coterie.cli import main
+from coterie.config import ConfigError
+from coterie.data.federated import Spec
+from coterie.data.synthetic import synthetic
+from coterie.methods.auto import Auto
+from coterie.methods.base import Method, registered
+from coterie.methods.dpfedmtl import DPFedMTL
+from coterie.methods.pmtl import PMTL
+from coterie.models import CNN, MLP, Linear
+from coterie.plan import Plan, Privacy
+from coterie.rules import choose, usual
+from coterie.run import load_plan, plan_from_table, resolve
+from coterie.tuning import tune
+
+SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"
+SPEC = Spec((9,), 1, "regression", 550)
+BUDGET = Privacy(epsilon=1.0)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("coterie.commands.write_report", lambda folders, out: out)
+
+
+@pytest.fixture
+def coterie(capsys):
+    def call(line):
+        capsys.readouterr()
+        code = main(shlex.split(line))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def table(**more):
+    data = {"name": "synthetic", "options": {"clients": 12, "rows": 8, "features": 3}}
+    return {"data": data, "method": {"kind": "auto"}, "privacy": {"epsilon": 2.0}, **more}
+
+
+# --- what is picked ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass", "multilabel"])
+def test_linear_models_get_pfeb_whatever_the_task(task):
+    outputs = 4 if task.startswith("multi") else 1
+    spec = Spec((9,), outputs, task, 550)
+    for model in (Linear(), Linear(bias=False)):
+        method, why = choose(Auto(model=model), spec, BUDGET)
+        assert method == registered()["pfeb"](model=model) == usual(Auto(model=model))
+        numbers = outputs * (9 + model.bias)
+        assert why.startswith("pfeb, because the model is linear") and f"({numbers} " in why
+
+
+def test_networks_share_their_lower_layers_if_they_have_any():
+    model = MLP(hidden=(5,))
+    method, why = choose(Auto(model=model), SPEC, BUDGET)
+    assert method == DPFedMTL(model=model) and usual(Auto(model=model)) is None
+    assert "50 of 56 numbers" in why  # 9 * 5 + 5 below, 5 + 1 in the head
+    flat, why = choose(Auto(model=nn.Linear(9, 1)), SPEC, BUDGET)
+    assert isinstance(flat, PMTL) and "all 10 numbers are posted" in why
+    images = Spec((1, 28, 28), 10, "multiclass", 100)
+    assert isinstance(choose(Auto(model=CNN()), images, BUDGET)[0], DPFedMTL)
+
+
+def test_public_features_are_spoken_of_where_networks_post_too_much():
+    model, spec = MLP(hidden=(64,)), Spec((64,), 10, "multiclass", 105)
+    _, why = choose(Auto(model=model), spec, BUDGET)
+    for part in ("more than the 71 numbers", "public features", "bear 1,42", "posts 10 for each"):
+        assert part in why
+    for enough in (Privacy(epsilon=math.inf), Privacy(noise_multiplier=0.01)):
+        assert "public features" not in choose(Auto(model=model), spec, enough)[1]
+    many = replace(spec, clients=10_000)
+    assert "public features" not in choose(Auto(model=model), many, BUDGET)[1]
+
+
+def test_why_is_the_same_sentence_for_the_same_public_facts():
+    one, two = (choose(Auto(), SPEC, BUDGET) for _ in range(2))
+    assert one == two
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+def test_a_resolved_plan_names_the_method_and_keeps_why():
+    plan = resolve(plan_from_table(table()), SPEC)
+    assert plan.method.kind == "pfeb" and plan.chosen.startswith("pfeb, because")
+    again = resolve(plan, SPEC)
+    assert again == plan  # resolving what is resolved changes nothing
+    named = resolve(plan_from_table(table(method={"kind": "pmtl"})), SPEC)
+    assert named.chosen == ""
+
+
+def test_finetuning_goes_around_what_is_picked():
+    method = {"kind": "finetune", "how": "mean", "base": {"kind": "auto"}}
+    plan = resolve(plan_from_table(table(method=method)), SPEC)
+    assert plan.method.kind == "finetune" and plan.method.base.kind == "pfeb"
+    assert plan.chosen.startswith("pfeb")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"kind": "auto", "lam": 3.0},
+        {"kind": "finetune", "how": "mean", "base": {"kind": "auto", "lam": 3.0}},
+    ],
+)
+def test_settings_of_no_method_are_refused_in_so_many_words(method):
+    with pytest.raises(ConfigError, match=r"method.lam was set, but no method is named.*--method"):
+        plan_from_table(table(method=method))
+
+
+def test_auto_is_a_choice_but_no_registered_method():
+    assert "auto" in Method.choices() and "auto" not in registered()
+    assert [setting.name for setting in fields(ct.Auto)] == ["model"]
+
+
+def test_simulating_it_is_refused_and_plan_for_is_the_way():
+    data = synthetic("mean", clients=6, rows=5, features=3, seed=0).data
+    with pytest.raises(ValueError, match="plan_for"):
+        ct.simulate(Plan(method=Auto(), privacy=BUDGET, simulation_seed=0), data)
+    plan = ct.plan_for(data.spec, Privacy(epsilon=1.0), simulation_seed=0)
+    assert plan.method.kind == "pfeb" and plan.rounds == 1
+    outcome = ct.simulate(plan, data)
+    assert len(outcome.posts) == 1 and outcome.guarantee.epsilon <= 1
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+def test_run_says_the_verdict_first_and_goes_on(coterie):
+    code, out, err = coterie(f"run {SMALL} --epsilon 1 --json")
+    found = json.loads(out)
+    assert code == 0 and found["method"] == "pfeb"
+    first = err.splitlines()[0]
+    assert first.startswith("verdict: learn alone: 12 clients at epsilon 1 bear 0.93 posted")
+    assert err.index("verdict:") < err.index("auto: pfeb, because") < err.index("loss")
+    assert "  More clients:" in err
+    assert found["verdict"]["verdict"] == "learn alone" and found["verdict"]["numbers"] == 4
+    assert found["chosen"].startswith("pfeb, because")
+    assert Path(found["run"]).name.startswith("synthetic-pfeb-")
+    kept = json.loads(Path(found["run"], "result.json").read_text())
+    assert kept["verdict"] == found["verdict"] and kept["chosen"] == found["chosen"]
+    plan = load_plan(Path(found["run"], "plan.toml"))
+    assert plan.method.kind == "pfeb" and plan.chosen == found["chosen"]
+
+
+@pytest.mark.full
+def test_quiet_runs_say_it_with_the_answer(coterie):
+    code, out, err = coterie(f"run {SMALL} --rounds 1 --quiet --out here")
+    assert code == 0 and err == ""
+    assert "the verdict before the run was 'learn alone'" in out and "picked by auto" in out
+
+
+def test_runs_without_a_verdict_have_none(coterie):
+    _, out, err = coterie(f"run {SMALL} --method local --json")
+    assert json.loads(out)["verdict"] is None and json.loads(out)["chosen"] == ""
+    assert "verdict" not in err
+
+
+@pytest.mark.full
+def test_sweeps_say_a_line_for_each_epsilon(coterie):
+    code, _, err = coterie(f"run {SMALL} --epsilon 1,8 --rounds 1 --out sweep")
+    assert code == 0
+    lines = [line for line in err.splitlines() if line.startswith("verdict")]
+    assert [re.search(r"epsilon (\d)", line)[1] for line in lines] == ["1", "8"]
+    assert "More clients" not in err
+    kinds = {name: load_plan(Path("sweep", name, "plan.toml")).method.kind for name in
+             ("alone", "epsilon-1", "epsilon-8", "not-private")}  # fmt: skip
+    assert kinds["epsilon-1"] == kinds["epsilon-8"] == "pfeb" and kinds["alone"] != "pfeb"
+
+
+@pytest.mark.full
+def test_models_and_finetuning_go_with_it(coterie):
+    line = "run --data digits --option clients=10 --model mlp --set method.model.hidden=[8]"
+    code, out, err = coterie(f"{line} --rounds 1 --no-local --quiet --json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["method"] == "dpfedmtl" and "-auto-" in found["run"]
+    code, out, err = coterie(f"run {SMALL} --finetune mean --rounds 1 --quiet --json")
+    assert code == 0, err
+    assert json.loads(out)["method"] == "pfeb+mean"
+
+
+def test_settings_without_a_method_end_in_one_line(coterie):
+    code, out, err = coterie(f"run {SMALL} --set method.lam=3")
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+    assert "method.lam was set, but no method is named" in err and "--method" in err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.full
+def test_plans_of_older_versions_resume(coterie):
+    line = f"run {SMALL} --method pmtl --rounds 2 --simulation-seed 1 --quiet --json --out old"
+    _, out, _ = coterie(line)
+    path = Path("old/plan.toml")
+    older = [part for part in path.read_text().splitlines() if not part.startswith("chosen")]
+    assert len(older) < len(path.read_text().splitlines())
+    path.write_text("\n".join(older) + "\n")
+    Path("old/result.json").unlink()
+    code, again, err = coterie("run --resume old --quiet --json")
+    assert code == 0, err
+    assert json.loads(again)["value"] == json.loads(out)["value"]
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 3"))
+    Path("old/result.json").unlink()
+    assert coterie("run --resume old --quiet --json")[0] == 2  # another plan than the ledger's
+
+
+@pytest.mark.full
+def test_tuning_with_it_chooses_a_plan_that_says_what_was_picked():
+    found = tune(table(), {"privacy.clip": [0.5, 1.0]}, folds=2)
+    assert found.plan.method.kind == "pfeb" and found.plan.chosen.startswith("pfeb")
+    with pytest.raises(ConfigError, match="no method is named"):
+        tune(table(), {"method.lam": [0.1, 1.0]}, folds=2)
+    both = tune(table(), {"method.kind": ["pmtl", "auto"]}, folds=2)
+    assert not any(trial.refused for trial in both.table)
+
+
+def test_methods_lists_it_first(coterie):
+    _, out, _ = coterie("methods")
+    assert out.startswith("auto: ") and "    method.model = " in out
+    found = json.loads(coterie("methods --json")[1])
+    assert found["auto"]["settings"] == {"model": {"kind": "linear", "bias": True}}
+
+
+@pytest.mark.full
+def test_rows_that_are_refused_leave_no_folder(coterie):
+    rows = "".join(f"c{i % 9},{i * 1000},{i % 7}\n" for i in range(90))
+    Path("big.csv").write_text("client,x,y\n" + rows)
+    code, out, err = coterie("run --data big.csv --task regression --quiet --json --out here")
+    assert (code, out) == (2, "") and "--standardise" in err
+    assert not Path("here").exists()
+    line = "run --data big.csv --task regression --standardise client --quiet --out here"
+    assert coterie(line)[0] == 0

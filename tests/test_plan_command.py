@@ -1,0 +1,172 @@
+"""`coterie plan`: what is printed, from public facts and of data, and what is never touched."""
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from coterie.advice import advise, clients_for
+from coterie.cli import main
+from coterie.data.federated import Spec
+from coterie.methods.pmtl import PMTL
+from coterie.plan import Privacy
+from coterie.privacy.sampling import Poisson
+from coterie.rules import advice_for
+
+
+@pytest.fixture
+def told(capsys):
+    def call(line, code=0):
+        capsys.readouterr()
+        try:
+            found = main(shlex.split(f"plan {line}"))
+        except SystemExit as stop:
+            found = stop.code
+        out, err = capsys.readouterr()
+        assert found == code, err
+        assert (err == "") == (code == 0)
+        return out if code == 0 else err
+
+    return call
+
+
+def strict(text):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_thirty_clients_are_told_to_learn_alone_and_what_would_help(told):
+    out = told("--clients 30 --epsilon 1 --numbers 10")
+    assert out.startswith("learn alone: 30 clients at epsilon 1 bear 5.8 posted numbers")
+    for part in (
+        "More clients: 40 for a small gain, 79 to join, at epsilon 1.",
+        "A larger epsilon: 1.35 for a small gain",
+        "Fewer posted numbers: at most 5 for a small gain",
+        "Public features",
+        'shared = "slice"',
+    ):
+        assert part in out
+    assert max(map(len, out.splitlines())) < 220
+
+
+def test_the_table_by_epsilon_is_the_rule_at_each(told):
+    lines = told("--clients 100 --numbers 10").split("\n\n")[-1].splitlines()
+    assert len(lines) == 6 and len({len(line) for line in lines}) == 1
+    for line, epsilon in zip(lines[1:], (0.5, 1.0, 2.0, 4.0, 8.0), strict=True):
+        advice = advise(100, epsilon, 10)
+        small, join = (clients_for(worth, epsilon, 10) for worth in (1.0, 4.0))
+        cells = [f"{epsilon:g}", *advice.verdict.split(), str(advice.rounds)]
+        assert line.split() == [*cells, f"{advice.most_numbers:,}", f"{small:,}", f"{join:,}"]
+
+
+def test_json_has_the_same_and_nothing_more(told):
+    found = strict(told("--clients 550 --epsilon 1 --numbers 10 --json"))
+    table = found.pop("by_epsilon")
+    assert found == strict(json.dumps(advise(550, 1.0, 10).to_json()))
+    assert [row["epsilon"] for row in table] == [0.5, 1.0, 2.0, 4.0, 8.0]
+    assert table[1]["verdict"] == "join" and table[1]["clients_for_small_gain"] == 40
+
+
+@pytest.mark.parametrize(
+    ("flags", "numbers"),
+    [
+        ("--features 9", 10),
+        ("--features 9 --model linear --method auto", 10),
+        ("--features 9 --classes 2", 10),
+        ("--features 9 --classes 3", 30),
+        ("--features 9 --classes a,b,c,d", 40),
+        ("--features 9 --classes 2 --task multilabel", 20),
+    ],
+)
+def test_numbers_of_linear_models_are_counted(told, flags, numbers):
+    assert strict(told(f"--clients 550 {flags} --json"))["numbers"] == numbers
+
+
+def test_budgets_reach_the_rule(told):
+    line = "--clients 500 --epsilon 2 --numbers 40 --delta 1e-7 --relation replace --json"
+    found = strict(told(f"{line} --cohort 50 --rounds 6"))
+    advice = advise(500, 2.0, 40, delta=1e-7, relation="replace", cohort=50, rounds=6)
+    assert found["worth"] == advice.worth and found["rounds"] == 6 and found["delta"] == 1e-7
+
+
+def test_a_method_without_data_is_judged_by_what_it_posts(told):
+    facts = "--clients 200 --features 20 --epsilon 1 --json"
+    found = strict(told(f"{facts} --method pmtl"))
+    assert (found["method"], found["data"], found["numbers"]) == ("pmtl", None, 21)
+    network = strict(told(f"{facts} --classes 5 --model mlp"))
+    assert network["method"] == "dpfedmtl" and network["numbers"] == 64 * 21
+    assert network["verdict"] == "learn alone" and "slice" in network["chosen"]
+    assert "as planned: dpfedmtl" in told("--clients 200 --features 20 --model mlp")
+
+
+def test_data_give_their_spec_and_nothing_else(told):
+    line = "--data synthetic --option clients=120 --option features=5 --method pmtl --cohort 30"
+    found = strict(told(f"{line} --epsilon 2 --json"))
+    spec = Spec((5,), 1, "regression", 120)
+    advice = advice_for(PMTL(), Privacy(epsilon=2.0), Poisson(30), spec)
+    assert found["worth"] == advice.worth and found["data"] == "synthetic"
+    assert found["clip"] == 0.5 and found["clients"] == 120
+    fewer = strict(told(f"{line} --clients 60 --json"))
+    assert fewer["clients"] == 60
+
+
+def test_plans_in_files_are_read(told, tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        'rounds = 4\n[data]\nname = "synthetic"\n[method]\nkind = "fedavg"\n'
+        "[privacy]\nnoise_multiplier = 20.0\n"
+    )
+    found = strict(told(f"--plan {path} --json"))
+    assert (found["method"], found["rounds"], found["epsilon"]) == ("fedavg", 4, None)
+    assert found["mu"] == pytest.approx(math.sqrt(4) / 20)
+    assert "at this noise" in told(f"--plan {path}")
+
+
+@pytest.mark.parametrize(
+    "flags", ["--method local", "--method mpmtl", "--method pmtl --epsilon inf"]
+)
+def test_where_there_is_no_verdict_it_says_so_and_ends_well(told, flags):
+    line = f"--data synthetic --option clients=12 {flags}"
+    assert told(line).startswith("no verdict on")
+    found = strict(told(f"{line} --json"))
+    assert found["verdict"] is None and "no verdict" in found["words"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("", "--clients"),
+        ("--clients 30", "--numbers N, or --features N"),
+        ("--clients 30 --numbers 5 --features 4", "give one of them"),
+        ("--clients 30 --features x1,x2", "--features x1,x2"),
+        ("--clients 30 --features 0", "--features 0"),
+        ("--clients 30 --features 3 --classes 1", "--classes 1"),
+        ("--clients 0 --numbers 5", "clients = 0"),
+        ("--clients 30 --numbers 0", "numbers = 0"),
+        ("--clients 30 --numbers 5 --epsilon 0", "epsilon = 0"),
+        ("--clients 30 --numbers 5 --epsilon inf", "without privacy"),
+        ("--clients 30 --numbers 5 --cohort 31", "30"),
+        ("--clients 30 --numbers 5 --rounds 0", "rounds = 0"),
+        ("--clients 30 --numbers 5 --data synthetic", "--numbers 5"),
+        ("--clients 30 --numbers 5 --method pmtl", "--numbers 5"),
+        ("--data synthetic --set method.lam=3", "auto"),
+    ],
+)
+def test_mistakes_end_in_one_line(told, flags, says):
+    err = told(flags, code=2)
+    assert says in err and len(err.splitlines()) == 1
+
+
+def test_public_facts_load_neither_torch_nor_data():
+    code = (
+        "import sys; from coterie.cli import main; "
+        "main(['plan', '--clients', '30', '--numbers', '10', '--json']); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'coterie.data', 'rich')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
