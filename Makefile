@@ -9,7 +9,7 @@ export DO_NOT_TRACK := 1
 # Two workers on two cores: a thread each, or they wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
-.PHONY: mutants setup run test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm check clean help
+.PHONY: mutants setup run test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[report,examples,dev]'
 	touch $(STAMP)
 
-run: setup       ## local, FedAvg and PMTL on real data at epsilon 1, with a report
+run: setup       ## auto (PFEB) beside local, FedAvg and PMTL on real data at epsilon 1, with a report
 	$(BIN)/coterie demo --data districts --epsilon 1
 
 test: lint type imports  ## lint, types and the whole test suite but the slow tables
@@ -62,6 +62,7 @@ bench: setup     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/moments.py
 	$(BIN)/python benchmarks/svm.py
 	$(BIN)/python benchmarks/svm_joint.py --clients 100
+	$(BIN)/python benchmarks/pfeb_speed.py
 
 study-mpmtl: setup ## remake the tables and plots of docs/methods/mpmtl.md
 	$(BIN)/python benchmarks/mpmtl.py
@@ -69,6 +70,9 @@ study-mpmtl: setup ## remake the tables and plots of docs/methods/mpmtl.md
 study-mtlsvm: setup ## remake the tables and plots of docs/methods/mtlsvm.md
 	$(ONE_THREAD) $(BIN)/python benchmarks/mtlsvm.py
 	$(ONE_THREAD) $(BIN)/python benchmarks/reconstruction.py --out docs/methods/mtlsvm
+
+study-pfeb: setup ## remake the tables and plots of docs/methods/pfeb.md
+	$(ONE_THREAD) $(BIN)/python benchmarks/pfeb.py
 
 mutants: setup   ## break the mechanism on purpose; every mutant must be caught
 	$(BIN)/python tools/mutants.py

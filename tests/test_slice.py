@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
 from coterie.methods.base import Method
-from coterie.methods.pmtl import PMTL
+from coterie.methods.pmtl import LAST, PMTL
 from coterie.models import MLP, Linear, Model
 from coterie.models.dense import save_start
 from coterie.models.features import matrix_of, put_slice, slice_of, slice_variances
@@ -71,7 +72,7 @@ def objective(task, x, y, center, free):
 def test_rounds_fit_the_slice_and_the_end_fits_all(task, tmp_path):
     data = toy(task)
     model, weights = started(tmp_path, data.spec)
-    method = PMTL(model=model, shared="slice", directions=2, lam=LAM)
+    method = PMTL(model=model, shared="slice", directions=2, lam=LAM, last_lam=LAM)
     shared = method.init(data.spec, Rng.seeded(0))
     personal = method.enrol(shared, data.spec, len(data))
     shared = {name: leaf + 0.3 for name, leaf in shared.items()}
@@ -99,7 +100,8 @@ def test_all_directions_are_the_whole_method():
     data = toy("regression")
     plan = {"privacy": Privacy(epsilon=math.inf), "rounds": 4, "simulation_seed": 0}
     whole = simulate(Plan(method=PMTL(lam=LAM), **plan), data)
-    sliced = simulate(Plan(method=PMTL(lam=LAM, shared="slice", directions=4), **plan), data)
+    slicing = PMTL(lam=LAM, shared="slice", directions=4, last_lam=LAM)
+    sliced = simulate(Plan(method=slicing, **plan), data)
     for client in range(len(data)):
         for name, leaf in whole.model(client).items():
             torch.testing.assert_close(sliced.model(client)[name], leaf, atol=1e-5, rtol=1e-5)
@@ -152,6 +154,74 @@ def test_last_lam_pulls_at_the_end_alone(tmp_path):
     final = strong.personalise(shared, personal, clients, Rng.seeded(0))
     for name, leaf in weights.items():
         torch.testing.assert_close(final[name], leaf.expand_as(final[name]), atol=1e-4, rtol=0)
+
+
+def shifted(method, data):
+    """A shared slice that is not the start, and what clients have then."""
+    shared = method.init(data.spec, Rng.seeded(0))
+    personal = method.enrol(shared, data.spec, len(data))
+    return {name: leaf + 0.5 for name, leaf in shared.items()}, personal
+
+
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
+def test_each_client_chooses_its_last_pull_by_rows_left_out(task, tmp_path):
+    data = toy(task, clients=8)
+    model, weights = started(tmp_path, data.spec)
+    method = PMTL(model=model, shared="slice", directions=2, lam=LAM)
+    shared, personal = shifted(method, data)
+    clients = data.clients(np.arange(len(data)))
+    found = method.personalise(shared, personal, clients, Rng.seeded(0))
+    pulls = [LAM * times for times in LAST]
+    fixed = [
+        replace(method, last_lam=pull).personalise(shared, personal, clients, Rng.seeded(0))
+        for pull in pulls
+    ]
+    center = matrix_of(put_slice(weights, shared)).numpy()
+    chosen = []
+    for client in range(len(data)):
+        x, y = own(data, client)
+        # Every row left out by hand, the pull that of all the rows; towards the shared head.
+        losses = [left_out_by_hand(task, x, y, center, pull) for pull in pulls]
+        same = [
+            all(torch.equal(fit[name][client], found[name][client]) for name in found)
+            for fit in fixed
+        ]
+        assert sum(same) == 1
+        chosen.append(same.index(True))
+        # The one step of classes is not exact: its choice is nearly the best by hand.
+        near = {"regression": 1e-6, "binary": 0.02, "multiclass": 0.05}[task]
+        assert losses[chosen[-1]] <= min(losses) * (1 + near)
+    assert len(set(chosen)) > 1
+
+
+def left_out_by_hand(task, x, y, center, lam):
+    total = 0.0
+    for row in range(len(x)):
+        kept = np.arange(len(x)) != row
+        pull = lam * len(x) / (len(x) - 1)
+
+        def value(flat, kept=kept, pull=pull):
+            plain = objective(task, x[kept], y[kept], center, slice(None))(flat)
+            return plain + (pull - LAM) / 2 * flat @ flat
+
+        best = minimize(value, np.zeros(center.size), method="L-BFGS-B", tol=1e-10).x
+        free = objective(task, x[[row]], y[[row]], center, slice(None))
+        total += free(best) - LAM / 2 * best @ best
+    return total
+
+
+@pytest.mark.parametrize("task", ["regression", "multiclass"])
+def test_the_choice_depends_on_own_rows_alone_to_the_last_bit(task, tmp_path):
+    data = toy(task, clients=8)
+    model, _ = started(tmp_path, data.spec)
+    method = PMTL(model=model, shared="slice", directions=2, lam=LAM)
+    shared, personal = shifted(method, data)
+    found = method.personalise(shared, personal, data.clients(np.arange(8)), Rng.seeded(0))
+    for some in ([3], [6, 2], [7, 0, 5]):
+        theirs = {name: leaf[torch.tensor(some)] for name, leaf in personal.items()}
+        alone = method.personalise(shared, theirs, data.clients(np.array(some)), Rng.seeded(1))
+        for name, leaf in alone.items():
+            assert torch.equal(leaf, found[name][torch.tensor(some)])
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
         numbers = numbers * (numbers + 1) // 2
     error = NETWORK_ERROR if network else posting.rounds_error
     affordable = (error * share * reach_of(privacy, spec.clients)) ** 2 / numbers
+    affordable *= _tolerance(method, spec)
     return rounds_for(affordable, (few, many))
 
 

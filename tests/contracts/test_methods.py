@@ -60,6 +60,11 @@ VARIANTS = {
     "mtlsvm mask paper": ("mtlsvm", {"mask": "paper", "epochs": 1, "last_solve": False}),
     "mtlsvm between": ("mtlsvm", {"gamma": 0.5, "epochs": 3}),
     "mocha learned": ("mocha", {"relation": "learned", "every": 2}),
+    "pfeb gls": ("pfeb", {"gls": True}),
+    "pfeb fixed": ("pfeb", {"learn": False, "momentum": 0.0}),
+    "pfeb guard": ("pfeb", {"guard": True}),
+    "pfeb slice": ("pfeb", {"shared": "slice", "directions": 2}),
+    "pmtl slice": ("pmtl", {"shared": "slice", "directions": 2}),
     "mpmtl decompose": ("mpmtl", {"decompose": 0.02}),
     "mpmtl steps decompose column": (
         "mpmtl",

@@ -156,7 +156,7 @@ class PFEB(Method):
         if self.gls and not self._can_gls(spec):
             raise ValueError(
                 f'gls = true needs one output, learn = true and shared = "all"; this is '
-                f"{spec.task} with {spec.outputs} outputs: leave gls out"
+                f"{spec.task} with {spec.outputs} outputs: leave gls out, or use false"
             )
         if self.shared == "slice":
             check_directions(self.directions, spec)

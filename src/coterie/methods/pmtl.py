@@ -38,8 +38,9 @@ order (see `coterie.data.embed` and `Linear(start=...)`). Shared, and posted, ar
 first `directions` features and the biases alone. In a round a client fits these to its own rows
 with all else at the public start, min over the slice of mean_i loss + lam/2 |change|^2, by Newton's
 method, and contributes the change. After the last round it fits its whole head towards the public
-start with the shared slice in it, and posts nothing more. Sensitivity and epsilon are those of any
-clipped sum; there are fewer numbers for the noise to fall on.
+start with the shared slice in it, and posts nothing more: so it may choose how strongly, of a few
+public multiples of lam, by the losses of its own rows left out. Sensitivity and epsilon are those
+of any clipped sum; there are fewer numbers for the noise to fall on.
 """
 
 import math
@@ -51,6 +52,7 @@ from torch import Tensor
 
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.local import best_modes, modes
 from coterie.models import Linear, Model
 from coterie.models.features import (
     check_directions,
@@ -62,10 +64,12 @@ from coterie.models.features import (
 )
 from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
-from coterie.solvers.posterior import Prior, posterior
+from coterie.solvers.posterior import Prior
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, add, map_leaves, stack, subtract, take, to
+from coterie.tree import Tree, add, map_leaves, stack, subtract, take
 
+LAST = (0.5, 1.0, 2.0, 4.0)
+"""The pulls that a client chooses from for its last fit of a head, in units of lam."""
 BEGUN = "begun"
 """A leaf of the personal state: 1 where a client has taken part. It is for methods whose clients
 start from public models of their own, which are not known when a client enrols."""
@@ -89,7 +93,8 @@ class PMTL(Method):
             empty for one cluster of all.
         shared: "all" of the model, or a "slice" of a linear head: see the module's words.
         directions: How many of the first features are in the slice; 0 for the biases alone.
-        last_lam: The pull of the last solve of a slice's heads; None for `lam`.
+        last_lam: The pull of the last solve of a slice's heads; None for each client's own choice
+            of 0.5, 1, 2 or 4 times `lam` by leave-one-out, which is free.
     """
 
     shape = Shape.SUM
@@ -232,7 +237,7 @@ class PMTL(Method):
         """Work on the own model against the shared one; contribute the difference."""
         anchor = self.shared_model(shared, clients)
         if self.shared == "slice":
-            after = self._fit(anchor, clients, self.lam, self.directions)
+            after = self._fit(anchor, clients, [self.lam], self.directions)
             return after, slice_of(subtract(after, anchor), self.directions)
         start = begin(personal, anchor) if self.clusters else personal
         after = self.problem().solve(start, clients, rng, round=round, anchor=anchor, tell=True)
@@ -269,21 +274,25 @@ class PMTL(Method):
             return self.standing(shared, personal, clients)
         anchor = self.shared_model(shared, clients)
         if self.shared == "slice":
-            pull = self.lam if self.last_lam is None else self.last_lam
-            return finite_or(self._fit(anchor, clients, pull, clients.spec.features), personal)
+            pulls = [self.lam * times for times in LAST]
+            pulls = pulls if self.last_lam is None else [self.last_lam]
+            return finite_or(self._fit(anchor, clients, pulls, clients.spec.features), personal)
         start = begin(personal, anchor) if self.clusters else personal
         longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
         problem = replace(self.problem(), sgd=longer)
         return problem.solve(start, clients, rng, round=0, anchor=anchor)
 
-    def _fit(self, anchor: Tree, clients: Clients, lam: float, directions: int) -> Tree:
+    def _fit(self, anchor: Tree, clients: Clients, pulls: list[float], directions: int) -> Tree:
         """Fit the first columns of every client's head to its own rows, pulled to the anchor."""
         assert isinstance(self.model, Linear)
-        variances = slice_variances(clients.spec, self.model.bias, directions, 1 / lam)
-        center = matrix_of(anchor).cpu()
-        prior = Prior(center=center, variances=variances, per_row=True)
-        moved = posterior(clients, prior, bias=self.model.bias).deviation.cpu() / math.sqrt(lam)
-        return to(head_of(center + moved, self.model.bias), clients.device)
+        bias, center = self.model.bias, matrix_of(anchor).cpu()
+        spreads = [slice_variances(clients.spec, bias, directions, 1 / lam) for lam in pulls]
+        priors = [Prior(center, variances, per_row=True) for variances in spreads]
+        one = len(priors) == 1  # which leaves nothing to choose
+        fit = (
+            modes(clients, priors[0], bias=bias) if one else best_modes(clients, priors, bias=bias)
+        )
+        return head_of(fit, bias)
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Give the own model; before the first round of a client, the shared one."""

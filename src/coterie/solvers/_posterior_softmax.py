@@ -1,10 +1,12 @@
 """The compiled part of `coterie.solvers.posterior` for multiclass tasks: no checks.
 
 Minimises sum_i (log sum_k exp eta_ik - eta_i,y_i) + |v|^2 / 2 over v (k, o), eta = off + X (s v),
-with s the prior's standard deviations, by Newton's method: directions by conjugate gradients with
-the blocks of the classes, Z_k' diag(q_k (1 - q_k)) Z_k + I, as preconditioner, steps halved until
-the sum falls. As the sum is 1-strongly convex, the mode is no further away than the Newton
-decrement, about, which ends the steps. Arrays over columns and classes have classes side by side.
+with s the prior's standard deviations, by Newton's method: directions by conjugate gradients, steps
+halved until the sum falls. A strong pull makes them quick as they are; where a direction took as
+long as factoring would, the blocks of the classes, Z_k' diag(q_k (1 - q_k)) Z_k + I, precondition
+the next, and stay until one takes as long again. As the sum is 1-strongly convex, the mode is no
+further away than the Newton decrement, about, which ends the steps. Arrays over columns and classes
+have classes side by side.
 """
 # ruff: noqa: PLR0913, PLR0917 - flat arrays, named one by one
 
@@ -39,6 +41,7 @@ from coterie.solvers._posterior_rows import (
 
 _STEPS = 200  # after which Newton's method has lost its way: that client gets NaN
 _INNER = 1000  # products of one Newton step
+_PAYS = 3  # blocks of this many columns are factored in the time of one product, about
 _TINY = 1e-9  # the decrement of a mode, by the larger of 1 and |v|
 
 
@@ -57,7 +60,7 @@ class Room(NamedTuple):
 
 
 # Numbers of arrays over rows and classes, and over columns and classes.
-_ETA, _P, _MOVE, _ASIDE = 0, 1, 2, 3
+_ETA, _P, _MOVE, _ASIDE, _WEIGHT = 0, 1, 2, 3, 4
 _V, _G, _D, _SCALE, _REST, _WAY, _BACK, _DONE = 0, 1, 2, 3, 4, 5, 6, 7
 
 
@@ -69,7 +72,7 @@ def softmax_part(rows: Rows, fresh: Rows, law: Law, found: Found, part: int, par
     small = min(longest, p)
     slots, columns, free = np.empty(p, np.int64), np.empty(p, np.int64), anywhere(law.spread)
     X, B, S = np.empty((longest, p)), np.empty((longest, p)), np.empty((small, p))
-    squares, wide = np.empty((o + 1) * small * small), np.empty((4, longest, o))
+    squares, wide = np.empty((o + 1) * small * small), np.empty((5, longest, o))
     tall, vectors = np.empty((8, p, o)), np.empty((2, max(longest, p)))
     classes = np.empty(longest, np.int64)
     for client in range(part, len(rows.starts), parts):
@@ -176,14 +179,14 @@ def _loss(eta: Array, n: int, classes: Array) -> float:
 def _newton(n: int, k: int, o: int, room: Room) -> bool:
     # The mode into V, its scores and probabilities into ETA and P. False if not found.
     tall = room.tall
-    for j in range(k):
-        for label in range(o):
-            tall[_V, j, label] = 0.0
-    now = _loss(room.wide[_ETA], n, room.classes)
+    tall[_V, :k] = 0.0
+    now, products, blocks = _loss(room.wide[_ETA], n, room.classes), 0, False
     for _ in range(_STEPS):
         blur = _gradient(n, k, o, room)
-        _factor(n, k, o, room)
-        fall = _direction(n, k, o, room)
+        if _PAYS * products > min(n, k):
+            _factor(n, k, o, room)
+            blocks = True
+        fall, products = _direction(n, k, o, room, blocks)
         size = _dot(tall[_V], tall[_V], k)
         if not np.isfinite(fall):
             return False
@@ -268,6 +271,7 @@ def _weighted(n: int, k: int, label: int, room: Room) -> None:
     for i in range(n):
         q = room.wide[_P, i, label]
         weight = np.sqrt(max(q * (1.0 - q), 0.0))
+        room.wide[_WEIGHT, i, label] = weight
         for j in range(k):
             room.B[i, j] = weight * room.X[i, j] * room.tall[_SCALE, j, label]
 
@@ -288,8 +292,11 @@ def _factor(n: int, k: int, o: int, room: Room) -> None:
 
 
 @inner
-def _precondition(n: int, k: int, o: int, room: Room, r: Array, out: Array) -> None:
+def _precondition(n: int, k: int, o: int, room: Room, blocks: bool, r: Array, out: Array) -> None:
     # The blocks' inverses times r; by rows r - s X'(w M^-1 w X (s r)), w = sqrt(q (1 - q)).
+    if not blocks:
+        out[:k] = r[:k]
+        return
     if n >= k:
         for label in range(o):
             _precondition_one(k, label, room, r, out)
@@ -301,9 +308,7 @@ def _precondition(n: int, k: int, o: int, room: Room, r: Array, out: Array) -> N
         _precondition_one(n, label, room, aside, aside)
         _weigh(n, label, room, aside)
     _back(n, k, o, room, aside, out)
-    for j in range(k):
-        for label in range(o):
-            out[j, label] = r[j, label] - out[j, label]
+    _add(k, 1.0, r, out, -1.0)
 
 
 @inner
@@ -319,8 +324,7 @@ def _precondition_one(size: int, label: int, room: Room, r: Array, out: Array) -
 @inner
 def _weigh(n: int, label: int, room: Room, u: Array) -> None:
     for i in range(n):
-        q = room.wide[_P, i, label]
-        u[i, label] *= np.sqrt(max(q * (1.0 - q), 0.0))
+        u[i, label] *= room.wide[_WEIGHT, i, label]
 
 
 @inner
@@ -335,9 +339,7 @@ def _curve(n: int, k: int, o: int, room: Room, d: Array, out: Array) -> None:
         for label in range(o):
             move[i, label] = P[i, label] * (move[i, label] - mean)
     _back(n, k, o, room, move, out)
-    for j in range(k):
-        for label in range(o):
-            out[j, label] += d[j, label]
+    _add(k, 1.0, d, out, 1.0)
 
 
 @inner
@@ -349,30 +351,28 @@ def _add(k: int, factor: float, left: Array, right: Array, keep: float) -> None:
 
 
 @inner
-def _direction(n: int, k: int, o: int, room: Room) -> float:
-    # D = H^-1 G by conjugate gradients, the closer the smaller the gradient; gives G . D.
+def _direction(n: int, k: int, o: int, room: Room, blocks: bool) -> tuple[float, int]:
+    # D = H^-1 G by conjugate gradients, the closer the smaller the gradient; gives G . D and the
+    # products that it took.
     tall = room.tall
     d, rest, way, back, done = tall[_D], tall[_REST], tall[_WAY], tall[_BACK], tall[_DONE]
-    for j in range(k):
-        for label in range(o):
-            d[j, label], rest[j, label] = 0.0, tall[_G, j, label]
-    _precondition(n, k, o, room, rest, back)
-    for j in range(k):
-        for label in range(o):
-            way[j, label] = back[j, label]
+    d[:k], rest[:k] = 0.0, tall[_G, :k]
+    _precondition(n, k, o, room, blocks, rest, back)
+    way[:k] = back[:k]
     level = _dot(rest, back, k)
-    goal = level * max(min(0.01, level), 1e-30)
+    goal, products = level * max(min(0.01, level), 1e-30), 0
     for _ in range(_INNER):
         if not level > goal:
             break
+        products += 1
         _curve(n, k, o, room, way, done)
         length = level / _dot(way, done, k)
         _add(k, length, way, d, 1.0)
         _add(k, -length, done, rest, 1.0)
-        _precondition(n, k, o, room, rest, back)
+        _precondition(n, k, o, room, blocks, rest, back)
         last, level = level, _dot(rest, back, k)
         _add(k, 1.0, back, way, level / last)
-    return _dot(tall[_G], d, k)
+    return _dot(tall[_G], d, k), products
 
 
 @inner

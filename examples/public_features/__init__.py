@@ -1,0 +1,1 @@
+"""Parts of the example: characters drawn from fonts, and a network trained on them."""
