@@ -169,7 +169,7 @@ def draw(lines: dict[str, list[Line]], path: Path) -> None:
     ticks = [of[0].epsilon for of in private]
     axes.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks], minor=False)
     axes.minorticks_off()
-    axes.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize="small")
     nothing = {"Date": None, "Creator": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=nothing)
 

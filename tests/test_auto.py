@@ -4,13 +4,16 @@ import json
 import math
 import re
 import shlex
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from numba.core.event import install_listener, trigger_event
 from torch import nn
 
 import coterie as ct
+from coterie import watch
 from coterie.cli import main
 from coterie.config import ConfigError
 from coterie.data.federated import Spec
@@ -64,6 +67,21 @@ def test_linear_models_get_pfeb_whatever_the_task(task):
         assert method == registered()["pfeb"](model=model) == usual(Auto(model=model))
         numbers = outputs * (9 + model.bias)
         assert why.startswith("pfeb, because the model is linear") and f"({numbers} " in why
+
+
+@pytest.mark.parametrize("noise", ["local", "laplace", "local_paper"])
+def test_noise_that_knows_one_clip_gets_pmtl_and_a_reason(noise):
+    privacy = Privacy(epsilon=1.0, noise=noise)
+    method, why = choose(Auto(), SPEC, privacy)
+    assert method == PMTL(model=Linear()) == usual(Auto(), privacy)
+    assert f"{noise} noise is for contributions under one clip" in why and "pfeb" in why
+    plan = ct.plan_for(SPEC, privacy)  # and it can be made, for every round
+    assert len(plan.mechanisms(SPEC.clients)) == plan.rounds
+    with pytest.raises(
+        ValueError, match=r"use gaussian noise, or a method under one clip \(pmtl\)"
+    ):
+        plan = ct.plan_for(SPEC, privacy, method=registered()["pfeb"]())
+        plan.mechanisms(SPEC.clients)
 
 
 def test_networks_share_their_lower_layers_if_they_have_any():
@@ -134,9 +152,9 @@ def test_simulating_it_is_refused_and_plan_for_is_the_way():
     with pytest.raises(ValueError, match="plan_for"):
         ct.simulate(Plan(method=Auto(), privacy=BUDGET, simulation_seed=0), data)
     plan = ct.plan_for(data.spec, Privacy(epsilon=1.0), simulation_seed=0)
-    assert plan.method.kind == "pfeb" and plan.rounds == 1
+    assert plan.method.kind == "pfeb" and plan.rounds == 3
     outcome = ct.simulate(plan, data)
-    assert len(outcome.posts) == 1 and outcome.guarantee.epsilon <= 1
+    assert len(outcome.posts) == 3 and outcome.guarantee.epsilon <= 1
 
 
 # --- the command line ----------------------------------------------------------------------------
@@ -147,7 +165,9 @@ def test_run_says_the_verdict_first_and_goes_on(coterie):
     found = json.loads(out)
     assert code == 0 and found["method"] == "pfeb"
     first = err.splitlines()[0]
-    assert first.startswith("verdict: learn alone: 12 clients at epsilon 1 bear 0.93 posted")
+    assert first.startswith(
+        "verdict: learn alone: 12 clients at epsilon 1 bear 0.93 shared weights"
+    )
     assert err.index("verdict:") < err.index("auto: pfeb, because") < err.index("loss")
     assert "  More clients:" in err
     assert found["verdict"]["verdict"] == "learn alone" and found["verdict"]["numbers"] == 4
@@ -170,6 +190,30 @@ def test_runs_without_a_verdict_have_none(coterie):
     _, out, err = coterie(f"run {SMALL} --method local --json")
     assert json.loads(out)["verdict"] is None and json.loads(out)["chosen"] == ""
     assert "verdict" not in err
+
+
+@pytest.mark.full
+def test_what_is_waited_for_is_said_unless_nobody_listens(coterie):
+    line = f"run {SMALL} --rounds 1"
+    _, _, err = coterie(line)
+    assert "scoring what stands beside the run: local, local*, pooled, mixed model ..." in err
+    assert err.index("verdict") < err.index("scoring what")
+    for flags in ("--json", "--quiet", "--no-local", "--method local"):
+        assert "scoring" not in coterie(f"{line} {flags}")[2]
+    assert "the run: newcomers ..." in coterie(f"{line} --no-local --newcomers 2")[2]
+
+
+@pytest.mark.parametrize(("waits", "said"), [((0.0, 0.0), 0), ((0.3,), 1), ((0.06, 0.06), 1)])
+def test_compiling_is_said_once_and_only_if_it_takes_long(monkeypatch, waits, said):
+    monkeypatch.setattr(watch, "_PATIENCE", 0.1)
+    heard = []
+    listener = watch._Compiling(heard.append)
+    for wait in (*waits, *waits):
+        with install_listener("numba:compile", listener):
+            with trigger_event("numba:compile"), trigger_event("numba:compile"):
+                time.sleep(wait)
+            time.sleep(0.12)  # other work is not compiling
+    assert len(heard) == said and all("compiling solvers, once" in line for line in heard)
 
 
 @pytest.mark.full

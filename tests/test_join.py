@@ -256,6 +256,46 @@ def test_newcomers_are_kept_and_told(tmp_path):
     assert f"10th percentile {np.percentile(own, 10):.3g}" in line and "(not private)" in line
 
 
+def with_newcomers(path, *, far):
+    """Give the plan of a run whose first newcomer's features are `far` times too large."""
+    rows = dict(np.load(write(path, clients=12)))
+    table = {
+        "data": {"name": str(path), "source": {"task": "regression"}},
+        "method": {"kind": "pfeb"},
+        "privacy": {"epsilon": 4.0},
+        "rounds": 2,
+        "simulation_seed": 1,
+        "newcomers": 3,
+    }
+    plan = plan_from_table(table)
+    data = plan.data.open()
+    first = list(data.names).index(hold_out(data, 3, plan.data.split_seed)[1].names[0])
+    rows["X"][rows["client"] == first] *= far
+    np.savez(path, **rows)
+    return plan
+
+
+def test_unscaled_newcomers_are_refused_before_anything_is_spent(tmp_path):
+    plan = with_newcomers(tmp_path / "rows.npz", far=1000.0)
+    for folder in (None, tmp_path / "run"):
+        with pytest.raises(DataError, match=r"held out as newcomers: .*beyond.*--standardise"):
+            execute(plan, folder=folder)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_paid_run_is_kept_whatever_becomes_of_its_newcomers(tmp_path):
+    """It goes on after a crash with rows of newcomers that have changed since."""
+    folder = tmp_path / "run"
+    told = execute(with_newcomers(tmp_path / "rows.npz", far=1.0), folder=folder).summary
+    assert told["newcomers"]["clients"] == 3 and not any("newcomers" in n for n in told["notices"])
+    (folder / "result.json").unlink()
+    again = execute(with_newcomers(tmp_path / "rows.npz", far=1000.0), folder=folder).summary
+    assert again["value"] == told["value"] and again["newcomers"] is None
+    (why,) = [notice for notice in again["notices"] if "newcomers" in notice]
+    assert "could not be scored (DataError" in why and "beyond" in why
+    assert json.loads((folder / "result.json").read_text())["notices"] == again["notices"]
+
+
 @pytest.mark.parametrize("finetuned", [False, True])
 def test_learning_alone_is_the_same_in_a_run_and_for_newcomers(tmp_path, finetuned):
     """The same rows, the same terms: a run's own comparison, and the one made here."""

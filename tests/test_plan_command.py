@@ -42,11 +42,11 @@ def strict(text):
 
 def test_thirty_clients_are_told_to_learn_alone_and_what_would_help(told):
     out = told("--clients 30 --epsilon 1 --numbers 10")
-    assert out.startswith("learn alone: 30 clients at epsilon 1 bear 5.8 posted numbers")
+    assert out.startswith("learn alone: 30 clients at epsilon 1 bear 5.8 shared weights")
     for part in (
         "More clients: 40 for a small gain, 79 to join, at epsilon 1.",
         "A larger epsilon: 1.35 for a small gain",
-        "Fewer posted numbers: at most 5 for a small gain",
+        "Fewer shared weights: at most 5 for a small gain",
         "Public features",
         'shared = "slice"',
     ):
@@ -128,13 +128,47 @@ def test_plans_in_files_are_read(told, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", ["--method local", "--method mpmtl", "--method pmtl --epsilon inf"]
+    "flags",
+    ["--method local", "--method mpmtl", "--method pmtl --noise laplace", "--noise laplace"],
 )
 def test_where_there_is_no_verdict_it_says_so_and_ends_well(told, flags):
     line = f"--data synthetic --option clients=12 {flags}"
     assert told(line).startswith("no verdict on")
     found = strict(told(f"{line} --json"))
     assert found["verdict"] is None and "no verdict" in found["words"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--clients 30 --numbers 10",
+        "--clients 30 --features 9 --method pmtl",
+        "--data synthetic --option clients=12",
+        "--data synthetic --option clients=12 --method pmtl",
+    ],
+)
+def test_without_noise_there_is_no_verdict_and_no_mistake(told, flags):
+    assert told(f"{flags} --epsilon inf").startswith("no verdict: nothing is spent on noise")
+    found = strict(told(f"{flags} --epsilon inf --json"))
+    assert found["verdict"] is None and found["words"].startswith("no verdict: nothing is spent")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--noise local", "--noise laplace", "--noise-multiplier 3", "--sampling fixed", "--clip 2",
+     "--method pmtl", "--model mlp", "--set method.lam=1"],
+)  # fmt: skip
+def test_numbers_and_a_plan_are_not_both_given_and_the_flag_is_named(told, flag):
+    name = flag.split()[0]
+    err = told(f"--clients 30 --numbers 10 {flag}", code=2)
+    assert f"{name} asks for a whole plan" in err and "--features N" in err
+    err = told(f"--data synthetic --numbers 10 {flag}", code=2)
+    assert "--data" in err and name in err and "--features" not in err
+
+
+def test_noise_under_one_clip_gets_a_method_under_one_clip(told):
+    found = strict(told("--clients 200 --features 9 --noise local --json"))
+    assert found["method"] == "pmtl" and "local noise is for" in found["chosen"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +183,7 @@ def test_where_there_is_no_verdict_it_says_so_and_ends_well(told, flags):
         ("--clients 0 --numbers 5", "clients = 0"),
         ("--clients 30 --numbers 0", "numbers = 0"),
         ("--clients 30 --numbers 5 --epsilon 0", "epsilon = 0"),
-        ("--clients 30 --numbers 5 --epsilon inf", "without privacy"),
+        ("--clients 0 --numbers 5 --epsilon inf", "clients = 0"),
         ("--clients 30 --numbers 5 --cohort 31", "30"),
         ("--clients 30 --numbers 5 --rounds 0", "rounds = 0"),
         ("--clients 30 --numbers 5 --data synthetic", "--numbers 5"),

@@ -122,13 +122,12 @@ def test_of_two_classes_it_is_that_of_the_score():
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("guard", [False, True])
-def test_there_is_one_for_each_answer_of_ragged_clients(task, guard):
+def test_there_is_one_for_each_answer_of_ragged_clients(task):
     data = synthetic("mean", clients=9, rows=(1, 8), features=3, task=task, seed=0).data
     train, test = data.split(0.4, 0)
     owner = np.repeat(np.arange(9), test.counts)
     test = test.where(owner != 4)
-    outcome = run(train, epsilon=8.0, method=PFEB(guard=guard), rounds=2)
+    outcome = run(train, epsilon=8.0, rounds=2)
     answers, deviations = predict(outcome, test, return_std=True, train=train)
     scores = decision_function(outcome, test)
     assert [len(one) for one in answers] == [len(one) for one in deviations]
@@ -159,3 +158,5 @@ def test_what_cannot_be_told_is_refused():
     with pytest.raises(NotImplementedError, match="use pfeb"):
         predict(run(train, method=PMTL(), rounds=1), test, return_std=True, train=train)
     assert ct.predict is predict
+    with pytest.raises(NotImplementedError, match="leave guard or return_std out"):
+        predict(run(train, method=PFEB(guard=True), rounds=1), test, return_std=True, train=train)

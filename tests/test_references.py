@@ -1,5 +1,6 @@
 """What stands beside a run: pairs of errors, who is left out and why, tables, pages, resuming."""
 
+import html
 import io
 import json
 import math
@@ -100,7 +101,8 @@ def test_references_are_the_runs_they_name():
         )
     told = found.told(score)
     assert [one["name"] for one in told] == NAMES
-    assert [one["private"] for one in told] == [True, *[False] * (len(NAMES) - 1)]
+    assert [one["releases_nothing"] for one in told] == [True, *[False] * (len(NAMES) - 1)]
+    assert not any("private" in one for one in told), "no score here has noise"
     for one in told:
         assert one["label"] == LABELS[one["name"]]
         assert one["value"] == found.scores[one["name"]].value
@@ -231,6 +233,14 @@ def test_a_failing_reference_does_not_lose_the_run(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "result.json").exists()
 
 
+def test_a_reference_that_refuses_the_rows_names_no_client():
+    train, test = small()
+    train, test = (replace(part, features=part.features * 1000) for part in (train, test))
+    found = score_references(PMTL(), train, test, score=run_of(Local(), train, test))
+    assert found.missing == ("mixed model is left out: the rows are not scaled for it",)
+    assert "mixed" not in found.scores and "local_star" in found.scores
+
+
 def test_a_run_that_is_killed_beside_its_references_ends_the_same(tmp_path, monkeypatch):
     whole = execute(plan_of(), folder=tmp_path / "whole").summary
     done = PooledLinear.fit_all
@@ -281,11 +291,13 @@ def test_the_promise_is_an_average():
     assert several[0].startswith("pmtl: Joining pays") and len(several) == 3
 
 
-def test_where_joining_did_not_pay_no_promise_is_made():
+def test_the_promise_is_told_where_joining_did_not_pay_too():
     for t, words in ((3.0, "did not pay"), (1.0, "no clear difference"), (-1.0, "no clear")):
-        (line,) = verdicts({"pmtl": [told_of(t=t)]})
-        assert words in line and "pays" not in line and "promise" not in line
+        line, promise = verdicts({"pmtl": [told_of(t=t)]})
+        assert words in line and "pays" not in line
+        assert promise == "The promise is an average over clients, not one per client."
     assert verdict([]) == "" and verdict([told_of(t=None)]) == ""
+    assert list(verdicts({"pmtl": [told_of(t=None)]})) == [promise]
     assert list(verdicts({"local": []})) == []
 
 
@@ -329,6 +341,17 @@ def test_a_table_of_references_for_one_run():
     assert "99 % of clients would have done better alone (local*)" in told
 
 
+def test_a_mean_r2_that_few_clients_ruin_does_not_frighten():
+    lines, told = printed(results_table([row_of(r2=-7393.4), row_of("b", r2=0.25), row_of("c")]))
+    assert "7393" not in told and "0.25" in told
+    assert any("pmtl" in line and "< -1" in line for line in lines)
+    assert "a mean R² < -1 may be of few clients, whose targets hardly differ" in told
+    told = printed(results_table([row_of(r2="-inf")]))[1]
+    assert "-inf" not in told and "< -1" in told
+    told = printed(results_table([row_of(r2=-0.99)]))[1]
+    assert "-0.99" in told and "hardly differ" not in told
+
+
 def test_references_of_several_runs_are_shown_once():
     rows = [row_of("finetune(dpfedmtl)", 0.5), row_of("finetune(dpfedmtl)", 8.0), row_of("pmtl")]
     silent = row_of("local", references=[told_of("local", t=0.0)], rounds=0)
@@ -364,6 +387,30 @@ def test_a_page_shows_the_references(tmp_path):
     (folders[0] / "result.json").write_text(json.dumps(result))
     old = write_report(folders[:1], tmp_path / "old.html").read_text()
     assert "Beside learning alone" not in old
+
+
+def test_a_page_opens_with_the_verdict_and_the_choice(tmp_path):
+    made = execute(plan_of(chosen="pmtl, because <it> is asked for"), folder=tmp_path / "a")
+    verdict = made.summary["verdict"]
+    page = write_report([tmp_path / "a"], tmp_path / "a.html").read_text()
+    top = page[page.index("<header") : page.index("</header>")]
+    assert "Picked by auto: pmtl, because &lt;it&gt; is asked for." in top
+    assert verdict["verdict"] in ("join", "small gain", "learn alone")
+    assert f"the verdict was {verdict['verdict']}: " in top
+    assert html.escape(verdict["words"]) in top
+    assert all(html.escape(told) in top for told in verdict["remedies"])
+    result = json.loads((tmp_path / "a" / "result.json").read_text())
+    (tmp_path / "a" / "result.json").write_text(json.dumps(result | {"r2": -7393.0}))
+    execute(replace(plan_of(), method=FedAvg()), folder=tmp_path / "b")
+    both = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text()
+    top = both[both.index("<header") : both.index("</header>")]
+    assert "pmtl: Picked by auto" in top
+    own = pq.read_table(tmp_path / "a" / "metrics.parquet").to_pydict()["r2"]
+    assert f"{np.median(own):.3g} (median)" in both and "7393" not in both
+    # Folders of earlier versions say nothing of it.
+    older = {key: told for key, told in result.items() if key not in ("verdict", "chosen")}
+    (tmp_path / "a" / "result.json").write_text(json.dumps(older))
+    assert "verdict" not in write_report([tmp_path / "a"], tmp_path / "o.html").read_text()
 
 
 def test_nothing_is_told_of_nothing():

@@ -4,12 +4,14 @@ The mean of m clipped vectors of p numbers, posted over T rounds under a budget 
 differential privacy), has relative error sqrt(p T) / (m mu). Joining pays while it stays near 0.3:
 
     worth    = (0.3 m mu)^2 / p                        the rounds that the budget bears
-    T        = floor(worth), from 1 to 50; with curvatures (few numbers, long reach) from 2 to 4
+    T        = floor(worth) up to 10, floor(sqrt(10 worth)) beyond, from 1 to 50
+    T        = 10 where curvatures are posted too (few numbers, long reach)
     verdict  = "learn alone" below 1, "small gain" below 4, "join" from 4 on
 
-and (0.3 m mu)^2 are the most numbers that should be posted. Found on four federations of 65 to
-2,410 clients at epsilon 0.5 to 8 (docs/methods/pfeb.md); good to a factor of 3. Classifiers on
-public features bear about 20 times as many numbers: isotropic noise mostly cancels in the argmax.
+and (0.3 m mu)^2 are the most numbers that a posted mean should have. Beyond 10 rounds an error of
+0.3 in each is too much noise to add up: they are fewer than are borne. Found on four federations of
+65 to 2,410 clients at epsilon 0.5 to 8 (docs/methods/pfeb.md); good to a factor of 3. Classifiers
+on public features bear about 20 times as many: isotropic noise mostly cancels in the argmax.
 
 Functions of (clients, budget, numbers), never of a row. This file does not import torch: planning
 must be instant. `coterie.rules` applies it to methods and plans.
@@ -33,14 +35,18 @@ from coterie.privacy.words import round_up
 Verdict = Literal["join", "small gain", "learn alone"]
 
 ERROR = 0.3
-ROUNDS = (1, 50)
-FEW_NUMBERS, FAR, FAR_ROUNDS = 5, 300.0, (3, 4)
+ROUNDS = (3, 50)
+KNEE = 10.0
+"""Rounds up to which pfeb takes all that the error bears; beyond, the geometric mean with it."""
+FEW_NUMBERS, FAR, FAR_ROUNDS = 5, 300.0, (10, 10)
 """Where so few numbers meet so large a clients times mu, pfeb posts curvatures too."""
+REPLACED = math.sqrt(0.6 * 4 + 0.3 * 2 + 0.1)
+"""How much further a replaced client moves pfeb's sum than a zeroed one: see `privacy.blocks`."""
 CLIP = 1.0
 """Of a deviation in units of the prior's own (whitened); 2 costs less than .01."""
 SMALL_GAIN, JOIN = 1.0, 4.0
 PUBLIC_FEATURES = 20.0
-_EVERYONE = Participation("everyone")
+_ALL = Participation("everyone")
 _LARGE_EPSILON = 10.0
 
 
@@ -55,11 +61,11 @@ class Advice:
         relation: What neighbours are.
         mu: The budget as a posted mean feels it: 1 / (noise of the sum over the clip) if all is
             spent on one round of everyone.
-        numbers: Posted numbers of a mean.
+        numbers: Shared weights: the numbers of a posted mean, whatever is posted beside it.
         rounds: As planned, or by rule.
         clip: As planned, or by rule.
         worth: (0.3 clients mu)^2 / numbers, times what classifiers on public features bear.
-        most_numbers: The most numbers with a worth of at least 1.
+        most_numbers: The most shared weights with a worth of at least 1.
         verdict: "join", "small gain" or "learn alone".
         words: Why, in one sentence.
         remedies: What would make the verdict better, with numbers.
@@ -91,18 +97,26 @@ class Advice:
         return f"{self.verdict}: {self.words}"
 
 
-def mu_of(epsilon: float, delta: float, relation: Relation = "zero_out") -> float:
+def mu_of(
+    epsilon: float, delta: float, relation: Relation = "zero_out", replaced: float = 2.0
+) -> float:
     """Give 1 / z of the one release of everyone's clipped sum that spends the whole budget.
+
+    `replaced`: how much further a replaced client moves the sum than a zeroed one.
 
     >>> round(mu_of(1.0, 1e-5), 3)
     0.268
     """
-    return 1 / calibrate(epsilon, delta, weights=(1.0,), participation=_EVERYONE, relation=relation)
+    return 1 / calibrate(
+        epsilon, delta, weights=(1.0,), participation=_ALL, relation=relation, replaced=replaced
+    )
 
 
-def epsilon_of(mu: float, delta: float, relation: Relation = "zero_out") -> float:
+def epsilon_of(
+    mu: float, delta: float, relation: Relation = "zero_out", replaced: float = 2.0
+) -> float:
     """Undo `mu_of`."""
-    return profile((Gaussian(1 / mu),), _EVERYONE, relation).epsilon(delta)
+    return profile((Gaussian(1 / mu, replaced),), _ALL, relation).epsilon(delta)
 
 
 def clients_for(
@@ -112,6 +126,7 @@ def clients_for(
     *,
     delta: float | None = None,
     relation: Relation = "zero_out",
+    replaced: float = 2.0,
 ) -> int:
     """Give the fewest clients with such a worth at this epsilon, all in every round.
 
@@ -122,7 +137,7 @@ def clients_for(
     """
     clients = 1
     while True:
-        mu = mu_of(epsilon, default_delta(clients) if delta is None else delta, relation)
+        mu = mu_of(epsilon, default_delta(clients) if delta is None else delta, relation, replaced)
         enough = max(1, math.ceil(math.sqrt(worth * numbers) / (ERROR * mu) * (1 - 1e-12)))
         if enough <= clients:
             return clients
@@ -140,12 +155,12 @@ def advise(
     rounds: int | None = None,
     tolerance: float = 1.0,
 ) -> Advice:
-    """Say, before any data is touched, whether so many clients should join.
+    """Say, before any data is touched, whether so many clients should join, by pfeb.
 
     Args:
         clients: How many there are.
         epsilon: The budget of the whole run.
-        numbers: Posted numbers of a mean: (features + 1) times outputs for a linear model.
+        numbers: Shared weights: (features + 1) times outputs for a linear model.
         delta: Default min(1e-5, 1 / (10 clients)).
         relation: "zero_out" or "replace".
         cohort: Expected clients a round, hidden coins; None for all.
@@ -154,13 +169,13 @@ def advise(
 
     >>> advice = advise(clients=550, epsilon=1.0, numbers=10)
     >>> advice.verdict, advice.rounds, advice.most_numbers
-    ('join', 50, 1956)
+    ('join', 44, 1956)
     >>> advise(clients=30, epsilon=1.0, numbers=10).verdict
     'learn alone'
     """
-    _check(clients, epsilon, numbers, tolerance, rounds)
+    _check(epsilon, tolerance, clients=clients, numbers=numbers, rounds=rounds)
     delta = default_delta(clients) if delta is None else delta
-    mu = mu_of(epsilon, delta, relation)
+    mu = mu_of(epsilon, delta, relation, REPLACED)
     rule = _usual_rounds(clients * mu, numbers, tolerance)
     sampler = Poisson(cohort)
     case = Case(
@@ -174,6 +189,7 @@ def advise(
         rule=rule,
         clip=CLIP,
         tolerance=tolerance,
+        replaced=REPLACED,
     )
     if sampler.expected(clients) < clients:
         z = calibrate(
@@ -182,6 +198,7 @@ def advise(
             weights=(1.0,) * case.rounds,
             participation=sampler.participation(clients),
             relation=relation,
+            replaced=REPLACED,
         )
         felt = sampler.expected(clients) * math.sqrt(case.rounds) / (z * clients)
         case = replace(case, mu=felt, kept=felt / mu)
@@ -189,14 +206,16 @@ def advise(
 
 
 def _usual_rounds(reach: float, numbers: int, tolerance: float) -> int:
-    curved = numbers <= FEW_NUMBERS and reach >= FAR
-    return rounds_for(worth_of(reach, numbers, tolerance), FAR_ROUNDS if curved else ROUNDS)
+    if numbers <= FEW_NUMBERS and reach >= FAR:
+        return FAR_ROUNDS[1]
+    return rounds_for(worth_of(reach, numbers, tolerance), ROUNDS, KNEE)
 
 
-def rounds_for(worth: float, between: tuple[int, int] = ROUNDS) -> int:
-    """Give the rounds that such a worth bears."""
+def rounds_for(worth: float, between: tuple[int, int] = ROUNDS, knee: float = math.inf) -> int:
+    """Give the rounds for such a worth: all that it bears up to the knee, fewer beyond."""
     few, many = between
-    return int(min(max(worth, few), many))
+    wanted = worth if worth <= knee else math.sqrt(knee * worth)
+    return int(min(max(wanted, few), many))
 
 
 def verdict_of(worth: float) -> Verdict:
@@ -211,10 +230,8 @@ def worth_of(reach: float, numbers: float, tolerance: float = 1.0) -> float:
     return (ERROR * reach) ** 2 * tolerance / numbers
 
 
-def _check(
-    clients: int, epsilon: float, numbers: int, tolerance: float, rounds: int | None
-) -> None:
-    for name, value in (("clients", clients), ("numbers", numbers), ("rounds", rounds)):
+def _check(epsilon: float, tolerance: float, **counts: int | None) -> None:
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} = {value}: expected at least 1")
     if not 0 < epsilon < math.inf:
@@ -230,9 +247,9 @@ def _check(
 class Case:
     """The facts of an advice.
 
-    `kept` is the share of mu that cohorts and other noise leave, `local` says that clients add the
-    noise themselves, `classes` that they may be predicted, and `rule` are the rounds that a
-    method's own rule gives.
+    `replaced` is as in `mu_of`, `kept` the share of mu that cohorts and other noise leave, `local`
+    says that clients add the noise themselves, `classes` that they may be predicted, and `rule` are
+    the rounds that a method's own rule gives.
     """
 
     clients: int
@@ -245,6 +262,7 @@ class Case:
     rule: int
     clip: float
     tolerance: float
+    replaced: float = 2.0
     kept: float = 1.0
     local: bool = False
     classes: bool = True
@@ -268,10 +286,12 @@ class Case:
                 self.numbers / self.tolerance / self.kept**2,
                 delta=None if usual else self.delta,
                 relation=self.relation,
+                replaced=self.replaced,
             )
+        whole = self.mu / self.kept * factor
         return {
             "clients": clients,
-            "epsilon": epsilon_of(self.mu / self.kept * factor, self.delta, self.relation),
+            "epsilon": epsilon_of(whole, self.delta, self.relation, self.replaced),
             "numbers": math.floor(self.numbers * self.worth / worth),
         }
 
@@ -304,20 +324,20 @@ def judge(case: Case) -> Advice:
 def _words(case: Case, verdict: Verdict) -> str:
     budget = "this noise" if case.epsilon is None else f"epsilon {case.epsilon:g}"
     told = (
-        f"{case.clients:,} clients at {budget} bear {count_of(case.numbers * case.worth)} posted "
-        f"numbers, and {case.numbers:,} are to be posted"
+        f"{case.clients:,} clients at {budget} bear {count_of(case.numbers * case.worth)} shared "
+        f"weights, and {case.numbers:,} are to be shared"
     )
     if verdict == "learn alone":
-        return f"{told}, so that noise would drown what is shared"
+        return f"{told}, which is too many even for one round"
     borne = rounds_for(case.worth, (1, case.rule))
     rounds = "one round" if borne == 1 else f"{borne} rounds"
     if verdict == "small gain":
         return f"{told}, which is enough for {rounds}: expect a little"
-    return f"{told}, which is enough for {rounds} under noise that is hardly felt"
+    return f"{told}, which is enough for {rounds}"
 
 
 def _remedies(case: Case, needs: dict[str, dict[str, float]]) -> tuple[str, ...]:
-    """Say what would change the verdict: clients, epsilon, posted numbers, public features."""
+    """Say what would change the verdict: clients, epsilon, shared weights, public features."""
     if not needs:
         return ()
     at = "at this noise" if case.epsilon is None else f"at epsilon {case.epsilon:g}"
@@ -334,9 +354,9 @@ def _remedies(case: Case, needs: dict[str, dict[str, float]]) -> tuple[str, ...]
         f"A larger epsilon: {_by_verdict(epsilons)}, for these {case.clients:,} clients."
         if epsilons
         else f"No epsilon of up to {_LARGE_EPSILON:g} is enough for {case.clients:,} clients.",
-        f"Fewer posted numbers: at most {_by_verdict(fewer)}; leave features out, or share a slice."
+        f"Fewer shared weights: at most {_by_verdict(fewer)}; leave features out, or share a slice."
         if fewer
-        else "However few numbers are posted, it is not enough.",
+        else "However few weights are shared, it is not enough.",
         *_public_features(case, bearable),
         *_everyone(case),
     )
@@ -352,15 +372,16 @@ def _public_features(case: Case, bearable: float) -> tuple[str, ...]:
         return ()
     return (
         "Public features: a classifier on those of a network that was trained on public data bears "
-        f"about {PUBLIC_FEATURES:g} times as many numbers ({count_of(bearable)}); shared = "
-        '"slice" posts a few of their directions times the classes.',
+        f"about {PUBLIC_FEATURES:g} times as many weights ({count_of(bearable)}); shared = "
+        '"slice" shares a few of their directions times the classes.',
     )
 
 
 def _everyone(case: Case) -> tuple[str, ...]:
     """Say what small cohorts cost."""
     whole = case.worth / case.kept**2
-    if case.local or verdict_of(whole) == verdict_of(case.worth):
+    small = case.kept < 1 - 1e-6  # noise is found to about so many digits
+    if case.local or not small or verdict_of(whole) == verdict_of(case.worth):
         return ()
     return (f"Everyone in every round: the same budget would come to {verdict_of(whole)!r}.",)
 

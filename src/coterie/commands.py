@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
     watch = Watch(quiet=arguments.quiet)
     try:
-        result = execute(run_plan, folder=folder, observer=watch.open)
+        scoring = None if arguments.json else watch.scoring
+        result = execute(run_plan, folder=folder, observer=watch.open, scoring=scoring)
     except KeyboardInterrupt:
         watch.close()
         begun = (folder / "plan.toml").exists()
@@ -82,9 +83,9 @@ def _several(arguments: argparse.Namespace) -> int:
         )
     free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
     plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
-    known = (usual(base.method) if isinstance(base.method, Auto) else None) or base.method
+    known = _picked(base)
     alone = known.alone() or Local(model=base.method.model)
-    last = known.reference() or base.method
+    last = known.reference() or known
     members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
     if math.inf not in budgets:
         members[_REFERENCE] = replace(base, method=last, privacy=free)
@@ -107,7 +108,7 @@ def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
         done = [
             folder / name
             for name, table in tables.items()
-            if _train(folder / name, table, quiet=arguments.quiet)
+            if _train(folder / name, table, arguments)
         ]
     except KeyboardInterrupt:
         print(f"interrupted; go on with: coterie run --resume {folder}", file=sys.stderr)
@@ -131,15 +132,16 @@ def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(part: Path, table: Mapping[str, Any], *, quiet: bool) -> bool:
+def _train(part: Path, table: Mapping[str, Any], arguments: argparse.Namespace) -> bool:
     """Carry out a member unless it is done; say whether it is."""
     if (part / "result.json").exists():
         return True
-    if not quiet:
+    if not arguments.quiet:
         print(f"training {table['method']['kind']} ({part.name}) ...", file=sys.stderr)
-    watch = Watch(quiet=quiet, brief=True)
+    watch = Watch(quiet=arguments.quiet, brief=True)
     try:
-        execute(plan_from_table(table), folder=part, observer=watch.open)
+        scoring = None if arguments.json else watch.scoring
+        execute(plan_from_table(table), folder=part, observer=watch.open, scoring=scoring)
     except (ValueError, RuntimeError) as error:
         if part.name != _REFERENCE:
             raise
@@ -236,8 +238,9 @@ def demo(arguments: argparse.Namespace) -> int:
         print(f"training {method} on {arguments.data} ...", file=sys.stderr)
         watch = Watch(quiet=False)
         try:
-            folder = out / method
-            results.append(execute(plan_from_table(table), folder=folder, observer=watch.open))
+            folder, run_plan = out / method, plan_from_table(table)
+            found = execute(run_plan, folder=folder, observer=watch.open, scoring=watch.scoring)
+            results.append(found)
             folders.append(folder)
         finally:
             watch.close()
@@ -327,13 +330,17 @@ def _refuse_with_resume(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--resume goes on with the plan as it is; leave out {', '.join(given)}")
 
 
+def _picked(run_plan: RunPlan) -> Method:
+    """Give the method that will be run, as far as that is known before data is opened."""
+    method = run_plan.method
+    found = usual(method, run_plan.privacy) if isinstance(method, Auto) else None
+    return found or method
+
+
 def _new_folder(run_plan: RunPlan) -> Path:
     stem = Path(run_plan.data.name).stem.replace(":", "-")
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    method = run_plan.method
-    if isinstance(method, Auto):  # by the name of what is picked, where no data has to be opened
-        method = usual(method) or method
-    base = Path("runs") / f"{stem}-{method.kind}-{stamp}"
+    base = Path("runs") / f"{stem}-{_picked(run_plan).kind}-{stamp}"
     folder, number = base, 2
     while folder.exists():
         folder, number = base.with_name(f"{base.name}-{number}"), number + 1

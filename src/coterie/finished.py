@@ -90,6 +90,20 @@ class FinishedRun:
         return tuple(map(str, said))
 
     @property
+    def foretold(self) -> tuple[str, ...]:
+        """What was said before the run, by public facts alone; nothing of earlier versions."""
+        verdict, chosen = self.result.get("verdict"), self.result.get("chosen")
+        said = []
+        if verdict:
+            said.append(
+                f"Before the run, by public facts alone, the verdict was {verdict['verdict']}: "
+                f"{verdict['words']}."
+            )
+            help_ = "; ".join(map(str, verdict.get("remedies") or ()))
+            said += [f"What would help: {help_}."] if help_ else []
+        return (*said, f"Picked by auto: {chosen}.") if chosen else tuple(said)
+
+    @property
     def references(self) -> list[dict[str, Any]]:
         """What stands beside the run; nothing in folders of earlier versions."""
         told = self.result.get("references") or []

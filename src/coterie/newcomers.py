@@ -108,6 +108,33 @@ class Newcomers:
         write_metrics(place / "metrics.parquet", self.train, self.score, self.alone)
 
 
+def check_newcomers(method: Method, rows: FederatedDataset) -> None:
+    """Refuse newcomers' rows before anything is spent: they are fitted to when all of it is.
+
+    Raises:
+        DataError: As the method says it of rows that it cannot learn from.
+    """
+    try:
+        method.check_data(rows)
+    except DataError as error:
+        raise DataError(f"of the clients held out as newcomers: {error}") from error
+
+
+def attempt_newcomers(
+    outcome: Outcome,
+    train: FederatedDataset,
+    test: FederatedDataset,
+    *,
+    alone: bool = True,
+    speed: Speed | None = None,
+) -> tuple[Newcomers | None, tuple[str, ...]]:
+    """Score newcomers, or say why not; see `score_newcomers`."""
+    try:
+        return score_newcomers(outcome, train, test, alone=alone, speed=speed), ()
+    except Exception as error:  # whatever it is: the run is done and paid for
+        return None, (f"newcomers could not be scored ({type(error).__name__}: {error})",)
+
+
 def score_newcomers(
     outcome: Outcome,
     train: FederatedDataset,

@@ -6,6 +6,7 @@ at the spec.
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,8 @@ _HEADS = ("epsilon", "verdict", "rounds", "most numbers", "clients for a small g
 
 def plan(arguments: argparse.Namespace) -> str:
     """Carry out `coterie plan`; give what it prints."""
-    if _is_concrete(arguments):
-        return _concrete(arguments)
+    if flags := _concrete_flags(arguments):
+        return _concrete(arguments, flags)
     clients, numbers = _clients(arguments), _numbers(arguments)
     epsilon = 1.0 if arguments.epsilon is None else arguments.epsilon
 
@@ -38,20 +39,22 @@ def plan(arguments: argparse.Namespace) -> str:
             rounds=arguments.rounds,
         )
 
-    return _tell(at(epsilon), [at(one) for one in _EPSILONS], as_json=arguments.json)
+    table = [at(one) for one in _EPSILONS]
+    if epsilon == math.inf:
+        return _tell_nothing({}, _FREE, as_json=arguments.json)
+    return _tell(at(epsilon), table, as_json=arguments.json)
 
 
-def _is_concrete(arguments: argparse.Namespace) -> bool:
-    """Say whether more than a linear model and its budget is spoken of."""
-    return (
-        any(getattr(arguments, name) is not None for name in _CONCRETE)
-        or arguments.method not in (None, "auto")
-        or arguments.model not in (None, "linear")
-        or bool(arguments.set or arguments.cohort_visible)
-    )
+def _concrete_flags(arguments: argparse.Namespace) -> list[str]:
+    """Name the flags that speak of more than a linear model and its budget."""
+    given = [name for name in _CONCRETE if getattr(arguments, name) is not None]
+    given += ["method"] if arguments.method not in (None, "auto") else []
+    given += ["model"] if arguments.model not in (None, "linear") else []
+    given += [name for name in ("set", "cohort_visible") if getattr(arguments, name)]
+    return [f"--{name.replace('_', '-')}" for name in given]
 
 
-def _concrete(arguments: argparse.Namespace) -> str:
+def _concrete(arguments: argparse.Namespace, flags: Sequence[str]) -> str:
     """Advise on a plan made of flags; torch is loaded here."""
     from coterie.flags import plan_table
     from coterie.run import advice_of, plan_from_table, resolve
@@ -59,8 +62,9 @@ def _concrete(arguments: argparse.Namespace) -> str:
     facts = arguments.data is None and arguments.plan is None
     if arguments.numbers is not None:
         raise ValueError(
-            f"--numbers {arguments.numbers} says what is posted, and so do data, method and model: "
-            "give either; of a method without data, --clients and --features"
+            f"--numbers {arguments.numbers} is of a linear model and its budget alone, and "
+            f"{', '.join(flags)} asks for a whole plan: leave out --numbers"
+            f"{' and give --features N' if facts else ''}, or leave out {', '.join(flags)}"
         )
     spec = _spec(arguments) if facts else None
     if facts:
@@ -83,7 +87,9 @@ def _concrete(arguments: argparse.Namespace) -> str:
 
     advice = advice_of(resolved, spec)
     if advice is None:
-        return _tell_nothing(about, as_json=arguments.json)
+        free = resolved.privacy.epsilon == math.inf
+        words = _FREE if free else _UNKNOWN.format(about["method"])
+        return _tell_nothing(about, words, as_json=arguments.json)
     table = [found for one in _EPSILONS if (found := at(one)) is not None]
     return _tell(advice, table, about, as_json=arguments.json)
 
@@ -151,7 +157,7 @@ def _tell(
     facts = {
         "rounds": advice.rounds,
         "clip": f"{advice.clip:.4g}",
-        "posted numbers": f"{advice.numbers:,} (at most {advice.most_numbers:,})",
+        "shared weights": f"{advice.numbers:,} (at most {advice.most_numbers:,})",
         "worth": f"{advice.worth:.3g} ({_SCALE})",
     }
     lines += [f"{name:<15} {value}" for name, value in facts.items()]
@@ -160,14 +166,15 @@ def _tell(
     return "\n".join([*lines, "", *_lined(table)])
 
 
+_FREE = "no verdict: nothing is spent on noise (epsilon = inf), so there is nothing to weigh"
+_UNKNOWN = (
+    "no verdict on {}: the rule weighs Gaussian noise against a posted mean, and this plan posts "
+    "none, or its noise is not Gaussian"
+)
 _SCALE = "below 1 learn alone, from 1 small gain, from 4 join"
 
 
-def _tell_nothing(about: dict[str, Any], *, as_json: bool) -> str:
-    words = (
-        f"no verdict on {about['method']}: the rule weighs noise against a posted mean, and this "
-        "plan posts none, or is not private, or its noise is not Gaussian"
-    )
+def _tell_nothing(about: dict[str, Any], words: str, *, as_json: bool) -> str:
     if as_json:
         return json.dumps(about | {"verdict": None, "words": words}, indent=2, allow_nan=False)
     return f"{words}."

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie.data.federated import FederatedDataset
+from coterie.data.federated import DataError, FederatedDataset
 from coterie.engines.simulate import Speed, simulate
 from coterie.methods.base import Method, Shape, registered
 from coterie.methods.local_star import LocalStar
@@ -49,7 +49,8 @@ LABELS = {
     "pooled": "one model for everybody on all rows in one place: not private",
     "mixed": "the mixed model without privacy: all that a budget could buy",
 }
-_PAYS = "Joining pays on average"
+PROMISE = "The promise is an average over clients, not one per client."
+"""Said wherever references are shown, whatever they say."""
 _CLEAR = 2.0
 """Standard errors from which on a difference is called one."""
 _HARDLY = 0.05
@@ -131,7 +132,8 @@ def _told(name: str, other: Score, score: Score, strong: Score | None) -> dict[s
     return {
         "name": name,
         "label": LABELS[name],
-        "private": name == "local",  # nothing is released: epsilon is 0
+        # Of learning alone: its score is as bare of noise as the others'.
+        "releases_nothing": name == "local",
         "value": json_number(other.value),
         "standard_error": json_number(other.standard_error),
         "difference": json_number(paired.difference),
@@ -163,7 +165,7 @@ def verdict(references: Sequence[Mapping[str, Any]]) -> str:
         hardly = "and more budget hardly changes that: without any privacy it is"
         more = hardly if abs(share - free) <= _HARDLY else "and without any privacy it would be"
         more = f", {more} {_percent(free)}"
-    return f"{_PAYS}: {better}{more}."
+    return f"Joining pays on average: {better}{more}."
 
 
 def verdicts(references: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
@@ -172,8 +174,8 @@ def verdicts(references: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[
     for label, text in told.items():
         if text:
             yield text if len(told) == 1 else f"{label}: {text}"
-    if any(text.startswith(_PAYS) for text in told.values()):
-        yield "The promise is an average over clients, not one per client."
+    if any(references.values()):
+        yield PROMISE
 
 
 def _percent(share: float) -> str:
@@ -223,6 +225,8 @@ def _attempt(asked: Mapping[str, Callable[[], Score]], missing: tuple[str, ...])
     for name, make in asked.items():
         try:
             found[name] = make()
+        except DataError:  # its text names clients and columns, which are for their owner
+            missing = (*missing, f"{TITLES[name]} is left out: the rows are not scaled for it")
         except Exception as error:  # whatever it is: the run is done and paid for
             why = f"{type(error).__name__}: {error}"
             missing = (*missing, f"{TITLES[name]} could not be computed ({why})")

@@ -96,12 +96,24 @@ def _opening(runs: Sequence[FinishedRun]) -> Html:
         kind = "private " if run.private else ""
         told = f"This is {run.label}, the best of {several} {kind}runs by these same metrics."
         parts.append(element("p", told, class_="note"))
+    parts += [element("p", told) for told in _foretold(runs)]
     if any(run.result["simulation"] for run in runs):
         parts.append(element("p", element("span", SIMULATION, class_="badge")))
     bare = ", ".join(run.label for run in runs if run.shares and not run.private)
     if bare:
         parts.append(element("p", element("span", "NOT PRIVATE", class_="bad"), f": {bare}"))
     return element("header", *parts)
+
+
+def _foretold(runs: Sequence[FinishedRun]) -> list[str]:
+    """Give each verdict and each choice of a method once, with the runs that they are of."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        for sentence in run.foretold:
+            said.setdefault(sentence, []).append(run.label)
+    if len(runs) == 1:
+        return list(said)
+    return [f"{', '.join(labels)}: {sentence}" for sentence, labels in said.items()]
 
 
 def _guarantees(runs: Sequence[FinishedRun]) -> Html:

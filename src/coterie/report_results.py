@@ -59,15 +59,19 @@ def _row(run: FinishedRun, metric: str, own: Sequence[str]) -> list[str]:
         _plus_minus(run, "value", "standard_error") + metric,
         _DASH if result.get("local_value") is None else short(run.number("local_value")),
         "learns alone" if not run.shares else _DASH if math.isnan(share) else percent(share),
-        *(
-            _DASH if result.get(key) is None else _plus_minus(run, key, f"{key}_standard_error")
-            for key in own
-        ),
+        *(_DASH if result.get(key) is None else _own(run, key) for key in own),
         epsilon,
         f"{run.guarantee.delta:.3g}",
         run.guarantee.relation,
         str(rounds) if rounds == planned else f"{rounds} of {planned}",
     ]
+
+
+def _own(run: FinishedRun, key: str) -> str:
+    """Give a mean over clients; the median of an R^2 that a few clients have ruined."""
+    if key == "r2" and run.number(key) < -1 and key in run.metrics:
+        return f"{short(float(np.nanmedian(run.column(key))))} (median)"
+    return _plus_minus(run, key, f"{key}_standard_error")
 
 
 def _plus_minus(run: FinishedRun, key: str, error: str) -> str:

@@ -43,6 +43,15 @@ def _mean(row: Mapping[str, Any], key: str) -> str:
     return "-" if row.get(key) is None else in_short(row[key])
 
 
+def _own(row: Mapping[str, Any], key: str) -> str:
+    """Give a mean over clients; of R^2 below -1 no more than that, as few clients make it so."""
+    return "< -1" if _is_ruined(row, key) else _mean(row, key)
+
+
+def _is_ruined(row: Mapping[str, Any], key: str) -> bool:
+    return key == "r2" and row.get(key) is not None and float(row[key]) < -1
+
+
 def _gain(row: Mapping[str, Any]) -> str:
     share = row["share_better_than_local"]
     if share == 0 and row["value"] == row["local_value"]:
@@ -85,7 +94,7 @@ def _runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             _bound(row["epsilon"]),
             *[f"{row['delta']:.3g}"] * deltas,
             str(row["rounds"]),
-            *(_mean(row, key) for key in own),
+            *(_own(row, key) for key in own),
         )
     what = "replacement" if first["relation"] == "replace" else "zero-out"
     told = f"epsilon: {what} of one client, view of {first['view']}"
@@ -99,6 +108,10 @@ def _warnings(rows: Sequence[Mapping[str, Any]], own: Sequence[str]) -> list[str
     for key in own:
         if left := max(row.get(f"{key}_left_out") or 0 for row in rows):
             told.append(f"{TITLES[key]} leaves out {left} clients")
+        if any(_is_ruined(row, key) for row in rows):
+            told.append(
+                f"a mean {TITLES[key]} < -1 may be of few clients, whose targets hardly differ"
+            )
     if first["simulation"]:
         told.append("SIMULATION: known seed, protects nobody")
     if any(row.get("claimed_epsilon") is not None for row in rows):

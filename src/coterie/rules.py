@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from coterie.advice import (
     ERROR,
+    FAR_ROUNDS,
     PUBLIC_FEATURES,
     ROUNDS,
     SMALL_GAIN,
@@ -32,6 +33,7 @@ from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.accounting import default_delta
+from coterie.privacy.blocks import replaced_by
 from coterie.privacy.sampling import Poisson, Sampler
 
 __all__ = [
@@ -56,9 +58,10 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
 
     The mean of m clipped vectors of p numbers over T rounds has relative error about
     sqrt(p T) / (m mu); linear models get the largest T that keeps it below what the method aims at
-    (0.3), between its limits (3 to 25). Networks learn from means that are mostly noise, and would
-    get nowhere in so few rounds: they get those that keep it below 20, from 3 to 50 (on FEMNIST, of
-    10, 50 and 200 rounds, 10 were best at epsilon 2 and 50 at epsilon 8: docs/methods/neural.md).
+    (0.3), between its limits (3 to 25), and fewer beyond its knee. Networks learn from means that
+    are mostly noise, and would get nowhere in so few rounds: they get those that keep it below 20,
+    from 3 to 50 (on FEMNIST, of 10, 50 and 200 rounds, 10 were best at epsilon 2 and 50 at epsilon
+    8: docs/methods/neural.md).
     """
     if method.shape in (Shape.NONE, Shape.POOLED):
         return 1
@@ -73,9 +76,9 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
     if posting.shape is Shape.GRAM:
         numbers = numbers * (numbers + 1) // 2
     error = NETWORK_ERROR if network else posting.rounds_error
-    affordable = (error * share * reach_of(privacy, spec.clients)) ** 2 / numbers
-    affordable *= _tolerance(method, spec)
-    return rounds_for(affordable, (few, many))
+    reach = reach_of(privacy, spec.clients, replaced=_replaced(posting))
+    affordable = (error * share * reach) ** 2 / numbers * _tolerance(method, spec)
+    return rounds_for(affordable, (few, many), math.inf if network else posting.rounds_knee)
 
 
 def _posting(method: Method) -> Method:
@@ -83,17 +86,26 @@ def _posting(method: Method) -> Method:
     return method.base if isinstance(method, Finetune) else method
 
 
-def reach_of(privacy: Privacy, clients: int, rounds: int | None = None) -> float:
+def _replaced(method: Method) -> float:
+    """Say how much further a replaced client moves what is posted than a zeroed one."""
+    blocks = method.blocks(1.0)
+    return replaced_by(blocks) if blocks else 2.0
+
+
+def reach_of(
+    privacy: Privacy, clients: int, rounds: int | None = None, *, replaced: float = 2.0
+) -> float:
     """Give clients times mu, everyone in every round; infinity without privacy.
 
     Where noise was given in place of a budget, mu grows with the rounds: these, else 50.
+    `replaced`: how much further a replaced client moves the sum than a zeroed one.
     """
     if privacy.epsilon == math.inf:
         return math.inf
     # A pure budget buys about as many rounds as one with a customary delta.
     delta = privacy.delta or default_delta(clients)
     if privacy.epsilon is not None:
-        return clients * mu_of(privacy.epsilon, delta, privacy.relation)
+        return clients * mu_of(privacy.epsilon, delta, privacy.relation, replaced)
     assert privacy.noise_multiplier is not None
     weights = privacy.weights(rounds) if rounds else privacy.budget or (1.0,) * ROUNDS[1]
     return clients * math.hypot(*weights) / privacy.noise_multiplier
@@ -122,7 +134,8 @@ def advice_for(
     cohort = sampler.expected(clients)
     apart = math.sqrt(cohort) if privacy.noise.local else 1.0  # every client's noise adds up
     mu = share * cohort / clients / apart * math.hypot(*(1 / z for z in multipliers))
-    epsilon, delta = privacy.epsilon, plan.delta(clients)
+    epsilon, delta, replaced = privacy.epsilon, plan.delta(clients), _replaced(method)
+    whole = None if epsilon is None else mu_of(epsilon, delta, privacy.relation, replaced)
     return judge(
         Case(
             clients=clients,
@@ -134,7 +147,8 @@ def advice_for(
             rounds=plan.rounds,
             clip=plan.clip(clients),
             tolerance=_tolerance(method, spec),
-            kept=1.0 if epsilon is None else mu / mu_of(epsilon, delta, privacy.relation),
+            replaced=replaced,
+            kept=1.0 if whole is None else mu / whole,
             local=privacy.noise.local,
             classes=spec.task != "regression",
             rule=rule,
@@ -148,24 +162,38 @@ def _tolerance(method: Method, spec: Spec) -> float:
     return PUBLIC_FEATURES if sliced and spec.task == "multiclass" else 1.0
 
 
-def usual(auto: Auto) -> Method | None:
+def usual(auto: Auto, privacy: Privacy | None = None) -> Method | None:
     """Give the method that is picked whatever the data; None where it depends on their spec."""
     if not isinstance(auto.model, Linear):
         return None
+    if privacy is not None and _needs_one_clip(privacy):
+        return PMTL(model=auto.model)
     return PFEB(model=auto.model)
+
+
+def _needs_one_clip(privacy: Privacy) -> bool:
+    """Say whether this noise is of sums under one clip alone, which pfeb's are not."""
+    return Shape.SUM in privacy.noise.shapes and not privacy.noise.by_block
 
 
 def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
     """Pick a method from public facts, and say why in a sentence or two.
 
-    Linear models: pfeb. Networks with lower layers and a head: dpfedmtl, which posts the lower
-    layers alone. Other networks: pmtl.
+    Linear models: pfeb, or pmtl under noise that knows one clip alone (laplace, local). Networks
+    with lower layers and a head: dpfedmtl, which posts the lower layers alone. Other networks:
+    pmtl.
     """
-    found = usual(auto)
+    found = usual(auto, privacy)
     if found is not None:
         numbers = found.mean_of(spec)[0]
+        if isinstance(found, PMTL):
+            return found, (
+                f"pmtl, because the model is linear ({numbers:,} shared weights) and "
+                f"{privacy.noise.kind} noise is for contributions under one clip; pfeb, which "
+                "bounds their parts each on its own, needs gaussian noise"
+            )
         return found, (
-            f"{found.kind}, because the model is linear ({numbers:,} posted numbers): how strongly "
+            f"{found.kind}, because the model is linear ({numbers:,} shared weights): how strongly "
             "clients are drawn together is learned inside the budget, and nothing is left to tune"
         )
     found, why = _for_network(auto, spec)
@@ -247,7 +275,10 @@ def settle(
     if privacy.delta is None:
         privacy = replace(privacy, delta=privacy.noise.usual_delta(clients))
     method, chosen = _picked(method, spec, privacy)
-    method = method.for_budget(reach_of(privacy, clients, rounds), spec)
+    # Noise that was given buys more with every round: curvatures are asked of those they would run.
+    soon = min(rounds or FAR_ROUNDS[1], FAR_ROUNDS[1])
+    reach = reach_of(privacy, clients, soon, replaced=_replaced(method))
+    method = method.for_budget(reach, spec)
     if rounds is None:
         rounds = len(privacy.budget) or rounds_by_rule(method, privacy, spec)
     if privacy.clip is None:

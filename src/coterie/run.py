@@ -35,7 +35,7 @@ from coterie.engines.simulate import Speed, set_clock, simulate
 from coterie.history import History
 from coterie.interrupts import as_interrupt
 from coterie.methods.base import Method
-from coterie.newcomers import Newcomers, hold_out, score_newcomers
+from coterie.newcomers import Newcomers, attempt_newcomers, check_newcomers, hold_out
 from coterie.plan import Plan, Privacy
 from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import locked
@@ -47,6 +47,8 @@ from coterie.scores import Score, evaluate
 from coterie.summary import TunedOn, json_number, keep, summarise
 
 Newcoming = tuple[FederatedDataset, FederatedDataset] | None
+Opens = Callable[["RunPlan", FederatedDataset], Observer] | None
+Scoring = Callable[["RunPlan"], None] | None
 _LATE = (
     "Clients stood on a virtual clock: those who were late contributed nothing to a round, and no "
     "other client is shown who answered."
@@ -132,9 +134,16 @@ def execute(
     run_plan: RunPlan,
     *,
     folder: Path | None = None,
-    observer: Callable[[RunPlan, FederatedDataset], Observer] | None = None,
+    observer: Opens = None,
+    scoring: Scoring = None,
 ) -> Result:
     """Run a plan from data to scores; with a folder, resumable and kept.
+
+    Args:
+        run_plan: What to run, open ends included.
+        folder: Where all of it is kept, if anywhere.
+        observer: Makes what is called after every round.
+        scoring: Called when rounds are done, before what stands beside them is scored.
 
     Raises:
         FileExistsError: If the folder holds another run.
@@ -154,15 +163,18 @@ def execute(
     run_plan.method.check_data(train)
     for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
         run_plan.method.model.check_data(part)
+    if joining is not None and (folder is None or not (folder / "plan.toml").exists()):
+        check_newcomers(run_plan.method, joining[0])
     if run_plan.stragglers is not None:
         run_plan = _set_clock(run_plan, run_plan.stragglers, train)
+    data = train, test, joining
     if folder is None:
-        return _carry_out(run_plan, (train, test, joining), None, observer, started)
+        return _carry_out(run_plan, data, None, (observer, scoring), started)
     with as_interrupt(), locked(folder):
         _claim(folder, run_plan)
         recognise_rows(folder, train)
         recognise_model(folder, run_plan.method.model, train.spec)
-        return _carry_out(run_plan, (train, test, joining), folder, observer, started)
+        return _carry_out(run_plan, data, folder, (observer, scoring), started)
 
 
 def _set_clock(run_plan: RunPlan, clock: Stragglers, train: FederatedDataset) -> RunPlan:
@@ -182,10 +194,10 @@ def _carry_out(
     run_plan: RunPlan,
     data: tuple[FederatedDataset, FederatedDataset, Newcoming],
     folder: Path | None,
-    observer: Callable[[RunPlan, FederatedDataset], Observer] | None,
+    watching: tuple[Opens, Scoring],
     started: float,
 ) -> Result:
-    train, test, _ = data
+    (train, test, _), (observer, scoring) = data, watching
     watch = observer(run_plan, train) if observer is not None else None
     past = None
     if run_plan.history or run_plan.stragglers is not None:
@@ -199,7 +211,8 @@ def _carry_out(
         stragglers=run_plan.stragglers,
     )
     score = evaluate(run_plan.method.model, outcome.rows, test)
-    beside, joined = _beside(run_plan, outcome, score, data)
+    beside, joined, unscored = _beside(run_plan, outcome, score, data, scoring)
+    notices = (*run_plan.method.notices(train), *_ended(outcome), *_answers(past, outcome))
     local = beside.local
     summary = summarise(
         outcome,
@@ -208,14 +221,13 @@ def _carry_out(
         data=run_plan.data.name,
         tuned=run_plan.tuned,
         seconds=time.perf_counter() - started,
-        notices=(*run_plan.method.notices(train), *_ended(outcome), *_answers(past, outcome)),
+        notices=(*notices, *unscored),
         newcomers=None if joined is None else joined.told(),
     )
     if run_plan.stragglers is not None:
         summary["caveats"].append(_LATE)
     summary |= _foretold(run_plan, train.spec)
-    summary["references"] = beside.told(score)
-    summary["references_missing"] = list(beside.missing)
+    summary |= {"references": beside.told(score), "references_missing": list(beside.missing)}
     summary["gap"] = None if outcome.gap is None else json_number(outcome.gap)
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
@@ -232,8 +244,11 @@ def _beside(
     outcome: Outcome,
     score: Score,
     data: tuple[FederatedDataset, FederatedDataset, Newcoming],
-) -> tuple[References, Newcomers | None]:
-    """Score what stands beside a run: references, and clients who join after training."""
+    scoring: Scoring,
+) -> tuple[References, Newcomers | None, tuple[str, ...]]:
+    """Score what stands beside a run: references, and clients who join, or why they could not."""
+    if scoring is not None:
+        scoring(run_plan)
     (train, test, joining), speed = data, run_plan.speed
     which: Which = run_plan.references if run_plan.compare_with_local else "none"
     beside = score_references(
@@ -247,8 +262,8 @@ def _beside(
         speed=speed,
     )
     if joining is None:
-        return beside, None
-    return beside, score_newcomers(outcome, *joining, alone=which != "none", speed=speed)
+        return beside, None, ()
+    return beside, *attempt_newcomers(outcome, *joining, alone=which != "none", speed=speed)
 
 
 def _foretold(run_plan: RunPlan, spec: Spec) -> dict[str, Any]:

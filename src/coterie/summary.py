@@ -64,8 +64,8 @@ def summarise(
         "noise_to_signal": [
             None if ratio is None else json_number(ratio) for ratio in noise_to_signal(outcome)
         ],
-        "not_covered": "metrics and notices, and any tuning done with them, are not covered by "
-        "epsilon",
+        "not_covered": "metrics, references and notices, and any tuning done with them, are not "
+        "covered by epsilon",
         "tuning": TUNING[tuned],
         "caveats": [
             *plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf),

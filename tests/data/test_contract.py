@@ -60,11 +60,16 @@ def by_hand(parts, targets, task, limit=LIMIT, target_limit=TARGET_LIMIT):
             count = len(values)
             sizes = [abs(float(np.float32(value))) for value in values]
             beyond = sum(size > bound for size in sizes)
-            far = sum(size > 2 * bound for size in sizes)
+            far = sum(size > 2 * limit for size in sizes)
+            if column < rows.shape[1]:
+                most = beyond > count / 2
+            else:
+                above, below = (values > bound).sum(), (values < -bound).sum()
+                most = abs(above - below) * 3 > 2 * count
             if count <= 2:
                 wrong = count > 0 and all(size > 10 * bound for size in sizes)
             else:
-                wrong = (beyond >= 3 and beyond > count / 2) or far > 0.05 * count + 2
+                wrong = (beyond >= 3 and most) or far > 0.05 * count + 2
             if wrong:
                 broken[client, column] = beyond / count
     return broken
@@ -304,11 +309,11 @@ def test_the_message_names_columns_clients_shares_and_the_remedy():
     assert "client 'c2', column 1 in 75% of the rows of client 'c3'" in text
     assert "'c5'" not in text
     assert "...; 4 of 6 clients" in text
-    for remedy in ("data.source.center", "data.source.scale", "data.source.clip"):
+    for remedy in ("data.source.center.1=", "data.source.scale.1=", "data.source.clip="):
         assert remedy in text
     assert "ct.apply_constants" in text
     assert "--standardise client" in text
-    assert "target" not in text
+    assert "outcome" not in text
     assert hasattr(ct, "apply_constants")
     assert hasattr(ct, "standardise_clients")
 
@@ -323,6 +328,42 @@ def test_an_outcome_is_told_how_to_be_scaled():
     )
     assert "target_center and target_scale" in text
     assert "--standardise" not in text, "it scales features alone"
+
+
+def test_noisy_clients_pass_and_outcomes_on_one_side_do_not():
+    """3 of 300 clients with residuals of ten deviations are noisy, not of another unit."""
+    rng = np.random.default_rng(2)
+    rows, targets = [np.zeros((9, 1))] * 300, [rng.standard_normal(9) for _ in range(300)]
+    for noisy in (25, 148, 184):
+        targets[noisy] = 10 * rng.standard_normal(9)
+    assert max((abs(y) > 6).mean() for y in targets) > 0.5
+    refuse_unscaled(federation(rows, targets))
+    targets[25] = 6.5 + rng.random(9)
+    assert set(found(federation(rows, targets))) == {(25, 1)}
+    targets[25][:3] = 0  # two thirds, and not more
+    assert not found(federation(rows, targets))
+    # Another unit everywhere is found, whatever its side.
+    wide = [30 * rng.standard_normal(9) for _ in range(300)]
+    with pytest.raises(DataError, match="a larger scale is enough"):
+        refuse_unscaled(federation(rows, wide))
+
+
+def test_columns_are_named_as_the_file_names_them(tmp_path):
+    lines = [f"c{k % 9},{100 + k % 13},{k % 5},{k % 7}" for k in range(90)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["client,hours,other,y", *lines]))
+    data = load(path, Source(task="regression"))
+    train, _ = data.split(0.25, seed=0)
+    with pytest.raises(DataError, match="found column 'hours' beyond") as caught:
+        refuse_unscaled(train)
+    assert "column 'hours' in 100% of the rows of client 'c0'" in str(caught.value)
+    assert "--set data.source.center.hours=... --set data.source.scale.hours=..." in str(
+        caught.value
+    )
+    refuse_unscaled(load(path, Source(task="regression", center={"hours": 106})))
+    odd = replace(data, columns=("working hours", "other"))
+    with pytest.raises(DataError, match=r"'working hours' .*center\.COLUMN="):
+        refuse_unscaled(odd)
 
 
 def test_the_remedies_that_are_named_do_help():

@@ -55,33 +55,64 @@ def test_agrees_with_one_scikit_learn_scaler_a_client(sparsely: bool) -> None:
     )
     for client, part in enumerate(parts):
         scaler = StandardScaler(with_mean=not sparsely).fit(part.astype(np.float32).astype(float))
-        scaler.scale_[2] = 1.0  # constant column
-        np.testing.assert_allclose(
-            client_rows(train, client), scaler.transform(part), rtol=1e-4, atol=1e-6
-        )
-        np.testing.assert_allclose(
-            client_rows(test, client), scaler.transform(later[client]), rtol=1e-4, atol=1e-6
-        )
+        for scaled, rows in ((train, part), (test, later[client])):
+            expected = np.clip(scaler.transform(rows), -15, 15)
+            # scikit-learn leaves columns that do not vary in their own units.
+            expected[:, np.ptp(part, axis=0) == 0] = 0
+            np.testing.assert_allclose(client_rows(scaled, client), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_one_row_is_centred_only_and_no_row_leaves_things_alone() -> None:
+def test_columns_without_variation_in_training_are_zero_in_all_rows() -> None:
     parts = [np.array([[5.0, -3.0]]), np.empty((0, 2)), np.array([[1.0, 2.0], [3.0, 2.0]])]
     later = [np.array([[7.0, -4.0]]), np.array([[8.0, 9.0]]), np.empty((0, 2))]
     train, test = standardise_clients(dataset(parts), dataset(later))
     np.testing.assert_array_equal(client_rows(train, 0), [[0, 0]])
-    np.testing.assert_array_equal(client_rows(test, 0), [[2, -1]])
-    np.testing.assert_array_equal(client_rows(test, 1), [[8, 9]])
+    np.testing.assert_array_equal(client_rows(test, 0), [[0, 0]])
+    np.testing.assert_array_equal(client_rows(test, 1), [[0, 0]])
     np.testing.assert_array_equal(client_rows(train, 2), [[-1, 0], [1, 0]])
 
 
-def test_sparse_columns_without_training_entries_keep_their_test_values() -> None:
+def test_sparse_columns_without_variation_in_training_are_zero_too() -> None:
     train, test = standardise_clients(
         dataset([np.array([[2.0, 0.0], [0.0, 0.0]]), np.array([[0.0, 0.0]])], sparsely=True),
         dataset([np.array([[3.0, 4.0]]), np.array([[5.0, 6.0]])], sparsely=True),
     )
     np.testing.assert_array_equal(client_rows(train, 0), [[2, 0], [0, 0]])
-    np.testing.assert_array_equal(client_rows(test, 0), [[3, 4]])
-    np.testing.assert_array_equal(client_rows(test, 1), [[5, 6]])
+    np.testing.assert_array_equal(client_rows(test, 0), [[3, 0]])
+    np.testing.assert_array_equal(client_rows(test, 1), [[0, 0]])
+    assert test is not None
+    assert test.features.nnz == 1
+    same = dataset([np.array([[2.0, 7.0], [0.0, 7.0]])], sparsely=True)
+    np.testing.assert_array_equal(client_rows(standardise_clients(same)[0], 0), [[2, 0], [0, 0]])
+
+
+@pytest.mark.parametrize("sparsely", [False, True])
+def test_what_is_scaled_is_cut_at_the_limit_of_the_contract(sparsely: bool) -> None:
+    parts = [np.array([[0.0], [1e-3]]), np.zeros((300, 1))]
+    parts[1][7] = 5.0  # 17 deviations from the mean
+    later = [np.array([[2500.0], [-3e38]]), np.array([[5.0]])]
+    train, test = standardise_clients(
+        dataset(parts, sparsely=sparsely), dataset(later, sparsely=sparsely)
+    )
+    np.testing.assert_array_equal(client_rows(test, 0), [[15], [-15]])
+    assert abs(client_rows(train, 0)).max() == (2 if sparsely else 1)
+    assert client_rows(train, 1)[7] == client_rows(test, 1) == 15, "alike in training and later"
+
+
+def test_shared_weights_survive_a_column_that_starts_to_vary_in_test_rows() -> None:
+    """A column is 2000 in most clients' training rows, and 2500 in a test row: no weight of 500."""
+    rng = np.random.default_rng(0)
+    parts, later = ([rng.normal(size=(9, 2)) for _ in range(20)] for _ in range(2))
+    for part, rows in zip(parts, later, strict=True):
+        part[:, 1], rows[:, 1] = 2000, 2000 + 500 * rows[:, 1]
+    parts[3][:, 1] += 500 * rng.normal(size=9)
+    _, test = standardise_clients(dataset(parts), dataset(later))
+    assert test is not None
+    one = np.array([1.0, 1.0])  # shared by all, as if learnt from the client that varies
+    sizes = [abs(client_rows(test, client) @ one).max() for client in range(20)]
+    alone = [abs(client_rows(test, client)[:, 0]).max() for client in range(20)]
+    assert [s for k, s in enumerate(sizes) if k != 3] == [s for k, s in enumerate(alone) if k != 3]
+    assert max(sizes) < 15
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -127,7 +158,8 @@ def test_rows_keep_their_shape_and_inputs_stay_untouched() -> None:
     assert nothing is None
     assert scaled.features.shape == (9, 2, 3)
     assert torch.equal(data.features, copy)
-    assert scaled.notes[-1] == "features centred and scaled by each client's own training rows"
+    expected = "features centred and scaled by each client's own training rows, cut at +-15"
+    assert scaled.notes[-1] == expected
     assert torch.equal(scaled.targets, data.targets)
 
 

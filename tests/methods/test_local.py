@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
-from coterie.methods.local import LAMS, Local, own_losses
+from coterie.methods.local import LAMS, Local, own_losses, own_shares, ridge_prior
 from coterie.methods.local_star import LocalStar
 from coterie.methods.pooled import PooledLinear
 from coterie.models import MLP, Linear
@@ -245,3 +245,33 @@ def test_references_refuse_networks():
     for method in (LocalStar(model=MLP()), PooledLinear(model=MLP())):
         with pytest.raises(ValueError, match="for linear models, not MLP; use "):
             method.check(made().spec)
+
+
+@pytest.mark.parametrize("task", ["regression", "binary"])
+def test_a_neighbours_number_of_rows_changes_no_bit(task):
+    """Sums over padded rows would be rounded by how many zeros follow."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(20, 400, 200)
+    rows = rng.standard_normal((counts.sum() + 997, 3)).astype(np.float32)
+    noisy = rows.sum(axis=1) + rng.standard_normal(len(rows))
+    targets = torch.from_numpy((noisy if task == "regression" else noisy > 0).astype(np.float32))
+    found = []
+    for last in (5, 997):
+        end, ends = counts.sum() + last, np.cumsum([0, *counts, last])
+        data = FederatedDataset(
+            spec=Spec(shape=(3,), outputs=1, task=task, clients=len(ends) - 1),
+            names=[str(client) for client in range(len(ends) - 1)],
+            offsets=ends,
+            features=torch.from_numpy(rows[:end]),
+            targets=targets[:end],
+        )
+        beside = data.clients(np.arange(len(data)))
+        priors = [ridge_prior(Linear(), data.spec, lam) for lam in LAMS]
+        shares = own_shares(beside, priors, torch.zeros(len(LAMS)), bias=True)
+        assert torch.allclose(shares.sum(dim=0), torch.ones(len(data), dtype=torch.float64))
+        found.append((shares[:, :-1], own_losses(beside, Linear())[:-1, : counts.max()]))
+    assert all(torch.equal(few, many) for few, many in zip(*found, strict=True))
+    # A client's place in the stack changes nothing either: others' numbers of rows decide it.
+    order = np.roll(np.arange(len(data)), 3)
+    again = own_shares(data.clients(order), priors, torch.zeros(len(LAMS)), bias=True)
+    assert torch.equal(again, shares[:, order])

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from scipy.stats import norm
 
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
+from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.simulate import simulate
-from coterie.methods.local import Local
+from coterie.methods.local import Local, modes
 from coterie.methods.pfeb import PFEB, STEP
 from coterie.methods.pmtl import PMTL
+from coterie.methods.prior import DOUBT, DRIFT, Told, packed, unpacked
 from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
@@ -170,7 +173,7 @@ def test_a_step_of_em_by_hand(balanced):
     w, t2, s2 = law(run(PFEB(gls=False), data, rounds=1))
     means, variances, squares = [], [], []
     for x, y in parts(data):
-        V = np.linalg.inv(x.T @ x / 0.5 + 10 * np.eye(4))
+        V = np.linalg.inv(x.T @ x / 0.5 + 5 * np.eye(4))  # variances start at 0.2
         mean = V @ x.T @ y / 0.5
         means.append(mean)
         variances.append(np.diag(V) + mean**2)
@@ -307,7 +310,7 @@ def test_the_rule_of_curvatures():
     few, many = Spec((4,), 1, "regression", 3000), Spec((5,), 1, "regression", 3000)
     private = Privacy(epsilon=1.0)
     plan = plan_for(few, private, method=PFEB())
-    assert plan.method.gls and 3 <= plan.rounds <= 4
+    assert plan.method.gls and plan.rounds == 10
     assert not plan_for(many, private, method=PFEB()).method.gls
     assert not plan_for(replace(few, clients=300), private, method=PFEB()).method.gls
     assert not plan_for(few, private, method=PFEB(gls=False)).method.gls
@@ -336,35 +339,345 @@ def test_the_prior_follows_from_the_posts_alone(gls, sampler):
         assert all(torch.equal(shared[name], leaf) for name, leaf in outcome.shared.items())
 
 
-def test_a_noisy_step_of_the_mean_by_hand():
-    """The steps w' = y + 4/3 sqrt(t2) D, y' = w' + min(t / (t + 3), 0.8) (w' - w)."""
+def by_hand(spread, residual, doubt, chance, shown=(0.5, 0.5, 0.7)):
+    """Follow level, coordinates around it and residual by three scalar Kalman filters.
+
+    Gives the factors of the variances and of the residual variance, and the doubt that is left.
+    """
+    gain, left = [], []
+    for h, P, v in zip(shown, doubt, chance, strict=True):
+        gain.append(h * P / (h * h * P + v))
+        # The update of a scalar filter, written as precisions add up: 1/P + h^2/v.
+        left.append((1 / (1 / P + h * h / v) if v else 0.0) + 0.02)
+    level = np.mean(spread)
+    moved = gain[0] * np.clip(level - 1, -0.7, 0.7) + gain[1] * np.clip(spread - level, -0.7, 0.7)
+    still = gain[2] * np.clip(residual - 1, -0.7, 0.7)
+    return np.exp(np.clip(moved, -0.7, 0.7)), math.exp(np.clip(still, -0.7, 0.7)), left
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 100.0])
+def test_noisy_steps_by_hand(epsilon):
+    """The steps w' = y + 4/3 sqrt(t2) D, y' = w' + b (w' - w), and those of the variances.
+
+    The momentum b is min(t / (t + 3), 0.8 - size of the chance in D), and not negative.
+    """
     data = synthetic("mean", clients=40, rows=6, features=3, seed=0).data
     plan = plan_for(
         data.spec,
-        Privacy(epsilon=2.0),
+        Privacy(epsilon=epsilon),
         method=PFEB(gls=False),
-        rounds=5,
+        rounds=6,
         simulation_seed=3,
         sampler=Poisson(20.0),
     )
     laws = []
     outcome = simulate(plan, data, observe=lambda progress: laws.append(progress.shared))
     w = y = np.zeros(4)
-    t2 = np.full(4, 0.1)
+    t2, s2, doubt, momenta = np.full(4, 0.2), 0.5, [1.0, 0.3, 1.0], []
+    draw = (1 - 20 / 40) / 20  # of a mean over the expected cohort, each client by a coin of 1/2
     for number, (post, shared) in enumerate(zip(outcome.posts, laws, strict=True)):
         assert post.cohort == 20.0, "the expected cohort, not who came"
+        far = {name: one / 20.0 for name, one in post.deviations.items()}
+        most = 0.8 - math.sqrt(4 * (far["mean"] ** 2 + draw))
+        momenta.append(max(0.0, min(number / (number + 3), most)))
         fresh = y + STEP * np.sqrt(t2) * post.value["mean"].numpy() / 20.0
-        y = fresh + min(number / (number + 3), 0.8) * (fresh - w)
+        y = fresh + momenta[-1] * (fresh - w)
         w = fresh
         np.testing.assert_allclose(shared["mean"][0], w, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(shared["ahead"][0], y, rtol=1e-12, atol=1e-14)
-        after = shared["variances"][0].numpy()
-        pace = min(2 / math.sqrt(max(number, 1)), 2.0)
-        factor = after / t2
-        assert (factor >= 0.5**pace - 1e-12).all() and (factor <= 2**pace + 1e-12).all()
-        if number == 0:
-            assert (after == t2).all(), "around a first mean from afar variances look large"
-        t2 = after
+        if number:  # around a first mean from afar variances look large
+            spread = post.value["spread"].double().numpy() / 20.0
+            residual = float(post.value["residual"]) / 20.0
+            noise = far["spread"] ** 2
+            chance = [noise / 4 + draw, noise + 2 * draw, far["residual"] ** 2 + draw]
+            factors, factor, doubt = by_hand(spread, residual, doubt, chance)
+            t2, s2 = t2 * factors, s2 * factor
+        np.testing.assert_allclose(shared["variances"][0], t2, rtol=1e-10)
+        assert float(shared["residual"]) == pytest.approx(s2, rel=1e-10)
+        np.testing.assert_allclose(shared["doubt"], doubt, rtol=1e-10)
+    heavy = epsilon == 0.3
+    assert max(momenta) == 0 if heavy else 0.3 < max(momenta) < 0.5, momenta
+
+
+# What a post tells of the variances.
+
+
+def told(spread, residual, deviations, cohort=50.0, clients=50, curvature=None):
+    """Make a post by hand, of means over the cohort, and read it."""
+    spread = torch.as_tensor(spread, dtype=torch.float64)
+    size = len(spread)
+    means = {"mean": torch.zeros(size), "spread": spread, "residual": torch.tensor([residual])}
+    if curvature is not None:
+        means["curvature"] = packed(curvature) / math.sqrt(size)
+    post = SimpleNamespace(  # real ones are made by a billboard alone
+        value={name: leaf.double() * cohort for name, leaf in means.items()},
+        cohort=cohort,
+        deviations={name: cohort * one for name, one in deviations.items()},
+    )
+    return Told.of(post, {"clients": torch.tensor([float(clients)])})
+
+
+NOISE = {"mean": 0.1, "spread": 0.3, "residual": 0.2}
+
+
+@pytest.mark.parametrize("cohort", [50.0, 10.0])
+def test_gains_are_those_of_scalar_filters(cohort):
+    rng = np.random.default_rng(0)
+    doubt, expected = torch.tensor(DOUBT, dtype=torch.float64), list(DOUBT)
+    draw = (1 - cohort / 50) / cohort
+    for _ in range(6):
+        spread, residual = 1 + 0.3 * rng.standard_normal(5), 1 + 0.2 * rng.standard_normal()
+        found = told(spread, residual, NOISE, cohort).changes(doubt)
+        chance = [0.09 / 5 + draw, 0.09 + 2 * draw, 0.04 + draw]
+        factors, factor, expected = by_hand(spread, residual, expected, chance)
+        np.testing.assert_allclose(found[0], factors, rtol=1e-6)
+        assert found[1] == pytest.approx(factor, rel=1e-6)
+        doubt = found[2]
+        np.testing.assert_allclose(doubt, expected, rtol=1e-10)
+
+
+def test_with_curvatures_what_is_missing_is_seen_at_once():
+    """Spread and noise are divided by diag K, and a post then shows all of it: h = 1."""
+    K = torch.diag(torch.tensor([0.5, 0.8], dtype=torch.float64))
+    noise = {**NOISE, "curvature": 0.01}
+    found = told([1.1, 0.9], 1.1, noise, curvature=K).changes(torch.tensor(DOUBT).double())
+    noise = np.mean([0.09 / 0.25, 0.09 / 0.64])
+    expected = by_hand(
+        np.array([1 + 0.1 / 0.5, 1 - 0.1 / 0.8]),
+        1.1,
+        DOUBT,
+        [noise / 2, noise, 0.04],
+        shown=(1.0, 1.0, 0.7),
+    )
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(found[2], expected[2], rtol=1e-6)
+
+
+def test_with_hardly_any_noise_steps_are_full_and_little_is_left_in_doubt():
+    """A post shows half of what is missing of the level, 0.7 of it of the residual."""
+    quiet = dict.fromkeys(NOISE, 1e-6)
+    doubt = torch.tensor(DOUBT, dtype=torch.float64)
+    factors, residual, doubt = told([1.1] * 4, 0.9, quiet).changes(doubt)
+    np.testing.assert_allclose(factors, math.exp(2 * 0.1), rtol=1e-6)
+    assert residual == pytest.approx(math.exp(-0.1 / 0.7), rel=1e-6)
+    np.testing.assert_allclose(doubt, DRIFT, rtol=1e-6)
+    far, _, _ = told([3.0] * 4, 0.9, quiet).changes(doubt)
+    np.testing.assert_allclose(far, math.exp(0.7), rtol=1e-9)
+
+
+def test_what_is_in_doubt_follows_from_public_numbers_alone():
+    rng = np.random.default_rng(1)
+    doubt = torch.tensor([0.4, 0.2, 0.7], dtype=torch.float64)
+    left = [
+        told(rng.normal(size=3) * size, float(rng.normal() * size), NOISE, 10.0).changes(doubt)[2]
+        for size in (0.0, 1.0, 100.0)
+    ]
+    assert torch.equal(left[0], left[1]) and torch.equal(left[0], left[2])
+    other = told([1.0] * 3, 1.0, {**NOISE, "spread": 0.6}, 10.0).changes(doubt)[2]
+    assert (other[:2] > left[0][:2]).all() and other[2] == left[0][2]
+
+
+def test_the_floor_of_curvatures_is_what_noise_can_have_made():
+    """Noise of deviation s on packed K / sqrt(p): s sqrt(p) on K, whose norm reaches sqrt(2 p)."""
+    size, s = 8, 0.02
+    K = torch.zeros(size, size, dtype=torch.float64)
+    read = told([1.0] * size, 1.0, {**NOISE, "curvature": s}, curvature=K)
+    assert read.floor == pytest.approx(1.5 * s * math.sqrt(size) * math.sqrt(2 * size))
+    # Above nearly all that noise makes: of 200 matrices of noise alone. The largest eigenvalue is
+    # about sqrt(2 p) times the deviation off the diagonal, so that 1.5 of it is never reached.
+    normal = torch.randn(200, size * (size + 1) // 2, generator=torch.Generator().manual_seed(0))
+    drawn = [unpacked(row.double() * s * math.sqrt(size), size) for row in normal]
+    tops = torch.stack([torch.linalg.eigvalsh(one)[-1] for one in drawn])
+    assert tops.max() < read.floor < 2 * tops.max()
+    step = replace(read, mean=torch.ones(size, dtype=torch.float64)).newton()
+    np.testing.assert_allclose(step, 1 / read.floor, rtol=1e-9)
+
+
+def test_a_clipped_curvature_keeps_its_signs():
+    """Off the diagonal K may be negative: its block is signed, and K comes back but for size."""
+    kinds = {block.name: block.kind for block in PFEB(gls=True).blocks(1.0)}
+    expected = {"mean": "signed", "spread": "positive", "residual": "single"}
+    assert kinds == {**expected, "curvature": "signed"}
+    spec = Spec((2,), 1, "regression", 1)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 1)) * [1.0, 1.0] + 0.3 * rng.standard_normal((200, 2))
+    data = FederatedDataset(
+        spec,
+        ClientNames(1),
+        np.array([0, 200]),
+        torch.from_numpy(x.astype(np.float32)),
+        torch.zeros(200),
+    )
+    plan = plan_for(spec, FREE, method=PFEB(gls=True), rounds=1)
+    shared = plan.method.init(spec, Rng.seeded(0))
+    # 200 like columns under a noise of 20: K is far from the identity, and its norm above 0.7.
+    shared["residual"] = torch.tensor([20.0], dtype=torch.float64)
+    state = RoundState(plan.method, plan.mechanisms(1)[0], shared, Rng.seeded(0), 0)
+    part, _ = client_half(state, {}, data.clients(np.arange(1)))
+    ones = np.c_[x.astype(np.float32), np.ones(200)].astype(float)
+    K = np.eye(3) - np.linalg.inv(np.eye(3) + 0.2 * ones.T @ ones / 20.0)
+    assert (K[~np.eye(3, dtype=bool)] < 0).any()
+    found = unpacked(part.total["curvature"] * math.sqrt(3), 3).numpy()
+    np.testing.assert_allclose(
+        found, K * min(1.0, 0.7 * math.sqrt(3) / np.linalg.norm(K)), atol=1e-6
+    )
+
+
+def test_beside_a_slice_weights_vary_as_those_in_it_do():
+    """Not as the biases, unless they alone are shared."""
+    spec = Spec((5,), 3, "multiclass", 4)
+    variances = torch.tensor([[0.2, 0.6, 0, 0, 0, 9.0]], dtype=torch.float64).repeat(3, 1)
+    variances[2, 0] = 2.0
+    method = PFEB(shared="slice", directions=2)
+    shared = {**method.init(spec, Rng.seeded(0)), "variances": variances}
+    found = method.prior(shared, spec).variances.numpy()
+    usual = (0.2 + 0.6 + 0.2 + 0.6 + 2.0 + 0.6) / 6
+    for row, first in enumerate((0.2, 0.2, 2.0)):
+        np.testing.assert_allclose(found[row], [first, 0.6, usual, usual, usual, 9.0])
+    bare = torch.tensor([[0, 0, 0, 0, 0, 9.0]], dtype=torch.float64).repeat(3, 1)
+    biases = replace(method, directions=0)
+    found = biases.prior({**shared, "variances": bare}, spec).variances.numpy()
+    np.testing.assert_allclose(found, 9.0)
+
+
+# What is in doubt of the pull.
+
+
+def averaged(x, y, w, t2, s2, doubt):
+    """Average ridge fits over exp(-2 .. 3 deviations) t2 by true refits without each row."""
+    fits, logs = [], []
+    for width in (-2, -1, 0, 1, 2, 3):
+        wide = t2 * math.exp(width * math.sqrt(doubt))
+
+        def fit(rows, outcomes, wide=wide):
+            A = rows.T @ rows / s2 + np.diag(1 / wide)
+            return w + np.linalg.solve(A, rows.T @ (outcomes - rows @ w) / s2)
+
+        fits.append(fit(x, y))
+        out = [y[i] - x[i] @ fit(np.delete(x, i, axis=0), np.delete(y, i)) for i in range(len(y))]
+        logs.append(-0.5 * len(y) * math.log(np.mean(np.square(out))) - width**2 / 2)
+    shares = np.exp(np.array(logs) - max(logs))
+    return shares @ np.array(fits) / shares.sum(), np.array(fits)
+
+
+def in_doubt(method, data, level, residual, noisy=1.0):
+    """Give a shared tree with a law of its own and so much in doubt."""
+    shared = method.init(data.spec, Rng.seeded(0))
+    return {
+        **shared,
+        "mean": torch.tensor([[-0.9, 0.4, 0.2, 0.8]], dtype=torch.float64),
+        "variances": torch.tensor([[0.3, 0.1, 0.2, 0.4]], dtype=torch.float64),
+        "residual": torch.tensor([0.3], dtype=torch.float64),
+        "doubt": torch.tensor([level, 0.3, residual], dtype=torch.float64),
+        "noisy": torch.tensor([noisy], dtype=torch.float64),
+    }
+
+
+def models(method, shared, data, ids=None):
+    clients = data.clients(np.arange(len(data)) if ids is None else np.asarray(ids))
+    tree = method.personalise(shared, {}, clients, Rng.seeded(0))
+    return np.c_[tree["weight"][:, 0].numpy(), tree["bias"].numpy()]
+
+
+def test_models_are_averaged_over_what_is_in_doubt():
+    data = mixed(clients=8, rows=(3, 15), seed=3)
+    method = PFEB(gls=False)
+    found = models(method, in_doubt(method, data, 0.7, 0.8), data)
+    t2, w = np.array([0.3, 0.1, 0.2, 0.4]), np.array([-0.9, 0.4, 0.2, 0.8])
+    apart = 0.0
+    for client, (x, y) in enumerate(parts(data)):
+        expected, fits = averaged(x, y, w, t2, 0.3, 1.5)
+        np.testing.assert_allclose(found[client], expected, rtol=1e-5, atol=1e-6)
+        apart = max(apart, np.abs(expected - fits[2]).max())
+    assert apart > 0.02, "the average is another model than the plain posterior mean"
+
+
+@pytest.mark.parametrize(
+    ("level", "residual", "noisy", "settings"),
+    [
+        (0.04, 0.05, 1.0, {}),
+        (1.0, 1.0, 0.0, {}),
+        (1.0, 1.0, 1.0, {"learn": False}),
+    ],
+)
+def test_where_the_pull_is_known_models_are_plain_posterior_means(level, residual, noisy, settings):
+    """Little in doubt; nothing, without noise; a prior that is given, not learned."""
+    data = mixed(clients=6, rows=(2, 12), seed=4)
+    method = PFEB(gls=False, **settings)
+    found = models(method, in_doubt(method, data, level, residual, noisy), data)
+    t2, w = np.array([0.3, 0.1, 0.2, 0.4]), np.array([-0.9, 0.4, 0.2, 0.8])
+    for client, (x, y) in enumerate(parts(data)):
+        expected = averaged(x, y, w, t2, 0.3, 1.0)[1][2]
+        np.testing.assert_allclose(found[client], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_of_classes_the_residual_is_never_in_doubt():
+    data = synthetic("mean", clients=5, rows=8, features=3, task="binary", seed=0).data
+    method = PFEB(gls=False)
+    known, doubted, always = (
+        models(method, in_doubt(method, data, level, residual), data)
+        for level, residual in ((0.0, 0.0), (0.09, 1.0), (0.5, 1.0))
+    )
+    np.testing.assert_array_equal(known, doubted)
+    assert np.abs(known - always).max() > 1e-3
+
+
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("task", ["regression", "binary"])
+def test_a_model_depends_on_own_rows_alone_to_the_last_bit(task, guard):
+    """Whatever else is in the stack, and however long others' rows are."""
+    data = synthetic("mean", clients=13, rows=(1, 40), features=3, task=task, seed=5).data
+    method = PFEB(gls=False, guard=guard)
+    shared = in_doubt(method, data, 1.0, 0.5)
+    whole = models(method, shared, data)
+    for client in range(13):
+        alone = models(method, shared, data, [client])
+        assert np.array_equal(whole[client], alone[0]), client
+    assert np.array_equal(models(method, shared, data, range(12, 3, -1)), whole[:3:-1])
+
+
+def test_averages_do_not_depend_on_the_place_in_the_stack():
+    """In float64, before models are rounded: sums over a stack go in another order at its end."""
+    data = mixed(clients=37, rows=(2, 9), seed=6)
+    method = PFEB(gls=False)
+    prior = method.prior(in_doubt(method, data, 1.0, 1.0), data.spec)
+    priors = [replace(prior, variances=prior.variances * 3.0**k) for k in range(6)]
+
+    def average(ids):
+        clients = data.clients(np.asarray(ids))
+        fits = [modes(clients, one, bias=True) for one in priors]
+        return method._averaged(fits, priors, clients)
+
+    whole = average(range(37))
+    for client in range(37):
+        assert torch.equal(average([client])[0], whole[client]), client
+
+
+def test_one_round_of_unrelated_clients_is_not_much_worse_than_learning_alone():
+    """Nothing in common and nothing known of the pull: own rows decide.
+
+    Over 8 seeds of noise at epsilon 0.3 to 3 the ratio was .97 to .99; over 3 seeds of both clients
+    and noise, at 0.1 to 8, it was .97 to 1.02: the limit is 1.1.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2000, 4)).astype(np.float32)
+    w = np.repeat(rng.standard_normal((100, 4)), 20, axis=0)
+    y = (x * w).sum(axis=1) + 0.5 * rng.standard_normal(2000)
+    data = FederatedDataset(
+        Spec((4,), 1, "regression", 100),
+        ClientNames(100),
+        np.arange(0, 2001, 20),
+        torch.from_numpy(x),
+        torch.from_numpy((y / y.std()).astype(np.float32)),
+    )
+    train, test = data.split(0.3, 0)
+    alone = nmse(run(Local(), train, rounds=1), test)
+    for epsilon in (0.1, 1.0, 8.0):
+        found = run(PFEB(), train, Privacy(epsilon=epsilon), rounds=1)
+        assert nmse(found, test) < 1.1 * alone
+    # What the check is worth: a pull that is taken for known costs far more.
+    fixed = run(PFEB(learn=False), train, Privacy(epsilon=1.0), rounds=1)
+    assert nmse(fixed, test) > 1.3 * alone
 
 
 @pytest.mark.parametrize("settings", [{"gls": True}, {"gls": False}, {"learn": False}])
@@ -379,10 +692,13 @@ def test_heavy_noise_leaves_numbers(settings, sampler):
 
 
 def test_coordinates_that_noise_hides_share_one_variance():
-    """Where the spread of Q is no more than noise, all variances move alike."""
+    """Where the spread of Q is no more than noise, all variances move alike.
+
+    In five rounds: a single step is at most a factor of 2, up or down.
+    """
     data = synthetic("mean", clients=30, rows=8, features=6, spread=0.3, seed=0).data
-    loud = run(PFEB(gls=False), data, Privacy(epsilon=0.05), rounds=2, seed=4).shared["variances"]
-    quiet = run(PFEB(gls=False), data, Privacy(epsilon=1e4), rounds=2).shared["variances"]
+    loud = run(PFEB(gls=False), data, Privacy(epsilon=0.05), rounds=5, seed=4).shared["variances"]
+    quiet = run(PFEB(gls=False), data, Privacy(epsilon=1e4), rounds=5).shared["variances"]
     assert float(loud.max() / loud.min()) < 1.5
     assert float(quiet.max() / quiet.min()) > 1.5
 
@@ -409,8 +725,8 @@ def test_cohorts_end_near_full_participation(halves, gls, cohort):
     drawn = run(PFEB(gls=gls), train, rounds=80, sampler=Poisson(cohort))
     alone = nmse(run(Local(), train, rounds=1), test)
     assert nmse(whole, test) < 0.95 * alone
-    # Rounds of five clients keep a part of the gain (0.4 with curvatures, else 0.6), not all.
-    part = 0.2 if cohort >= 20 else 0.8
+    # Of the gain rounds of five clients lost .04 to .21 over 4 seeds, rounds of 20 up to .07.
+    part = 0.2 if cohort >= 20 else 0.5
     assert nmse(drawn, test) < nmse(whole, test) + part * (alone - nmse(whole, test))
     ratio = drawn.shared["variances"] / whole.shared["variances"]
     assert bool(((ratio > 1 / 6) & (ratio < 6)).all()), ratio
@@ -510,7 +826,7 @@ def test_one_round(halves, epsilon):
     outcome = run(PFEB(), train, Privacy(epsilon=epsilon), rounds=1)
     assert nmse(outcome, test) < 0.5
     if epsilon < math.inf:
-        assert bool((outcome.shared["variances"] == 0.1).all())
+        assert bool((outcome.shared["variances"] == 0.2).all())
 
 
 def test_a_broken_client_has_the_shared_mean_and_says_nothing():
@@ -577,11 +893,15 @@ def test_the_guard_brings_clients_back_from_a_broken_shared_model():
     data = synthetic("mean", clients=60, rows=40, features=4, noise=0.3, seed=0).data
     train, test = data.split(0.3, 0)
     alone = nmse(run(Local(), train, rounds=1), test)
+    # A pull that is fixed brings nobody back by itself; one that is in doubt does, see below.
     broken, safe = (
-        run(PFEB(guard=guard), train, Privacy(epsilon=0.01), rounds=20) for guard in (False, True)
+        run(PFEB(guard=guard, learn=False), train, Privacy(epsilon=0.01), rounds=20)
+        for guard in (False, True)
     )
     assert nmse(broken, test) > 2 * alone
     assert nmse(safe, test) < 1.15 * alone
+    doubted = run(PFEB(), train, Privacy(epsilon=0.01), rounds=20)
+    assert nmse(doubted, test) < 1.15 * alone
     assert "insurance" in " ".join(safe.plan.method.caveats(True))
 
 

@@ -7,12 +7,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chi2
 
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB, STEP
+from coterie.methods.prior import DOUBT, Told
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rules import plan_for
@@ -44,7 +46,7 @@ def test_the_noise_of_the_shared_mean_is_that_of_its_share():
     quiet = mean_of(Privacy(noise_multiplier=1e-5, clip=1.0), 0)
     found = np.array([mean_of(privacy, seed) for seed in range(100)])
     share = {block.name: block.share for block in method.blocks(1.0)}["mean"]
-    deviation = STEP * math.sqrt(0.1) * 2.0 / math.sqrt(share) / 30
+    deviation = STEP * math.sqrt(0.2) * 2.0 / math.sqrt(share) / 30
     statistic = ((found - quiet) ** 2).sum() / deviation**2
     assert chi2.ppf(1e-6, 500) < statistic < chi2.isf(1e-6, 500)
 
@@ -64,6 +66,40 @@ def test_the_step_of_a_drawn_cohort_has_no_bias():
     error = drawn.std(axis=0, ddof=1) / math.sqrt(300)
     assert (error > 0).all()
     assert (np.abs(drawn.mean(axis=0) - whole) < 5 * error).all()
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 4.0])
+def test_noise_around_the_optimum_does_not_drift(size):
+    """Posts of 1 and noise, over 40 rounds: logarithms of the variances have mean zero.
+
+    120 runs of 6 weights: means over runs within 5 standard errors of 0 for the 6 variances and
+    the residual variance, false-alarm rate 4e-5 for all three sizes of noise (Student's t). Nor do
+    they wander off: they stay within what was in doubt at the start.
+    """
+    generator = np.random.default_rng(int(10 * size))
+    logs = np.zeros((120, 7))
+    for run_ in range(120):
+        doubt = torch.tensor(DOUBT, dtype=torch.float64)
+        for _ in range(40):
+            post = Told(
+                mean=torch.zeros(6, dtype=torch.float64),
+                spread=torch.from_numpy(1 + size * generator.standard_normal(6)),
+                residual=1 + size * generator.standard_normal(),
+                noise=size**2,
+                still=size**2,
+                draw=0.0,
+                curvature=None,
+                floor=0.0,
+                noisy=True,
+                shaken=0.0,
+            )
+            factors, factor, doubt = post.changes(doubt)
+            logs[run_] += np.log(np.r_[factors.numpy(), factor])
+    error = logs.std(axis=0, ddof=1) / math.sqrt(120)
+    assert (error > 0).all()
+    assert (np.abs(logs.mean(axis=0)) < 5 * error).all()
+    start = np.sqrt(np.r_[np.full(6, DOUBT[0] + DOUBT[1]), DOUBT[2]])
+    assert (logs.std(axis=0) < start).all()
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,7 @@ def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
         notes=(*table.notes, *target.notes, *_notes(table, source, survey)),
         mapped=source.memory_map,
         assumed=target.assumed,
+        columns=() if isinstance(table.columns.names, range) else table.columns.names,
     )
 
 

@@ -8,6 +8,7 @@ The check runs inside each client: its answer is a function of that client's own
 others hold, and the error that may follow is for that client's owner. Nothing of it is posted.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,16 +24,20 @@ LIMIT = 15.0
 the usual size, which priors that are learnt can follow; a client or two may lie ten standard
 deviations out and still pass."""
 TARGET_LIMIT = 6.0
-"""Outcomes beyond this are of another unit: their mean would have to be learnt in clipped steps."""
+"""Outcomes that lie beyond this on one side are of another unit: their mean would have to be learnt
+in clipped steps. Noise around zero is no unit: it is looked at where features are far out, too."""
 _SHARE = 0.05
 _MORE = 2
+_MOST, _MOST_OUTCOMES = 1 / 2, 2 / 3
 _FAR = 2.0
 _SMALL = 10.0
 _BLOCK = 1 << 22  # numbers looked at together
 _NAMED = 3  # clients and columns named in a message
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # names that a flag takes as they are
 
 Whole = NDArray[np.int64]
-_Beyond = tuple[Whole, Whole, Whole]
+_Beyond = tuple[Whole, Whole, Whole, Whole]
+"""Cells, with their rows beyond a limit, those far beyond, and those above less those below."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,11 @@ def unscaled(
     """Find the columns of each client in which too many of its own rows lie beyond a limit.
 
     Too many are three rows or more, and more than half of its rows beyond the limit, or more than
-    5 % of them, and two more, beyond twice the limit. Scaled data passes even where its tails are
+    5 % of them, and two more, beyond twice the limit. Outcomes have a limit of their own for where
+    they lie: more than two thirds of the rows beyond it on one side (less those on the other), or,
+    as features, 5 % and two more beyond twice the limit of features. So a client whose outcomes are
+    noisy passes, and one whose outcomes are of another unit does not. Scaled data passes even where
+    its tails are
     heavy: of a column from Student's t with 3 degrees of freedom, divided by its standard
     deviation, 1 in 8,000 lies beyond 15 and 1 in 500 beyond 6, so that a client breaks the contract
     by chance with probability below 1e-7, whatever its number of rows. Indicators, shares and small
@@ -73,9 +82,10 @@ def unscaled(
         target_limit: That of an outcome; targets of classes are not looked at.
     """
     width, counts = clients.spec.features, clients.counts.numpy()
-    cells, found, far = _tally(clients, limit, target_limit)
+    cells, found, far, net = _tally(clients, limit, target_limit)
     rows = counts[cells // (width + 1)]
-    most = (found > _MORE) & (found > rows / 2)
+    half = np.where(cells % (width + 1) == width, _MOST_OUTCOMES, _MOST)
+    most = (found > _MORE) & (np.abs(net) > half * rows)
     broken = np.where(rows > _MORE, most | (far > _SHARE * rows + _MORE), found == rows)
     cells, found, rows = cells[broken], found[broken], rows[broken]
     owners = clients.ids.numpy()[cells // (width + 1)]
@@ -95,12 +105,14 @@ def refuse_unscaled(
     if not owners:
         return
     target = [f"the target beyond +-{target_limit:g}"] if width in columns else []
-    features = [f"{_list(columns - {width})} beyond +-{limit:g}"] if columns - {width} else []
+    inputs = columns - {width}
+    features = [f"{_list(data, inputs)} beyond +-{limit:g}"] if inputs else []
     raise DataError(
         f"{data.title}: found {' and '.join([*features, *target])} ({', '.join(found.first)}"
         f"{', ...' if found.cells > _NAMED else ''}; {len(owners)} of {len(data)} clients), "
         f"expected columns of about unit size, of each client no more than half of its rows beyond "
-        f"that and {_SHARE:.0%} beyond twice that; {_remedy(bool(features), bool(target))}"
+        f"that (of the target two thirds, on one side) and {_SHARE:.0%} beyond +-{_FAR * limit:g}; "
+        f"{_remedy(data, columns)}"
     )
 
 
@@ -119,7 +131,7 @@ def cut_note(data: FederatedDataset, clip: float) -> str | None:
     return (
         f"the cut at +-{clip:g} takes most of a client's rows, or {_SHARE:.0%} of them from beyond "
         f"+-{_FAR * clip:g}, for {len(found.owners)} of {len(data)} clients, in "
-        f"{_list(found.columns)}; check the constants if these are many"
+        f"{_list(data, found.columns)}; check the constants if these are many"
     )
 
 
@@ -142,31 +154,43 @@ def _survey(data: FederatedDataset, limit: float, target_limit: float) -> _Surve
         seen.cells += len(found)
         for at in range(min(len(found), _NAMED - len(seen.first))):
             column, owner = int(found.columns[at]), int(found.clients[at])
-            what = "the target" if column == data.spec.features else f"column {column}"
+            what = "the target" if column == data.spec.features else f"column {_name(data, column)}"
             whose = f"the rows of client {data.names[owner]!r}"
             seen.first.append(f"{what} in {found.shares[at]:.0%} of {whose}")
     return seen
 
 
-def _list(columns: set[int]) -> str:
-    named = ", ".join(str(column) for column in sorted(columns)[:_NAMED])
+def _name(data: FederatedDataset, column: int) -> str:
+    """Name a column as the file does, or by its number."""
+    known = len(data.columns) == data.spec.features
+    return repr(str(data.columns[column])) if known else str(column)
+
+
+def _list(data: FederatedDataset, columns: set[int]) -> str:
+    named = ", ".join(_name(data, column) for column in sorted(columns)[:_NAMED])
     left = len(columns) - _NAMED
     more = f" and {left} other{'s' if left > 1 else ''}" if left > 0 else ""
-    return f"column{'s' if len(columns) > 1 else ''} {named}{more} (from 0)"
+    counted = "" if len(data.columns) == data.spec.features else " (from 0)"
+    return f"column{'s' if len(columns) > 1 else ''} {named}{more}{counted}"
 
 
-def _remedy(features: bool, target: bool) -> str:
-    ways = []
-    if features:
+def _remedy(data: FederatedDataset, columns: set[int]) -> str:
+    ways, inputs = [], sorted(columns - {data.spec.features})
+    if inputs:
+        name = _name(data, inputs[0]).strip("'")
+        name = name if _PLAIN.fullmatch(name) else "COLUMN"
         ways.append(
-            "declare public constants for the features (data.source.center, data.source.scale and, "
-            "where a few clients lie far out, data.source.clip; in Python ct.apply_constants), or "
-            "scale each client by its own rows (--standardise client; ct.standardise_clients)"
+            "declare public constants for the features (--set data.source.center."
+            f"{name}=... --set data.source.scale.{name}=..., and so on, and, where a few clients "
+            "lie far out, --set data.source.clip=...; in Python ct.apply_constants), or scale each "
+            "client by its own rows (--standardise client; ct.standardise_clients)"
         )
-    if target:
+    if data.spec.features in columns:
         ways.append(
-            "declare public constants for the outcome (data.source.center and data.source.scale of "
-            "the target's column; ct.apply_constants with target_center and target_scale)"
+            "declare public constants for the outcome (--set data.source.center.TARGET=... --set "
+            "data.source.scale.TARGET=..., TARGET the name of its column; ct.apply_constants with "
+            "target_center and target_scale): where only a few clients lie out there, a larger "
+            "scale is enough"
         )
     return ", and ".join(ways)
 
@@ -180,26 +204,28 @@ def _blocks(data: FederatedDataset) -> Iterator[Clients]:
             yield data.clients(ids)
 
 
-def _tally(clients: Clients, limit: float, target_limit: float) -> tuple[Whole, Whole, Whole]:
+def _tally(clients: Clients, limit: float, target_limit: float) -> _Beyond:
     """Count by cell, client * (features + 1) + column, the rows beyond a limit, and far beyond."""
     counts, starts = clients.counts.numpy(), clients.starts.numpy()
     owner = np.repeat(np.arange(len(counts)), counts)
     rows = np.arange(len(owner)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
     factor = np.where(counts[owner] > _MORE, 1.0, _SMALL).astype(np.float32)
     step = max(1, _BLOCK // max(1, clients.spec.features))
-    parts: list[_Beyond] = [_counted(np.empty(0, dtype=np.int64), np.empty(0, dtype=bool))]
+    none = np.empty(0, dtype=np.int64)
+    parts: list[_Beyond] = [_counted(none, none > 0, none)]
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         parts.append(_features(clients, rows[part], owner[part], limit * factor[part]))
         if clients.spec.task == "regression":
-            parts.append(_targets(clients, rows[part], owner[part], target_limit * factor[part]))
+            limits = target_limit * factor[part], _FAR * max(limit, target_limit) * factor[part]
+            parts.append(_targets(clients, rows[part], owner[part], limits))
     # A client may go on in the next chunk: add up what is of one cell.
     cells, place = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-    found, far = (
+    found, far, net = (
         np.bincount(place, np.concatenate([part[which] for part in parts]), len(cells))
-        for which in (1, 2)
+        for which in (1, 2, 3)
     )
-    return cells, found.astype(np.int64), far.astype(np.int64)
+    return cells, found.astype(np.int64), far.astype(np.int64), net.astype(np.int64)
 
 
 def _features(clients: Clients, rows: Whole, owner: Whole, limits: NDArray[np.float32]) -> _Beyond:
@@ -216,17 +242,25 @@ def _features(clients: Clients, rows: Whole, owner: Whole, limits: NDArray[np.fl
         place, column = np.nonzero(values > limits[:, None])
         over = values[place, column] / limits[place]
     beyond = over > 1
-    return _counted(cells[place[beyond]] + column[beyond], over[beyond] > _FAR)
+    either = np.ones(np.count_nonzero(beyond), dtype=np.int64)  # sides of features do not matter
+    return _counted(cells[place[beyond]] + column[beyond], over[beyond] > _FAR, either)
 
 
-def _targets(clients: Clients, rows: Whole, owner: Whole, limits: NDArray[np.float32]) -> _Beyond:
+def _targets(
+    clients: Clients,
+    rows: Whole,
+    owner: Whole,
+    limits: tuple[NDArray[np.float32], NDArray[np.float32]],
+) -> _Beyond:
     width = clients.spec.features
-    values = clients.targets[torch.from_numpy(rows).to(clients.device)].abs().cpu().numpy()
-    beyond = values > limits
-    far = values[beyond] > _FAR * limits[beyond]
-    return _counted(owner[beyond] * (width + 1) + width, far)
+    values = clients.targets[torch.from_numpy(rows).to(clients.device)].cpu().numpy()
+    sizes = np.abs(values)
+    beyond = sizes > limits[0]
+    far, side = (sizes > limits[1])[beyond], np.sign(values[beyond]).astype(np.int64)
+    return _counted(owner[beyond] * (width + 1) + width, far, side)
 
 
-def _counted(cells: Whole, far: NDArray[np.bool_]) -> _Beyond:
+def _counted(cells: Whole, far: NDArray[np.bool_], side: Whole) -> _Beyond:
     unique, place, found = np.unique(cells, return_inverse=True, return_counts=True)
-    return unique, found, np.bincount(place, far, len(unique)).astype(np.int64)
+    many, net = (np.bincount(place, of, len(unique)).astype(np.int64) for of in (far, side))
+    return unique, found, many, net

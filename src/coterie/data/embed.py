@@ -57,7 +57,8 @@ def embed(
     name = getattr(features, "__name__", type(features).__name__)
     note = f"rows of shape {data.spec.shape} turned into {width} features by {name}"
     spec = replace(data.spec, shape=(width,))
-    return replace(data, spec=spec, features=rows, mapped=None, notes=(*data.notes, note))
+    notes = (*data.notes, note)
+    return replace(data, spec=spec, features=rows, mapped=None, notes=notes, columns=())
 
 
 @contextmanager

@@ -138,6 +138,7 @@ class FederatedDataset:
             none were declared); stated with every guarantee on this data.
         mapped: The folder of the arrays where they are memory-mapped; parts of the data (splits)
             are then mapped beside it too, and removed with the last reference to them.
+        columns: Names of the features where the source has them; else none.
     """
 
     spec: Spec
@@ -150,6 +151,7 @@ class FederatedDataset:
     notes: tuple[str, ...] = ()
     mapped: str | None = None
     assumed: tuple[str, ...] = ()
+    columns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.spec.clients != len(self.names) or len(self.offsets) != len(self.names) + 1:

@@ -14,10 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from torch import Tensor
 
-from coterie.data.contract import cut_note
+from coterie.data.contract import LIMIT, cut_note
 from coterie.data.federated import DataError, Features, FederatedDataset
 
 _BLOCK = 1 << 23  # numbers worked on at a time, in float64
+_BY_OWN = f"by each client's own training rows, cut at +-{LIMIT:g}"
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,15 @@ def standardise_clients(
 ) -> tuple[FederatedDataset, FederatedDataset | None]:
     """Centre and scale the features of each client by the client's own training rows.
 
-    Scales are population standard deviations (division by the number of rows); a column that does
-    not vary inside a client, and so every column of a client with one training row, is centred
-    only; a client without training rows is left as it is. Sparse features are divided by the same
-    deviations, implied zeros counted, but not centred, since that would fill them.
+    Scales are population standard deviations (division by the number of rows). A column that does
+    not vary inside a client's training rows tells that client nothing, and has no unit there: it
+    is 0 in all rows of the client, test rows too, sparse or dense. So is every column of a client
+    with one training row, or none. Sparse features are divided by the same deviations, implied
+    zeros counted, but not centred, since that would fill them.
+
+    What is scaled is cut at +-15, the limit of the scaling contract, a public number: a column that
+    hardly varies in training may be anything later. Training rows lie within sqrt(rows) by
+    themselves where they are centred.
 
     Args:
         train: The training rows, from which the constants are taken.
@@ -57,13 +63,13 @@ def standardise_clients(
         )
     if train.is_sparse:
         cells = _sparse_cells(train)
-        note = "features scaled (not centred: sparse) by each client's own training rows"
+        note = f"features scaled (not centred: sparse) {_BY_OWN}"
         return (
             _noted(train, _scale_cells(train, cells), note),
             None if test is None else _noted(test, _scale_cells(test, cells), note),
         )
     center, scale = _dense_moments(train)
-    note = "features centred and scaled by each client's own training rows"
+    note = f"features centred and scaled {_BY_OWN}"
     return (
         _noted(train, _scale_rows(train, center, scale), note),
         None if test is None else _noted(test, _scale_rows(test, center, scale), note),
@@ -184,10 +190,13 @@ def _row_blocks(data: FederatedDataset) -> Iterator[slice]:
 def _dense_moments(
     train: FederatedDataset,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Find each client's column means and deviations, shape (clients, features) each."""
+    """Find each client's column means and deviations, shape (clients, features) each.
+
+    Columns that do not vary have an infinite scale, and so become 0.
+    """
     flat = _flat(train)
     center = np.zeros((len(train), train.spec.features))
-    scale = np.ones_like(center)
+    scale = np.full_like(center, np.inf)
     # `reduceat` answers an empty range with the row after it: only clients with rows take part.
     held = np.flatnonzero(train.counts)
     for ids in _client_blocks(train, held):
@@ -199,8 +208,12 @@ def _dense_moments(
         rows -= np.repeat(center[ids], counts, axis=0)
         np.square(rows, out=rows)
         deviation = np.sqrt(np.add.reduceat(rows, starts, axis=0) / counts[:, None])
-        scale[ids] = np.where(deviation > 0, deviation, 1.0)
+        scale[ids] = _infinite_if_zero(deviation)
     return center, scale
+
+
+def _infinite_if_zero(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(deviation == 0, np.inf, deviation)
 
 
 def _client_blocks(data: FederatedDataset, held: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -216,8 +229,14 @@ def _scale_rows(
     owner = np.repeat(np.arange(len(data)), data.counts)
     out = np.empty(flat.shape, dtype=np.float32)
     for rows in _row_blocks(data):
-        out[rows] = (flat[rows] - center[owner[rows]]) / scale[owner[rows]]
+        apart = flat[rows] - center[owner[rows]]
+        out[rows] = _bounded(apart, scale[owner[rows]])
     return _like(data, out)
+
+
+def _bounded(values: NDArray[np.floating], scale: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):  # what is too large is infinite until it is cut
+        return np.clip(values / scale, -LIMIT, LIMIT)
 
 
 def _cell_numbers(data: FederatedDataset) -> NDArray[np.int64]:
@@ -239,17 +258,19 @@ def _sparse_cells(train: FederatedDataset) -> _Cells:
     square = np.bincount(inverse, weights=(values - mean[inverse]) ** 2, minlength=len(cells))
     # Entries that are not stored are zeros, each mean^2 away from the mean.
     deviation = np.sqrt((square + (counts - stored) * mean**2) / np.maximum(counts, 1))
-    return _Cells(cells, np.where(deviation > 0, deviation, 1.0))
+    return _Cells(cells, _infinite_if_zero(deviation))
 
 
 def _scale_cells(data: FederatedDataset, known: _Cells) -> sparse.csr_matrix:
     assert not isinstance(data.features, torch.Tensor)
     wanted = _cell_numbers(data)
     place = np.searchsorted(known.cells, wanted)
-    # A cell without an entry in training has deviation 0 there, hence scale 1.
+    # A cell without an entry in training does not vary there.
     padded = np.append(known.cells, -1)
-    scale = np.where(padded[place] == wanted, np.append(known.scale, 1.0)[place], 1.0)
-    return _with_values(data, data.features.data / scale)
+    scale = np.where(padded[place] == wanted, np.append(known.scale, np.inf)[place], np.inf)
+    scaled = _with_values(data, _bounded(data.features.data, scale))
+    scaled.eliminate_zeros()
+    return scaled
 
 
 def _with_values(data: FederatedDataset, values: NDArray[np.floating]) -> sparse.csr_matrix:

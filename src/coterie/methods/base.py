@@ -6,6 +6,7 @@ Privacy happens between the two, in the engine. One file per method, found by `r
 """
 
 import importlib
+import math
 import pkgutil
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
@@ -43,6 +44,8 @@ class Method(metaclass=_Arranged):
         not_applicable: Utility contracts that do not apply, with the reason; privacy contracts
             have no exceptions.
         rounds_between: The fewest and most rounds that are chosen by rule.
+        rounds_knee: Rounds up to which the rule takes all that the error bears; beyond, it takes
+            the geometric mean of both.
         rounds_error: The relative error of a posted mean that the rule aims at.
         rounds_without_noise: The rounds of a run without privacy, if none are asked for.
         per_row: Leaves of the personal state with an entry for each row of a client; `enrol` gives
@@ -52,6 +55,7 @@ class Method(metaclass=_Arranged):
     kind: ClassVar[str] = ""
     not_applicable: ClassVar[Mapping[str, str]] = {}
     rounds_between: ClassVar[tuple[int, int]] = (3, 25)
+    rounds_knee: ClassVar[float] = math.inf
     rounds_error: ClassVar[float] = 0.3
     rounds_without_noise: ClassVar[int] = 25
     per_row: ClassVar[tuple[str, ...]] = ()

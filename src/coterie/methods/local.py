@@ -30,7 +30,7 @@ from coterie.methods.base import Silent, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
-from coterie.solvers.posterior import Prior, leave_one_out, posterior
+from coterie.solvers.posterior import Prior, add_in_turn, leave_one_out, posterior, row_totals
 from coterie.solvers.sgd import SGD
 from coterie.tree import Tree, map_leaves
 
@@ -114,7 +114,7 @@ def own_losses(clients: Clients, model: Model) -> Tensor:
     the average is no larger. As of `leave_one_out`: squared errors, or log-losses.
     """
     losses = _left_out(clients, model)
-    return (_shares(losses, clients)[..., None] * losses).sum(dim=0)
+    return add_in_turn(_shares(losses, clients)[..., None] * losses)
 
 
 def _left_out(clients: Clients, model: Model) -> Tensor:
@@ -125,16 +125,29 @@ def _left_out(clients: Clients, model: Model) -> Tensor:
 
 def _shares(losses: Tensor, clients: Clients) -> Tensor:
     """Give the weights of the fits of each client, (lams, c), which add up to 1."""
-    task, total = clients.spec.task, losses.sum(dim=2)
-    usual, width = _REGRESSION if task == "regression" else _CLASSES
+    usual, width = _REGRESSION if clients.spec.task == "regression" else _CLASSES
+    guess = torch.tensor([0.5 * (math.log(lam / usual) / width) ** 2 for lam in LAMS])
+    return _weighed(losses, clients, guess)
+
+
+def own_shares(clients: Clients, priors: Sequence[Prior], guess: Tensor, *, bias: bool) -> Tensor:
+    """Weigh priors by the likelihood of own rows left out, times exp(-guess): (priors, c)."""
+    losses = [leave_one_out(clients, prior, bias=bias) for prior in priors]
+    return _weighed(torch.stack(losses), clients, guess)
+
+
+def _weighed(losses: Tensor, clients: Clients, guess: Tensor) -> Tensor:
+    task, total = clients.spec.task, row_totals(losses, clients)
     if task == "regression":
         rows = clients.counts.to(total).clamp_min(1)
         # Rows that are fitted to the last digit are no reason for a weight without bound.
         total = 0.5 * rows * torch.log(total / rows + torch.finfo(torch.float32).eps ** 2)
     elif task == "multilabel":
         total = total * clients.spec.outputs  # their mean is given, their sum is the likelihood's
-    guess = torch.tensor([0.5 * (math.log(lam / usual) / width) ** 2 for lam in LAMS])
-    return torch.softmax(-total - guess.to(total)[:, None], dim=0)
+    scores = -total - guess.to(total)[:, None]
+    # As softmax does, whose last bits depend on a client's place in the stack.
+    parts = torch.exp(scores - scores.amax(dim=0))
+    return parts / add_in_turn(parts)
 
 
 def has_bias(model: Model) -> bool:
@@ -165,10 +178,8 @@ def best_modes(clients: Clients, priors: Sequence[Prior], *, bias: bool) -> Tens
     Returns:
         Weights (c, outputs, p) float64, the bias last, where the rows live.
     """
-    losses = [leave_one_out(clients, prior, bias=bias).tolist() for prior in priors]
-    # Sums that do not hang on how many zeros follow, which others' numbers of rows decide.
-    sums = [[math.fsum(rows) for rows in each] for each in losses]
-    chosen = torch.tensor(sums, dtype=torch.float64).argmin(dim=0)
+    losses = torch.stack([leave_one_out(clients, prior, bias=bias) for prior in priors])
+    chosen = row_totals(losses, clients).cpu().argmin(dim=0)
     found = torch.empty((len(clients), *priors[0].center.shape), dtype=torch.float64)
     for place, prior in enumerate(priors):
         here = (chosen == place).nonzero()[:, 0]

@@ -8,6 +8,7 @@ It is a stronger opponent than `local`, and so a fair one for a method that lear
 everybody.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Shape, Silent, register
 from coterie.methods.local import has_bias, linear_tree, modes, ridge_prior
 from coterie.models import Linear, Model
-from coterie.solvers.posterior import Prior, leave_one_out
+from coterie.solvers.posterior import Prior, leave_one_out, row_totals
 from coterie.tree import Tree
 
 _STEPS = (1.0, 3.0)
@@ -63,7 +64,7 @@ def choose_prior(clients: Clients, model: Model) -> Prior:
     priors = [ridge_prior(model, clients.spec, lam) for lam in _MEAN]
     priors += [ridge_prior(model, clients.spec, lam, per_row=False) for lam in _SUM]
     bias, parts = has_bias(model), list(_parts(clients))
-    totals = [sum(_total(part, prior, bias) for part in parts) for prior in priors]
+    totals = [math.fsum(_total(part, prior, bias) for part in parts) for prior in priors]
     least = min(totals)
     return priors[max(at for at, total in enumerate(totals) if total <= least)]
 
@@ -75,8 +76,8 @@ def check_linear_model(kind: str, model: Model) -> None:
 
 
 def _total(part: Clients, prior: Prior, bias: bool) -> float:
-    losses = leave_one_out(part, prior, bias=bias).sum(dim=1)
-    return float(losses[losses.isfinite()].sum())
+    losses = row_totals(leave_one_out(part, prior, bias=bias), part)
+    return math.fsum(losses[losses.isfinite()].tolist())
 
 
 def _parts(clients: Clients) -> Iterator[Clients]:

@@ -19,13 +19,16 @@ the prior, three blocks that are clipped each on its own and paid for by one rel
 From the noisy means D, Q, r (sums over the *expected* cohort) the server takes, as pure
 post-processing, a step of expectation maximisation, lengthened and with momentum:
 
-    w' = y + 4/3 sqrt(t2) D,   y' = w' + min(t/(t+3), 0.8) (w' - w)
-    t2 *= clip(Q, 1/2, 2)^e,   s2 *= clip(r, 2/5, 5/2)^min(1, e),   e = min(2/sqrt(t), 2), t >= 1
+    w' = y + 4/3 sqrt(t2) D,   y' = w' + b (w' - w),   b = min(t/(t+3), 0.8 - noise of D)
+    log t2 += gain (Q - 1),    log s2 += gain (r - 1)
 
-Q is first shrunk: coordinates to their mean by max(0, 1 - noise variance / variance), and their
-mean, like r, to 1 by what noise and the draw of the cohort can have done to it. Undamped, the
-variances would integrate noise. Without noise each step is one of EM itself (Q and r as they are),
-whose limit is the maximum-likelihood fit of the mixed model.
+from the second post on, with gains that follow from the noise (`methods.prior`): undamped, the
+variances would integrate it. Without noise each step is one of EM itself (t2 *= Q, s2 *= r), whose
+limit is the maximum-likelihood fit of the mixed model.
+
+A budget may leave in doubt how strong the pull s2/t2 should be (few rounds, much noise). A client
+then averages its posterior means over that doubt, weighted by the likelihood of its own rows left
+out (as `methods.local` does), at no cost; where the pull is known, nothing changes.
 
 Clients of all sizes have one voice: r is the mean over clients of their own mean squares, which
 for clients of unequal size is not what a likelihood of all rows would weigh.
@@ -34,7 +37,7 @@ for clients of unequal size is not what a likelihood of all rows would weigh.
 K_k = I - V_k / (sqrt(t2) sqrt(t2)'), 0 <= K <= I, Frobenius norm clipped to 0.7 sqrt(p). Then
 w' = y + sqrt(t2) (mean K)^-1 D is the generalised-least-squares estimate, in one step where EM
 takes 1/K of them; eigenvalues are kept above what noise can have made. The spread is lengthened
-likewise, by 1/diag K. Three or four rounds are enough.
+likewise, by 1/diag K. Ten rounds are enough.
 
 `shared = "slice"`: for linear heads on public features in public order (`models.features`) only the
 weights of the first `directions` features and the biases are shared and posted; at the end each
@@ -49,15 +52,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.advice import FAR, FAR_ROUNDS, FEW_NUMBERS, ROUNDS
 from coterie.data.contract import refuse_unscaled
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Block, Method, Post, Shape, register
-from coterie.methods.local import LAMS, modes, ridge_prior
-from coterie.methods.prior import Told, packed
+from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
+from coterie.methods.prior import DOUBT, Told, packed
 from coterie.models import Linear, Model
 from coterie.models.features import check_directions, head_of, matrix_of, slice_variances
 from coterie.rng import Rng
-from coterie.solvers.posterior import Prior, leave_one_out, posterior, predictive_deviation
+from coterie.solvers.posterior import (
+    Prior,
+    add_in_turn,
+    leave_one_out,
+    posterior,
+    predictive_deviation,
+    row_totals,
+)
 from coterie.tree import Tree, to
 
 STEP = 4 / 3
@@ -67,9 +78,11 @@ START_RESIDUAL = 0.5
 _SPREAD, _RESIDUAL, _CURVATURE = 1.5, 3.0, 0.7  # bounds of the blocks
 _SHARES = {"mean": 0.6, "spread": 0.3, "residual": 0.1}  # of mu^2
 _GLS_SHARES = {"mean": 0.45, "spread": 0.2, "residual": 0.1, "curvature": 0.25}
-_FEW, _FAR = 5, 300.0  # the rule of GLS: at most so many weights, clients times mu at least so much
 _EXACT_GLS = 64  # weights up to which a fit without privacy takes whole curvatures
+_START, _START_CLASSES = 0.2, 1.0  # variances of weights
 _LEAST = 1e-10  # a variance that is as good as none
+_DOUBTED = 0.1  # variance of a logarithm from which clients average over it
+_WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the pulls that they average
 _GUARDED = 5  # rows below which nobody's own model can be told to be better
 
 
@@ -82,7 +95,8 @@ class PFEB(Method):
         model: Linear, with or without a bias, which is drawn together as the weights are.
         learn: Whether the variances of the prior are learned; else they stay at `variance` (and a
             residual variance of 0.5), and the mean alone is posted.
-        variance: The prior variance to start from, of weights in units of scaled features.
+        variance: The prior variance to start from, of weights in units of scaled features; None for
+            0.2, of classes 1.
         momentum: The most momentum of the shared mean; 0 for none.
         residual: Whether a residual variance is posted; None for outcomes of regression.
         gls: Post curvatures too, see the module's words; None for the rule (at most 5 weights, and
@@ -96,11 +110,12 @@ class PFEB(Method):
 
     shape = Shape.SUM
     rounds_error = 0.3
+    rounds_knee = 10.0
     rounds_without_noise = 200
 
     model: Model = field(default_factory=Linear)
     learn: bool = True
-    variance: float = 0.1
+    variance: float | None = None
     momentum: float = 0.8
     residual: bool | None = None
     gls: bool | None = None
@@ -109,7 +124,7 @@ class PFEB(Method):
     directions: int = 16
 
     def __post_init__(self) -> None:
-        if not 1e-8 <= self.variance <= 1e8:
+        if self.variance is not None and not 1e-8 <= self.variance <= 1e8:
             raise ValueError(
                 f"variance = {self.variance}: expected a positive number, such as 0.1 (of weights, "
                 "where features and outcomes are of size 1)"
@@ -121,8 +136,8 @@ class PFEB(Method):
 
     @property
     def rounds_between(self) -> tuple[int, int]:  # type: ignore[override]  # of this plan
-        """Three or four rounds with curvatures, else up to 50."""
-        return (3, 4) if self.gls else (1, 50)
+        """Ten rounds with curvatures, else up to 50."""
+        return FAR_ROUNDS if self.gls else ROUNDS
 
     def usual_clip(self, clients: int, rounds: int) -> float:
         """Take 1, in units of the prior."""
@@ -135,7 +150,7 @@ class PFEB(Method):
         if self.gls is not None or not self._can_gls(spec):
             return self
         weights = spec.features + self._bias
-        far = weights <= (_EXACT_GLS if reach == math.inf else _FEW) and reach >= _FAR
+        far = weights <= (_EXACT_GLS if reach == math.inf else FEW_NUMBERS) and reach >= FAR
         return replace(self, gls=True) if far else self
 
     def _can_gls(self, spec: Spec) -> bool:
@@ -172,11 +187,15 @@ class PFEB(Method):
         self.check(spec)
         center = matrix_of(self.model.init(spec, rng))
         directions = self.directions if self.shared == "slice" else spec.features
+        usual = _START if spec.task == "regression" else _START_CLASSES
+        start = usual if self.variance is None else self.variance
         return {
             "ahead": center,
             "mean": center.clone(),
-            "variances": slice_variances(spec, self._bias, directions, self.variance),
+            "variances": slice_variances(spec, self._bias, directions, start),
             "residual": _one(START_RESIDUAL if spec.task == "regression" else 1.0),
+            "doubt": torch.tensor(DOUBT, dtype=torch.float64),
+            "noisy": _one(1.0),
             "posts": _one(0.0),
             "clients": _one(float(spec.clients)),
         }
@@ -243,15 +262,17 @@ class PFEB(Method):
         told, posted = Told.of(post, shared), self._posted(shared)
         posts, root = float(shared["posts"]), shared["variances"].sqrt()
         if told.curvature is None:
-            step, momentum = STEP * told.mean, min(posts / (posts + 3), self.momentum)
+            step = STEP * told.mean
+            momentum = max(0.0, min(posts / (posts + 3), self.momentum - told.shaken))
         else:
             step, momentum = told.newton(), 0.0  # of the right length at once
         mean = shared["ahead"] + root * _on(posted, step)
         ahead = mean + momentum * (mean - shared["mean"])
         after = {**shared, "mean": mean, "ahead": ahead, "posts": shared["posts"] + 1}
+        after["noisy"] = _one(float(told.noisy))
         if not self.learn or (posts < 1 and told.noisy):
             return after  # around a first mean from afar, variances look large
-        spread, residual = told.changes(posts)
+        spread, residual, after["doubt"] = told.changes(shared["doubt"])
         moved = (shared["variances"] * _on(posted, spread)).clamp(_LEAST, 1 / _LEAST)
         after["variances"] = torch.where(posted, moved, shared["variances"])
         after["residual"] = (shared["residual"] * residual).clamp(_LEAST, 1 / _LEAST)
@@ -269,23 +290,44 @@ class PFEB(Method):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Give the posterior means; a client whose rows are not numbers has the shared mean."""
         prior = self.prior(shared, clients.spec)
-        found = modes(clients, prior, bias=self._bias).cpu()
+        priors = _in_doubt(prior, self._doubt(shared, clients.spec))
+        fits = [modes(clients, one, bias=self._bias) for one in priors]
+        found = self._averaged(fits, priors, clients)
         if self.guard:
-            found = self._guarded(found, prior, clients)
+            found = self._guarded(found, priors, clients)
         good = found.isfinite().flatten(1).all(dim=1)[:, None, None]
         whole = torch.where(good, found, prior.center)
         return to(head_of(whole, self._bias), clients.device)
 
-    def _guarded(self, found: Tensor, prior: Prior, clients: Clients) -> Tensor:
+    def _doubt(self, shared: Tree, spec: Spec) -> float:
+        """Give the variance of what the posts leave open of log(s2 / t2), the strength of the pull.
+
+        Nothing without a learned prior, nor without noise: then it is what it is.
+        """
+        level, _, residual = shared["doubt"].tolist()
+        if not self.learn or float(shared["noisy"]) < 0.5:
+            return 0.0
+        return float(level + (residual if spec.task == "regression" else 0.0))
+
+    def _averaged(self, found: list[Tensor], priors: list[Prior], clients: Clients) -> Tensor:
+        """Average over what is in doubt of the pull, by the likelihood of own rows left out."""
+        if len(priors) == 1:
+            return found[0].cpu()
+        shares = own_shares(clients, priors, _WIDTHS.square() / 2, bias=self._bias)
+        values = torch.stack(found)
+        shares = shares.reshape(*shares.shape, *[1] * (values.dim() - 2))
+        return add_in_turn(shares * values).cpu()
+
+    def _guarded(self, found: Tensor, priors: list[Prior], clients: Clients) -> Tensor:
         """Let clients keep the best model of their own where it is better by a standard error."""
-        mask, rows = clients.mask.cpu(), clients.counts.double()
-        joined = leave_one_out(clients, prior, bias=self._bias).cpu()
+        losses = [leave_one_out(clients, one, bias=self._bias) for one in priors]
+        joined, rows = self._averaged(losses, priors, clients), clients.counts.double()
         ridges = [ridge_prior(self.model, clients.spec, lam) for lam in LAMS]
         alone = torch.stack([leave_one_out(clients, r, bias=self._bias).cpu() for r in ridges])
-        best = alone.sum(dim=2).argmin(dim=0)
+        best = row_totals(alone, clients).argmin(dim=0)
         gain = joined - alone[best, torch.arange(len(best))]
-        mean = gain.sum(dim=1) / rows.clamp_min(1)
-        square = ((gain - mean[:, None]).square() * mask).sum(dim=1)
+        mean = row_totals(gain, clients) / rows.clamp_min(1)
+        square = row_totals((gain - mean[:, None]).square(), clients)
         better = mean > (square / (rows * (rows - 1)).clamp_min(1)).sqrt()
         own = torch.stack([modes(clients, r, bias=self._bias).cpu() for r in ridges])
         kept = (better & (rows >= _GUARDED))[:, None, None]
@@ -293,6 +335,11 @@ class PFEB(Method):
 
     def uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
         """Give the standard deviation of an outcome, or of the score of a class, row by row."""
+        if self.guard:
+            raise NotImplementedError(
+                "with guard = true a client may keep a model of its own, whose uncertainty is not "
+                "known: leave guard or return_std out"
+            )
         prior = self.prior(shared, clients.spec)
         scores = predictive_deviation(clients, prior, rows, bias=self._bias)
         noise = prior.residual if clients.spec.task == "regression" else 0.0
@@ -306,6 +353,14 @@ class PFEB(Method):
         """Name all leaves of the model."""
         return tuple(self.model.init(spec, Rng.seeded(0)))
 
+    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
+        """Say what the clip is of."""
+        shares = ", ".join(f"{block.name} {block.share:.2g}" for block in self.blocks(clip))
+        return (
+            f"the clip of {clip:g} is that of the mean, in units of the prior; one release holds "
+            f"all parts of a contribution, which share the budget (mu^2): {shares}",
+        )
+
     def caveats(self, private: bool) -> tuple[str, ...]:
         """Say what the promise of joining is, and is not."""
         if not private or not self.guard:
@@ -314,6 +369,14 @@ class PFEB(Method):
             "the guard is insurance against a broken shared model: it does not lower the share of "
             "clients who would have done better alone",
         )
+
+
+def _in_doubt(prior: Prior, doubt: float) -> list[Prior]:
+    """Give the priors of all pulls that are in doubt: one where it hardly is."""
+    if doubt < _DOUBTED:
+        return [prior]
+    factors = torch.exp(_WIDTHS * math.sqrt(doubt)).tolist()
+    return [replace(prior, variances=prior.variances * factor) for factor in factors]
 
 
 def _one(value: float) -> Tensor:

@@ -1,8 +1,14 @@
 """What a post tells of a prior: the steps of PFEB's server, all of them post-processing.
 
 A post holds noisy means over the expected cohort (`methods.pfeb` says of what). The steps here turn
-them into a step of the mean and into factors of the variances, each shrunk by what noise, and the
-draw of a cohort, can have done to it.
+them into a step of the mean and into factors of the variances. Variances are followed by their
+logarithms as in a Kalman filter (Kalman 1960): a step is what the post shows to be missing times
+
+    gain = h P / (h^2 P + v),    P' = P (1 - h gain) + 0.02
+
+P what is in doubt still, v what noise and the draw of a cohort do to the post (public numbers), and
+h the part of what is missing that a post shows, about a half. Without noise the steps stay full;
+with much of it they become an average of all posts, and never integrate it.
 """
 
 import math
@@ -14,6 +20,12 @@ from torch import Tensor
 from coterie.methods.base import Post
 from coterie.tree import Tree
 
+DOUBT = (1.0, 0.3, 1.0)
+"""What is not known at the start, as variances of logarithms: see `Told.changes`."""
+DRIFT = 0.02
+"""Doubt that every round adds: what variances should be moves with the mean."""
+_STEP = 0.7  # about a factor of 2
+
 
 @dataclass(frozen=True)
 class Told:
@@ -21,7 +33,8 @@ class Told:
 
     `noise` is the variance of the noise of each number of the spread, `still` that of the residual;
     `draw` is the relative variance that a random cohort gives to all of them alike. `noisy` says
-    whether chance is in it at all: noise, or the draw of a cohort.
+    whether chance is in it at all: noise, or the draw of a cohort. `shaken` is how far both move
+    the mean, in units of the prior.
     """
 
     mean: Tensor
@@ -33,6 +46,7 @@ class Told:
     curvature: Tensor | None
     floor: float
     noisy: bool
+    shaken: float
 
     @classmethod
     def of(cls, post: Post, shared: Tree) -> "Told":
@@ -56,6 +70,7 @@ class Told:
             curvature=curvature,
             floor=floor,
             noisy=draw > 0 or any(far.values()),
+            shaken=math.sqrt(weights * (far["mean"] ** 2 + draw)),
         )
 
     def newton(self) -> Tensor:
@@ -66,29 +81,37 @@ class Told:
         step: Tensor = vectors @ ((vectors.mT @ self.mean) / values)
         return step
 
-    def changes(self, posts: float) -> tuple[Tensor, float]:
-        """Give the factors of the variances and of the residual variance."""
+    def changes(self, doubt: Tensor) -> tuple[Tensor, float, Tensor]:
+        """Give the factors of the variances and of the residual variance, and what doubt is left.
+
+        `doubt` are the variances of what is not known yet of three logarithms: the level of the
+        variances, each of them around it, and the residual variance.
+        """
         slow = torch.ones_like(self.spread)
         if self.curvature is not None:
             slow = self.curvature.diagonal().clamp(min(max(self.floor, 0.02), 1.0), 1.0)
         spread = 1 + (self.spread - 1) / slow
         if not self.noisy:
-            return (self.spread if self.curvature is None else spread.clamp(0.1, 10)), self.residual
+            plain = self.spread if self.curvature is None else spread.clamp(0.1, 10)
+            return plain, self.residual, doubt
         noise = float((self.noise / slow.square()).mean())
-        level = float(spread.mean())
-        if len(spread) > 1:
-            around = max(0.0, 1 - noise / max(float(spread.var()), 1e-300))
-            spread = level + around * (spread - level)
-        spread = spread + _shrunk(level, self.draw) - level
-        pace = min(2 / math.sqrt(max(posts, 1.0)), 2.0)
-        residual = _shrunk(self.residual, self.draw)
-        return spread.clamp(0.5, 2) ** pace, min(max(residual, 0.4), 2.5) ** min(1.0, pace)
+        level = spread.mean()
+        # What a post shows of what is missing: all of it where it was divided by the curvature.
+        seen = 0.5 if self.curvature is None else 1.0
+        shown = torch.tensor([seen, seen, 0.7], dtype=torch.float64)
+        # Who is drawn moves all numbers alike, and each around them as squares of normals vary.
+        draw = self.draw * float((1 / slow.square()).mean())
+        chance = [noise / len(spread) + draw, noise + 2 * draw, self.still + self.draw]
+        gain = shown * doubt / (shown.square() * doubt + torch.tensor(chance, dtype=torch.float64))
+        moved = gain[0] * _cut(level - 1) + gain[1] * _cut(spread - level)
+        residual = _cut(gain[2] * _cut(torch.tensor(self.residual - 1, dtype=torch.float64)))
+        left = doubt * (1 - shown * gain) + DRIFT
+        return _cut(moved).exp(), float(residual.exp()), left
 
 
-def _shrunk(value: float, variance: float) -> float:
-    """Draw a factor to 1 by what chance can have done to it."""
-    away = value - 1
-    return 1 + away * max(0.0, 1 - variance / max(away**2, 1e-300))
+def _cut(values: Tensor) -> Tensor:
+    """Bound a step of logarithms, alike up and down: noise must not drift one way."""
+    return values.clamp(-_STEP, _STEP)
 
 
 def packed(matrices: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class Noise(ABC):
         if not self.by_block:
             raise ValueError(
                 f"{self.kind} noise is for contributions under one clip; this method bounds "
-                f"{names} each on its own: use gaussian noise"
+                f"{names} each on its own: use gaussian noise, or a method under one clip (pmtl)"
             )
         if ask.shape is not Shape.SUM or ask.rows is not None:
             raise ValueError(

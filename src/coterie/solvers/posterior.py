@@ -21,6 +21,7 @@ else is in the stack. Fewer rows than columns are solved by (Z Q Z' + I)^-1, row
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,39 @@ def leave_one_out(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
     _compute(clients, None, prior, bias, found)
     scale = prior.residual if clients.spec.task == "regression" else 1.0
     return torch.from_numpy(found.out * scale).to(clients.device)
+
+
+def row_totals(values: Tensor, clients: Clients) -> Tensor:
+    """Add up each client's own rows, in an order that its own number of rows decides.
+
+    A sum over padded rows is rounded by how many zeros follow, and so by how many rows the longest
+    client has: others' data, past any clip. This is the same to the last bit whatever others hold.
+
+    Args:
+        values: (..., c, longest) float64, a number a row; what is padded is not looked at.
+        clients: Whose rows they are of.
+
+    Returns:
+        Sums (..., c), 0 for clients without rows, where the values are.
+    """
+    found = np.zeros(tuple(values.shape[:-1]))
+    counts = clients.counts.numpy()
+    held = np.flatnonzero(counts)
+    if len(held):
+        rows = values.cpu().flatten(-2).numpy()
+        rows = np.take(rows, np.flatnonzero(clients.mask.cpu().numpy()), axis=-1)
+        # Each range is added up by itself.
+        found[..., held] = np.add.reduceat(rows, (np.cumsum(counts) - counts)[held], axis=-1)
+    return torch.from_numpy(found).to(values.device)
+
+
+def add_in_turn(values: Tensor) -> Tensor:
+    """Add up over the first dimension, one after the other.
+
+    A tensor's own sum goes in another order at the end of a stack than inside it: the last bit of a
+    client would tell its place among others, which their numbers of rows decide.
+    """
+    return reduce(torch.add, values.unbind(0))
 
 
 def predictive_deviation(train: Clients, prior: Prior, rows: Clients, *, bias: bool) -> Tensor:
