@@ -80,13 +80,13 @@ chosen (why) come where a plan was given."""
 
 def add_advice(commands: Commands, action: Action) -> None:
     """Add `plan`."""
-    help = "whether joining pays, before anything is spent: verdict, rounds, posted numbers"
+    help = "whether joining pays, before anything is spent: verdict, rounds, shared weights"
     example = "coterie plan --clients 550 --epsilon 1 --numbers 10"
     parser = _command(commands, "plan", help, example, _ADVICE)
     budget = _add_plan(parser)
     budget.add_argument("--epsilon", type=float, help="of the whole run (default 1)")
     parser.add_argument(
-        "--numbers", type=int, help="instead of data: posted numbers, such as features + 1"
+        "--numbers", type=int, help="instead of data: shared weights, such as features + 1"
     )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
