@@ -298,6 +298,34 @@ MUTANTS = (
         "pass",
         "tests/engines/test_stragglers.py",
     ),
+    Mutant(
+        "blocks: shares of the budget forgotten",
+        "privacy/blocks.py",
+        "self.noise_multiplier / math.sqrt(block.share) * (1 + _ROOM)",
+        "self.noise_multiplier * (1 + _ROOM)",
+        "tests/statistics/test_blocks.py",
+    ),
+    Mutant(
+        "blocks: a replaced client moves as far as a zeroed one",
+        "privacy/blocks.py",
+        "    return min(2.0, max(1.0, math.sqrt(square)))\n",
+        "    return 1.0\n",
+        "tests/properties/test_blocks.py",
+    ),
+    Mutant(
+        "blocks: negative entries of positive blocks kept",
+        "privacy/blocks.py",
+        'leaf if block.kind == "signed" else leaf.clamp_min(0.0)',
+        "leaf",
+        "tests/properties/test_blocks.py",
+    ),
+    Mutant(
+        "blocks: a broken client's other blocks kept",
+        "privacy/blocks.py",
+        "clipped[block.name] = cut[block.name].masked_fill_(flags, 0.0)",
+        "clipped[block.name] = cut[block.name]",
+        "tests/properties/test_blocks.py",
+    ),
 )
 
 
