@@ -15,7 +15,8 @@ L the leave-one-out likelihood of own rows (Geisser and Eddy 1979, "A predictive
 selection"): exp(-sum of losses left out) for classes, (mean square left out)^(-n/2) for regression.
 Of many rows L decides; of few the public guess, usual = 0.1 and width = 0.75 (a factor of 2) for
 regression, 0.03 and 1.5 for classes. A client with one row has nothing left when it is left out: L
-is the same for every lam.
+is the same for every lam. Both guesses were chosen by the test errors of some federations, exam,
+school, chem97 and districts among them: as an opponent `local` is the stronger for it.
 """
 
 import math
