@@ -415,3 +415,17 @@ def test_a_plan_from_python_is_complete():
 def test_the_rule_loads_no_torch():
     code = "import sys, coterie; coterie.advise(550, 1.0, 10); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("outputs", "task", "more"), [(62, "multiclass", 20), (1, "binary", 1)])
+def test_slices_of_classifiers_get_more_rounds_and_nothing_else_does(outputs, task, more):
+    """Twenty times what means bear, of several classes alone; 16 rounds on FEMNIST at epsilon 4."""
+    spec = Spec(shape=(96,), outputs=outputs, task=task, clients=105)
+    privacy = Privacy(epsilon=4.0)
+    borne = (0.3 * 105 * gaussian_mu(4.0, 1e-5)) ** 2 / ((16 + 1) * outputs)
+    sliced = rounds_by_rule(PMTL(shared="slice", directions=16), privacy, spec)
+    assert sliced == min(max(math.floor(more * borne), 3), 25)
+    if more == 20:
+        assert sliced == 16
+        whole = (0.3 * 105 * gaussian_mu(4.0, 1e-5)) ** 2 / (97 * outputs)
+        assert rounds_by_rule(PMTL(), privacy, spec) == max(math.floor(whole), 3)
