@@ -13,7 +13,8 @@ import numpy as np
 
 from coterie.methods.base import registered
 from coterie.plan import Privacy
-from coterie.run import DataChoice, RunPlan, execute
+from coterie.run import DataChoice, execute
+from coterie.run_plan import RunPlan
 
 
 def error(kind, seed, epsilon):

@@ -28,7 +28,8 @@ from coterie.cli import build_parser, main
 from coterie.config import to_table, to_toml
 from coterie.methods.pmtl import PMTL
 from coterie.privacy.accounting import Guarantee
-from coterie.run import execute, load_plan
+from coterie.run import execute
+from coterie.run_plan import load_plan
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"
 PLAN_205 = "--clients 205 --cohort 100 --rounds 1000 --delta 0.0048780487"
@@ -79,7 +80,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 def _without_pages(request, monkeypatch):
     """Spare the runs their HTML page, which takes most of a small run's time."""
     if "pages" not in request.fixturenames:
-        monkeypatch.setattr("coterie.commands.write_report", lambda folders, out: out)
+        monkeypatch.setattr("coterie.commands.run.write_report", lambda folders, out: out)
 
 
 @pytest.fixture

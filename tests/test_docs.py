@@ -22,7 +22,7 @@ import pytest
 import coterie
 from coterie.cli import build_parser, main
 from coterie.methods.base import registered
-from coterie.run import plan_from_table
+from coterie.run_plan import plan_from_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

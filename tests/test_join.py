@@ -11,6 +11,7 @@ import torch
 
 from coterie.choice import DataChoice
 from coterie.cli import main
+from coterie.commands.results_table import about_newcomers
 from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
 from coterie.engines.outcome import check_joinable
@@ -23,8 +24,8 @@ from coterie.methods.localsvm import joined
 from coterie.methods.pmtl import PMTL
 from coterie.newcomers import hold_out, score_alone, score_newcomers
 from coterie.plan import Plan, Privacy
-from coterie.results_table import about_newcomers
-from coterie.run import execute, plan_from_table
+from coterie.run import execute
+from coterie.run_plan import plan_from_table
 from coterie.scores import evaluate
 from coterie.tree import take
 

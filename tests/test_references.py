@@ -14,9 +14,9 @@ from scipy.stats import ttest_rel
 
 from coterie import references
 from coterie.choice import DataChoice
+from coterie.commands.results_table import references_table, results_table
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
-from coterie.finished import read_finished
 from coterie.methods.base import registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
@@ -26,9 +26,10 @@ from coterie.methods.pooled import PooledLinear
 from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.references import LABELS, Paired, References, score_references, verdict, verdicts
-from coterie.report import write_report
-from coterie.results_table import references_table, results_table
-from coterie.run import RunPlan, execute, load_plan
+from coterie.report.finished import read_finished
+from coterie.report.page import write_report
+from coterie.run import execute
+from coterie.run_plan import RunPlan, load_plan
 from coterie.scores import Score, evaluate
 
 pytestmark = pytest.mark.full

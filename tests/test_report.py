@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 from scipy.stats import norm
 
-from coterie import charts
 from coterie.cli import main
+from coterie.commands.results_table import clients_table, results_table
 from coterie.privacy.accounting import (
     Event,
     Gaussian,
@@ -29,10 +29,10 @@ from coterie.privacy.accounting import (
     epsilon_by_round,
 )
 from coterie.privacy.tradeoff import gdp_approximation
-from coterie.report import write_report
-from coterie.report_attack import draw_trade_off, save_trade_off, show_attack, spent_by_round
-from coterie.report_history import save_losses
-from coterie.results_table import clients_table, results_table
+from coterie.report import charts
+from coterie.report.attack import draw_trade_off, save_trade_off, show_attack, spent_by_round
+from coterie.report.history import save_losses
+from coterie.report.page import write_report
 
 pytestmark = pytest.mark.full
 
@@ -613,7 +613,7 @@ def test_a_trade_off_curve_can_be_saved(tmp_path: Path) -> None:
 def test_the_curve_that_is_drawn_is_the_bound() -> None:
     from matplotlib.figure import Figure
 
-    from coterie.figures import PAPER
+    from coterie.report.figures import PAPER
 
     axes = Figure().add_subplot()
     draw_trade_off(sampled()).paint(axes, PAPER)

@@ -26,8 +26,9 @@ from coterie.plan import Plan, Privacy
 from coterie.privacy.entropy import SystemEntropy, open_entropy
 from coterie.privacy.mechanisms import Exact, GaussianSum
 from coterie.privacy.sampling import Poisson
-from coterie.report import write_report
-from coterie.run import RunPlan, execute
+from coterie.report.page import write_report
+from coterie.run import execute
+from coterie.run_plan import RunPlan
 from coterie.scores import PerClient, Score, auc, evaluate, mean_loss, noise_to_signal
 from coterie.spread import spread_of
 from coterie.summary import json_number, summarise

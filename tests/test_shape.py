@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = sorted((Path(__file__).parent.parent / "src").rglob("*.py"))
-TALKERS = {"cli.py", "commands.py", "watch.py"}
+TALKERS = {"cli.py"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
@@ -28,7 +28,7 @@ def test_only_the_command_line_prints(path):
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
     ]
-    assert not prints or path.name in TALKERS
+    assert not prints or path.name in TALKERS or path.parent.name == "commands"
 
 
 def test_the_seal_has_one_home():

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from coterie.cli import main
-from coterie.run import execute, plan_from_table
+from coterie.run import execute
+from coterie.run_plan import plan_from_table
 
 pytestmark = pytest.mark.full
 

@@ -13,11 +13,12 @@ import pytest
 import coterie.tuning
 from coterie.choice import DataChoice
 from coterie.cli import main
+from coterie.commands.tune import make_grid
 from coterie.config import ConfigError
 from coterie.data.catalogue import open_named
-from coterie.run import execute, load_plan, plan_from_table
+from coterie.run import execute
+from coterie.run_plan import load_plan, plan_from_table
 from coterie.summary import NOT_COVERED
-from coterie.tune_command import make_grid
 from coterie.tuning import Trial, fold_numbers, label, lay_settings, rank, tune
 
 pytestmark = pytest.mark.full

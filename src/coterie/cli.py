@@ -11,10 +11,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 from coterie import __version__
-from coterie.options import (
+from coterie.commands.options import (
     add_account,
     add_advice,
     add_data,
@@ -36,6 +37,10 @@ start here
   coterie calibrate --clients 205 --cohort 100 --rounds 1000 --epsilon 2
   coterie data show districts
 """
+
+
+# Commands whose module adds its own options: light to import, what is heavy waits for its action.
+_MODULES: tuple[str, ...] = ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,6 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_data(commands, _data_show)
     add_report(commands, _report)
     add_join(commands, _join)
+    for name in _MODULES:
+        import_module(f"coterie.commands.{name}").add(commands)
     return parser
 
 
@@ -93,7 +100,7 @@ def _is_users(error: Exception) -> bool:
 
 
 def _account(arguments: argparse.Namespace) -> None:
-    from coterie.budget import account, describe
+    from coterie.commands.budget import account, describe
 
     found = account(arguments)
     if arguments.json:
@@ -103,19 +110,19 @@ def _account(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    from coterie.plan_command import plan
+    from coterie.commands.plan import plan
 
     print(plan(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from coterie.commands import run
+    from coterie.commands.run import run
 
     return run(arguments)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from coterie.tune_command import tune
+    from coterie.commands.tune import tune
 
     told = tune(arguments)
     for text, stream in ((told.out, sys.stdout), (told.err, sys.stderr)):
@@ -125,31 +132,31 @@ def _tune(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from coterie.commands import demo
+    from coterie.commands.run import demo
 
     return demo(arguments)
 
 
 def _methods(arguments: argparse.Namespace) -> None:
-    from coterie.commands import methods
+    from coterie.commands.look import methods
 
     methods(arguments)
 
 
 def _data_show(arguments: argparse.Namespace) -> None:
-    from coterie.commands import data_show
+    from coterie.commands.look import data_show
 
     data_show(arguments)
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from coterie.commands import report
+    from coterie.commands.look import report
 
     report(arguments)
 
 
 def _join(arguments: argparse.Namespace) -> None:
-    from coterie.join_command import joined
+    from coterie.commands.join import joined
 
     print(joined(arguments))
 

@@ -21,7 +21,7 @@ from coterie.newcomers import keep_models, score_alone
 from coterie.privacy.accounting import Guarantee
 from coterie.recognition import recognise_model
 from coterie.rng import Rng
-from coterie.run import load_plan
+from coterie.run_plan import load_plan
 from coterie.scores import Score, evaluate
 from coterie.tree import Tree, take
 

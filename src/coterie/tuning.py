@@ -26,7 +26,7 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import standardise_clients
 from coterie.engines.simulate import simulate
 from coterie.rng import Rng
-from coterie.run import RunPlan, assign, lay_kinds, plan_from_table, resolve
+from coterie.run_plan import RunPlan, assign, lay_kinds, plan_from_table, resolve
 from coterie.scores import evaluate
 from coterie.summary import TunedOn
 

@@ -20,6 +20,7 @@ from scipy.io import savemat
 
 from coterie.choice import DataChoice
 from coterie.cli import build_parser
+from coterie.commands.flags import data_table
 from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.catalogue import open_named
 from coterie.data.checks import find_zero_rows, one_class_clients, refuse_labels
@@ -27,7 +28,6 @@ from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.formats import Source, from_arrays, from_targets, load
 from coterie.data.papers_svm import mtlsvm_regression
 from coterie.data.synthetic import synthetic
-from coterie.flags import data_table
 
 pytestmark = pytest.mark.full
 

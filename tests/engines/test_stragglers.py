@@ -18,7 +18,8 @@ from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
-from coterie.run import RunPlan, execute, plan_from_table
+from coterie.run import execute
+from coterie.run_plan import RunPlan, plan_from_table
 from coterie.scores import evaluate
 
 FREE = Privacy(epsilon=math.inf)

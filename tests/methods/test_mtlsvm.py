@@ -29,7 +29,7 @@ from coterie.privacy.noise import LaplaceNoise
 from coterie.privacy.sampling import FixedSize, Poisson
 from coterie.rng import Rng
 from coterie.rules import rounds_by_rule
-from coterie.run import resolve
+from coterie.run_plan import resolve
 from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
@@ -331,7 +331,7 @@ def test_a_private_run_does_all_its_rounds():
 
 def test_the_default_plan_has_few_rounds_and_a_clip_to_match():
     from coterie.choice import DataChoice
-    from coterie.run import RunPlan
+    from coterie.run_plan import RunPlan
 
     data = toy("regression", clients=300, rows=5, features=4)
     plan = RunPlan(data=DataChoice(name="synthetic"), method=MTLSVM(), privacy=Privacy(epsilon=1.0))

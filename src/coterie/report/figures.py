@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coterie.charts import GAIN, INK, LINE, LOOK, LOSS, Array, Html, draw, thin
+from coterie.report.charts import GAIN, INK, LINE, LOOK, LOSS, Array, Html, draw, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from coterie.models import Linear
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.words import round_up
 from coterie.references import TITLES
-from coterie.run import RunPlan, advice_of
+from coterie.run_plan import RunPlan, advice_of
 from coterie.scores import mean_loss
 
 _PATIENCE = 2.0

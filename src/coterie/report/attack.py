@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie import figures
-from coterie.charts import Array, Html, can_draw, element, join, numbers, percent, table
-from coterie.figures import Figure
 from coterie.privacy.accounting import Guarantee, epsilon_by_round
 from coterie.privacy.tradeoff import gdp_approximation
 from coterie.privacy.views import is_local
 from coterie.privacy.words import round_up
+from coterie.report import figures
+from coterie.report.charts import Array, Html, can_draw, element, join, numbers, percent, table
+from coterie.report.figures import Figure
 
 _MARKS = 12
 _ALARMS = (0.01, 0.1)

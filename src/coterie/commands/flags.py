@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coterie.budget import make_sampler
+from coterie.commands.budget import make_sampler
 from coterie.config import ConfigError, to_table
-from coterie.run import assign, lay_kinds, read_toml
+from coterie.run_plan import assign, lay_kinds, read_toml
 
 _SHAPES = {
     "--set": ("KEY=VALUE", "method.lam=0.3"),

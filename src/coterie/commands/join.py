@@ -4,10 +4,10 @@ import argparse
 import json
 from pathlib import Path
 
-from coterie.flags import data_table
+from coterie.commands.flags import data_table
 from coterie.join import Joined, join
 from coterie.privacy.words import round_up
-from coterie.run import plan_from_table
+from coterie.run_plan import plan_from_table
 from coterie.summary import json_number, promised
 
 

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from coterie import tuning
+from coterie.commands.flags import literal, pair, plan_table
 from coterie.config import ConfigError, to_table, to_toml
-from coterie.flags import literal, pair, plan_table
 from coterie.summary import TUNING, json_number
 from coterie.tuning import Grid, Progress, Trial, Tuned
 

@@ -6,31 +6,30 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from coterie.commands.flags import plan_table
+from coterie.commands.results_table import about_newcomers, clients_table, name_of, results_table
+from coterie.commands.watch import Watch
 from coterie.config import ConfigError, to_table
-from coterie.data.describe import describe
-from coterie.flags import data_table, plan_table
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method
 from coterie.methods.local import Local
-from coterie.models import MODELS
 from coterie.plan import Privacy
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import add_up, spent_together
-from coterie.report import write_report
-from coterie.results_table import about_newcomers, clients_table, in_short, name_of, results_table
+from coterie.report.page import write_report
 from coterie.rules import usual
-from coterie.run import RunPlan, execute, load_plan, plan_from_table
+from coterie.run import execute
+from coterie.run_plan import RunPlan, load_plan, plan_from_table
 from coterie.summary import promised
-from coterie.watch import Watch
 
-_MEMBERS = "members.json"
+MEMBERS = "members.json"
 _REFERENCE = "not-private"
 
 
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         folder = Path(arguments.resume)
         _refuse_with_resume(arguments)
-        if (folder / _MEMBERS).exists():
+        if (folder / MEMBERS).exists():
             return _go_through(folder, arguments)
         run_plan = load_plan(folder / "plan.toml")
         if (folder / "result.json").exists():
@@ -76,7 +75,7 @@ def _several(arguments: argparse.Namespace) -> int:
     first = argparse.Namespace(**{**vars(arguments), "epsilon": budgets[0]})
     base = plan_from_table(plan_table(first))
     folder = Path(arguments.out) if arguments.out else _new_folder(base)
-    if (folder / _MEMBERS).exists() or (folder / "plan.toml").exists():
+    if (folder / MEMBERS).exists() or (folder / "plan.toml").exists():
         raise FileExistsError(
             f"{folder} already holds runs; go on with `coterie run --resume {folder}`, or choose "
             "another --out"
@@ -91,7 +90,7 @@ def _several(arguments: argparse.Namespace) -> int:
         members[_REFERENCE] = replace(base, method=last, privacy=free)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(
-        folder / _MEMBERS,
+        folder / MEMBERS,
         json.dumps({name: to_table(plan) for name, plan in members.items()}).encode(),
     )
     return _go_through(folder, arguments)
@@ -103,7 +102,7 @@ def _with_epsilon(base: RunPlan, epsilon: float) -> RunPlan:
 
 def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
     """Run the members that are not done, then show all of them."""
-    tables = json.loads((folder / _MEMBERS).read_text(encoding="utf-8"))
+    tables = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
     try:
         done = [
             folder / name
@@ -252,69 +251,6 @@ def demo(arguments: argparse.Namespace) -> int:
     _say_caveats(summaries)
     print(f"\n{spent_together([result.outcome.guarantee for result in results])}\nreport: {report}")
     return 0
-
-
-def methods(arguments: argparse.Namespace) -> None:
-    """Carry out `coterie methods`."""
-    found = {}
-    for name, method in Method.choices().items():
-        summary = (method.__doc__ or "").strip().splitlines()[0]
-        found[name] = {"summary": summary, "settings": to_table(method())}
-        found[name]["settings"].pop("kind", None)
-        for setting in fields(method()):  # type: ignore[arg-type]  # every method is a dataclass
-            found[name]["settings"].setdefault(setting.name, None)
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-        return
-    for name, about in found.items():
-        print(f"{name}: {about['summary']}")
-        for key, value in about["settings"].items():
-            print(f"    method.{key} = {json.dumps(value)}")
-    print(f"models (--model): {', '.join(sorted(MODELS))}")
-
-
-def data_show(arguments: argparse.Namespace) -> None:
-    """Carry out `coterie data show`."""
-    choice = plan_from_table(
-        {
-            "data": data_table(arguments),
-            "method": {"kind": "local"},
-            "privacy": {"epsilon": math.inf},
-        }
-    ).data
-    facts = {"data": choice.name, **describe(choice.open())}
-    if arguments.json:
-        print(json.dumps(facts, indent=2, allow_nan=False))
-        return
-    for key, value in facts.items():
-        for line in _lines(key, value):
-            print(line)
-
-
-def report(arguments: argparse.Namespace) -> None:
-    """Carry out `coterie report`."""
-    folders = [part for run in arguments.runs for part in _members(Path(run))]
-    out = Path(arguments.out) if arguments.out else folders[0] / "report.html"
-    write_report(folders, out)
-    print(out)
-
-
-def _members(folder: Path) -> list[Path]:
-    """Give the finished runs of a folder of several, or the folder itself."""
-    if not (folder / _MEMBERS).exists():
-        return [folder]
-    named = json.loads((folder / _MEMBERS).read_text(encoding="utf-8"))
-    return [folder / name for name in named if (folder / name / "result.json").exists()] or [folder]
-
-
-def _lines(key: str, value: Any) -> list[str]:
-    label = key.replace("_", " ")
-    if isinstance(value, Mapping):
-        parts = ", ".join(f"{name} {in_short(item)}" for name, item in value.items())
-        return [f"{label:<20} {parts}"]
-    if isinstance(value, list | tuple):
-        return [f"{label if i == 0 else '':<20} {in_short(item)}" for i, item in enumerate(value)]
-    return [f"{label:<20} {in_short(value)}"]
 
 
 def _refuse_with_resume(arguments: argparse.Namespace) -> None:

@@ -56,8 +56,8 @@ def _concrete_flags(arguments: argparse.Namespace) -> list[str]:
 
 def _concrete(arguments: argparse.Namespace, flags: Sequence[str]) -> str:
     """Advise on a plan made of flags; torch is loaded here."""
-    from coterie.flags import plan_table
-    from coterie.run import advice_of, plan_from_table, resolve
+    from coterie.commands.flags import plan_table
+    from coterie.run_plan import advice_of, plan_from_table, resolve
 
     facts = arguments.data is None and arguments.plan is None
     if arguments.numbers is not None:

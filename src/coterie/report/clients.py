@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from coterie import charts, figures
-from coterie.charts import Array, Html, element, join, numbers, percent, short, table, thin
-from coterie.figures import Curve
-from coterie.finished import FinishedRun
-from coterie.report_history import draw_lines
+from coterie.report import charts, figures
+from coterie.report.charts import Array, Html, element, join, numbers, percent, short, table, thin
+from coterie.report.figures import Curve
+from coterie.report.finished import FinishedRun
+from coterie.report.history import draw_lines
 from coterie.spread import Spread, spread_of
 
 _POINTS = 1500

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coterie import charts, figures
-from coterie.charts import GAIN, INK, LOSS, Array, Html, element, numbers, short, table, thin
-from coterie.figures import Figure
-from coterie.finished import FinishedRun, read_finished
-from coterie.report_attack import spent_by_round
+from coterie.report import charts, figures
+from coterie.report.attack import spent_by_round
+from coterie.report.charts import GAIN, INK, LOSS, Array, Html, element, numbers, short, table, thin
+from coterie.report.figures import Figure
+from coterie.report.finished import FinishedRun, read_finished
 from coterie.scores import TITLES
 
 if TYPE_CHECKING:

@@ -13,18 +13,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie import __version__, charts
-from coterie.charts import Html, element, join, percent, short, table
-from coterie.finished import FinishedRun, read_finished
+from coterie import __version__
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.views import is_local
 from coterie.privacy.words import describe_noise, round_up
-from coterie.report_attack import show_attack
-from coterie.report_clients import show_spread
-from coterie.report_history import show_history
-from coterie.report_references import show_references
-from coterie.report_results import SIMULATION, show_results
+from coterie.report import charts
+from coterie.report.attack import show_attack
+from coterie.report.charts import Html, element, join, percent, short, table
+from coterie.report.clients import show_spread
+from coterie.report.finished import FinishedRun, read_finished
+from coterie.report.history import show_history
+from coterie.report.references import show_references
+from coterie.report.results import SIMULATION, show_results
 
 _LISTED, _POINTS = 600, 1500
 """Clients named and points drawn on the whole page, shared by its runs; keeps it below 1 MB."""

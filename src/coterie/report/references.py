@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coterie import charts
-from coterie.charts import (
+from coterie.references import LABELS, TITLES, verdicts
+from coterie.report import charts
+from coterie.report.charts import (
     GAIN,
     INK,
     LOSS,
@@ -26,8 +27,7 @@ from coterie.charts import (
     table,
     thin,
 )
-from coterie.finished import FinishedRun
-from coterie.references import LABELS, TITLES, verdicts
+from coterie.report.finished import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from coterie import charts
-from coterie.charts import Html, element, join, percent, short, table
-from coterie.finished import FinishedRun
 from coterie.privacy.words import round_up
+from coterie.report import charts
+from coterie.report.charts import Html, element, join, percent, short, table
+from coterie.report.finished import FinishedRun
 from coterie.scores import TITLES
 
 SIMULATION = "SIMULATION: known seed, protects nobody"

@@ -1,0 +1,82 @@
+"""What the commands that only look do: methods, data, and the page of finished runs."""
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from coterie.commands.flags import data_table
+from coterie.commands.results_table import in_short
+from coterie.commands.run import MEMBERS
+from coterie.config import to_table
+from coterie.data.describe import describe
+from coterie.methods.base import Method
+from coterie.models import MODELS
+from coterie.report.page import write_report
+from coterie.run_plan import plan_from_table
+
+
+def methods(arguments: argparse.Namespace) -> None:
+    """Carry out `coterie methods`."""
+    found = {}
+    for name, method in Method.choices().items():
+        summary = (method.__doc__ or "").strip().splitlines()[0]
+        found[name] = {"summary": summary, "settings": to_table(method())}
+        found[name]["settings"].pop("kind", None)
+        for setting in fields(method()):  # type: ignore[arg-type]  # every method is a dataclass
+            found[name]["settings"].setdefault(setting.name, None)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, about in found.items():
+        print(f"{name}: {about['summary']}")
+        for key, value in about["settings"].items():
+            print(f"    method.{key} = {json.dumps(value)}")
+    print(f"models (--model): {', '.join(sorted(MODELS))}")
+
+
+def data_show(arguments: argparse.Namespace) -> None:
+    """Carry out `coterie data show`."""
+    choice = plan_from_table(
+        {
+            "data": data_table(arguments),
+            "method": {"kind": "local"},
+            "privacy": {"epsilon": math.inf},
+        }
+    ).data
+    facts = {"data": choice.name, **describe(choice.open())}
+    if arguments.json:
+        print(json.dumps(facts, indent=2, allow_nan=False))
+        return
+    for key, value in facts.items():
+        for line in _lines(key, value):
+            print(line)
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Carry out `coterie report`."""
+    folders = [part for run in arguments.runs for part in _members(Path(run))]
+    out = Path(arguments.out) if arguments.out else folders[0] / "report.html"
+    write_report(folders, out)
+    print(out)
+
+
+def _members(folder: Path) -> list[Path]:
+    """Give the finished runs of a folder of several, or the folder itself."""
+    if not (folder / MEMBERS).exists():
+        return [folder]
+    named = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
+    return [folder / name for name in named if (folder / name / "result.json").exists()] or [folder]
+
+
+def _lines(key: str, value: Any) -> list[str]:
+    label = key.replace("_", " ")
+    if isinstance(value, Mapping):
+        parts = ", ".join(f"{name} {in_short(item)}" for name, item in value.items())
+        return [f"{label:<20} {parts}"]
+    if isinstance(value, list | tuple):
+        return [f"{label if i == 0 else '':<20} {in_short(item)}" for i, item in enumerate(value)]
+    return [f"{label:<20} {in_short(value)}"]
