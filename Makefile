@@ -11,7 +11,7 @@ export DO_NOT_TRACK := 1
 # Two workers on two cores: a thread each, or they wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
-.PHONY: mutants setup dev run test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
+.PHONY: mutants docs setup dev run test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -81,6 +81,9 @@ study-mtlsvm: dev ## remake the tables and plots of docs/methods/mtlsvm.md
 
 study-pfeb: dev ## remake the tables and plots of docs/methods/pfeb.md
 	$(ONE_THREAD) $(BIN)/python benchmarks/pfeb.py
+
+docs: dev      ## build the site into site/ without warnings
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 mutants: dev   ## break the mechanism on purpose; every mutant must be caught
 	$(BIN)/python tools/mutants.py

@@ -4,6 +4,7 @@ Commands run in this process through `main`, in an empty working folder; a few r
 their own, where streams or imports matter.
 """
 
+import argparse
 import contextlib
 import io
 import json
@@ -25,7 +26,9 @@ import torch
 from scipy import sparse
 
 from coterie.cli import build_parser, main
+from coterie.commands.front import grouped
 from coterie.config import to_table, to_toml
+from coterie.finished_models import stacked_models
 from coterie.methods.pmtl import PMTL
 from coterie.privacy.accounting import Guarantee
 from coterie.run import execute
@@ -37,18 +40,19 @@ PROMISED = {
     "method", "data", "clients", "rounds", "epsilon", "delta", "relation", "view", "metric",
     "value", "standard_error", "share_better_than_local", "seconds", "run",
 }  # fmt: skip
-COMMANDS = (
-    "plan",
-    "run",
-    "tune",
-    "demo",
-    "account",
-    "calibrate",
-    "methods",
-    "data",
-    "data show",
-    "report",
-)
+
+
+def commands(parser=None, before=()):
+    """List every command, those below others too, as the parser has them."""
+    found = []
+    for action in (parser or build_parser())._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                found += [" ".join((*before, name)), *commands(below, (*before, name))]
+    return found
+
+
+COMMANDS = commands()
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,7 @@ def test_a_seeded_run_says_simulation_everywhere_and_repeats(coterie, pages):
     assert strict(Path("first/result.json").read_text())["value"] == again["value"]
     assert strict(Path("second/guarantee.json").read_text())["simulation"] is True
     assert "SIMULATION" in Path("first/report.html").read_text()
-    weights = [np.load(Path(name, "models/weight.npy")) for name in ("first", "second")]
+    weights = [stacked_models(Path(name))["weight"] for name in ("first", "second")]
     np.testing.assert_array_equal(*weights)
 
 
@@ -252,7 +256,7 @@ def test_an_unseeded_run_says_nothing_of_simulation_and_does_not_repeat(coterie,
     assert "SIMULATION" not in told.out and again["simulation"] is False
     assert strict(Path("first/guarantee.json").read_text())["simulation"] is False
     assert "SIMULATION" not in Path("first/report.html").read_text()
-    weights = [np.load(Path(name, "models/weight.npy")) for name in ("first", "second")]
+    weights = [stacked_models(Path(name))["weight"] for name in ("first", "second")]
     assert not np.array_equal(*weights)
 
 
@@ -282,7 +286,9 @@ def test_the_guarantee_in_the_folder_can_be_computed_anew(finished):
     folder, result = finished
     stated = strict((folder / "guarantee.json").read_text())
     rebuilt = Guarantee.from_json(stated)
-    assert rebuilt.to_json() == stated
+    again = rebuilt.to_json()
+    again["versions"] = {name: stated["versions"][name] for name in again["versions"]}
+    assert again == {**{key: stated[key] for key in again}, "versions": again["versions"]}
     assert rebuilt == load_plan(folder / "plan.toml").plan().guarantee(12)
     assert rebuilt.epsilon == result["epsilon"]
 
@@ -290,16 +296,17 @@ def test_the_guarantee_in_the_folder_can_be_computed_anew(finished):
 def test_the_folder_holds_posts_models_metrics_and_a_report(finished):
     folder, result = finished
     assert strict((folder / "result.json").read_text()) == result
-    posts = sorted((folder / "posts").glob("*.npz"))
-    assert [post.stem for post in posts] == ["000000", "000001", "000002"]
-    with np.load(posts[0]) as post:
-        assert sorted(post[name].shape for name in post.files) == [(1,), (1, 3)]
-    assert np.load(folder / "models/weight.npy").shape == (12, 1, 3)
-    assert np.load(folder / "models/bias.npy").shape == (12, 1)
+    with np.load(folder / "posts.npz") as posts:
+        assert {name.partition(".")[0] for name in posts.files} == {"000000", "000001", "000002"}
+        first = [posts[name].shape for name in posts.files if name.startswith("000000")]
+    assert sorted(first) == [(1,), (1, 3)] and not (folder / "posts").exists()
+    models = {name: tuple(leaf.shape) for name, leaf in stacked_models(folder).items()}
+    assert models == {"weight": (12, 1, 3), "bias": (12, 1)}
     names = json.loads((folder / "models/clients.json").read_text())
     metrics = pq.read_table(folder / "metrics.parquet").to_pydict()
     own = ["client", "train_rows", "test_rows", "error", "r2", "error_alone"]
-    assert list(metrics) == [*own, "error_local_star", "error_pooled", "error_mixed"]
+    beside = ["error_local_star", "error_pooled", "error_mixed", "error_shared"]
+    assert list(metrics) == [*own, *beside]
     assert metrics["client"] == names and len(set(names)) == 12
     assert metrics["train_rows"] == [6] * 12 and metrics["test_rows"] == [2] * 12
     better = np.array(metrics["error"]) < np.array(metrics["error_alone"])
@@ -330,16 +337,16 @@ def test_a_finished_run_resumes_to_the_same_answer_and_spends_nothing(coterie, f
     done = coterie("run --quiet --json --resume", copy)
     assert done.code == 0 and done.json["value"] == result["value"]
     assert (copy / "ledger.jsonl").read_text() == (folder / "ledger.jsonl").read_text()
-    weights = [np.load(place / "models/weight.npy") for place in (folder, copy)]
+    weights = [stacked_models(place)["weight"] for place in (folder, copy)]
     np.testing.assert_array_equal(*weights)
 
 
 def test_resuming_a_finished_unseeded_run_keeps_its_models(coterie):
     line = f"run {SMALL} --method pmtl --rounds 2 --set method.solver=sgd --option rows=40"
     coterie(f"{line} --quiet --out run")
-    before = np.load("run/models/weight.npy"), strict(Path("run/result.json").read_text())
+    before = stacked_models(Path("run"))["weight"], strict(Path("run/result.json").read_text())
     assert coterie("run --resume run --quiet").code == 0
-    np.testing.assert_array_equal(np.load("run/models/weight.npy"), before[0])
+    np.testing.assert_array_equal(stacked_models(Path("run"))["weight"], before[0])
     assert strict(Path("run/result.json").read_text()) == before[1]
 
 
@@ -630,14 +637,58 @@ def test_help_shows_an_example_that_parses(coterie, command):
     assert parsed.command == command.split()[0]
 
 
+def test_every_command_is_tested():
+    assert {"plan", "run", "data show", "doctor", "completion"} <= set(COMMANDS)
+
+
 def test_the_overview_starts_people_off(coterie):
     done = coterie("--help")
     assert done.code == 0
     lines = [line.strip() for line in done.out.splitlines() if line.startswith("  coterie ")]
-    assert len(lines) >= 4
+    assert len(lines) == 5
     for line in lines:
-        build_parser().parse_args(shlex.split(line)[1:])
+        build_parser().parse_args(shlex.split(line, comments=True)[1:])
     assert coterie("--version").out.startswith("coterie ")
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_help_reads_as_a_page_of_groups(coterie, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    out = coterie("--help").out
+    heads = [line for line in out.splitlines() if line and not line.startswith((" ", "usage", "`"))]
+    assert [head.split(",")[0].split()[0] for head in heads[1:]] == [
+        "start", "plan", "train", "look", "check", "keep", "options",
+    ]  # fmt: skip
+    page = out[out.index("\nplan, before") :]
+    for name in (name for name in COMMANDS if " " not in name):
+        assert re.search(rf"^  {name} +\w", page, re.M), name
+    assert max(map(len, page.splitlines())) <= 100
+
+
+def test_a_command_that_no_group_names_is_shown_all_the_same():
+    found = grouped(["plan", "dance"])
+    assert found["more"] == ["dance"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("rnu", "unknown command 'rnu': did you mean run?"),
+        ("reprot here", "unknown command 'reprot': did you mean report?"),
+        ("zzz", "unknown command 'zzz': expected one of plan, run"),
+        ("run --epsilom 1", "unknown argument '--epsilom': did you mean --epsilon?"),
+        ("account --clients 5 --rounds 2 --noise-multiplier 1 --jsom", "did you mean --json?"),
+        ("plan --relation zero_oot", "unknown --relation 'zero_oot': did you mean zero_out?"),
+        ("methods more", "unknown argument 'more'"),
+        ("data shwo digits", "did you mean show?"),
+        ("completion bahs", "did you mean bash?"),
+    ],
+)
+def test_what_was_probably_meant_is_said_in_one_line(coterie, line, told):
+    done = coterie(line)
+    assert done.code == 2 and done.out == ""
+    assert told in done.err and len(done.err.splitlines()) == 1
+    assert re.search(r"[;?] [sS]ee `coterie.* --help`$", done.err.strip())
 
 
 @pytest.mark.full
@@ -687,7 +738,7 @@ CSV = "--client-column school --target score --levels kind=day,night"
 def test_a_csv_from_end_to_end(coterie, exam):
     found = coterie(f"run --data exam.csv {CSV} --epsilon 4 --rounds 2 --quiet --json --out r").json
     assert (found["data"], found["clients"], found["metric"]) == ("exam.csv", 8, "nmse")
-    assert np.load("r/models/weight.npy").shape == (8, 1, 3)  # hours, kind=day, kind=night
+    assert stacked_models(Path("r"))["weight"].shape == (8, 1, 3)  # hours, kind=day, kind=night
     assert json.loads(Path("r/models/clients.json").read_text()) == [f"s{k}" for k in range(8)]
     assert load_plan(Path("r/plan.toml")).data.source.levels == {"kind": ("day", "night")}
     assert coterie("run --resume r --quiet --json").json["value"] == found["value"]
@@ -727,7 +778,7 @@ def test_sparse_npz_stays_sparse(coterie, tmp_path):
     assert shown["sparse"] is True and shown["features"] == 200 and shown["task"] == "binary"
     found = coterie("run --data words.npz --rounds 2 --quiet --json --out r").json
     assert (found["metric"], found["clients"]) == ("accuracy", 6)
-    assert np.load("r/models/weight.npy").shape == (6, 1, 200)
+    assert stacked_models(Path("r"))["weight"].shape == (6, 1, 200)
 
 
 @pytest.mark.full
@@ -735,8 +786,8 @@ def test_digits_with_a_network(coterie):
     line = "run --data digits --option clients=10 --model mlp --set method.model.hidden=[8]"
     found = coterie(f"{line} --rounds 2 --epsilon 5 --no-local --quiet --json --out r").json
     assert found["metric"] == "accuracy" and 0 <= found["value"] <= 1
-    assert np.load("r/models/layer1.weight.npy").shape == (10, 8, 64)
-    assert np.load("r/models/head.bias.npy").shape == (10, 10)
+    assert stacked_models(Path("r"))["layer1.weight"].shape == (10, 8, 64)
+    assert stacked_models(Path("r"))["head.bias"].shape == (10, 10)
 
 
 @pytest.mark.full
@@ -1049,7 +1100,7 @@ def killed_run(coterie, folder):
 
 
 def lose_the_account(run):
-    shutil.rmtree(run / "posts")
+    (run / "posts.npz").unlink()
     (run / "ledger.jsonl").unlink()
 
 
@@ -1061,7 +1112,7 @@ def lose_the_account(run):
         (lambda run: (run / "personal" / "weight.npy").write_text("x"), "damaged"),
         (lambda run: (run / "plan.toml").unlink(), "plan.toml"),
         (
-            lambda run: (shutil.rmtree(run / "posts"), (run / "ledger.jsonl").unlink()),
+            lambda run: ((run / "posts.npz").unlink(), (run / "ledger.jsonl").unlink()),
             "ledger is empty",
         ),
         (lambda run: (run / "ledger.jsonl").unlink(), "never charged"),

@@ -16,6 +16,7 @@ from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
 from coterie.engines.outcome import check_joinable
 from coterie.engines.simulate import simulate
+from coterie.finished_models import stacked_models
 from coterie.join import join
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
@@ -76,7 +77,7 @@ def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, meth
     expected = result.outcome.join(train)
     for name, leaf in expected.items():
         torch.testing.assert_close(found.models[name], leaf)
-        np.testing.assert_allclose(np.load(tmp_path / "out" / f"{name}.npy"), leaf.numpy())
+        torch.testing.assert_close(stacked_models(tmp_path, "out")[name], leaf)
     assert json.loads((tmp_path / "out" / "clients.json").read_text()) == list(train.names)
     shared = np.load(folder / "shared.npz")
     assert set(shared.files) == set(result.outcome.shared)
@@ -247,7 +248,7 @@ def test_newcomers_are_kept_and_told(tmp_path):
     place = tmp_path / "newcomers"
     assert json.loads((place / "clients.json").read_text()) == list(train.names)
     for name, leaf in found.models.items():
-        np.testing.assert_array_equal(np.load(place / f"{name}.npy"), leaf.numpy())
+        assert torch.equal(stacked_models(tmp_path, "newcomers")[name], leaf)
     table = pq.read_table(place / "metrics.parquet").to_pydict()
     np.testing.assert_allclose(table["error"], found.score.clients)
     np.testing.assert_allclose(table["error_alone"], found.alone.clients)

@@ -2,19 +2,22 @@
 
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from coterie.advice import advise, clients_for
 from coterie.cli import main
 from coterie.data.federated import Spec
+from coterie.methods.base import Method
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
 from coterie.privacy.sampling import Poisson
-from coterie.rules import advice_for
+from coterie.rules import advice_for, plan_for
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_thirty_clients_are_told_to_learn_alone_and_what_would_help(told):
 
 
 def test_the_table_by_epsilon_is_the_rule_at_each(told):
-    lines = told("--clients 100 --numbers 10").split("\n\n")[-1].splitlines()
+    lines = told("--clients 100 --numbers 10 --no-plot").split("\n\n")[-1].splitlines()
     assert len(lines) == 6 and len({len(line) for line in lines}) == 1
     for line, epsilon in zip(lines[1:], (0.5, 1.0, 2.0, 4.0, 8.0), strict=True):
         advice = advise(100, epsilon, 10)
@@ -64,12 +67,122 @@ def test_the_table_by_epsilon_is_the_rule_at_each(told):
         assert line.split() == [*cells, f"{advice.most_numbers:,}", f"{small:,}", f"{join:,}"]
 
 
-def test_json_has_the_same_and_nothing_more(told):
+KEYS = {
+    "noise_multiplier", "accountant", "cohort", "rounds_at_noise", "within", "statement",
+    "epsilon_spent", "epsilon_limit", "epsilon_by_view", "reasons", "sampling", "cohort_visible",
+    "error", "epsilon_by_rounds", "error_by_clients", "left_out", "by_epsilon",
+}  # fmt: skip
+
+
+def test_json_has_the_advice_and_what_the_noise_does(told):
     found = strict(told("--clients 550 --epsilon 1 --numbers 10 --json"))
-    table = found.pop("by_epsilon")
+    table = found["by_epsilon"]
+    outlook = {key: found.pop(key) for key in KEYS}
     assert found == strict(json.dumps(advise(550, 1.0, 10).to_json()))
     assert [row["epsilon"] for row in table] == [0.5, 1.0, 2.0, 4.0, 8.0]
     assert table[1]["verdict"] == "join" and table[1]["clients_for_small_gain"] == 40
+    assert set(outlook["error"]) == {"per_number", "over_clip", "relative", "verdict"}
+    assert set(outlook["within"]) == {"error", "rounds", "clients", "epsilon", "numbers"}
+    assert outlook["epsilon_by_view"]["server"] == "inf" and outlook["left_out"] == []
+
+
+def test_every_key_of_the_json_is_documented(told):
+    page = (Path(__file__).parents[1] / "docs" / "plan.md").read_text()
+    found = strict(told("--clients 550 --epsilon 1 --numbers 10 --json"))
+    missing = [key for key in (*found, *found["error"], *found["within"]) if f"`{key}`" not in page]
+    assert not missing
+
+
+def test_the_noise_of_a_plan_under_coins_is_that_of_calibrate(told, capsys):
+    flags = "--clients 205 --cohort 100 --rounds 100 --epsilon 2"
+    found = strict(told(f"{flags} --numbers 10 --json"))
+    assert main(shlex.split(f"calibrate {flags} --json")) == 0
+    assert found["noise_multiplier"] == json.loads(capsys.readouterr().out)["noise_multiplier"]
+
+
+def test_rows_of_the_table_under_coins_are_near_the_rule_at_each(told):
+    found = strict(told("--clients 205 --cohort 100 --rounds 100 --numbers 10 --json"))
+    for row in found["by_epsilon"]:
+        advice = advise(205, row["epsilon"], 10, cohort=100, rounds=100)
+        assert row["most_numbers"] == pytest.approx(advice.most_numbers, rel=0.01, abs=1)
+        assert row["clients_to_join"] == pytest.approx(advice.needs["join"]["clients"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--noise-multiplier 20 --rounds 4",
+        "--sampling fixed --cohort 40 --relation replace",
+        "--cohort 40 --cohort-visible",
+        "--sampling everyone --clip 2",
+        "--noise local --cohort 40",
+    ],
+)
+def test_facts_alone_are_enough_for_every_sampling_and_noise(told, flags):
+    found = strict(told(f"--clients 200 --numbers 8 --json {flags}"))
+    assert found["verdict"] in ("join", "small gain", "learn alone")
+    z, cohort = found["noise_multiplier"], found["cohort"]
+    heard = math.sqrt(cohort) if "local" in flags else cohort
+    assert found["error"]["relative"] == pytest.approx(math.sqrt(8) * z / heard)
+    assert found["error"]["per_number"] == pytest.approx(found["clip"] * z / heard)
+    # The rule is built on the same number: worth = T (0.3 / error)^2, pfeb's reach apart.
+    if "replace" not in flags:
+        worth = found["rounds"] * (0.3 / found["error"]["relative"]) ** 2
+        assert found["worth"] == pytest.approx(worth, rel=1e-6)
+
+
+def test_noise_that_is_given_buys_rounds_within_an_epsilon(told):
+    line = "--clients 200 --numbers 8 --noise-multiplier 20 --delta 1e-5"
+    found = strict(told(f"{line} --epsilon 1 --json"))
+    assert found["rounds"] == found["rounds_at_noise"] == int((20 * 0.26805) ** 2) == 28
+    assert found["epsilon"] is None and found["epsilon_limit"] == 1 >= found["epsilon_spent"]
+    assert "28 within epsilon 1" in told(f"{line} --epsilon 1")
+    assert "30 are too many" in told(f"{line} --epsilon 1 --rounds 30")
+
+
+@pytest.mark.full
+def test_a_plan_of_data_has_the_error_that_the_plan_states(told):
+    line = "--data synthetic --option clients=120 --option features=5 --epsilon 2"
+    for method in ("pmtl", "pfeb", "fedavg"):
+        found = strict(told(f"{line} --method {method} --json"))
+        spec = Spec((5,), 1, "regression", 120)
+        plan = plan_for(spec, Privacy(epsilon=2.0), method=Method.choices()[method]())
+        assert found["error"]["relative"] == pytest.approx(plan.relative_error(spec))
+        assert found["noise_multiplier"] == pytest.approx(plan.noise_multipliers(120)[0])
+        assert found["epsilon_spent"] == pytest.approx(plan.guarantee(120).epsilon)
+
+
+def test_sketches_fit_the_terminal_and_can_be_left_out(told, monkeypatch):
+    line = "--clients 550 --epsilon 1 --numbers 10"
+    monkeypatch.setenv("COLUMNS", "60")
+    out = told(line)
+    drawn = [row for row in out.splitlines() if " |" in row]
+    assert len(drawn) == 8 and max(map(len, drawn)) <= 60
+    assert "▁" in out or "▅" in out
+    assert " |" not in told(f"{line} --no-plot")
+    monkeypatch.setenv("COLUMNS", "30")
+    assert " |" not in told(line)
+
+
+def test_the_answer_comes_first_and_fits_a_screen(told):
+    out = told("--clients 550 --epsilon 1 --numbers 10").splitlines()
+    assert out[0].startswith("join: ") and len(out) < 45
+
+
+@pytest.mark.full
+def test_plots_are_files_that_need_no_network(told, tmp_path):
+    pytest.importorskip("altair")
+    paths = [tmp_path / f"plan.{kind}" for kind in ("html", "svg", "png")]
+    told("--clients 100 --numbers 10 " + " ".join(f"--plot {path}" for path in paths))
+    page, picture = paths[0].read_text(), paths[1].read_text()
+    assert not re.search(r'(src|href)="https?:', page) and "vegaEmbed" in page
+    assert picture.startswith("<svg") and "rounds" in picture and "clients" in picture
+    assert paths[2].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_plots_of_other_kinds_are_refused(told, tmp_path):
+    err = told(f"--clients 100 --numbers 10 --plot {tmp_path}/plan.pdf", code=2)
+    assert ".html, .svg, .png" in err
 
 
 @pytest.mark.parametrize(
@@ -155,9 +268,8 @@ def test_without_noise_there_is_no_verdict_and_no_mistake(told, flags):
 
 @pytest.mark.parametrize(
     "flag",
-    ["--noise local", "--noise laplace", "--noise-multiplier 3", "--sampling fixed", "--clip 2",
-     "--method pmtl", "--model mlp", "--set method.lam=1"],
-)  # fmt: skip
+    ["--noise laplace", "--method pmtl", "--model mlp", "--set method.lam=1"],
+)
 def test_numbers_and_a_plan_are_not_both_given_and_the_flag_is_named(told, flag):
     name = flag.split()[0]
     err = told(f"--clients 30 --numbers 10 {flag}", code=2)
@@ -186,6 +298,9 @@ def test_noise_under_one_clip_gets_a_method_under_one_clip(told):
         ("--clients 0 --numbers 5 --epsilon inf", "clients = 0"),
         ("--clients 30 --numbers 5 --cohort 31", "30"),
         ("--clients 30 --numbers 5 --rounds 0", "rounds = 0"),
+        ("--clients 30 --numbers 5 --noise-multiplier 0", "noise_multiplier = 0"),
+        ("--clients 30 --numbers 5 --sampling fixed", "--cohort"),
+        ("--clients 30 --numbers 5 --sampling fixed --cohort 5", "relation 'replace'"),
         ("--clients 30 --numbers 5 --data synthetic", "--numbers 5"),
         ("--clients 30 --numbers 5 --method pmtl", "--numbers 5"),
         ("--data synthetic --set method.lam=3", "auto"),

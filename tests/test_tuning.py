@@ -1,8 +1,10 @@
 """Tuning: folds inside clients, nothing of the test rows, and words for what epsilon leaves out."""
 
+import html
 import json
 import math
 import shlex
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,8 @@ from coterie.config import ConfigError
 from coterie.data.catalogue import open_named
 from coterie.run import execute
 from coterie.run_plan import load_plan, plan_from_table
-from coterie.summary import NOT_COVERED
+from coterie.search import Range
+from coterie.summary import CHARGED, NOT_COVERED
 from coterie.tuning import Trial, fold_numbers, label, lay_settings, rank, tune
 
 pytestmark = pytest.mark.full
@@ -219,6 +222,103 @@ def test_ctrl_c_ranks_trials_by_folds_done():
     assert rank([behind, ahead]) == [ahead, behind]
 
 
+# --- Optuna --------------------------------------------------------------------------------------
+
+
+def test_ranges_are_searched_and_found():
+    pytest.importorskip("optuna")
+    table = plan("mpmtl:low_rank", {"clients": 40, "test": 60}, method="mpmtl", epsilon=4.0)
+    shown = []
+    found = tune(
+        table,
+        {
+            "method.lam": Range(1e-4, 10.0),
+            "rounds": Range(1, 4),
+            "method.acceleration": ["on", "off"],
+        },
+        folds=2,
+        search="optuna",
+        trials=15,
+        observe=shown.append,
+    )
+    assert [one.done for one in shown] == list(range(1, 16)) and shown[-1].total == 15
+    lams = [trial.settings["method.lam"] for trial in found.table]
+    assert all(1e-4 <= lam <= 10 for lam in lams) and min(lams) < 0.1 < max(lams)
+    rounds = [trial.settings["rounds"] for trial in found.table]
+    assert all(type(count) is int and 1 <= count <= 4 for count in rounds)
+    # The same folds and noise as a grid has: a settings' score is the same either way.
+    again = tune(table, {key: [value] for key, value in found.best.items()}, folds=2)
+    assert again.table[0].folds == found.table[0].folds
+    few = tune(table, {"method.lam": [1e-4, 0.01, 10.0]}, folds=2)
+    assert found.table[0].mean <= 1.1 * few.table[0].mean
+
+
+def test_proposals_follow_the_seed_and_repeat_nothing(monkeypatch):
+    pytest.importorskip("optuna")
+    seen = watch_simulations(monkeypatch)
+    given = {"method.lam": [0.1, 1.0]}
+    first, again = (tune(plan(), given, folds=2, search="optuna", trials=9) for _ in range(2))
+    assert first == again and len(first.table) == 2
+    assert len(seen) == 2 * 2 * 2, "settings that were tried are not run again"
+    both = tune(plan(), given, folds=2)
+    assert first.best == both.best and first.table == both.table
+
+
+def test_refused_proposals_do_not_end_the_search():
+    pytest.importorskip("optuna")
+    grid = {"method.lam": Range(-2.0, 1.0)}
+    found = tune(plan(), grid, folds=2, search="optuna", trials=10)
+    assert any(trial.refused for trial in found.table) and found.best["method.lam"] >= 0
+    with pytest.raises(ConfigError, match="all 3 combinations are refused"):
+        tune(plan(), {"method.lam": Range(-2.0, -1.0)}, folds=2, search="optuna", trials=3)
+
+
+def test_scales_of_ranges():
+    assert Range(0.01, 10.0).logarithmic and Range(1, 50).logarithmic and Range(1, 50).whole
+    for even in (Range(1.0, 5.0), Range(0.0, 10.0), Range(-1, 100)):
+        assert not even.logarithmic
+    for ends in ((1.0, 1.0), (2, 1), (0.0, math.inf), (math.nan, 1.0)):
+        with pytest.raises(ConfigError, match="smaller one first"):
+            Range(*ends)
+
+
+def test_without_optuna_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r"coterie\[tune\]"):
+        tune(plan(), {"method.lam": Range(0.1, 1.0)}, folds=2, search="optuna")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "a range is searched by Optuna"),
+        ({"search": "random"}, "expected 'grid' or 'optuna'"),
+        ({"trials": 5}, "a grid is tried in whole"),
+        ({"search": "optuna", "trials": 0}, "at least 1"),
+    ],
+)
+def test_searches_that_do_not_fit_say_why(changes, told):
+    grid = LAMS if "trials" in changes or changes.get("search") == "random" else {}
+    with pytest.raises(ConfigError, match=told):
+        tune(plan(), grid or {"method.lam": Range(0.1, 1.0)}, folds=2, **changes)
+
+
+def test_the_command_reads_ranges(coterie_):
+    pytest.importorskip("optuna")
+    assert make_grid(["method.lam=0.01..10", "rounds=1..5", "method.kind=a..b"]) == {
+        "method.lam": Range(0.01, 10),
+        "rounds": Range(1, 5),
+        "method.kind": ["a..b"],
+    }
+    line = f"tune {FLAGS} --folds 2 --quiet --grid method.lam=0.1..10"
+    code, out, err = coterie_(f"{line} --search optuna --trials 3 --json")
+    found = json.loads(out)
+    assert code == 0 and err == "" and len(found["trials"]) == 3
+    assert found["best"]["method.lam"] == load_plan(Path("tuned.toml")).method.lam
+    code, out, err = coterie_(f"{line} --out b.toml")
+    assert code == 2 and "--search optuna" in err
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -312,11 +412,19 @@ def test_generated_and_declared_data_are_public_and_all_other_is_not():
         assert labelled(name, public=True) == "public"
     # What was chosen on private rows stays so.
     assert labelled("synthetic", public=True, tuned="not covered") == "not covered"
+    # What was paid for stays paid for, unless private rows are looked at afterwards.
+    assert labelled("synthetic", tuned="charged") == "charged"
+    assert labelled("exam.csv", tuned="charged") == "not covered"
 
 
 @pytest.mark.parametrize(
     ("tuned", "told"),
-    [("no", "none"), ("public", "on public data"), ("not covered", NOT_COVERED)],
+    [
+        ("no", "none"),
+        ("public", "on public data"),
+        ("charged", CHARGED),
+        ("not covered", NOT_COVERED),
+    ],
 )
 def test_every_result_says_how_it_was_tuned(tuned, told, coterie_):
     line = f"run {FLAGS} --set tuned='{tuned}' --quiet --out run"
@@ -329,13 +437,14 @@ def test_every_result_says_how_it_was_tuned(tuned, told, coterie_):
     loud = tuned == "not covered"
     assert ("TUNING IS NOT COVERED" in " ".join(out.split())) == loud
     assert (f"pmtl: tuning is {NOT_COVERED}." in page) == loud
+    assert (f"pmtl: tuning is {html.escape(CHARGED)}." in page) == (tuned == "charged")
     again = coterie_("run --resume run")[1]  # shown from the files
     assert (f"Tuning: {told}." in again) == (tuned != "no")
     assert json.loads(coterie_("run --resume run --json")[1])["tuning"] == told
 
 
-def test_a_plan_knows_three_labels_only():
-    with pytest.raises(ConfigError, match="expected one of 'no', 'public', 'not covered'"):
+def test_a_plan_knows_four_labels_only():
+    with pytest.raises(ConfigError, match="one of 'no', 'public', 'charged', 'not covered'"):
         plan_from_table(plan(tuned="privately"))
 
 

@@ -8,9 +8,18 @@ import os
 from typing import TYPE_CHECKING, Any
 
 # No dependency of this project may phone home because of it.
-os.environ.setdefault("DO_NOT_TRACK", "1")
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+TELEMETRY_OFF = {
+    "DO_NOT_TRACK": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "SCARF_NO_ANALYTICS": "true",
+}
+for _name, _value in TELEMETRY_OFF.items():
+    os.environ.setdefault(_name, _value)
+if os.environ.get("COTERIE_OFFLINE", "") not in ("", "0"):
+    importlib.import_module("coterie.offline").go_offline()
 
 __version__ = "0.1.0"
 
@@ -51,6 +60,14 @@ _HOMES = {
     "Finetune": "coterie.methods.finetune",
     "FedAvg": "coterie.methods.fedavg",
     "Local": "coterie.methods.local",
+    "CoterieClassifier": "coterie.estimators",
+    "CoterieRegressor": "coterie.estimators",
+    "PerClientScaler": "coterie.estimators",
+    "ConstantScaler": "coterie.estimators",
+    "check_pipeline": "coterie.estimators",
+    "PooledScalingError": "coterie.estimators",
+    "PrivacyWarning": "coterie.estimators",
+    "NewClientWarning": "coterie.estimators",
 }
 # Rooms that are spoken of by name, such as coterie.models.replace_batchnorm.
 _ROOMS = ("methods", "models")
@@ -71,6 +88,14 @@ if TYPE_CHECKING:
     from coterie.data.synthetic import synthetic as synthetic
     from coterie.engines.simulate import Speed as Speed
     from coterie.engines.simulate import simulate as simulate
+    from coterie.estimators import ConstantScaler as ConstantScaler
+    from coterie.estimators import CoterieClassifier as CoterieClassifier
+    from coterie.estimators import CoterieRegressor as CoterieRegressor
+    from coterie.estimators import NewClientWarning as NewClientWarning
+    from coterie.estimators import PerClientScaler as PerClientScaler
+    from coterie.estimators import PooledScalingError as PooledScalingError
+    from coterie.estimators import PrivacyWarning as PrivacyWarning
+    from coterie.estimators import check_pipeline as check_pipeline
     from coterie.methods.auto import Auto as Auto
     from coterie.methods.dpfedmtl import DPFedMTL as DPFedMTL
     from coterie.methods.fedavg import FedAvg as FedAvg

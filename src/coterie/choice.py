@@ -11,6 +11,7 @@ from coterie.data.federated import FederatedDataset
 from coterie.data.formats import load
 from coterie.data.scaling import standardise_clients
 from coterie.data.source import Source
+from coterie.rng_keys import derive_key
 
 DEFAULT_TEST_SHARE = 0.25
 
@@ -30,6 +31,8 @@ class DataChoice:
         clients: Take the first so many clients; None takes all.
         rows: Training rows kept of each client, at random by split_seed, after the split; None
             keeps all. The test rows stay whole.
+        validation: Rows of each client (a share, or a number) that are taken from its training
+            rows and only scored on, to choose settings by (`coterie.selection`); None for none.
     """
 
     name: str
@@ -40,6 +43,7 @@ class DataChoice:
     standardise: Literal["none", "client"] = "none"
     clients: int | None = None
     rows: int | None = None
+    validation: int | float | None = None
 
     def __post_init__(self) -> None:
         if self.split_seed < 0:
@@ -68,6 +72,20 @@ class DataChoice:
 
     def split(self) -> tuple[FederatedDataset, FederatedDataset]:
         """Load, split inside clients, thin out and standardise if asked: (training, test rows)."""
+        train, test = self._split()
+        return self._scale(train if self.validation is None else self._hold_back(train)[0], test)
+
+    def split_validation(self) -> tuple[FederatedDataset, FederatedDataset]:
+        """Give the training rows of `split`, and those that are held back to choose by."""
+        return self._scale(*self._hold_back(self._split()[0]))
+
+    def _hold_back(self, train: FederatedDataset) -> tuple[FederatedDataset, FederatedDataset]:
+        if self.validation is None:
+            raise ValueError("no validation rows are held back: set data.validation, such as 0.25")
+        # Other coins than those of the test rows, or clients' last rows would be drawn in step.
+        return train.split(self.validation, derive_key("validation", self.split_seed))
+
+    def _split(self) -> tuple[FederatedDataset, FederatedDataset]:
         data = self.open()
         if self.test is None and data.source_split is not None:
             train, test = data.split_by_source()
@@ -76,6 +94,11 @@ class DataChoice:
             train, test = data.split(usual if self.test is None else self.test, self.split_seed)
         if self.rows is not None:
             train = train.at_most(self.rows, self.split_seed)
+        return train, test
+
+    def _scale(
+        self, train: FederatedDataset, test: FederatedDataset
+    ) -> tuple[FederatedDataset, FederatedDataset]:
         if self.standardise == "client":
             train, scaled = standardise_clients(train, test)
             assert scaled is not None

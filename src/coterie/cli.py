@@ -12,9 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 from coterie import __version__
+from coterie.commands.completion import add_completion
+from coterie.commands.front import Front, Parser
 from coterie.commands.options import (
     add_account,
     add_advice,
@@ -22,30 +24,22 @@ from coterie.commands.options import (
     add_demo,
     add_join,
     add_methods,
+    add_offline,
     add_report,
     add_run,
     add_tune,
 )
-
-_OVERVIEW = """\
-Private federated multi-task learning: one model per client, and an epsilon that is true.
-
-start here
-  coterie plan --clients 550 --epsilon 1 --numbers 10
-  coterie run --data districts --epsilon 1
-  coterie account --clients 205 --cohort 100 --rounds 1000 --noise-multiplier 10
-  coterie calibrate --clients 205 --cohort 100 --rounds 1000 --epsilon 2
-  coterie data show districts
-"""
-
+from coterie.offline import go_offline, is_offline
 
 # Commands whose module adds its own options: light to import, what is heavy waits for its action.
-_MODULES: tuple[str, ...] = ()
+_MODULES: tuple[str, ...] = ("compare", "verify", "export", "predict", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; give its exit status."""
     arguments = build_parser().parse_args(argv)
+    if vars(arguments).pop("offline", False) or is_offline():
+        go_offline()
     try:
         return int(arguments.action(arguments) or 0)
     except KeyboardInterrupt:
@@ -61,22 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, instead of after the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    parser = _Parser(
-        prog="coterie",
-        description=_OVERVIEW,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Front(prog="coterie")
+    parser.add_argument(
+        "--version", action="version", version=f"coterie {__version__}", help="print the version"
     )
-    parser.add_argument("--version", action="version", version=f"coterie {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_offline(parser)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+    )
     add_advice(commands, _plan)
     add_run(commands, _run)
     add_tune(commands, _tune)
@@ -89,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_join(commands, _join)
     for name in _MODULES:
         import_module(f"coterie.commands.{name}").add(commands)
+    add_completion(commands, _completion)
     return parser
 
 
@@ -159,6 +148,12 @@ def _join(arguments: argparse.Namespace) -> None:
     from coterie.commands.join import joined
 
     print(joined(arguments))
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    from coterie.commands.completion import script
+
+    print(script(build_parser(), arguments.shell))
 
 
 def entry() -> Any:

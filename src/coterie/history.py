@@ -9,18 +9,22 @@ table (`history.parquet`) when it is done.
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Observer, Progress
-from coterie.methods.base import Method
+from coterie.methods.base import Method, Shape
+from coterie.predictions import Models
 from coterie.privacy.files import write_atomically
+from coterie.rng import Rng
 from coterie.scores import evaluate, mean_loss
 from coterie.summary import json_number
+from coterie.tree import size, take
 
 COLUMNS = (
     "round",
@@ -32,6 +36,24 @@ COLUMNS = (
     "train_loss",
     "test_loss",
 )
+_CHEAP = 3e8
+"""Multiplications, about, that a history may take unasked: about a second of one core."""
+_AT_ONCE = 1 << 24
+"""Numbers of all clients' models together that are made once for both scores of a round."""
+
+
+def is_cheap(method: Method, train: FederatedDataset, test: FederatedDataset, posts: int) -> bool:
+    """Say whether scoring every round takes so little that nobody needs to ask for it.
+
+    Every round makes each client's model as it stands, which may take a pass over its rows for
+    each of the model's numbers (solvers), and scores it on all rows. A rule of sizes alone, so that
+    a run that goes on after a crash decides as it did before.
+    """
+    if method.shape is Shape.POOLED or posts == 0:
+        return False
+    numbers = size(method.model.init(train.spec, Rng.seeded(0)))
+    rows = int(train.counts.sum()) + int(test.counts.sum())
+    return posts * (rows * max(numbers, 8) + 2000.0 * len(train)) <= _CHEAP
 
 
 class History:
@@ -43,6 +65,8 @@ class History:
         test: The rows to score on.
         folder: Where to keep the lines; None keeps them here alone.
         then: Another observer.
+        unasked: Nobody asked for it: keep it only from the first round on, and nothing of a run
+            that was begun without.
     """
 
     def __init__(
@@ -52,19 +76,45 @@ class History:
         test: FederatedDataset,
         folder: Path | None = None,
         then: Observer | None = None,
+        *,
+        unasked: bool = False,
     ) -> None:
         self._method, self._train, self._test = method, train, test
         self._path = None if folder is None else folder / "history.jsonl"
-        self._then = then
+        self._then, self.unasked = then, unasked
         self.lines: list[dict[str, Any]] = [] if self._path is None else _read(self._path)
 
     def __call__(self, progress: Progress) -> None:
         """Score a round."""
-        models = progress.models(self._method, self._train)
+        self._note(progress)
+        if self._then is not None:
+            self._then(progress)
+
+    def catch_up(self, progress: Progress) -> None:
+        """Score the last round of a run that goes on, if it was cut off before its line was out."""
+        if not any(line["round"] == progress.round for line in self.lines):
+            self._note(progress)
+
+    def _note(self, progress: Progress) -> None:
+        # A round that was cut short before its post was out is made again.
+        before = [old for old in self.lines if old["round"] < progress.round]
+        if self.unasked and len(before) < progress.round - 1:
+            return
+        line = self._line(progress)
+        self.lines = [*before, line]
+        if self._path is not None:
+            with self._path.open("a+b") as file:
+                # A crash may have cut the last line off.
+                torn = file.seek(0, 2) > 0 and not _ends_line(file)
+                text = json.dumps(line, allow_nan=False)
+                file.write(f"{chr(10) if torn else ''}{text}{chr(10)}".encode())
+
+    def _line(self, progress: Progress) -> dict[str, Any]:
+        models = self._models(progress)
         score = evaluate(self._method.model, models, self._test)
         everyone = np.arange(len(self._train), dtype=np.int64)
         loss = mean_loss(self._method.model, models, self._train, everyone)
-        line = {
+        return {
             "round": progress.round,
             "seconds": progress.seconds,
             "answered": progress.answered,
@@ -74,20 +124,29 @@ class History:
             "train_loss": _plain(loss),
             "test_loss": _plain(score.loss),
         }
-        # A round that was cut short before its post was out is made again.
-        self.lines = [old for old in self.lines if old["round"] < progress.round] + [line]
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, allow_nan=False) + "\n")
-        if self._then is not None:
-            self._then(progress)
+
+    def _models(self, progress: Progress) -> Models:
+        """Give models by clients; where they fit into memory they are made once for both scores."""
+        found = progress.models(self._method, self._train)
+        numbers = size(self._method.model.init(self._train.spec, Rng.seeded(0)))
+        if numbers * len(self._train) > _AT_ONCE:
+            return found
+        made = found(np.arange(len(self._train), dtype=np.int64))
+        return lambda ids: take(made, torch.from_numpy(ids))
 
     def keep(self, folder: Path) -> None:
-        """Write the table."""
+        """Write the table, if there are rounds to tell of."""
+        if not self.lines and self.unasked:
+            return
         columns = {name: [line.get(name) for line in self.lines] for name in COLUMNS}
         buffer = pa.BufferOutputStream()
         pq.write_table(pa.table(columns), buffer)
         write_atomically(folder / "history.parquet", buffer.getvalue().to_pybytes())
+
+
+def _ends_line(file: BinaryIO) -> bool:
+    file.seek(-1, 2)
+    return file.read(1) == b"\n"
 
 
 def _plain(value: float) -> float | None:

@@ -16,8 +16,9 @@ from coterie.choice import DataChoice
 from coterie.config import ConfigError
 from coterie.data.federated import Spec
 from coterie.engines.outcome import join_shared
+from coterie.finished_models import write_models
 from coterie.methods.base import Method
-from coterie.newcomers import keep_models, score_alone
+from coterie.newcomers import score_alone
 from coterie.privacy.accounting import Guarantee
 from coterie.recognition import recognise_model
 from coterie.rng import Rng
@@ -67,7 +68,7 @@ def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
         {key: result.get(key) for key in ("caveats", "tuning")},
     )
     if out is not None:
-        keep_models(out, found.models, found.names)
+        write_models(out, found.models, found.names)
     return found
 
 

@@ -7,7 +7,6 @@ to their own rows; they post nothing, so what others can learn of them is epsilo
 are not private, as all scores.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,10 +19,10 @@ import torch
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.engines.outcome import Outcome
 from coterie.engines.simulate import Speed, simulate
+from coterie.finished_models import write_models
 from coterie.methods.base import Method
 from coterie.methods.local import Local
 from coterie.plan import Plan, Privacy
-from coterie.privacy.files import write_atomically
 from coterie.rng import Rng
 from coterie.scores import Score, evaluate
 from coterie.solvers.sgd import SGD
@@ -104,7 +103,7 @@ class Newcomers:
     def keep(self, folder: Path) -> None:
         """Write models, names and metrics into `newcomers/` of a run folder."""
         place = folder / FOLDER
-        keep_models(place, self.models, self.train.names)
+        write_models(place, self.models, self.train.names)
         write_metrics(place / "metrics.parquet", self.train, self.score, self.alone)
 
 
@@ -183,16 +182,6 @@ def score_alone(
     privacy = Privacy(epsilon=math.inf)
     plan = Plan(method=alone, privacy=privacy, rounds=1, simulation_seed=seed)
     return evaluate(alone.model, simulate(plan, train, speed=speed).rows, test)
-
-
-def keep_models(place: Path, models: Tree, names: Any) -> None:
-    """Write one array per parameter, a row a client, and the clients' names."""
-    place.mkdir(parents=True, exist_ok=True)
-    for name, leaf in models.items():
-        with (place / f"{name}.npy").open("wb") as file:
-            np.save(file, leaf.cpu().numpy(), allow_pickle=False)
-    told = json.dumps([str(name) for name in names])
-    write_atomically(place / "clients.json", told.encode())
 
 
 def _given(told: Mapping[str, Any]) -> dict[str, Any]:

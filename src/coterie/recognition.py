@@ -1,8 +1,10 @@
 """Is this still what the run was begun with? Rows and network, recognised when a run goes on.
 
-Rows by a fingerprint, private as they are. The network by what it answers: a plan names a user's
-module by where it is imported from, and that file may have changed since. `model.json` holds the
-shapes of its leaves and its outputs, from the start of seed 0, on a few made-up rows: public facts.
+Rows by a fingerprint, private as they are; beside it stand facts of them that are public (shape,
+task, names of columns), so that models can be used where the rows are gone. The network by what it
+answers: a plan names a user's module by where it is imported from, and that file may have changed
+since. `model.json` holds the shapes of its leaves and its outputs, from the start of seed 0, on a
+few made-up rows: public facts.
 """
 
 import json
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 
 from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.labels import SIGNED
 from coterie.models import Model
 from coterie.privacy.files import write_atomically
 from coterie.rng import Rng
@@ -26,12 +29,24 @@ def recognise_rows(folder: Path, train: FederatedDataset) -> None:
     digest = train.fingerprint()
     path = folder / "data.json"
     if not path.exists():
-        write_atomically(path, json.dumps({"fingerprint": digest}).encode())
+        told = {"fingerprint": digest, "facts": facts_of(train)}
+        write_atomically(path, json.dumps(told).encode())
     elif digest not in path.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(
             f"{path}: the training rows are not those the run was started with; "
             "restore them, or start a new run"
         )
+
+
+def facts_of(data: FederatedDataset) -> dict[str, Any]:
+    """Give what is public of rows: enough to read others of the same kind."""
+    return {
+        "shape": list(data.spec.shape),
+        "outputs": data.spec.outputs,
+        "task": data.spec.task,
+        "columns": [str(name) for name in data.columns],
+        "signed": SIGNED in data.notes,
+    }
 
 
 def recognise_model(folder: Path, model: Model, spec: Spec) -> None:

@@ -2,13 +2,14 @@
 
 - `plan.toml`: the resolved plan, data included; `coterie run --resume FOLDER` needs no more
 - `ledger.jsonl`: what was charged and released, in order
+- `log.jsonl`: when what happened (private)
 - `data.json`: a fingerprint of the training rows, so that a run never goes on with others
 - `model.json`: what the network answers on made-up rows, so that a run never goes on with another
-- `posts/`: the public transcript, one file per post
+- `posts/`: the public transcript, one file per post; `posts.npz` when the run is done
 - `personal/`: personal state between rounds, and the journal of the round in progress
-- `models/`: one model per client, a row each (`clients.json` names the rows)
+- `models/`: one model per client, a row each, in `clients.safetensors` (`clients.json` names them)
 - `shared.npz`: the shared tree after the last post, which newcomers start from
-- `guarantee.json`: what the run guarantees
+- `guarantee.json`: what the run guarantees: the certificate that `coterie verify` checks
 - `history.parquet`: with a virtual clock, or if asked for: the score of every round (not private)
 - `metrics.parquet`: per client: test rows, own error, AUC, balanced accuracy or R^2 as the task has
   them, error of learning alone (not private)
@@ -17,7 +18,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,14 +31,17 @@ from coterie.engines.calibration import calibrate as calibrate_clock
 from coterie.engines.clock import Stragglers
 from coterie.engines.outcome import Observer, Outcome, check_joinable
 from coterie.engines.simulate import set_clock, simulate
-from coterie.history import History
+from coterie.full_disks import explained
+from coterie.history import History, is_cheap
 from coterie.interrupts import as_interrupt
+from coterie.log import Log, Logged
 from coterie.newcomers import Newcomers, attempt_newcomers, check_newcomers, hold_out
 from coterie.privacy.ledger import locked
 from coterie.recognition import recognise_model, recognise_rows
 from coterie.references import References, Which, score_references
 from coterie.run_plan import RunPlan, advice_of, claim, resolve
 from coterie.scores import Score, evaluate
+from coterie.shared_errors import shared_errors
 from coterie.summary import json_number, keep, summarise
 
 Newcoming = tuple[FederatedDataset, FederatedDataset] | None
@@ -98,11 +103,28 @@ def execute(
     data = train, test, joining
     if folder is None:
         return _carry_out(run_plan, data, None, (observer, scoring), started)
-    with as_interrupt(), locked(folder):
+    with as_interrupt(), explained(folder), locked(folder):
         claim(folder, run_plan)
         recognise_rows(folder, train)
         recognise_model(folder, run_plan.method.model, train.spec)
-        return _carry_out(run_plan, data, folder, (observer, scoring), started)
+        with _logged(folder):
+            return _carry_out(run_plan, data, folder, (observer, scoring), started)
+
+
+@contextmanager
+def _logged(folder: Path) -> Iterator[None]:
+    """Keep the log of a run from its start to whatever ends it."""
+    log = Log(folder / "log.jsonl")
+    log.open()
+    try:
+        yield
+    except KeyboardInterrupt:
+        log.note("interrupted", sync=True)
+        raise
+    except Exception as error:
+        with suppress(OSError):  # a full disk must not hide what went wrong
+            log.note("failed", sync=True, kind=type(error).__name__)
+        raise
 
 
 def _set_clock(run_plan: RunPlan, clock: Stragglers, train: FederatedDataset) -> RunPlan:
@@ -126,10 +148,8 @@ def _carry_out(
     started: float,
 ) -> Result:
     (train, test, _), (observer, scoring) = data, watching
-    watch = observer(run_plan, train) if observer is not None else None
-    past = None
-    if run_plan.history or run_plan.stragglers is not None:
-        past = watch = History(run_plan.method, train, test, folder, watch)
+    opened = observer(run_plan, train) if observer is not None else None
+    watch, past, log = _watching(run_plan, train, test, folder, opened)
     outcome = simulate(
         run_plan.plan(),
         train,
@@ -137,6 +157,7 @@ def _carry_out(
         folder=folder,
         speed=run_plan.speed,
         stragglers=run_plan.stragglers,
+        recovered=None if past is None else past.catch_up,
     )
     score = evaluate(run_plan.method.model, outcome.rows, test)
     beside, joined, unscored = _beside(run_plan, outcome, score, data, scoring)
@@ -162,9 +183,34 @@ def _carry_out(
         for part in (past, joined):
             if part is not None:
                 part.keep(folder)
-        errors = beside.errors()
-        keep(folder, summary, outcome, train, score=score, local=local, errors=errors)
+        errors = {**beside.errors(), **shared_errors(outcome, train, test)}
+        keep(folder, summary, outcome, train, score=score, local=local, errors=errors, log=log)
     return Result(summary, outcome, score, local)
+
+
+def _watching(
+    run_plan: RunPlan,
+    train: FederatedDataset,
+    test: FederatedDataset,
+    folder: Path | None,
+    watch: Observer | None,
+) -> tuple[Observer | None, History | None, Log | None]:
+    """Put history and log around what watches the rounds."""
+    past = None
+    if _keeps_history(run_plan, train, test):
+        unasked = not run_plan.history and run_plan.stragglers is None
+        past = watch = History(run_plan.method, train, test, folder, watch, unasked=unasked)
+    if folder is None:
+        return watch, past, None
+    log = Log(folder / "log.jsonl")
+    return Logged(log, run_plan.plan().guarantee(train.spec.clients), watch), past, log
+
+
+def _keeps_history(run_plan: RunPlan, train: FederatedDataset, test: FederatedDataset) -> bool:
+    """Say whether rounds are scored: if asked for, always with a clock, else where it is cheap."""
+    if run_plan.stragglers is not None or run_plan.history is not None:
+        return bool(run_plan.history) or run_plan.stragglers is not None
+    return is_cheap(run_plan.method, train, test, run_plan.plan().posts)
 
 
 def _beside(
@@ -212,7 +258,9 @@ def _ended(outcome: Outcome) -> tuple[str, ...]:
 
 def _answers(past: History | None, outcome: Outcome) -> tuple[str, ...]:
     """Say how many answered, of runs without a budget: a hidden cohort stays hidden."""
-    answers = [] if past is None else [line["answered"] for line in past.lines]
+    if past is None or past.unasked:
+        return ()
+    answers = [line["answered"] for line in past.lines if line["answered"] is not None]
     if not answers or outcome.plan.privacy.epsilon != math.inf:
         return ()
     told = (f"{np.mean(answers):.3g} clients contributed in an average round",)

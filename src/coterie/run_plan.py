@@ -25,12 +25,13 @@ class RunPlan:
     """Everything that decides a run; written to plan.toml.
 
     `rounds = None` is resolved by `resolve` before anything is spent. `tuned` says on which rows
-    settings were chosen: "public" cost nothing, "not covered" is private rows, and is shown
-    wherever epsilon is. `stragglers` puts clients on a virtual clock; `history` scores every round
-    on test rows (always with a clock). `newcomers` (a share, or a number of clients) are held out
-    of training by data.split_seed, and join afterwards. `chosen` says why the method was picked,
-    where it was left to rules. `references` is what is scored beside the run, see
-    `coterie.references`.
+    settings were chosen: "public" cost nothing, "charged" was paid for (`coterie.selection`), "not
+    covered" is private rows, and is shown wherever epsilon is. `stragglers` puts clients on a
+    virtual clock; `history` scores every round on test rows (always with a
+    clock; None: where that is cheap). `newcomers` (a
+    share, or a number of clients) are held out of training by data.split_seed, and join afterwards.
+    `chosen` says why the method was picked, where it was left to rules. `references` is what is
+    scored beside the run, see `coterie.references`.
     """
 
     data: DataChoice
@@ -44,7 +45,7 @@ class RunPlan:
     references: Which = "auto"
     tuned: TunedOn = "no"
     stragglers: Stragglers | None = None
-    history: bool = False
+    history: bool | None = None
     newcomers: int | float | None = None
     chosen: str = ""
 
@@ -149,7 +150,7 @@ def claim(folder: Path, run_plan: RunPlan) -> None:
     """Make the folder this run's own, or make sure that it is."""
     text = to_toml(_table(run_plan))
     path = folder / "plan.toml"
-    parts = ("ledger.jsonl", "posts", "personal", "models", "result.json")
+    parts = ("ledger.jsonl", "posts", "posts.npz", "personal", "models", "result.json")
     if not path.exists() and any((folder / part).exists() for part in parts):
         raise FileExistsError(
             f"{folder} holds parts of a run without its plan.toml; choose another folder"
@@ -167,6 +168,9 @@ def claim(folder: Path, run_plan: RunPlan) -> None:
 def _is_same(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
     """Compare plans as tables; one of an older version leaves out what was not known then."""
     usual = {setting.name: setting.default for setting in fields(RunPlan)}
+    if kept.get("history") is False and "history" not in asked:
+        # Said by every plan of before it could be left open.
+        kept = {key: value for key, value in kept.items() if key != "history"}
     unsaid = {key: asked[key] for key in asked.keys() - kept.keys() if asked[key] == usual[key]}
     return {**kept, **unsaid} == asked
 

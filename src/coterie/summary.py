@@ -11,19 +11,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from coterie.certificate import certify
 from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Outcome
+from coterie.finished_models import MODELS, write_models
+from coterie.log import Log, now, versions
 from coterie.methods.base import Shape
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
 from coterie.scores import Array, Score, noise_to_signal
 
-TunedOn = Literal["no", "public", "not covered"]
+TunedOn = Literal["no", "public", "charged", "not covered"]
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
 _SPREAD = {"mean": "mean", "weighted_mean": "weighted_mean", "tail": "", "worst": "worst"}
 _NOTHING: Mapping[str, Array] = {}
-TUNING: dict[TunedOn, str] = {"no": "none", "public": "on public data", "not covered": NOT_COVERED}
+CHARGED = (
+    "CHARGED: settings were chosen among private runs by private scores; epsilon here is of this "
+    "run's posts alone, and selection.json has that of the whole"
+)
+TUNING: dict[TunedOn, str] = {
+    "no": "none",
+    "public": "on public data",
+    "charged": CHARGED,
+    "not covered": NOT_COVERED,
+}
 
 
 def summarise(
@@ -208,27 +220,50 @@ def keep(
     score: Score,
     local: Score | None,
     errors: Mapping[str, Array] = _NOTHING,
+    log: Log | None = None,
 ) -> None:
     """Write what a finished run leaves behind; `result.json` comes last and marks it as done.
 
+    Posts are packed and models are written before it, so that a run cut off in between goes on.
     `errors` are further columns of the metrics: clients' own errors under references, by name.
     """
-    stated = outcome.guarantee.to_json()
-    if summary["tuning"] != TUNING["no"]:
-        stated["tuning"] = summary["tuning"]
-    if summary["caveats"]:
-        stated["caveats"] = summary["caveats"]
-    guarantee = json.dumps(stated, indent=2, allow_nan=False)
-    write_atomically(folder / "guarantee.json", guarantee.encode())
-    names = json.dumps(list(train.names)).encode()
-    write_atomically(folder / "models" / "clients.json", names)
+    log = log or Log(folder / "log.jsonl")
+    outcome.billboard.pack()
+    write_models(folder / MODELS, outcome.models.leaves, train.names)
+    outcome.models.drop()
+    log.note("packed")
     shared = io.BytesIO()
     arrays = {name: leaf.cpu().numpy() for name, leaf in outcome.shared.items()}
     np.savez(shared, allow_pickle=False, **arrays)
     write_atomically(folder / "shared.npz", shared.getvalue())
     write_metrics(folder / "metrics.parquet", train, score, local, errors)
+    _keep_certificate(folder, summary, outcome, log)
     text = json.dumps(dict(summary), indent=2, allow_nan=False)
     write_atomically(folder / "result.json", text.encode())
+
+
+def _keep_certificate(folder: Path, summary: Mapping[str, Any], outcome: Outcome, log: Log) -> None:
+    """Write what others can check; the log says which one it was."""
+    more = {"method": outcome.plan.method.kind}
+    if summary["tuning"] != TUNING["no"]:
+        more["tuning"] = summary["tuning"]
+    if summary["caveats"]:
+        more["caveats"] = summary["caveats"]
+    finished = now()
+    certificate = certify(
+        folder,
+        outcome.guarantee,
+        outcome.billboard.ledger.released,
+        begun=log.begun or finished,
+        finished=finished,
+        versions=versions(),
+        more=more,
+    )
+    text = json.dumps(certificate, indent=2, allow_nan=False)
+    write_atomically(folder / "guarantee.json", text.encode())
+    epsilon, posts = certificate["epsilon"], len(certificate["posts"])
+    told = certificate["sha256"]
+    log.note("finished", sync=True, posts=posts, epsilon=epsilon, certificate=told)
 
 
 def write_metrics(

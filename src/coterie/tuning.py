@@ -2,19 +2,18 @@
 
 Every client's training rows are cut into folds of its own; a combination of settings is run, as a
 simulation at the run's epsilon, on the rows outside a fold and scored on those in it. The test rows
-of the run are never looked at.
+of the run are never looked at. All combinations of a grid are tried, or as many as asked for,
+proposed by Optuna from how the others did (`coterie.search`).
 
 Scores are functions of clients' rows without noise, and so is the choice made by them. On generated
 data, or data that is declared public, this costs nothing. On private rows no epsilon covers it: the
 plan that comes out says so (`tuned = "not covered"`), and so does every result of it.
 """
 
-import copy
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,73 +21,32 @@ from numpy.typing import NDArray
 from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table
 from coterie.data.catalogue import NAMES
-from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import standardise_clients
 from coterie.engines.simulate import simulate
 from coterie.rng import Rng
-from coterie.run_plan import RunPlan, assign, lay_kinds, plan_from_table, resolve
+from coterie.run_plan import RunPlan, plan_from_table, resolve
 from coterie.scores import evaluate
+from coterie.search import Search
 from coterie.summary import TunedOn
+from coterie.trials import Grid, Trial, check_grid, lay_settings, plan_one, prepare, rank, told
 
-Grid = Mapping[str, Sequence[Any]]
+__all__ = [
+    "Grid",
+    "Progress",
+    "Trial",
+    "Tuned",
+    "fold_numbers",
+    "label",
+    "lay_settings",
+    "rank",
+    "tune",
+]
+
+How = Literal["grid", "optuna"]
 Parts = tuple[FederatedDataset, FederatedDataset]
 
 _GENERATED = ("synthetic", "mpmtl:", "mtlsvm:")
-_FIXED = {
-    "data": "the rows are those of the run",
-    "speed": "it changes nothing but speed",
-    "tuned": "it is written by tuning",
-    "simulation_seed": "it would choose a lucky noise",
-    "compare_with_local": "it changes nothing of the run",
-    "references": "they change nothing of the run",
-    "privacy.epsilon": "settings are compared at one budget",
-    "privacy.noise_multiplier": "settings are compared at one budget: give epsilon",
-    "privacy.delta": "settings are compared at one budget",
-    "privacy.relation": "settings are compared at one budget",
-}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A combination of settings, and how it did. Not private.
-
-    Attributes:
-        settings: Values by dotted key.
-        metric: "nmse" (smaller is better), "accuracy", or "auc" (binary tasks: the mean over
-            clients of their own).
-        folds: The score on each fold so far.
-        refused: Why the plan cannot be run with these settings; None if it can.
-    """
-
-    settings: dict[str, Any]
-    metric: str = ""
-    folds: tuple[float, ...] = ()
-    refused: str | None = None
-
-    @property
-    def mean(self) -> float:
-        """The mean over folds; an AUC leaves out folds where no client has rows of both classes."""
-        known = self._known
-        return float(np.mean(known)) if known else math.nan
-
-    @property
-    def standard_error(self) -> float:
-        """Of the mean, over folds."""
-        known = self._known
-        return float(np.std(known, ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else math.nan
-
-    @property
-    def badness(self) -> float:
-        """The mean, so that smaller is better; infinity where it is not a number."""
-        mean = self.mean if self.metric == "nmse" else -self.mean
-        return math.inf if math.isnan(mean) else mean
-
-    @property
-    def _known(self) -> list[float]:
-        # An AUC is undefined for a fold or not whatever the settings; an error that is not a number
-        # is the fault of the settings.
-        drop = self.metric == "auc"
-        return [score for score in self.folds if not (drop and math.isnan(score))]
 
 
 @dataclass(frozen=True)
@@ -122,43 +80,109 @@ def tune(
     folds: int = 5,
     seed: int = 0,
     public: bool = False,
+    search: How = "grid",
+    trials: int | None = None,
     observe: Callable[[Progress], None] | None = None,
 ) -> Tuned:
     """Choose settings of a plan by cross-validation inside clients.
 
     Args:
         table: The run's plan as plain tables; has to name data and epsilon.
-        grid: Values to try by dotted key of the plan, such as `method.lam`; all combinations are.
+        grid: Values to try by dotted key of the plan, such as `method.lam`; or, for Optuna, a
+            `Range`.
         folds: Parts of every client's training rows.
-        seed: Seed of the folds and of the trials' noise.
+        seed: Seed of the folds, of the trials' noise and of what Optuna proposes.
         public: The user's word that the data is public.
+        search: "grid" tries all combinations, "optuna" as many as `trials` says.
+        trials: How many combinations Optuna proposes (default 30).
         observe: Shown how far it is, after every run.
 
     Raises:
         ValueError: If grid or folds do not fit, or every combination is refused.
     """
-    _check_grid(grid)
+    listed = check_grid(grid, ranges=search == "optuna")
     _check(table, folds, seed)
+    _check_search(search, trials)
     choice = from_table(DataChoice, table.get("data", {}), "plan.data")
     # Scaled again by the rows outside each fold, so that those inside stay unseen.
     train, _ = replace(choice, standardise="none").split()
     numbers = fold_numbers(train, folds, seed)
     _check_classes(train, numbers, folds)
-    trials, plans = _prepare(table, grid, train.spec)
-    done, total = 0, len(plans) * folds
-    for fold, parts in enumerate(_parts(train, numbers, folds, choice)):
-        noise = Rng.seeded(seed).at("tuning", fold).key >> 2
+    cut = _Cut(train, numbers, folds, choice, seed)
+    if search == "grid":
+        ranked = _try_all(*prepare(table, listed, train.spec), cut, observe)
+    else:
+        ranked = _try_proposed(table, grid, cut, 30 if trials is None else trials, observe)
+    best = ranked[0]
+    _check_best(best, len(ranked))
+    chosen = resolve(plan_from_table(lay_settings(table, best.settings)), train.spec)
+    chosen = replace(chosen, tuned=label(chosen, public=public))
+    return Tuned(best.settings, ranked, chosen)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """Training rows, cut into folds."""
+
+    train: FederatedDataset
+    numbers: NDArray[np.int64]
+    folds: int
+    choice: DataChoice
+    seed: int
+
+    def parts(self) -> Iterator[tuple[int, Parts]]:
+        """Give, fold by fold, the seed of its noise and the rows outside and inside of it.
+
+        One fold is in memory at a time.
+        """
+        for fold in range(self.folds):
+            outside = self.train.where(self.numbers != fold)
+            inside = self.train.where(self.numbers == fold)
+            if self.choice.standardise == "client":
+                outside, scaled = standardise_clients(outside, inside)
+                assert scaled is not None
+                inside = scaled
+            yield Rng.seeded(self.seed).at("tuning", fold).key >> 2, (outside, inside)
+
+
+def _try_all(
+    trials: list[Trial],
+    plans: Mapping[int, RunPlan],
+    cut: _Cut,
+    observe: Callable[[Progress], None] | None,
+) -> list[Trial]:
+    """Try every combination on every fold."""
+    done, total = 0, len(plans) * cut.folds
+    for noise, parts in cut.parts():
         for place, run_plan in plans.items():
             trials[place] = _try(trials[place], replace(run_plan, simulation_seed=noise), parts)
             done += 1
             if observe is not None:
                 observe(Progress(done, total, rank(trials)))
-    ranked = rank(trials)
-    best = ranked[0]
-    _check_best(best, len(trials))
-    chosen = resolve(plan_from_table(lay_settings(table, best.settings)), train.spec)
-    chosen = replace(chosen, tuned=label(chosen, public=public))
-    return Tuned(best.settings, ranked, chosen)
+    return rank(trials)
+
+
+def _try_proposed(
+    table: Mapping[str, Any],
+    grid: Grid,
+    cut: _Cut,
+    count: int,
+    observe: Callable[[Progress], None] | None,
+) -> list[Trial]:
+    """Try what is proposed, one after another; what was tried before is not run again."""
+    search, known = Search(grid, cut.seed), dict[str, Trial]()
+    for done in range(1, count + 1):
+        handle, settings = search.ask()
+        trial, run_plan = plan_one(table, settings, cut.train.spec)
+        key = told(settings)
+        if key not in known and run_plan is not None:
+            for noise, parts in cut.parts():
+                trial = _try(trial, replace(run_plan, simulation_seed=noise), parts)
+        trial = known.setdefault(key, trial)
+        search.tell(handle, None if trial.refused is not None else trial.badness)
+        if observe is not None:
+            observe(Progress(done, count, rank(list(known.values()))))
+    return rank(list(known.values()))
 
 
 def fold_numbers(data: FederatedDataset, folds: int, seed: int) -> NDArray[np.int64]:
@@ -188,75 +212,17 @@ def fold_numbers(data: FederatedDataset, folds: int, seed: int) -> NDArray[np.in
     return numbers
 
 
-def rank(trials: Sequence[Trial]) -> list[Trial]:
-    """Put the best first: those tried on most folds, by their mean; refused ones last."""
-    return sorted(
-        trials, key=lambda trial: (trial.refused is not None, -len(trial.folds), trial.badness)
-    )
-
-
-def label(run_plan: RunPlan, *, public: bool) -> TunedOn:
+def label(run_plan: RunPlan, *, public: bool, charged: bool = False) -> TunedOn:
     """Say whether epsilon covers a choice of settings on the plan's data.
 
-    Once settings were chosen on private rows, later tuning on public ones does not undo it.
+    Once settings were chosen on private rows, later tuning on public ones does not undo it. A
+    choice that was charged (`coterie.selection`) is covered, by more than the run's epsilon.
     """
-    name = run_plan.data.name
-    generated = name in NAMES and name.startswith(_GENERATED)
-    free = (public or generated) and run_plan.tuned != "not covered"
-    return "public" if free else "not covered"
-
-
-def lay_settings(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay settings over a plan's table.
-
-    Kinds come first: another kind than the plan's leaves the old one's settings behind (a method
-    keeps its model).
-    """
-    made = copy.deepcopy(dict(table))
-    for key in sorted(settings, key=lambda key: not key.endswith(".kind")):
-        place: Any = made
-        for section in key.split(".")[:-1]:
-            place = place.get(section, {}) if isinstance(place, dict) else {}
-        changed = key.endswith(".kind") and place.get("kind", settings[key]) != settings[key]
-        for old in [name for name in place if name != "model"] if changed else ():
-            del place[old]
-        assign(made, key, copy.deepcopy(settings[key]))
-    lay_kinds(made)
-    return made
-
-
-def _prepare(
-    table: Mapping[str, Any], grid: Grid, spec: Spec
-) -> tuple[list[Trial], dict[int, RunPlan]]:
-    """Make the plan of every combination; those that cannot be run are refused here, for free."""
-    trials, plans = list[Trial](), dict[int, RunPlan]()
-    for place, values in enumerate(itertools.product(*grid.values())):
-        settings, why = dict(zip(grid, values, strict=True)), None
-        try:
-            run_plan = resolve(plan_from_table(lay_settings(table, settings)), spec)
-            run_plan.plan().guarantee(spec.clients)
-            run_plan.method.check(spec)
-            plans[place] = run_plan
-        except ValueError as error:
-            why = str(error)
-        trials.append(Trial(settings, refused=why))
-    if not plans:
-        several = "" if len(trials) == 1 else f"all {len(trials)} combinations are refused; "
-        raise ConfigError(f"{several}{_told(trials[0].settings)}: {trials[0].refused}")
-    return trials, plans
-
-
-def _parts(
-    train: FederatedDataset, numbers: NDArray[np.int64], folds: int, choice: DataChoice
-) -> Iterator[Parts]:
-    """Give the rows outside and inside of each fold, one fold in memory at a time."""
-    for fold in range(folds):
-        outside, inside = train.where(numbers != fold), train.where(numbers == fold)
-        if choice.standardise == "client":
-            outside, scaled = standardise_clients(outside, inside)
-            assert scaled is not None
-            inside = scaled
-        yield outside, inside
+    name, before = run_plan.data.name, run_plan.tuned
+    free = public or (name in NAMES and name.startswith(_GENERATED))
+    if before == "not covered" or not (free or charged):
+        return "not covered"
+    return "charged" if not free or before == "charged" else "public"
 
 
 def _try(trial: Trial, run_plan: RunPlan, parts: Parts) -> Trial:
@@ -273,15 +239,14 @@ def _try(trial: Trial, run_plan: RunPlan, parts: Parts) -> Trial:
     return replace(trial, metric=score.metric, folds=(*trial.folds, score.value))
 
 
-def _check_grid(grid: Grid) -> None:
-    if not grid:
-        raise ConfigError("the grid is empty: give values to try, for example method.lam=0.1,0.3,1")
-    for key, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"grid {key} = {values!r}: expected a list of values to try")
-        for fixed, why in _FIXED.items():
-            if key == fixed or key.startswith(f"{fixed}."):
-                raise ConfigError(f"grid {key}: {fixed} cannot be tuned: {why}; leave it out")
+def _check_search(search: str, trials: int | None) -> None:
+    if search not in ("grid", "optuna"):
+        raise ConfigError(f"search = {search!r}: expected 'grid' or 'optuna'")
+    if trials is not None and (search == "grid" or trials < 1):
+        raise ConfigError(
+            f"trials = {trials} with search = {search!r}: expected how many settings Optuna "
+            "proposes, at least 1; a grid is tried in whole"
+        )
 
 
 def _check(table: Mapping[str, Any], folds: int, seed: int) -> None:
@@ -318,7 +283,3 @@ def _check_best(best: Trial, trials: int) -> None:
             f"no combination of {trials} has a finite {best.metric}: every run diverged, or no "
             "client has rows to be scored on; try smaller steps or other settings"
         )
-
-
-def _told(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value!r}" for key, value in settings.items())

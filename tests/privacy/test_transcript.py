@@ -75,15 +75,135 @@ def test_a_post_that_is_not_kept_cannot_be_read(transcript):
         transcript.read(0)
 
 
-def test_the_digest_is_of_the_file(tmp_path):
-    transcript = FolderTranscript(tmp_path)
+def test_the_digest_is_of_what_the_post_says(tmp_path):
+    transcript = FolderTranscript(tmp_path / "posts")
     digest = transcript.write(3, value())
-    (path,) = tmp_path.iterdir()
-    assert digest == transcript.digest(3) == hashlib.sha256(path.read_bytes()).hexdigest()
+    weight, bias = (value()[name].numpy() for name in ("weight", "bias"))
+    told = b'{"leaf": "weight", "dtype": "<f8", "shape": [3, 2]}\n' + weight.tobytes()
+    told += b'{"leaf": "bias", "dtype": "<f8", "shape": []}\n' + bias.tobytes()
+    assert digest == transcript.digest(3) == hashlib.sha256(told).hexdigest()
+    (path,) = (tmp_path / "posts").iterdir()
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[content.index(weight.tobytes()) + 7] ^= 1
     path.write_bytes(content)
     assert transcript.digest(3) != digest
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"bias": value()["bias"], "weight": value()["weight"]},  # another order
+        {"weight": value()["weight"].reshape(2, 3), "bias": value()["bias"]},
+        {"weights": value()["weight"], "bias": value()["bias"]},
+        {"weight": value()["weight"].float(), "bias": value()["bias"]},
+        {"weight": value()["weight"]},
+    ],
+)
+def test_the_digest_tells_order_shape_name_and_type(tmp_path, other):
+    transcript = FolderTranscript(tmp_path / "posts")
+    assert transcript.write(0, value()) != transcript.write(1, other)
+
+
+INDICES = (0, 1, 2, 1_234_567)
+
+
+def packed_transcript(folder):
+    transcript = FolderTranscript(folder / "posts")
+    digests = {index: transcript.write(index, value(index)) for index in INDICES}
+    transcript.pack()
+    return transcript, digests
+
+
+def test_packing_changes_where_posts_are_and_nothing_else(tmp_path):
+    transcript, digests = packed_transcript(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["posts.npz"]
+    for found in (transcript, FolderTranscript(tmp_path / "posts")):
+        assert found.indices() == set(INDICES) and not found.has(3)
+        for index in INDICES:
+            assert found.has(index) and found.digest(index) == digests[index]
+            assert same(found.read(index), value(index))
+    with np.load(tmp_path / "posts.npz") as arrays:  # plain NumPy reads it
+        assert arrays.files[:2] == ["000000.weight", "000000.bias"]
+        np.testing.assert_array_equal(arrays["000001.weight"], value(1)["weight"].numpy())
+
+
+def test_packing_twice_or_with_more_posts_keeps_all(tmp_path):
+    transcript, digests = packed_transcript(tmp_path)
+    content = (tmp_path / "posts.npz").read_bytes()
+    transcript.pack()
+    assert (tmp_path / "posts.npz").read_bytes() == content
+    digests[7] = transcript.write(7, value(7))
+    transcript.pack()
+    again = FolderTranscript(tmp_path / "posts")
+    assert {index: again.digest(index) for index in again.indices()} == digests
+
+
+def test_a_run_that_posted_nothing_packs_nothing(tmp_path):
+    FolderTranscript(tmp_path / "posts").pack()
+    assert FolderTranscript(tmp_path / "posts").indices() == set()
+    with np.load(tmp_path / "posts.npz") as arrays:
+        assert arrays.files == []
+
+
+class Crash(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_crash_while_packing_loses_nothing(tmp_path, monkeypatch, step):
+    """Cut off at every sync, rename and removal; the next process finds all posts."""
+    transcript = FolderTranscript(tmp_path / "posts")
+    digests = {index: transcript.write(index, value(index)) for index in INDICES}
+    count = 0
+
+    def cut(act):
+        def counted(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count > step:
+                raise Crash
+            return act(*args, **kwargs)
+
+        return counted
+
+    for place, name in ((os, "fsync"), (os, "unlink"), (os, "rmdir")):
+        monkeypatch.setattr(place, name, cut(getattr(place, name)))
+    monkeypatch.setattr(type(tmp_path), "replace", cut(type(tmp_path).replace))
+    try:
+        transcript.pack()
+    except Crash:
+        pass
+    else:
+        assert count <= step
+    monkeypatch.undo()
+    again = FolderTranscript(tmp_path / "posts")
+    assert {index: again.digest(index) for index in again.indices()} == digests
+    again.pack()
+    assert [path.name for path in tmp_path.iterdir()] == ["posts.npz"]
+    assert {index: again.digest(index) for index in again.indices()} == digests
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "array", "bit"])
+def test_a_damaged_packed_file_holds_no_post_that_passes(tmp_path, damage):
+    _, digests = packed_transcript(tmp_path)
+    path = tmp_path / "posts.npz"
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    elif damage == "empty":
+        content = bytearray()
+    elif damage == "bit":
+        content[content.index(value(0)["weight"].numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    if damage == "array":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+    assert FolderTranscript(tmp_path / "posts").digest(0) != digests[0]
+
+
+def test_a_post_without_a_leaf_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no leaf"):
+        FolderTranscript(tmp_path / "posts").write(0, {})
 
 
 def test_the_digest_depends_on_the_value_alone(tmp_path):

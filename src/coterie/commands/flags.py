@@ -87,8 +87,8 @@ def _lay_clock(table: dict[str, Any], arguments: argparse.Namespace) -> None:
     }
     if any(value is not None for value in clock.values()):
         _overlay(table, "stragglers", clock)
-    if getattr(arguments, "history", False):
-        table["history"] = True
+    if getattr(arguments, "history", None) is not None:
+        table["history"] = arguments.history
 
 
 def _lay_method(table: dict[str, Any], arguments: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from coterie.commands.flags import data_table
 from coterie.commands.results_table import in_short
 from coterie.commands.run import MEMBERS
+from coterie.comparison.running import PLAN, finished
 from coterie.config import to_table
 from coterie.data.describe import describe
 from coterie.methods.base import Method
@@ -59,13 +60,18 @@ def data_show(arguments: argparse.Namespace) -> None:
 def report(arguments: argparse.Namespace) -> None:
     """Carry out `coterie report`."""
     folders = [part for run in arguments.runs for part in _members(Path(run))]
-    out = Path(arguments.out) if arguments.out else folders[0] / "report.html"
-    write_report(folders, out)
+    first = Path(arguments.runs[0])
+    usual = first if (first / PLAN).exists() else folders[0]
+    out = Path(arguments.out) if arguments.out else usual / "report.html"
+    figures = Path(arguments.figures) if arguments.figures else None
+    write_report(folders, out, figures)
     print(out)
 
 
 def _members(folder: Path) -> list[Path]:
     """Give the finished runs of a folder of several, or the folder itself."""
+    if (folder / PLAN).exists():
+        return finished(folder) or [folder]
     if not (folder / MEMBERS).exists():
         return [folder]
     named = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from coterie.commands.tune_options import MORE, add_search
+
 Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
 
@@ -18,7 +20,18 @@ def _command(
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_offline(parser)
     return parser
+
+
+def add_offline(parser: argparse.ArgumentParser) -> None:
+    """Add `--offline`, which may stand before a command or among its flags."""
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="refuse every connection that leaves this machine (also COTERIE_OFFLINE=1)",
+    )
 
 
 def add_account(commands: Commands, action: Action, *, calibrate: bool) -> None:
@@ -68,25 +81,40 @@ def _add_view(parser: argparse._ActionsContainer) -> None:
 
 _ADVICE = """\
 Without --data and --plan nothing but the numbers given is looked at: --clients, and --numbers or
---features (how many) and --classes. With them only what is public of the data: clients, features,
-classes. The exit status is 0 whatever the verdict.
+--features (how many) and --classes; --epsilon, or --noise-multiplier (then --epsilon is a limit on
+the rounds); --cohort, --sampling, --rounds, --delta, --relation. The verdict on joining is that of
+pfeb, the noise that of a sum under one clip. With --data or --plan it is that of the method, from
+what is public of the data: clients, features, classes. The exit status is 0 whatever the verdict.
 
 --json prints one object: verdict ("join", "small gain", "learn alone", or null where the rule
 knows nothing of the plan), words, remedies, clients, numbers (posted), most_numbers, rounds, clip,
 mu, worth = (0.3 clients mu)^2 / numbers, epsilon, delta, relation; needs has for "small gain" and
 "join" the clients, epsilon and numbers that would do; by_epsilon is the table; data, method and
-chosen (why) come where a plan was given."""
+chosen (why) come where a plan was given. Of the noise: noise_multiplier, epsilon_spent,
+epsilon_by_view, error (per_number, over_clip, relative), within (what keeps error.relative
+within 0.3), rounds_at_noise, epsilon_by_rounds, error_by_clients: docs/plan.md has them all."""
 
 
 def add_advice(commands: Commands, action: Action) -> None:
     """Add `plan`."""
-    help = "whether joining pays, before anything is spent: verdict, rounds, shared weights"
+    help = "whether joining pays and what it costs, before any data is touched"
     example = "coterie plan --clients 550 --epsilon 1 --numbers 10"
     parser = _command(commands, "plan", help, example, _ADVICE)
     budget = _add_plan(parser)
     budget.add_argument("--epsilon", type=float, help="of the whole run (default 1)")
     parser.add_argument(
         "--numbers", type=int, help="instead of data: shared weights, such as features + 1"
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="draw epsilon against rounds and noise against clients (.html, .svg or .png)",
+    )
+    parser.add_argument("--no-plot", action="store_true", help="no sketches in the terminal")
+    parser.add_argument(
+        "--full", action="store_true", help="all answers, also those that take some seconds"
     )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
@@ -120,11 +148,12 @@ def add_run(commands: Commands, action: Action) -> None:
         help="put clients on a virtual clock: a round waits so long, for all of them, or for about "
         "this share; more settings: --set stragglers.KEY=VALUE",
     )
+    of_clock = "of clients on a virtual clock"
+    run.add_argument("--hardware", choices=("equal", "spread"), help=of_clock)
     run.add_argument(
-        "--hardware", choices=("equal", "spread"), help="of clients on a virtual clock"
-    )
-    run.add_argument(
-        "--history", action="store_true", help="score every round on test rows (not private)"
+        "--history",
+        action=argparse.BooleanOptionalAction,
+        help="score every round on test rows, not private (default: where that is cheap)",
     )
     run.add_argument(
         "--newcomers",
@@ -134,7 +163,25 @@ def add_run(commands: Commands, action: Action) -> None:
         "serves those it never saw",
     )
     _add_work(run)
+    add_tracking(run)
     parser.set_defaults(action=action)
+
+
+def add_tracking(group: argparse._ArgumentGroup) -> None:
+    """Add `--track`, for commands that make runs."""
+    group.add_argument(
+        "--track",
+        metavar="mlflow|tensorboard",
+        action="append",
+        default=[],
+        help="log the finished run there too: settings, epsilon and scores by round, certificate "
+        "and page; never models (may be repeated)",
+    )
+    group.add_argument(
+        "--track-dir",
+        metavar="DIR",
+        help="where to (default: MLFLOW_TRACKING_URI or ./mlruns; RUN/tensorboard)",
+    )
 
 
 def add_tune(commands: Commands, action: Action) -> None:
@@ -142,28 +189,17 @@ def add_tune(commands: Commands, action: Action) -> None:
     parser = _command(
         commands,
         "tune",
-        "choose settings by cross-validation inside clients; what it prints is not private",
+        "choose settings by cross-validation inside clients, or by private runs (--charge)",
         "coterie tune --data synthetic --method pmtl --grid method.lam=0.1,0.3,1 "
         "--grid privacy.clip=0.25,0.5",
+        MORE,
     )
-    grid = parser.add_argument_group("grid")
-    grid.add_argument(
-        "--grid",
-        metavar="KEY=VALUE,VALUE",
-        action="append",
-        default=[],
-        help="values of a setting of the plan to try; several make all combinations",
-    )
-    grid.add_argument("--folds", type=int, default=5, help="of every client's rows (default 5)")
-    grid.add_argument("--seed", type=int, default=0, help="of folds and trial noise (default 0)")
-    grid.add_argument(
-        "--public", action="store_true", help="declare the data public: tuning on it is free"
-    )
+    add_search(parser)
     budget = _add_plan(parser)
     budget.add_argument("--epsilon", type=float, help="of one run; inf for no privacy")
     run = parser.add_argument_group("run")
     run.add_argument(
-        "--out", metavar="FILE", default="tuned.toml", help="the plan (default tuned.toml)"
+        "--out", metavar="PATH", help="the plan (tuned.toml); with --charge a folder (selected)"
     )
     _add_work(run)
     parser.set_defaults(action=action)
@@ -312,6 +348,9 @@ def add_report(commands: Commands, action: Action) -> None:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
     parser.add_argument("--out", metavar="FILE", help="default RUN/report.html of the first run")
+    parser.add_argument(
+        "--figures", metavar="DIR", help="also write every chart of the page as PNG and SVG"
+    )
     parser.set_defaults(action=action)
 
 

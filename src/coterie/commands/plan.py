@@ -1,60 +1,164 @@
-"""`coterie plan`: whether joining pays, before anything is spent.
+"""`coterie plan`: whether joining pays and what it costs, before anything is spent.
 
 From public facts alone it loads neither torch nor data; with data or a plan it opens them and looks
 at the spec.
 """
 
 import argparse
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from coterie.advice import Advice, advise
+from coterie.advice import CLIP, REPLACED, ROUNDS, Advice, Case, advise, judge, mu_of
+from coterie.commands.budget import make_sampler
+from coterie.commands.plan_words import NOTHING, Found, tell
+from coterie.plan_curves import noises_near
+from coterie.planning import HEAVY, Outline, look_ahead, most_rounds
+from coterie.privacy.accounting import Gaussian, LocalGaussian, Relation
 
 if TYPE_CHECKING:
     from coterie.data.federated import Spec, Task
+    from coterie.plan import Plan
 
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-_CONCRETE = ("data", "plan", "noise_multiplier", "noise", "sampling", "finetune", "clip")
-_HEADS = ("epsilon", "verdict", "rounds", "most numbers", "clients for a small gain", "to join")
+_CONCRETE = ("data", "plan", "finetune")
+_KNOWN_NOISE = ("gaussian", "local")
 
 
 def plan(arguments: argparse.Namespace) -> str:
     """Carry out `coterie plan`; give what it prints."""
-    if flags := _concrete_flags(arguments):
-        return _concrete(arguments, flags)
-    clients, numbers = _clients(arguments), _numbers(arguments)
-    epsilon = 1.0 if arguments.epsilon is None else arguments.epsilon
+    flags = _concrete_flags(arguments)
+    found = _concrete(arguments, flags) if flags else _from_facts(arguments)
+    if arguments.plot:
+        from coterie.commands.plan_plot import draw
 
-    def at(epsilon: float) -> Advice:
-        return advise(
-            clients,
-            epsilon,
-            numbers,
-            delta=arguments.delta,
-            relation=arguments.relation or "zero_out",
-            cohort=arguments.cohort,
-            rounds=arguments.rounds,
-        )
-
-    table = [at(one) for one in _EPSILONS]
-    if epsilon == math.inf:
-        return _tell_nothing({}, _FREE, as_json=arguments.json)
-    return _tell(at(epsilon), table, as_json=arguments.json)
+        draw(found, arguments.plot)
+    return tell(found, as_json=arguments.json, sketched=not arguments.no_plot)
 
 
 def _concrete_flags(arguments: argparse.Namespace) -> list[str]:
-    """Name the flags that speak of more than a linear model and its budget."""
+    """Name the flags that speak of more than one clipped sum and its budget."""
     given = [name for name in _CONCRETE if getattr(arguments, name) is not None]
     given += ["method"] if arguments.method not in (None, "auto") else []
     given += ["model"] if arguments.model not in (None, "linear") else []
-    given += [name for name in ("set", "cohort_visible") if getattr(arguments, name)]
+    given += ["set"] if arguments.set else []
+    # Whoever counts the numbers posted wants one clipped sum; else noise decides on the method.
+    plain = arguments.noise in (None, "gaussian", *(_KNOWN_NOISE if arguments.numbers else ()))
+    given += [] if plain else ["noise"]
     return [f"--{name.replace('_', '-')}" for name in given]
 
 
-def _concrete(arguments: argparse.Namespace, flags: Sequence[str]) -> str:
+def _from_facts(arguments: argparse.Namespace) -> Found:
+    """Look ahead from the numbers given; torch is not loaded."""
+    clients, numbers = _clients(arguments), _numbers(arguments)
+    epsilon, noise = arguments.epsilon, arguments.noise_multiplier
+    if epsilon is None and noise is None:
+        epsilon = 1.0
+    if epsilon == math.inf and noise is None:
+        _advice(arguments, clients, numbers, 1.0)  # refuses what is wrong with the other facts
+        return Found(words=NOTHING)
+    advice = _advice(arguments, clients, numbers, epsilon)
+    outline = _outline(arguments, clients, numbers, epsilon, advice.rounds)
+    limit = None if noise is None else epsilon
+    outlook = look_ahead(outline, epsilon_limit=limit, full=arguments.full)
+    heavy = outlook.grid > HEAVY and not arguments.full
+    rows = () if noise is not None or heavy else _EPSILONS
+
+    def at(epsilon: float, near: float | None) -> Advice:
+        if near is None or epsilon == outline.epsilon:
+            return _advice(arguments, clients, numbers, epsilon)
+        guessed = replace(outline, epsilon=None, noise_multiplier=near)
+        rule = advise(clients, epsilon, numbers, delta=arguments.delta, relation=outline.relation)
+        return judge(_case(guessed, epsilon, rule.rounds))
+
+    # Closed forms are instant; an account on a grid is looked at once a row.
+    near = noises_near(outline, outlook.noise_multiplier, rows) if outlook.grid and rows else {}
+    return Found(
+        advice=advice,
+        table=[at(one, near.get(one)) for one in rows],
+        outline=outline,
+        outlook=outlook,
+        limit=limit,
+        full=arguments.full,
+    )
+
+
+def _outline(
+    arguments: argparse.Namespace, clients: int, numbers: int, epsilon: float | None, rounds: int
+) -> Outline:
+    noise: float | None = arguments.noise_multiplier
+    relation: Relation = arguments.relation or "zero_out"
+    return Outline(
+        clients=clients,
+        numbers=numbers,
+        rounds=rounds,
+        sampler=make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible),
+        epsilon=None if noise is not None else epsilon,
+        noise_multiplier=noise,
+        delta=arguments.delta,
+        relation=relation,
+        clip=CLIP if arguments.clip is None else arguments.clip,
+        local=arguments.noise == "local",
+        # Of no matter under zero_out, where the advice's value spares a second search.
+        replaced=REPLACED if relation == "zero_out" else 2.0,
+    )
+
+
+def _advice(
+    arguments: argparse.Namespace, clients: int, numbers: int, epsilon: float | None
+) -> Advice:
+    """Say whether joining pays; of noise that is given, by the rounds that it buys."""
+    relation: Relation = arguments.relation or "zero_out"
+    rounds: int | None = arguments.rounds
+    clip = CLIP if arguments.clip is None else arguments.clip
+    hidden_coins = arguments.sampling in (None, "poisson") and not arguments.cohort_visible
+    if arguments.noise_multiplier is None and hidden_coins and arguments.noise != "local":
+        assert epsilon is not None
+        usual = {"delta": arguments.delta, "relation": relation, "rounds": rounds}
+        return replace(
+            advise(clients, epsilon, numbers, cohort=arguments.cohort, **usual), clip=clip
+        )
+    rule = ROUNDS[1]
+    if arguments.noise_multiplier is None:
+        assert epsilon is not None
+        rule = advise(clients, epsilon, numbers, delta=arguments.delta, relation=relation).rounds
+    outline = _outline(arguments, clients, numbers, epsilon, rounds or rule)
+    if arguments.noise_multiplier is not None:
+        if rounds is None and epsilon is not None:
+            rule = max(1, most_rounds(outline, arguments.noise_multiplier, epsilon))
+        outline, epsilon = replace(outline, rounds=rounds or rule), None
+    return judge(_case(outline, epsilon, rule))
+
+
+def _case(outline: Outline, epsilon: float | None, rule: int) -> Case:
+    """Give the facts of an advice on an outline."""
+    delta = outline.delta_of(outline.clients)
+    mu = math.sqrt(outline.rounds) / _felt(outline, delta) / outline.clients
+    whole = None if epsilon is None else mu_of(epsilon, delta, outline.relation, outline.replaced)
+    return Case(
+        clients=outline.clients,
+        epsilon=epsilon,
+        delta=delta,
+        relation=outline.relation,
+        mu=mu,
+        numbers=outline.numbers,
+        rounds=outline.rounds,
+        rule=rule,
+        clip=outline.clip,
+        tolerance=1.0,
+        replaced=outline.replaced,
+        kept=1.0 if whole is None else mu / whole,
+        local=outline.local,
+    )
+
+
+def _felt(outline: Outline, delta: float) -> float:
+    """Give the noise of one number of a posted mean over the clip."""
+    return outline.error(outline.noise(delta), outline.clients) / math.sqrt(outline.numbers)
+
+
+def _concrete(arguments: argparse.Namespace, flags: Sequence[str]) -> Found:
     """Advise on a plan made of flags; torch is loaded here."""
     from coterie.commands.flags import plan_table
     from coterie.run_plan import advice_of, plan_from_table, resolve
@@ -62,24 +166,22 @@ def _concrete(arguments: argparse.Namespace, flags: Sequence[str]) -> str:
     facts = arguments.data is None and arguments.plan is None
     if arguments.numbers is not None:
         raise ValueError(
-            f"--numbers {arguments.numbers} is of a linear model and its budget alone, and "
+            f"--numbers {arguments.numbers} is of one posted mean and its budget alone, and "
             f"{', '.join(flags)} asks for a whole plan: leave out --numbers"
             f"{' and give --features N' if facts else ''}, or leave out {', '.join(flags)}"
         )
     spec = _spec(arguments) if facts else None
     if facts:
-        away = {"data": "synthetic", "features": None, "classes": None, "clients": None}
-        arguments = argparse.Namespace(**{**vars(arguments), **away, "task": None})
+        away = ("features", "classes", "clients", "task")
+        told = {**vars(arguments), **dict.fromkeys(away), "data": "synthetic"}
+        arguments = argparse.Namespace(**told)
     run_plan = plan_from_table(plan_table(arguments))
     spec = run_plan.data.open().spec if spec is None else spec
     resolved = resolve(run_plan, spec)
     resolved.plan().guarantee(spec.clients)
     resolved.method.check(spec)
-    about = {
-        "data": None if facts else run_plan.data.name,
-        "method": resolved.method.title,
-        "chosen": resolved.chosen,
-    }
+    named = None if facts else run_plan.data.name
+    about = {"data": named, "method": resolved.method.title, "chosen": resolved.chosen}
 
     def at(epsilon: float) -> Advice | None:
         budget = replace(run_plan.privacy, epsilon=epsilon, noise_multiplier=None)
@@ -88,10 +190,46 @@ def _concrete(arguments: argparse.Namespace, flags: Sequence[str]) -> str:
     advice = advice_of(resolved, spec)
     if advice is None:
         free = resolved.privacy.epsilon == math.inf
-        words = _FREE if free else _UNKNOWN.format(about["method"])
-        return _tell_nothing(about, words, as_json=arguments.json)
-    table = [found for one in _EPSILONS if (found := at(one)) is not None]
-    return _tell(advice, table, about, as_json=arguments.json)
+        return Found(about=about, words=NOTHING if free else _UNKNOWN.format(about["method"]))
+    outline = _outline_of(resolved.plan(), spec, advice)
+    return Found(
+        advice=advice,
+        table=_existing(at),
+        about=about,
+        outline=outline,
+        outlook=None if outline is None else look_ahead(outline, full=arguments.full),
+        full=arguments.full,
+    )
+
+
+def _existing(at: Callable[[float], Advice | None]) -> list[Advice]:
+    return [found for one in _EPSILONS if (found := at(one)) is not None]
+
+
+def _outline_of(plan: "Plan", spec: "Spec", advice: Advice) -> Outline | None:
+    """Give the outline of a plan that posts a mean; None if its rounds differ in noise."""
+    events, clients = set(plan.guarantee(spec.clients).events), spec.clients
+    error = plan.relative_error(spec)
+    if len(events) != 1 or error is None:
+        return None
+    (event,) = events
+    assert isinstance(event, Gaussian | LocalGaussian)
+    given = plan.privacy.epsilon is None
+    outline = Outline(
+        clients=clients,
+        numbers=advice.numbers,
+        rounds=plan.rounds,
+        sampler=plan.sampler,
+        epsilon=plan.privacy.epsilon,
+        noise_multiplier=event.noise_multiplier if given else None,
+        delta=plan.privacy.delta,
+        relation=plan.privacy.relation,
+        clip=plan.clip(clients),
+        local=isinstance(event, LocalGaussian),
+        replaced=event.replaced if isinstance(event, Gaussian) else 2.0,
+    )
+    # Parts of a contribution may share the budget: then the mean has more noise than one sum has.
+    return replace(outline, stretch=error / outline.error(event.noise_multiplier, clients))
 
 
 def _clients(arguments: argparse.Namespace) -> int:
@@ -141,67 +279,7 @@ def _spec(arguments: argparse.Namespace) -> "Spec":
     return Spec((_features(arguments),), outputs, arguments.task or usual, _clients(arguments))
 
 
-def _tell(
-    advice: Advice,
-    table: Sequence[Advice],
-    about: dict[str, Any] | None = None,
-    *,
-    as_json: bool,
-) -> str:
-    if as_json:
-        found = (about or {}) | advice.to_json() | {"by_epsilon": [_row(one) for one in table]}
-        return json.dumps(found, indent=2, allow_nan=False)
-    lines = [f"{advice.verdict}: {advice.words}.", ""]
-    if about is not None:
-        lines[1:1] = [f"{about['data'] or 'as planned'}: {about['chosen'] or about['method']}."]
-    facts = {
-        "rounds": advice.rounds,
-        "clip": f"{advice.clip:.4g}",
-        "shared weights": f"{advice.numbers:,} (at most {advice.most_numbers:,})",
-        "worth": f"{advice.worth:.3g} ({_SCALE})",
-    }
-    lines += [f"{name:<15} {value}" for name, value in facts.items()]
-    if advice.remedies:
-        lines += ["", "what would help", *(f"  {remedy}" for remedy in advice.remedies)]
-    return "\n".join([*lines, "", *_lined(table)])
-
-
-_FREE = "no verdict: nothing is spent on noise (epsilon = inf), so there is nothing to weigh"
 _UNKNOWN = (
     "no verdict on {}: the rule weighs Gaussian noise against a posted mean, and this plan posts "
     "none, or its noise is not Gaussian"
 )
-_SCALE = "below 1 learn alone, from 1 small gain, from 4 join"
-
-
-def _tell_nothing(about: dict[str, Any], words: str, *, as_json: bool) -> str:
-    if as_json:
-        return json.dumps(about | {"verdict": None, "words": words}, indent=2, allow_nan=False)
-    return f"{words}."
-
-
-def _row(advice: Advice) -> dict[str, Any]:
-    return {
-        "epsilon": advice.epsilon,
-        "verdict": advice.verdict,
-        "rounds": advice.rounds,
-        "most_numbers": advice.most_numbers,
-        "clients_for_small_gain": advice.needs["small gain"]["clients"],
-        "clients_to_join": advice.needs["join"]["clients"],
-    }
-
-
-def _lined(table: Sequence[Advice]) -> list[str]:
-    """Set the table by epsilon, columns to the right."""
-    cells = [_HEADS, *(tuple(map(_shown, _row(one).values())) for one in table)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    ]
-
-
-def _shown(cell: float | str) -> str:
-    if isinstance(cell, str):
-        return cell
-    return f"{cell:,}" if isinstance(cell, int) else f"{cell:g}"

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from rich.console import Console
 
 from coterie.commands.flags import plan_table
 from coterie.commands.results_table import about_newcomers, clients_table, name_of, results_table
+from coterie.commands.tracked import tracked
 from coterie.commands.watch import Watch
 from coterie.config import ConfigError, to_table
+from coterie.interrupts import stop_status, stoppable
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method
 from coterie.methods.local import Local
@@ -28,13 +31,16 @@ from coterie.rules import usual
 from coterie.run import execute
 from coterie.run_plan import RunPlan, load_plan, plan_from_table
 from coterie.summary import promised
+from coterie.tracking.track import check_kinds
 
 MEMBERS = "members.json"
 _REFERENCE = "not-private"
+_WITH_RESUME = ("resume", "json", "quiet", "track", "track_dir", "command", "action")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `coterie run`."""
+    check_kinds(arguments.track)
     if isinstance(arguments.epsilon, tuple):
         return _several(arguments)
     if arguments.resume is not None:
@@ -44,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
             return _go_through(folder, arguments)
         run_plan = load_plan(folder / "plan.toml")
         if (folder / "result.json").exists():
-            return _show_finished(folder, as_json=arguments.json)
+            _show_finished(folder, as_json=arguments.json)
+            return tracked([folder], arguments)
     else:
         run_plan = plan_from_table(plan_table(arguments))
         folder = Path(arguments.out) if arguments.out else _new_folder(run_plan)
@@ -53,20 +60,30 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{folder} already holds a run; go on with `coterie run --resume {folder}`, "
                 "or choose another --out"
             )
+    with stoppable(partial(_farewell, folder)):
+        return _run_one(run_plan, folder, arguments)
+
+
+def _run_one(run_plan: RunPlan, folder: Path, arguments: argparse.Namespace) -> int:
     watch = Watch(quiet=arguments.quiet)
     try:
         scoring = None if arguments.json else watch.scoring
         result = execute(run_plan, folder=folder, observer=watch.open, scoring=scoring)
     except KeyboardInterrupt:
         watch.close()
-        begun = (folder / "plan.toml").exists()
-        told = f"go on with: coterie run --resume {folder}" if begun else "nothing was spent"
-        print(f"interrupted; {told}", file=sys.stderr)
-        return 130
+        print(_farewell(folder), file=sys.stderr)
+        return stop_status()
     finally:
         watch.close()
-    _show(folder, result.summary, result.outcome.guarantee, as_json=arguments.json)
-    return 0
+    status = _show(folder, result.summary, result.outcome.guarantee, as_json=arguments.json)
+    return tracked([folder], arguments) or status
+
+
+def _farewell(folder: Path) -> str:
+    """Say how a run that was interrupted goes on."""
+    begun = (folder / "plan.toml").exists() or (folder / MEMBERS).exists()
+    told = f"go on with: coterie run --resume {folder}" if begun else "nothing was spent"
+    return f"interrupted; {told}"
 
 
 def _several(arguments: argparse.Namespace) -> int:
@@ -104,21 +121,22 @@ def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
     """Run the members that are not done, then show all of them."""
     tables = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
     try:
-        done = [
-            folder / name
-            for name, table in tables.items()
-            if _train(folder / name, table, arguments)
-        ]
+        with stoppable(partial(_farewell, folder)):
+            done = [
+                folder / name
+                for name, table in tables.items()
+                if _train(folder / name, table, arguments)
+            ]
     except KeyboardInterrupt:
-        print(f"interrupted; go on with: coterie run --resume {folder}", file=sys.stderr)
-        return 130
+        print(_farewell(folder), file=sys.stderr)
+        return stop_status()
     summaries, guarantees = zip(*(_read_finished(part) for part in done), strict=True)
     report = write_report(done, folder / "report.html")
     spent = [g for g in guarantees if g.events and g.epsilon < math.inf]
     if arguments.json:
         together = add_up(spent) if spent else None
         print(json.dumps({"runs": summaries, "together": together}, allow_nan=False))
-        return 0
+        return tracked(done, arguments, group=folder)
     _show_tables(summaries)
     claims = [g for g in guarantees if g.claimed_epsilon is not None]
     for stated in (*spent[-1:], *claims):
@@ -128,7 +146,7 @@ def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
     if spent:
         print(f"\n{spent_together(spent)}")
     print(f"run folder {folder}, report {report}")
-    return 0
+    return tracked(done, arguments, group=folder)
 
 
 def _train(part: Path, table: Mapping[str, Any], arguments: argparse.Namespace) -> bool:
@@ -173,11 +191,11 @@ def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
     return summary, guarantee
 
 
-def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_json: bool) -> None:
-    write_report([folder], folder / "report.html")
+def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_json: bool) -> int:
+    status = _report(folder)
     if as_json:
         print(json.dumps(summary, allow_nan=False))
-        return
+        return status
     _show_tables([summary])
     print(guarantee.statement())
     _say_caveats([summary])
@@ -185,6 +203,21 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
     for notice in summary.get("notices") or ():
         print(f"Note for the data's owner, not covered by epsilon: {notice}.")
     print(f"\nrun folder {folder}, report {folder / 'report.html'}")
+    return status
+
+
+def _report(folder: Path) -> int:
+    """Write the page of a run that is done and kept; say so if it cannot be, and lose nothing."""
+    try:
+        write_report([folder], folder / "report.html")
+    except OSError as error:
+        print(
+            f"{folder}: the run is done and kept, but its report cannot be written "
+            f"({error.strerror or error}); make room, then: coterie report {folder}",
+            file=sys.stderr,
+        )
+        return 2
+    return 0
 
 
 def _show_tables(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -257,7 +290,7 @@ def _refuse_with_resume(arguments: argparse.Namespace) -> None:
     given = [
         f"--{name.replace('_', '-')}"
         for name, value in vars(arguments).items()
-        if name not in ("resume", "json", "quiet", "command", "action")
+        if name not in _WITH_RESUME
         and value is not None
         and value is not False  # by identity: 0 is a value too
         and value != []

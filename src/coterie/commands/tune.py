@@ -7,7 +7,6 @@ import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from coterie import tuning
+from coterie.commands.charge import charge
 from coterie.commands.flags import literal, pair, plan_table
+from coterie.commands.told import Told
 from coterie.config import ConfigError, to_table, to_toml
+from coterie.search import Range
 from coterie.summary import TUNING, json_number
 from coterie.tuning import Grid, Progress, Trial, Tuned
 
@@ -25,17 +27,13 @@ _SHOWN, _REFUSED = 10, 3
 _NOT_PRIVATE = "scores are functions of clients' rows without noise: keep them as you keep the rows"
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a command has to say, and its exit status."""
-
-    out: str
-    err: str = ""
-    status: int = 0
-
-
 def tune(arguments: argparse.Namespace) -> Told:
     """Carry out `coterie tune`; nothing is printed here but the bar."""
+    if arguments.charge:
+        return charge(arguments, plan_table(arguments), _grid(arguments))
+    if arguments.dry_run:
+        raise ConfigError("--dry-run tells what --charge would cost: give --charge, or leave it")
+    arguments.out = arguments.out or "tuned.toml"
     out = Path(arguments.out)
     _check_out(out)
     table, grid = plan_table(arguments), _grid(arguments)
@@ -47,6 +45,8 @@ def tune(arguments: argparse.Namespace) -> Told:
             folds=arguments.folds,
             seed=arguments.seed,
             public=arguments.public,
+            search=arguments.search,
+            trials=arguments.trials,
             observe=bar,
         )
     except KeyboardInterrupt:
@@ -76,17 +76,29 @@ def make_grid(texts: Sequence[str]) -> Grid:
 
     >>> make_grid(["method.lam=0.1,0.3", "method.solver=exact,sgd", "privacy.budget=[1, 2],[2, 1]"])
     {'method.lam': [0.1, 0.3], 'method.solver': ['exact', 'sgd'], 'privacy.budget': [[1, 2], [2, 1]]}
+    >>> make_grid(["rounds=1..50"])
+    {'rounds': Range(low=1, high=50)}
     """  # noqa: E501
-    grid: dict[str, list[Any]] = {}
+    grid: dict[str, list[Any] | Range] = {}
     for text in texts:
         key, values = pair(text, "--grid")
         if key in grid:
             raise ConfigError(f"--grid {key} is given twice: list all its values once")
+        if (ends := _ends_of(values)) is not None:
+            grid[key] = Range(*ends)
+            continue
         try:
             grid[key] = tomllib.loads(f"values = [{values}]")["values"]
         except tomllib.TOMLDecodeError:
             grid[key] = [literal(value.strip()) for value in values.split(",")]
     return grid
+
+
+def _ends_of(text: str) -> tuple[float, float] | None:
+    """Read `0.01..10`; None if it is not of this form."""
+    parts = [literal(part.strip()) for part in text.split("..")]
+    numbers = [part for part in parts if type(part) in (int, float)]
+    return (numbers[0], numbers[1]) if len(numbers) == len(parts) == 2 else None
 
 
 def _check_out(out: Path) -> None:
@@ -238,8 +250,11 @@ def _ends(settings: Mapping[str, Any], grid: Grid) -> list[str]:
     """Point at the best values that are the first or last of those tried."""
     lines = []
     for key, value in settings.items():
-        tried = [v for v in grid[key] if isinstance(v, int | float) and not isinstance(v, bool)]
-        if len(tried) < max(3, len(grid[key])):
+        values = grid[key]
+        if isinstance(values, Range):
+            continue
+        tried = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        if len(tried) < max(3, len(values)):
             continue
         for end, word in ((min(tried), "smaller"), (max(tried), "larger")):
             if value == end:

@@ -11,6 +11,8 @@ from coterie.data.columns import Batch, Table
 from coterie.data.federated import DataError, Task
 from coterie.data.source import Source
 
+SIGNED = "labels -1 and +1 read as 0 and 1"
+"""The note of data whose labels were -1 and +1."""
 _MOST_UNDECLARED = 10_000
 _MOST_GUESSED = 19  # whole numbers up to here, written in text, are taken for classes
 
@@ -140,7 +142,7 @@ def _as_declared(
             f"takes {expected or 'none'}; correct classes or task"
         )
     signed = names is None and task == "binary" and found.signed
-    notes: tuple[str, ...] = ("labels -1 and +1 read as 0 and 1",) if signed else ()
+    notes: tuple[str, ...] = (SIGNED,) if signed else ()
     outputs = {"multilabel": found.width, "multiclass": size}.get(task, 1)
     assumed: tuple[str, ...] = ()
     if source.task is None and size is None and task in ("binary", "multiclass"):

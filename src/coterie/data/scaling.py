@@ -76,6 +76,33 @@ def standardise_clients(
     )
 
 
+def client_moments(train: FederatedDataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give what `standardise_clients` centres and scales by, (clients, features) each.
+
+    A row of them is its client's own data, and no one else's. A column that does not vary inside a
+    client has an infinite scale; sparse rows have centers of 0.
+    """
+    if not train.is_sparse:
+        return _dense_moments(train)
+    known = _sparse_cells(train)
+    scale = np.full((len(train), train.spec.features), np.inf)
+    scale.reshape(-1)[known.cells] = known.scale
+    return np.zeros_like(scale), scale
+
+
+def scale_by(
+    data: FederatedDataset, center: NDArray[np.float64], scale: NDArray[np.float64]
+) -> FederatedDataset:
+    """Scale each client's rows by its row of `client_moments`, as `standardise_clients` does."""
+    if not data.is_sparse:
+        return replace(data, features=_scale_rows(data, center, scale))
+    assert not isinstance(data.features, torch.Tensor)
+    owner = np.repeat(np.arange(len(data)), np.diff(data.features.indptr[data.offsets]))
+    scaled = _with_values(data, _bounded(data.features.data, scale[owner, data.features.indices]))
+    scaled.eliminate_zeros()
+    return replace(data, features=scaled)
+
+
 def apply_constants(
     data: FederatedDataset,
     center: ArrayLike,

@@ -22,15 +22,15 @@ from coterie.tree import Tree, to
 class Progress:
     """What an observer is shown after a round; nothing it does comes back.
 
-    `answered` is how many clients contributed, `seconds` the time on the virtual clock, where
-    there is one.
+    `answered` is how many clients contributed (None where that is not known any more), `seconds`
+    the time on the virtual clock, where there is one.
     """
 
     round: int
     rounds: int
     shared: Tree
     store: Store
-    answered: int = 0
+    answered: int | None = 0
     seconds: float | None = None
 
     def models(self, method: Method, data: FederatedDataset) -> Callable[[Ids], Tree]:

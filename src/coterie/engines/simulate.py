@@ -23,6 +23,7 @@ from coterie.engines.clock import Clock, Stragglers
 from coterie.engines.outcome import Observer, Outcome, Progress
 from coterie.engines.rounds import RoundState, Timing, clients_work, server_half
 from coterie.engines.store import Ids, Store
+from coterie.interrupts import raise_if_asked
 from coterie.methods.base import Shape
 from coterie.plan import Plan
 from coterie.privacy.billboard import Billboard, Bounded
@@ -77,6 +78,7 @@ def simulate(
     folder: Path | None = None,
     speed: Speed | None = None,
     stragglers: Stragglers | None = None,
+    recovered: Observer | None = None,
 ) -> Outcome:
     """Run a plan on clients held in this process.
 
@@ -89,8 +91,9 @@ def simulate(
         speed: Block size, device, store.
         stragglers: How long clients take on a virtual clock, and how long they are waited for;
             those who are late contribute nothing to the round. None for no clock.
+        recovered: Shown the last round that is out of a run that goes on, before the next one.
     """
-    return _Simulation(plan, data, folder, speed or Speed(), stragglers).run(observe)
+    return _Simulation(plan, data, folder, speed or Speed(), stragglers).run(observe, recovered)
 
 
 def set_clock(stragglers: Stragglers, plan: Plan, data: FederatedDataset) -> Clock:
@@ -147,14 +150,17 @@ class _Simulation:
             self.billboard.ledger.close()
             raise
 
-    def run(self, observe: Observer | None) -> Outcome:
+    def run(self, observe: Observer | None, recovered: Observer | None = None) -> Outcome:
         """Do the rounds that are still to do, then personalise."""
         started = time.perf_counter()
         try:
             self._recover()
+            if recovered is not None and self.billboard.next:
+                recovered(self._last_progress(self.billboard.next - 1))
             if self.plan.method.shape is Shape.POOLED:
                 return self._outcome(self._pool(), started, 0.0)
             for number in range(self.billboard.next, self.plan.posts):
+                raise_if_asked()
                 if self._is_solved(number):
                     break
                 answered, seconds = self._round(number, self.billboard)
@@ -242,15 +248,25 @@ class _Simulation:
             self._noted = int(noted.read_text())
             self._zeroed = self._zeroed + self._noted
 
-    def _round(self, number: int, billboard: Billboard) -> tuple[int, float | None]:
+    def _last_progress(self, number: int) -> Progress:
+        """Give what an observer was shown after a round; without a seed nobody knows its cohort."""
+        answered, seconds = None, None
+        if self.plan.simulation_seed is not None:
+            cohort, seconds = self._cohort(number)
+            answered = len(cohort)
+        return Progress(number + 1, self.plan.posts, self.shared, self.store, answered, seconds)
+
+    def _cohort(self, number: int) -> tuple[Ids, float | None]:
         entropy = open_entropy(self.plan.simulation_seed, "cohort", number)
         cohort = self.plan.sampler.draw(self.data.spec.clients, entropy)
-        seconds = None
-        if self.clock is not None:
-            timed = self.clock.round(number)
-            # Whoever is late throws its steps away: for others it is as if it had taken none.
-            cohort = np.intersect1d(cohort, timed.answered)
-            seconds = timed.next_broadcast
+        if self.clock is None:
+            return cohort, None
+        timed = self.clock.round(number)
+        # Whoever is late throws its steps away: for others it is as if it had taken none.
+        return np.intersect1d(cohort, timed.answered), timed.next_broadcast
+
+    def _round(self, number: int, billboard: Billboard) -> tuple[int, float | None]:
+        cohort, seconds = self._cohort(number)
         self.shared, _ = server_half(
             self.plan.method, billboard, self.shared, self._parts(number, cohort)
         )

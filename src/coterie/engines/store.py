@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.full_disks import is_of_disk
 from coterie.privacy.files import sync_folder, write_atomically
 from coterie.tree import Tree
 
@@ -160,6 +161,12 @@ class Store:
         for mapped in self._maps:
             mapped.flush()
 
+    def drop(self) -> None:
+        """Remove the rows from disk once they are kept elsewhere; those that are open stay so."""
+        if self._folder is not None:
+            for name in (*self.leaves, "started"):
+                (self._folder / f"{name}.npy").unlink(missing_ok=True)
+
     def _places(self, ids: Ids, longest: int) -> tuple[NDArray[np.bool_], Ids]:
         """Say which padded entries are real, and where they are in the flat leaf."""
         starts, counts = self._offsets[ids], self._offsets[ids + 1] - self._offsets[ids]
@@ -192,7 +199,9 @@ class Store:
         if not path.exists():
             self.is_new = True
             partial = path.with_suffix(".partial")
-            np.lib.format.open_memmap(partial, mode="w+", dtype=kind, shape=shape).flush()
+            _reserve(
+                partial, np.lib.format.open_memmap(partial, mode="w+", dtype=kind, shape=shape)
+            )
             partial.replace(path)
         mapped = _open_map(path)
         if mapped.shape != shape or mapped.dtype != kind:
@@ -204,6 +213,18 @@ class Store:
         return torch.from_numpy(mapped)
 
 
+def _reserve(path: Path, mapped: Any) -> None:
+    """Take all the room that rows will need: a full disk is an error now, and a crash later."""
+    try:
+        mapped.flush()
+        if hasattr(os, "posix_fallocate"):  # not on every system
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def _open_map(path: Path) -> Any:
     """Open rows on disk; a file cut short must not be filled up with zeros."""
     try:
@@ -212,6 +233,8 @@ def _open_map(path: Path) -> Any:
         del whole
         return np.lib.format.open_memmap(path, mode="r+")
     except (ValueError, OSError) as error:
+        if is_of_disk(error):
+            raise
         raise ValueError(
             f"{path}: damaged ({error}); restore it, or start a new run in a new folder"
         ) from error

@@ -152,6 +152,13 @@ def _drawn(model: Networked, spec: Spec, rng: Rng) -> nn.Module:
         return uncompiled(model.build(spec))
 
 
+def assembled(model: Networked, spec: Spec, params: Tree) -> nn.Module:
+    """Give the module with these parameters, set for predictions."""
+    made = _drawn(model, spec, Rng.seeded(0)).eval()  # its constants are those of every run
+    made.load_state_dict(dict(params), strict=False)
+    return made
+
+
 def _shapes(tree: Tree) -> Shapes:
     return tuple((name, tuple(leaf.shape)) for name, leaf in tree.items())
 

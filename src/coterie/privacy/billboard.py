@@ -224,6 +224,11 @@ class Billboard:
         """The public transcript."""
         return tuple(self.read(index) for index in range(self.next))
 
+    def pack(self) -> None:
+        """Put the posts of a run whose rounds are done into one file, as they are."""
+        if isinstance(self._transcript, FolderTranscript):
+            self._transcript.pack()
+
     def post(self, parts: Iterable[Bounded]) -> Post:
         """Charge, add, perturb, keep. An empty cohort posts noise and is charged like any other."""
         if not self._posting.acquire(blocking=False):

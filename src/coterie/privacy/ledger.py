@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from coterie.full_disks import is_of_disk
 from coterie.privacy.events import Event, list_runs
 from coterie.privacy.files import sync_folder
 
@@ -169,6 +170,8 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("ab")
     except OSError as error:
+        if is_of_disk(error) and (folder / "plan.toml").exists():
+            raise  # another folder is no remedy for a run that is to go on
         raise OSError(
             f"{folder}: cannot be made a run folder ({error.strerror}); choose another --out"
         ) from error

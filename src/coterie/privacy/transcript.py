@@ -1,21 +1,44 @@
 """The public transcript: every post, kept so that what was released can be read again.
 
 A post is out when its file has its final name: it is written under another name, synced, renamed
-and the folder synced, so a crash leaves either no post or a whole one.
+and the folder synced, so a crash leaves either no post or a whole one. When the rounds are done the
+files of `posts/` are packed into one, `posts.npz` beside it, in the same way: until it has its name
+they stay, and afterwards either is read.
+
+A post's digest is of what it says, not of the file that holds it: of each leaf in turn, a line of
+JSON with its name, type and shape, and its numbers (see `digest_of`).
 """
 
 import hashlib
 import io
+import json
+import shutil
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from coterie.privacy.files import write_atomically
+from coterie.privacy.files import replacing, write_atomically
 from coterie.tree import Tree, map_arrays
 
 _PREFIX = "leaf."  # keeps a leaf called "file" apart from the arguments of numpy.savez
+_DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def digest_of(arrays: Arrays) -> str:
+    """Hash what a post says: names, types, shapes and numbers of its leaves, in order."""
+    found = hashlib.sha256()
+    for name, array in arrays.items():
+        plain = _rows(array)
+        told = {"leaf": name, "dtype": plain.dtype.str, "shape": list(plain.shape)}
+        found.update(json.dumps(told).encode() + b"\n")
+        found.update(plain.tobytes())
+    return found.hexdigest()
 
 
 class Transcript(Protocol):
@@ -52,49 +75,119 @@ class MemoryTranscript:
 
 
 class FolderTranscript:
-    """A transcript of one `.npz` file per post."""
+    """A transcript of one `.npz` file per post, and of one file for all of them when it is packed.
+
+    Args:
+        folder: Where posts are written; the packed file lies beside it, and ends in `.npz`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        self.packed = folder.with_name(folder.name + ".npz")
+        self._archive: zipfile.ZipFile
+        self._inside: dict[int, list[str]] = {}
+        _partial(self.packed).unlink(missing_ok=True)
+        if self.packed.exists():
+            self._open()
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
         for partial in folder.glob("*.partial"):
             partial.unlink()  # a post that a crash cut off was never out; nobody shall read it
 
     def write(self, index: int, value: Tree) -> str:
         """Keep a value, atomically and synced."""
-        packed = _pack(value)
-        write_atomically(self._path(index), packed)
-        return hashlib.sha256(packed).hexdigest()
+        arrays = {name: leaf.numpy() for name, leaf in value.items()}
+        if not arrays:
+            raise ValueError(f"post {index} holds no leaf: there is nothing to keep")
+        self.folder.mkdir(exist_ok=True)
+        write_atomically(self._path(index), _pack(arrays))
+        return digest_of(arrays)
 
     def read(self, index: int) -> Tree:
         """Read a kept value."""
-        with np.load(self._path(index), allow_pickle=False) as arrays:
-            return {
-                name.removeprefix(_PREFIX): torch.from_numpy(arrays[name]) for name in arrays.files
-            }
+        return map_arrays(self._arrays(index))
 
     def digest(self, index: int) -> str:
-        """Hash a kept file."""
-        return hashlib.sha256(self._path(index).read_bytes()).hexdigest()
+        """Hash a kept value; empty if it cannot be read."""
+        try:
+            return digest_of(self._arrays(index))
+        except _DAMAGED:
+            return ""
 
     def has(self, index: int) -> bool:
         """Say whether a value is kept under this index."""
-        return self._path(index).exists()
+        return index in self._inside or self._path(index).exists()
 
     def indices(self) -> set[int]:
         """Give the indices of all kept values."""
+        return set(self._inside) | self._loose()
+
+    def pack(self) -> None:
+        """Put all posts into one file, one after another, then drop the others.
+
+        A crash leaves the files of the posts, or the packed one and perhaps some of them as well.
+        """
+        if self._loose() - set(self._inside) or not self.packed.exists():
+            with replacing(self.packed) as file, zipfile.ZipFile(file, "w") as archive:
+                for index in sorted(self.indices()):
+                    for name, array in self._arrays(index).items():
+                        place = f"{index:06d}.{name}.npy"
+                        with archive.open(place, "w", force_zip64=True) as out:
+                            np.lib.format.write_array(out, _rows(array), allow_pickle=False)
+            self._open()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _open(self) -> None:
+        """List what is in the packed file; a damaged one holds nothing that can be read."""
+        self._inside = {}
+        try:
+            # Stays open: a look at its directory for every post would take time in their square.
+            self._archive = zipfile.ZipFile(self.packed)
+        except _DAMAGED:
+            return
+        for name in self._archive.namelist():
+            index, dot, _ = name.partition(".")
+            if index.isdecimal() and dot:
+                self._inside.setdefault(int(index), []).append(name)
+
+    def _loose(self) -> set[int]:
         return {int(path.stem) for path in self.folder.glob("*.npz") if path.stem.isdecimal()}
+
+    def _arrays(self, index: int) -> Arrays:
+        if index in self._inside:
+            prefix = f"{index:06d}."
+            return _unpack(self._archive, self._inside[index], prefix)
+        with zipfile.ZipFile(self._path(index)) as archive:
+            return _unpack(archive, archive.namelist(), _PREFIX)
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:06d}.npz"
+
+
+def _rows(array: NDArray[Any]) -> NDArray[Any]:
+    """Give an array with its numbers row by row and the low byte first, as files hold them."""
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+
+
+def _unpack(archive: zipfile.ZipFile, places: Sequence[str], prefix: str) -> Arrays:
+    found = {}
+    for place in places:
+        with archive.open(place) as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+        found[place.removeprefix(prefix).removesuffix(".npy")] = array
+    return found
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
 
 
 def _copy(value: Tree) -> Tree:
     return map_arrays({name: leaf.numpy().copy() for name, leaf in value.items()})
 
 
-def _pack(value: Tree) -> bytes:
+def _pack(arrays: Arrays) -> bytes:
     buffer = io.BytesIO()
-    arrays = {f"{_PREFIX}{name}": leaf.numpy() for name, leaf in value.items()}
-    np.savez(buffer, allow_pickle=False, **arrays)
+    named: dict[str, Any] = {f"{_PREFIX}{name}": _rows(array) for name, array in arrays.items()}
+    np.savez(buffer, allow_pickle=False, **named)
     return buffer.getvalue()

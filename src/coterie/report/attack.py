@@ -12,8 +12,18 @@ from coterie.privacy.tradeoff import gdp_approximation
 from coterie.privacy.views import is_local
 from coterie.privacy.words import round_up
 from coterie.report import figures
-from coterie.report.charts import Array, Html, can_draw, element, join, numbers, percent, table
-from coterie.report.figures import Figure
+from coterie.report.charts import Figure
+from coterie.report.elements import (
+    Array,
+    Html,
+    can_draw,
+    element,
+    join,
+    numbers,
+    percent,
+    side_by_side,
+    table,
+)
 
 _MARKS = 12
 _ALARMS = (0.01, 0.1)
@@ -43,9 +53,10 @@ def show_attack(guarantee: Guarantee, key: str) -> Html:
         told += " This holds for secret noise; the noise of a simulation is known."
     parts = [element("p", told), _abilities(guarantee, caught)]
     if can_draw():
-        by_round = figures.spending("Epsilon spent by round", rounds=rounds, epsilons=spent)
-        drawn = (draw_trade_off(guarantee).show(f"{key}-f"), by_round.show(f"{key}-spent"))
-        parts.append(element("div", *drawn, class_="charts"))
+        told = "Epsilon spent by round"
+        by_round = figures.spending(f"{key}-spent", told, rounds=rounds, epsilons=spent)
+        curve = draw_trade_off(guarantee, name=f"{key}-trade-off")
+        parts.append(side_by_side(curve.show(), by_round.show()))
     steps = [[str(r), round_up(epsilon)] for r, epsilon in zip(rounds, spent, strict=True)]
     return join(*parts, numbers(table(["rounds done", "epsilon"], steps)))
 
@@ -62,7 +73,7 @@ def _abilities(guarantee: Guarantee, caught: Sequence[str]) -> Html:
     return join(element("p", "What an attacker can do", class_="label"), table(head, rows))
 
 
-def draw_trade_off(guarantee: Guarantee, title: str = _TITLE) -> Figure:
+def draw_trade_off(guarantee: Guarantee, title: str = _TITLE, *, name: str = "trade-off") -> Figure:
     """Give the trade-off curve of a guarantee as a figure: the bound, and blind guessing.
 
     In the view of the other clients. The Gaussian approximation that papers draw is dashed, where
@@ -72,6 +83,7 @@ def draw_trade_off(guarantee: Guarantee, title: str = _TITLE) -> Figure:
     alarms = np.concatenate([[0.0], np.geomspace(1e-4, 0.1, 30), np.linspace(0.12, 1, 45)])
     listed = [float(alarm) for alarm in alarms]
     return figures.trade_off(
+        name,
         title,
         alarms=alarms,
         misses=guarantee.trade_off(listed),

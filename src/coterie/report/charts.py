@@ -1,312 +1,218 @@
-"""The look of a report: elements that escape what they hold, the style sheet and the charts.
+"""Charts: Vega-Lite specifications built and checked by Vega-Altair, for a page and for files.
 
-Charts are drawn by matplotlib (extra `report`) as SVG with real text. Colours are drawn as marks
-that stand for the style sheet's variables, so that one drawing serves light, dark and paper.
+A page holds the JavaScript of Vega once (`bundle`), every chart as data, and a script that draws
+them (`starter`). Colours are names of the style sheet's variables, which SVG follows, so that one
+drawing serves light, dark and paper; a file gets the real ones. Nothing is fetched, and Vega's
+expressions are interpreted, not evaluated, so that a page may forbid both. See ADR 23.
 """
 
-import html
-import io
+import base64
+import hashlib
+import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from coterie.privacy.files import write_atomically
+from coterie.report.elements import Html, element, holding
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+Row = dict[str, Any]
 
-Array = NDArray[np.float64]
-
-INK, LINE, GAIN, LOSS = "#010203", "#010204", "#010205", "#010206"
-_NO_CHARTS = "matplotlib is not installed: `pip install coterie[report]` draws the charts."
-_VARIABLES = {INK: "currentColor", LINE: "var(--line)", GAIN: "var(--gain)", LOSS: "var(--loss)"}
-LOOK: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 9.5,
-    "font.sans-serif": ["DejaVu Sans"],
-    "xtick.major.size": 0.0,
-    "ytick.major.size": 0.0,
-    "xtick.minor.size": 0.0,
-    "ytick.minor.size": 0.0,
-    "xtick.major.pad": 5.0,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.5,
-    "legend.frameon": False,
-}
-
-STYLE = """
-:root { --ink: #1b1f24; --soft: #59636e; --page: #fbfbf9; --card: #fff; --line: #cfd4da;
-  --gain: #1668a8; --loss: #c2570c; --bad: #b3131b; --warn: #8a5a00; }
-@media screen and (prefers-color-scheme: dark) {
-  :root { --ink: #e7eaee; --soft: #a3adb8; --page: #14171b; --card: #1c2026; --line: #3f4751;
-    --gain: #6cb6f5; --loss: #f59f57; --bad: #ff8080; --warn: #e6b450; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 4rem; color: var(--ink);
-  background: var(--page); font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", sans-serif;
-  overflow-wrap: break-word; }
-h1 { font-size: 1.1rem; font-weight: 600; color: var(--soft); margin: 0; }
-h2 { font-size: 1.4rem; margin: 3rem 0 .6rem; }
-h3 { font-size: 1.1rem; margin: 1.8rem 0 .4rem; }
-p, ul { max-width: 46rem; margin: .5rem 0; }
-.answer { font-size: clamp(1.3rem, 1rem + 1.6vw, 1.9rem); line-height: 1.3; font-weight: 650;
-  max-width: none; margin: .4rem 0 .8rem; }
-.bad { color: var(--bad); font-weight: 700; }
-.badge { display: inline-block; color: var(--warn); border: 1px solid; border-radius: .3rem;
-  padding: 0 .4rem; font-size: .8rem; font-weight: 600; }
-.note, figcaption, caption, .label { color: var(--soft); font-size: .9rem; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: .6rem;
-  padding: .9rem 1.1rem; margin: 1rem 0; }
-.symbols { font-family: "Cambria Math", "STIX Two Math", Cambria, Georgia, serif;
-  font-size: 1.05rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
-  margin: .6rem 0; }
-th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--line); text-align: right;
-  vertical-align: top; }
-thead th { color: var(--soft); font-size: .85rem; font-weight: 600; vertical-align: bottom; }
-th:first-child { text-align: left; }
-caption { text-align: left; padding-bottom: .3rem; }
-td { white-space: nowrap; }
-.small { width: auto; font-size: .9rem; }
-.charts { display: grid; gap: 1rem; margin: 1rem 0;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }
-figure { margin: 0; max-width: 36rem; }
-figure svg { display: block; width: 100%; height: auto; color: var(--ink); }
-figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
-figure svg text { fill: currentColor; font-family: system-ui, sans-serif !important; }
-summary { cursor: pointer; color: var(--soft); font-size: .9rem; padding: .3rem 0; }
-pre { overflow-x: auto; font-size: .82rem; line-height: 1.45; white-space: pre-wrap; }
-@media screen and (max-width: 44rem) {
-  .cards thead { position: absolute; clip-path: inset(50%); height: 1px; overflow: hidden; }
-  .cards tr { display: block; border: 1px solid var(--line); border-radius: .6rem;
-    margin: .6rem 0; padding: .3rem .2rem; background: var(--card); }
-  .cards th, .cards td { display: flex; justify-content: space-between; gap: 1rem; border: 0;
-    padding: .2rem .7rem; }
-  .cards th { flex-direction: column; gap: 0; }
-  .cards td::before { content: attr(data-label); color: var(--soft); text-align: left; } }
-@media print {
-  html { font-size: 10pt; } body { max-width: none; padding: 0; background: none; }
-  details:not(.plan) { display: none; } .plan::details-content { content-visibility: visible; }
-  .card, figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
-  .charts { grid-template-columns: 1fr 1fr; } h2 { margin-top: 1.5rem; } }
+INK, SOFT, LINE = "var(--ink)", "var(--soft)", "var(--line)"
+GAIN, LOSS, SHARED = "var(--gain)", "var(--loss)", "var(--shared)"
+HUES = tuple(f"var(--hue{number})" for number in range(1, 9))
+"""Colours of lines that stand for runs or methods, told apart by those who see few colours too."""
+FORMATS = (".svg", ".png", ".pdf")
+PAPER = {
+    "ink": "#1b1f24", "soft": "#59636e", "line": "#d9dde2", "gain": "#1668a8", "loss": "#c2570c",
+    "shared": "#7a7f87", "hue1": "#1668a8", "hue2": "#c2570c", "hue3": "#1b7f5c",
+    "hue4": "#9a3f8f", "hue5": "#8a6d00", "hue6": "#3b4252", "hue7": "#0f8ba0", "hue8": "#b3313f",
+}  # fmt: skip
+_FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
+CONFIG: dict[str, Any] = {
+    "background": "transparent",
+    "font": _FONT,
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": SOFT, "titleColor": SOFT, "gridColor": LINE, "domainColor": LINE,
+        "tickColor": LINE, "ticks": False, "labelPadding": 6, "titlePadding": 8,
+        "titleFontWeight": "normal", "labelFontSize": 12, "titleFontSize": 12.5, "domain": False,
+        "labelLimit": 220,
+    },
+    "axisX": {"grid": False, "tickCount": 8, "labelFlush": False},
+    "axisY": {"tickCount": 6},
+    "legend": {
+        "orient": "bottom", "title": None, "labelColor": INK, "labelFontSize": 12.5,
+        "labelLimit": 260, "symbolStrokeWidth": 2.5, "columns": 3, "symbolType": "stroke",
+    },
+    "line": {"strokeWidth": 2.2, "strokeJoin": "round", "strokeCap": "round"},
+    "point": {"filled": True, "size": 45},
+    "text": {"fill": SOFT, "fontSize": 12},
+}  # fmt: skip
+STARTER = """
+(() => {
+  const config = JSON.parse(document.getElementById("chart-config").textContent);
+  const options = { ast: true, renderer: "svg", actions: false, config: config,
+    tooltip: { theme: "page", disableDefaultStyle: true, maxDepth: 1 } };
+  const draw = (place) => {
+    const spec = JSON.parse(place.nextElementSibling.textContent);
+    embedChart(place, spec, options).then(
+      () => { place.dataset.state = "drawn"; },
+      (error) => { place.dataset.state = "failed"; place.textContent = String(error); });
+  };
+  for (const place of document.querySelectorAll(".chart")) draw(place);
+})();
 """
 
 
-class Html(str):
-    """Text that is HTML already; any other text is escaped on its way into an element."""
+@dataclass(frozen=True)
+class Figure:
+    """One chart.
 
-    __slots__ = ()
-
-
-# Nothing may be fetched or run, whatever a file of the run folder says.
-META = Html(
+    Attributes:
+        name: Its id on the page and its file's name.
+        title: What it says, above it and for those who do not see it.
+        spec: Vega-Lite, with its data, without title and look.
     """
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-"""
-)
+
+    name: str
+    title: str
+    spec: Mapping[str, Any]
+
+    def show(self) -> Html:
+        """Give it as a part of a page; `starter` draws it there."""
+        data = element_of_data(self.spec)
+        place = element("div", id=self.name, class_="chart", role="img", aria_label=self.title)
+        caption = element("figcaption", self.title)
+        return holding(element("figure", caption, place, data), (self,))
+
+    def save(self, path: Path | str) -> Path:
+        """Write it to a file: .svg, .png or .pdf; the same figure gives the same bytes.
+
+        Raises:
+            ValueError: If the ending of the name is not that of a format.
+        """
+        out = Path(path)
+        if out.suffix not in FORMATS:
+            raise ValueError(f"{out}: expected a name that ends in {', '.join(FORMATS)}")
+        import vl_convert
+
+        spec = json.loads(_on_paper({**self.spec, "width": 460, "title": self._heading()}))
+        look = json.loads(_on_paper({**CONFIG, "background": "white", "font": "sans-serif"}))
+        closed: dict[str, Any] = {"vl_version": _vegalite_version(), "config": look}
+        closed["allowed_base_urls"] = []  # a spec has its data with it, and fetches nothing
+        if out.suffix == ".svg":
+            made = vl_convert.vegalite_to_svg(spec, **closed).encode()
+        elif out.suffix == ".png":
+            made = vl_convert.vegalite_to_png(spec, scale=2, **closed)
+        else:
+            made = vl_convert.vegalite_to_pdf(spec, **closed)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, made)
+        return out
+
+    def _heading(self) -> dict[str, Any]:
+        style = {"anchor": "start", "color": INK, "fontSize": 13, "offset": 10}
+        return {"text": _wrapped(self.title), **style}
 
 
-def element(name: str, *children: str, **attributes: str) -> Html:
-    """Build an element; `class_` and `data_label` stand for `class` and `data-label`.
+def figure(name: str, title: str, chart: Any, rows: Mapping[str, Sequence[Row]]) -> Figure:
+    """Make a figure of an Altair chart and its rows, by the names that the chart has for them.
 
-    >>> element("p", "1 < 2, ", element("b", "surely"), class_="note")
-    '<p class="note">1 &lt; 2, <b>surely</b></p>'
+    Altair checks the chart; rows of plain numbers and texts need no check, and there are many.
     """
-    written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"'
-        for key, value in attributes.items()
+    spec = chart.to_dict(validate=True)
+    spec.pop("config", None)
+    spec.pop("$schema", None)
+    spec["datasets"] = {key: [_plain_row(row) for row in found] for key, found in rows.items()}
+    return Figure(name, title, spec)
+
+
+def element_of_data(value: Any, **attributes: str) -> Html:
+    """Write data into a page as JSON that no text in it can end."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    for mark in "<>&":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return element("script", Html(text), type="application/json", **attributes)
+
+
+def scripts() -> list[Html]:
+    """Give what draws the charts of a page, in order; the texts of script elements."""
+    return [Html(bundle()), Html(STARTER)]
+
+
+def config_element() -> Html:
+    """Give the look of all charts of a page."""
+    return element_of_data(CONFIG, id="chart-config")
+
+
+@lru_cache(maxsize=1)
+def bundle() -> str:
+    """Give the JavaScript of Vega, Vega-Lite and Vega-Embed as one text."""
+    import vl_convert
+
+    made = vl_convert.javascript_bundle(
+        "window.embedChart = vegaEmbed;", vl_version=_vegalite_version()
     )
-    return Html(f"<{name}{written}>{join(*children)}</{name}>")
+    # In a script element these would end it, or change how it is read.
+    made = re.sub(r"</(script)", r"<\\/\1", made, flags=re.IGNORECASE)
+    # A closure of its own keeps the many short names of the bundle off the page.
+    return f"(() => {{{made.replace('<!--', '<' + chr(92) + '!--')}}})();"
 
 
-def join(*children: str) -> Html:
-    """Put texts and elements one after another, escaping the texts."""
-    return Html("".join(c if isinstance(c, Html) else html.escape(c) for c in children))
+def hash_of(script: str) -> str:
+    """Give the source expression by which a Content-Security-Policy knows a script."""
+    found = hashlib.sha256(script.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(found).decode()}'"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, class_: str = "small") -> Html:
-    """Build a table whose rows are named by their first cell."""
-    top = element("tr", *(element("th", cell, scope="col") for cell in head))
-    body = (
-        element(
-            "tr",
-            element("th", row[0], scope="row"),
-            *(
-                element("td", cell, **({"data_label": name} if class_ == "cards" else {}))
-                for name, cell in zip(head[1:], row[1:], strict=True)
-            ),
-        )
-        for row in rows
-    )
-    return element("table", element("thead", top), element("tbody", *body), class_=class_)
+def save_all(page: Html, folder: Path) -> list[Path]:
+    """Write every chart of a page as PNG and SVG."""
+    return [
+        one.save(folder / f"{one.name}{ending}")
+        for one in page.figures
+        for ending in (".png", ".svg")
+    ]
 
 
-def can_draw() -> bool:
-    """Say whether matplotlib is installed."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        return False
-    return True
+def _plain_row(row: Row) -> Row:
+    return {key: _plain(value) for key, value in row.items()}
 
 
-def draw(key: str, title: str, paint: Callable[["Axes"], None], *, height: float = 2.7) -> Html:
-    """Draw one chart as a figure; `key` keeps its ids apart from those of other charts."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context():
-        # A person's own settings (LaTeX text, for one) must not reach the page.
-        matplotlib.rcdefaults()
-        look: Any = {**LOOK, "svg.hashsalt": key}
-        matplotlib.rcParams.update(look)
-        figure = Figure(figsize=(4.6, height), layout="constrained")
-        paint(figure.add_subplot())
-        buffer = io.StringIO()
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    drawing = Html(_inline(buffer.getvalue(), key, title))
-    return element("figure", element("figcaption", title), drawing)
+def _plain(value: Any) -> Any:
+    """Give a value that strict JSON has: few digits, null in place of what is not finite."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _inline(svg: str, key: str, title: str) -> str:
-    """Fit a stand-alone SVG into a page: no prolog, no style of its own, ids of its own."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    named = rf'<svg role="img" aria-label="{html.escape(title)}"'
-    svg = re.sub(r'<svg(.*?) width="[^"]*"', lambda m: named + m[1], svg, count=1, flags=re.DOTALL)
-    svg = re.sub(r' height="[^"]*pt"', "", svg, count=1)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r'\bid="', f'id="{key}-', svg)
-    svg = re.sub(r'href="#', f'href="#{key}-', svg)
-    svg = svg.replace("url(#", f"url(#{key}-")
-    for mark, variable in _VARIABLES.items():
-        svg = svg.replace(mark, variable)
-    svg = re.sub(r' (?:d|x|y|transform)="[^"]*"', _round, svg)
-    return re.sub(r"\n\s*", "\n", svg)
+def _on_paper(value: Any) -> str:
+    """Write real colours for the variables of the style sheet."""
+    text = json.dumps(value, allow_nan=False)
+    return re.sub(r"var\(--(\w+)\)", lambda found: PAPER.get(found[1], found[0]), text)
 
 
-def _round(attribute: re.Match[str]) -> str:
-    """Keep two digits after the point: a hundredth of a point is far below what can be seen."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
+@lru_cache(maxsize=1)
+def _vegalite_version() -> str:
+    """Give the newest version of Vega-Lite that is here and that Altair writes for."""
+    import altair
+    import vl_convert
+
+    written = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+    known: list[str] = vl_convert.get_vegalite_versions()
+    return written if written in known else known[-1]
 
 
-def scores(
-    key: str, title: str, *, labels: Sequence[str], values: Array, errors: Array, alone: Array
-) -> Html:
-    """Draw each run's score with two standard errors, and that of learning alone."""
-    places = np.arange(len(labels))[::-1]
-
-    def paint(axes: "Axes") -> None:
-        axes.errorbar(values, places, xerr=2 * errors, fmt="o", color=GAIN, label="this run")
-        axes.plot(alone, places, "D", color=LOSS, fillstyle="none", label="alone")
-        plain = [label.encode("ascii", "replace").decode() for label in labels]
-        axes.set_yticks(places, plain, parse_math=False)
-        axes.set_ylim(-0.6, len(labels) - 0.4)
-        axes.grid(visible=False, axis="y")
-        axes.figure.legend(loc="outside lower right", ncols=2)
-
-    return draw(key, title, paint, height=1.1 + 0.3 * len(labels))
-
-
-def axis_bound(values: Array) -> float:
-    """Choose where an axis ends: at the largest value, unless a few lie far from all others."""
-    sizes = np.abs(values)
-    largest, usual = float(sizes.max()), 1.5 * float(np.quantile(sizes, 0.98))
-    return usual if 0 < usual < largest / 2 else largest
-
-
-def gains(key: str, title: str, *, sorted_gains: Array, points: int) -> Html:
-    """Draw every client's gain from the largest loss to the largest gain, thinned to `points`."""
-    bound = axis_bound(sorted_gains)
-    shown = np.clip(sorted_gains[thin(len(sorted_gains), points)], -bound, bound)
-    edges = np.linspace(0, 100, len(shown) + 1)
-    low, high = 1.05 * min(float(shown.min()), 0.0), 1.05 * max(float(shown.max()), 0.0)
-
-    def paint(axes: "Axes") -> None:
-        axes.stairs(np.maximum(shown, 0), edges, fill=True, color=GAIN)
-        axes.stairs(np.minimum(shown, 0), edges, fill=True, color=LOSS)
-        axes.axhline(0, color=INK, linewidth=0.8)
-        axes.set(xlim=(0, 100), ylim=(low, high) if low < high else (-1, 1))
-        axes.set(xlabel="% of clients, sorted", ylabel="error alone - joined")
-
-    return draw(key, title, paint)
-
-
-def against_alone(key: str, title: str, *, alone: Array, joined: Array, points: int) -> Html:
-    """Draw error joined against error alone, a point a client, thinned to `points`."""
-    kept = np.argsort(alone - joined, kind="stable")[thin(len(alone), points)]
-    x, y = alone[kept], joined[kept]
-    low, high = float(min(x.min(), y.min())), float(max(x.max(), y.max()))
-
-    def paint(axes: "Axes") -> None:
-        for over, color in ((y < x, GAIN), (y > x, LOSS), (y == x, INK)):
-            axes.plot(x[over], y[over], "o", color=color, markersize=3.5, alpha=0.6, mew=0)
-        axes.plot([low, high], [low, high], color=INK, linewidth=0.8)
-        if low > 0 and high / low > 30:
-            axes.set(xscale="log", yscale="log")
-            axes.minorticks_off()
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel="error alone", ylabel="error joined")
-
-    return draw(key, title, paint)
-
-
-def thin(count: int, points: int) -> NDArray[np.int64]:
-    """Choose at most `points` places out of so many, evenly, both ends among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, points)).round().astype(np.int64))
-
-
-def show_gains(alone: Array, joined: Array, key: str, points: int) -> Html:
-    """Show how gains spread over clients: two charts, or quantiles without matplotlib."""
-    differences = np.sort(alone - joined)
-    levels = {"most lost": 0.0, "10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75}
-    levels |= {"90 %": 0.9, "most gained": 1.0}
-    rows = [[name, short(float(np.quantile(differences, at)))] for name, at in levels.items()]
-    quantiles = table(["clients, sorted", "error alone - joined"], rows)
-    if not can_draw():
-        return numbers(quantiles)
-    points = max(60, min(points, 500))
-    beyond = int((np.abs(differences) > axis_bound(differences)).sum())
-    above = "What each client gains (above 0) or loses"
-    below = "Alone against joined: below the line is a gain"
-    drawn = (
-        gains(f"{key}-gain", above, sorted_gains=differences, points=points),
-        against_alone(f"{key}-pair", below, alone=alone, joined=joined, points=points),
-    )
-    told = f"{beyond} clients lie beyond the left chart's axis. " if beyond else ""
-    told += f"{points} of {len(alone)} clients are drawn." if len(alone) > points else ""
-    note = [element("p", told.strip(), class_="note")] if told else []
-    return join(element("div", *drawn, class_="charts"), *note, numbers(quantiles))
-
-
-def numbers(*tables: str) -> Html:
-    """Put tables of what is drawn behind a click; in the open where nothing can be drawn."""
-    if can_draw():
-        return element("details", element("summary", "The same in numbers"), *tables)
-    return join(element("p", _NO_CHARTS, class_="note"), *tables)
-
-
-def short(value: float) -> str:
-    """Write a number with three digits."""
-    return "not a number" if math.isnan(value) else f"{value:.3g}"
-
-
-def percent(share: float) -> str:
-    """Write a share in whole per cent."""
-    return f"{100 * share:.0f} %"
+def _wrapped(title: str, width: int = 66) -> list[str]:
+    lines = [""]
+    for word in title.split():
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines

@@ -10,16 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from coterie.report import charts, figures
-from coterie.report.charts import Array, Html, element, join, numbers, percent, short, table, thin
-from coterie.report.figures import Curve
+from coterie.report import figures
+from coterie.report.elements import (
+    DASH,
+    Array,
+    Html,
+    can_draw,
+    element,
+    join,
+    numbers,
+    percent,
+    short,
+    side_by_side,
+    table,
+    thin,
+)
 from coterie.report.finished import FinishedRun
-from coterie.report.history import draw_lines
+from coterie.report.groups import one_by_one
+from coterie.report.marks import Curve
 from coterie.spread import Spread, spread_of
 
 _POINTS = 1500
 """Points drawn in the chart of clients, shared by its lines."""
-_DASH = "\u2013"
 _OWN = {
     "accuracy": "accuracy (larger is better)",
     "error": "mean squared error (smaller is better)",
@@ -42,6 +54,7 @@ _NEWCOMERS = (
 
 def show_spread(runs: Sequence[FinishedRun]) -> Html:
     """Show how clients of all runs fare; nothing where no client has test rows."""
+    runs = one_by_one(runs)
     parts: list[str] = []
     for of in _OWN:
         alike = [run for run in runs if _spread(run).of == of and not math.isnan(_spread(run).mean)]
@@ -50,7 +63,7 @@ def show_spread(runs: Sequence[FinishedRun]) -> Html:
     if not parts:
         return Html("")
     parts += _newcomers([run for run in runs if run.result.get("newcomers")])
-    return element("section", element("h2", "How clients fare, one by one"), *parts)
+    return element("section", element("h2", "How clients fare, one by one", id="clients"), *parts)
 
 
 def _spread(run: FinishedRun, error: str = "error", *, newcomers: bool = False) -> Spread:
@@ -71,12 +84,12 @@ def _of_kind(of: str, runs: Sequence[FinishedRun]) -> Iterator[Html]:
         told.append(f"{max(left.values())} clients without test rows are left out.")
     yield element("p", " ".join(told), class_="note")
     curves = list(_curves(calibrated))
-    if charts.can_draw():
+    if can_draw():
         drawn = [_sorted(of, runs)] if any(run.shares for run in runs) else []
         if curves:
             title = "How often answers are right, by confidence: below the line is too sure"
-            drawn.append(figures.reliability(title, curves).show("reliability"))
-        yield element("div", *drawn, class_="charts")
+            drawn.append(figures.reliability("reliability", title, curves).show())
+        yield side_by_side(*drawn)
     if curves:
         head = ["confidence, mean of a bin", "share right"]
         told = [
@@ -105,7 +118,7 @@ def _row(run: FinishedRun, *, calibrated: bool) -> list[str]:
 def _beside(told: Mapping[str, Any], key: str) -> str:
     own, alone = told.get(key), told.get(f"local_{key}")
     if own is None:
-        return _DASH
+        return DASH
     return short(float(own)) + ("" if alone is None else f" ({short(float(alone))})")
 
 
@@ -130,7 +143,10 @@ def _sorted(of: str, runs: Sequence[FinishedRun]) -> Html:
     if not drawn:
         return Html("")
     title = f"Each client's own {_OWN[of]}, from worst to best"
-    return draw_lines(f"spread-{of}", title, "% of clients", drawn)
+    made = figures.lines(
+        f"clients-{of}", title, drawn, along="% of clients", up=f"own {of}", points=_POINTS
+    )
+    return made.show()
 
 
 def _curves(runs: Sequence[FinishedRun]) -> Iterator[Curve]:
@@ -168,8 +184,8 @@ def _newcomer_row(run: FinishedRun) -> list[str]:
         run.label,
         str(told["clients"]),
         f"{_beside({'value': told['value']}, 'value')} {told['metric']}",
-        _DASH if alone is None else short(float(alone)),
-        _DASH if share is None else percent(float(share)),
+        DASH if alone is None else short(float(alone)),
+        DASH if share is None else percent(float(share)),
         *cells,
         short(run.number("value")),
     ]

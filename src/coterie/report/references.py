@@ -4,37 +4,32 @@ Learning alone and what could be had without privacy, on the same test rows and 
 see `coterie.references`. Nothing of it is covered by epsilon.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.references import LABELS, TITLES, verdicts
-from coterie.report import charts
-from coterie.report.charts import (
-    GAIN,
-    INK,
-    LOSS,
-    Array,
+from coterie.report import client_figures
+from coterie.report.elements import (
+    DASH,
     Html,
-    axis_bound,
+    can_draw,
     element,
     join,
     numbers,
     percent,
     short,
+    side_by_side,
     table,
     thin,
 )
 from coterie.report.finished import FinishedRun
+from coterie.report.groups import one_by_one
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_DASH = "\u2013"
 _VALUE = ("value", "standard_error")
-_POINTS = 500
+_POINTS = 400
 _DRAWN = 4
 """Runs whose clients are drawn on a page: a chart each."""
 _READ = (
@@ -48,10 +43,10 @@ _LEVELS |= {"90 %": 0.9, "most lost": 1.0}
 
 def show_references(runs: Sequence[FinishedRun]) -> Html:
     """Show what stands beside runs that share something; nothing where nothing does."""
-    shown = {run.label: run for run in runs if run.shares and run.references}
+    shown = {run.label: run for run in one_by_one(runs) if run.shares and run.references}
     if not shown:
         return Html("")
-    parts: list[str] = [element("h2", "Beside learning alone, and without privacy")]
+    parts: list[str] = [element("h2", "Beside learning alone, and without privacy", id="beside")]
     parts += [element("p", told) for told in verdicts({k: r.references for k, r in shown.items()})]
     several = list(shown.values())
     parts.append(_one(several[0]) if len(several) == 1 else _together(several))
@@ -83,7 +78,7 @@ def _together(runs: Sequence[FinishedRun]) -> Html:
 
 
 def _cell(told: Mapping[str, Any] | None) -> str:
-    return _DASH if told is None else f"{_number(told, 't')}; {_worse(told)}"
+    return DASH if told is None else f"{_number(told, 't')}; {_worse(told)}"
 
 
 def _drawn(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
@@ -104,16 +99,16 @@ def _row(told: Mapping[str, Any]) -> list[str]:
 
 def _worse(told: Mapping[str, Any]) -> str:
     share = told.get("share_worse_off")
-    return _DASH if share is None else percent(float(share))
+    return DASH if share is None else percent(float(share))
 
 
 def _number(told: Mapping[str, Any], key: str) -> str:
-    return _DASH if told.get(key) is None else short(float(told[key]))
+    return DASH if told.get(key) is None else short(float(told[key]))
 
 
 def _plus_minus(told: Mapping[str, Any], key: str, error: str) -> str:
     value, away = _number(told, key), _number(told, error)
-    return value if _DASH in (value, away) else f"{value} \u00b1 {away}"
+    return value if DASH in (value, away) else f"{value} \u00b1 {away}"
 
 
 def _notes(runs: Sequence[FinishedRun]) -> Iterator[str]:
@@ -127,48 +122,52 @@ def _notes(runs: Sequence[FinishedRun]) -> Iterator[str]:
     yield _READ
 
 
-def _against(run: FinishedRun) -> tuple[str, Array] | None:
-    """Give what clients lose by joining, sorted: against `local*`, or else `local`."""
+def _against(run: FinishedRun) -> tuple[str, str] | None:
+    """Choose what clients' gains are shown against, and its column: `local*`, or else `local`."""
     for name, column in (("local_star", "error_local_star"), ("local", "error_alone")):
         if column in run.metrics:
-            apart = run.column("error") - run.column(column)
-            known = np.sort(apart[np.isfinite(apart) & (run.column("test_rows") > 0)])
-            return (TITLES[name], known) if len(known) else None
+            return (TITLES[name], column) if len(_known(run, column)) else None
     return None
 
 
+def _known(run: FinishedRun, column: str) -> NDArray[np.int64]:
+    """Give the clients of whom both errors are known, from the most lost to the most gained."""
+    apart = run.column(column) - run.column("error")
+    known = np.flatnonzero(np.isfinite(apart) & (run.column("test_rows") > 0))
+    return known[np.argsort(apart[known], kind="stable")]
+
+
 def _charts(runs: Sequence[FinishedRun]) -> Html:
-    """Draw each run's clients from the most gained to the most lost, and give quantiles."""
+    """Draw each run's clients from the most lost to the most gained, and give quantiles."""
     drawn, told = [], []
     for number, run in enumerate(runs):
         found = _against(run)
         assert found is not None
-        title, apart = found
-        if charts.can_draw():
-            drawn.append(_draw(f"beside{number}", run.label, title, apart))
+        title, column = found
+        order = _known(run, column)
+        if can_draw():
+            drawn.append(_draw(f"beside-{number + 1}", run, title, column))
+        apart = (run.column("error") - run.column(column))[order]
         rows = [[name, short(float(np.quantile(apart, at)))] for name, at in _LEVELS.items()]
         head = ["clients, sorted", f"own error less that of {title}"]
         told.append(join(element("p", run.label, class_="label"), table(head, rows)))
-    if not told:
-        return Html("")
-    return join(element("div", *drawn, class_="charts"), numbers(*told))
+    return join(side_by_side(*drawn), numbers(*told)) if told else Html("")
 
 
-def _draw(key: str, label: str, title: str, apart: Array) -> Html:
-    bound = axis_bound(apart)
-    shown = np.clip(apart[thin(len(apart), _POINTS)], -bound, bound)
-    edges = np.linspace(0, 100, len(shown) + 1)
-    low, high = 1.05 * min(float(shown.min()), 0.0), 1.05 * max(float(shown.max()), 0.0)
-    mean = float(np.mean(apart))
-
-    def paint(axes: "Axes") -> None:
-        axes.stairs(np.minimum(shown, 0), edges, fill=True, color=GAIN)
-        axes.stairs(np.maximum(shown, 0), edges, fill=True, color=LOSS)
-        axes.axhline(0, color=INK, linewidth=0.8)
-        if math.isfinite(mean) and low <= mean <= high:
-            axes.axhline(mean, color=INK, linewidth=0.8, linestyle="--", label="mean")
-            axes.figure.legend(loc="outside lower right")
-        axes.set(xlim=(0, 100), ylim=(low, high) if low < high else (-1, 1))
-        axes.set(xlabel="% of clients, sorted", ylabel=f"error joined - {title}")
-
-    return charts.draw(key, f"{label}: what clients gain (below 0) or lose against {title}", paint)
+def _draw(name: str, run: FinishedRun, title: str, column: str) -> Html:
+    order = _known(run, column)
+    order = order[thin(len(order), _POINTS)]
+    beside, own = run.column(column), run.column("error")
+    rows = [
+        {
+            "client": str(run.metrics["client"][i])[:60],
+            "train_rows": run.metrics["train_rows"][i],
+            "test_rows": run.metrics["test_rows"][i],
+            "alone": beside[i],
+            "joined": own[i],
+            "gain": beside[i] - own[i],
+        }
+        for i in order.tolist()
+    ]
+    said = f"{run.label}: what clients gain (above 0) or lose against {title}"
+    return client_figures.gains(name, said, rows, than=title).show()

@@ -1,0 +1,42 @@
+"""`--track`: finished runs are logged elsewhere too; a run is never lost because that failed."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def tracked(runs: Sequence[Path], arguments: argparse.Namespace, group: Path | None = None) -> int:
+    """Log finished runs as `--track` asks for; give the exit status.
+
+    `group` is the folder of a comparison that the runs belong to.
+    """
+    status = 0
+    for kind in dict.fromkeys(getattr(arguments, "track", None) or ()):
+        try:
+            places = _log(runs, kind, getattr(arguments, "track_dir", None), group)
+        except Exception as error:  # whatever a tracking server says: the runs are paid for
+            kept = group or runs[0]
+            print(
+                f"--track {kind} failed ({error}); the run is kept: try again with "
+                f"`coterie {arguments.command} --resume {kept} --track {kind}`",
+                file=sys.stderr,
+            )
+            status = 1
+        else:
+            if not getattr(arguments, "quiet", False):
+                print(f"tracked by {kind}: {', '.join(places)}", file=sys.stderr)
+    return status
+
+
+def _log(runs: Sequence[Path], kind: str, where: str | None, group: Path | None) -> list[str]:
+    from coterie.tracking.track import as_kind, close_parent, open_parent, track
+
+    named, place = as_kind(kind), None if where is None else Path(where)
+    if group is None:
+        return [track(run, named, where=place) for run in runs]
+    parent = open_parent(group, named, where=place)
+    for run in runs:
+        track(run, named, parent=parent, where=place)
+    close_parent(group, named, parent, where=place)
+    return [parent]

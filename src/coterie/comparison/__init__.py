@@ -1,0 +1,1 @@
+"""Methods beside one another: which runs, how they are carried out, and what they show."""

@@ -1,0 +1,219 @@
+"""CoterieClassifier: classes, one model per client, with a stated epsilon."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d, validate_data
+
+from coterie.estimators.base import NO_WEIGHTS, Federated, Targets
+from coterie.estimators.settings import method_of
+from coterie.methods.localsvm import Machines
+
+_TYPES = (np.float64, np.float32)
+_LISTED = 8  # classes named in a message
+
+
+def _has_odds(estimator: "CoterieClassifier") -> bool:
+    """Say whether outputs are meant as log-odds; those of support vector machines are not."""
+    try:
+        method = method_of(estimator.method, estimator.model, estimator.method_settings)
+    except ValueError:  # told by fit
+        return True
+    if isinstance(method, Machines):
+        raise AttributeError(
+            f"{method.kind} gives no probabilities: its outputs are distances from a margin; use "
+            "decision_function, or another method"
+        )
+    return True
+
+
+class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
+    """A classifier with one model per client, learnt together under differential privacy.
+
+    The arguments are those of a plan (`coterie.Privacy`, `coterie.Plan`), and mean what they mean
+    there. Without clients (or with one) nothing is released: the rows learn alone, `epsilon_` is 0.
+
+    Args:
+        method: A registered name, "auto" to have one picked by rule, or a method such as
+            `coterie.PMTL(lam=0.3)`.
+        model: The model of every client: a name such as "linear" or "mlp", a model, a torch module
+            or what makes one; None for the method's usual one.
+        method_settings: Settings of the method by name; `set_params(method__lam=0.3)` sets one.
+        epsilon: The budget; infinity for none. None where `noise_multiplier` is given.
+        delta: None for min(1e-5, 1 / (10 clients)).
+        relation: "zero_out" or "replace".
+        noise_multiplier: Noise in units of the clip, instead of epsilon.
+        clip: None for the method's usual one.
+        noise: The kind of noise by name, or a value.
+        rounds: None for as many as the rule takes.
+        cohort: The expected number of clients in a round, or a sampler; None for everyone.
+        classes: The classes, declared. Without them they are read off y, which is taken for public
+            knowledge, and `guarantee_.assumed` says so.
+        standardise: "client" scales each client's features by its own rows; "none".
+        on_pooled: What to do with rows that were scaled by statistics of all clients together:
+            "raise", "warn" or "ignore".
+        client_column: The column of X that holds each row's client, by name (of frames) or place,
+            instead of `clients`: for tools that know nothing of clients.
+        row_shape: The shape of a row whose columns are an image, (28, 28) say.
+        random_state: None for noise from the operating system. A number makes the fit a
+            simulation: reproducible, and protecting nobody.
+        device: "cpu" or "cuda".
+
+    Attributes:
+        classes_: The classes.
+        clients_: Ids of the clients with models.
+        epsilon_: What the fit spent, in the view of the other clients.
+        delta_: At this delta.
+        guarantee_: All of it: relation, views, what was assumed, whether it is a simulation.
+        caveats_: What must be read beside it, in sentences.
+        plan_: The plan, with what rules filled in.
+        outcome_: The run; not part of a pickle.
+        n_features_in_: Columns of X.
+        feature_names_in_: Their names, where X has them.
+    """
+
+    __metadata_request__predict_proba: ClassVar[dict[str, bool]] = {"clients": True}
+    __metadata_request__predict_log_proba: ClassVar[dict[str, bool]] = {"clients": True}
+    __metadata_request__decision_function: ClassVar[dict[str, bool]] = {"clients": True}
+
+    def __init__(  # noqa: PLR0913  (settings are named one by one, as scikit-learn has them)
+        self,
+        method: Any = "auto",
+        *,
+        model: Any = None,
+        method_settings: Mapping[str, Any] | None = None,
+        epsilon: float | None = 1.0,
+        delta: float | None = None,
+        relation: str = "zero_out",
+        noise_multiplier: float | None = None,
+        clip: float | None = None,
+        noise: Any = "gaussian",
+        rounds: int | None = None,
+        cohort: Any = None,
+        classes: Sequence[Any] | None = None,
+        standardise: str = "none",
+        on_pooled: str = "raise",
+        client_column: Any = None,
+        row_shape: tuple[int, ...] | None = None,
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.method = method
+        self.model = model
+        self.method_settings = method_settings
+        self.epsilon = epsilon
+        self.delta = delta
+        self.relation = relation
+        self.noise_multiplier = noise_multiplier
+        self.clip = clip
+        self.noise = noise
+        self.rounds = rounds
+        self.cohort = cohort
+        self.classes = classes
+        self.standardise = standardise
+        self.on_pooled = on_pooled
+        self.client_column = client_column
+        self.row_shape = row_shape
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, X: Any, y: Any, clients: Any = None, **refused: Any) -> "CoterieClassifier":
+        """Learn one model per client.
+
+        Args:
+            X: Rows, dense or sparse.
+            y: A class for each row.
+            clients: The id of each row's client, any hashable value; None for one client.
+            refused: `sample_weight` is refused with a reason.
+        """
+        if refused:
+            raise TypeError(
+                NO_WEIGHTS if "sample_weight" in refused else f"fit does not know {list(refused)}"
+            )
+        X, clients = self._apart(X, clients)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_TYPES)
+        check_classification_targets(y)
+        self.classes_ = self._classes_of(y)
+        several = len(self.classes_) > 2
+        kind = Targets("multiclass" if several else "binary", len(self.classes_), self._assumed())
+        self._fit(X, self._numbers(y), clients, kind)
+        return self
+
+    def predict(self, X: Any, clients: Any = None) -> NDArray[Any]:
+        """Give the class of each row, by its own client's model."""
+        outputs = self._outputs(X, clients)
+        chosen = (outputs > 0).astype(int) if outputs.ndim == 1 else outputs.argmax(axis=1)
+        found: NDArray[Any] = self.classes_[chosen]
+        return found
+
+    def decision_function(self, X: Any, clients: Any = None) -> NDArray[np.float64]:
+        """Give the scores: (rows,) for two classes (the second where positive), else (rows, k)."""
+        return self._outputs(X, clients)
+
+    @available_if(_has_odds)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any, clients: Any = None) -> NDArray[np.float64]:
+        """Give the probability of each class, (rows, classes): logistic or softmax of the scores.
+
+        Not calibrated beyond what the loss of the method does.
+        """
+        return self._probabilities(self._outputs(X, clients))
+
+    @available_if(_has_odds)  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: Any, clients: Any = None) -> NDArray[np.float64]:
+        """Give the logarithms of the probabilities."""
+        with np.errstate(divide="ignore"):
+            return np.log(self._probabilities(self._outputs(X, clients)))
+
+    def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
+        """Give the accuracy over all rows. Not private."""
+        predicted = self.predict(X, clients)
+        return float(accuracy_score(y, predicted, sample_weight=sample_weight))
+
+    def _checked(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, NDArray[Any]]:
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_TYPES, reset=reset)
+        return X, self._numbers(y)
+
+    def _classes_of(self, y: NDArray[Any]) -> NDArray[Any]:
+        found = np.unique(y if self.classes is None else np.asarray(self.classes))
+        if len(found) < 2:
+            where = "y" if self.classes is None else "classes"
+            raise ValueError(
+                f"{where} has one class, {found.tolist()}: expected at least two; declare classes= "
+                "where rows of one class alone were seen"
+            )
+        return found
+
+    def _assumed(self) -> tuple[str, ...]:
+        if self.classes is not None:
+            return ()
+        named = ", ".join(str(one) for one in self.classes_[:_LISTED])
+        more = f", ... ({len(self.classes_)} in all)" if len(self.classes_) > _LISTED else ""
+        return (
+            f"classes taken from the labels of y ({named}{more}): declare classes= to make this "
+            "public knowledge explicit",
+        )
+
+    def _numbers(self, y: Any) -> NDArray[np.int64]:
+        y = column_or_1d(y)
+        places = np.searchsorted(self.classes_, y)
+        places = np.clip(places, 0, len(self.classes_) - 1)
+        wrong = np.flatnonzero(self.classes_[places] != y)
+        if len(wrong):
+            raise ValueError(
+                f"y: row {wrong[0]} (from 0) has the class {y[wrong[0]]!r}, which is not among the "
+                f"declared classes {self.classes_.tolist()[:_LISTED]}; declare it, or correct y"
+            )
+        numbers: NDArray[np.int64] = places.astype(np.int64)
+        return numbers
+
+    def _probabilities(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        if outputs.ndim > 1:
+            return np.asarray(softmax(outputs, axis=1))
+        return np.column_stack([expit(-outputs), expit(outputs)])

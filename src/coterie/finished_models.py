@@ -1,0 +1,166 @@
+"""Models of a finished run: one safetensors file, a row a client, read a row at a time.
+
+`models/clients.safetensors` has a tensor a parameter, stacked over clients; `models/clients.json`
+names the rows. A safetensors file is eight bytes of length, a JSON header and the raw numbers, so
+it is written here in pieces, whatever its size, and a client's own rows are read without the rest.
+Both files are private: each row is one client's.
+"""
+
+import difflib
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from coterie.privacy.files import replacing, write_atomically
+from coterie.tree import Tree
+
+FORMAT = "1"
+MODELS = "models"
+_ROWS, _NAMES = "clients.safetensors", "clients.json"
+_PIECE = 1 << 24  # bytes held at a time
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def client_names(folder: Path, place: str = MODELS) -> list[str]:
+    """Give the names of the clients of a finished run, in the order of their models.
+
+    Args:
+        folder: The run folder.
+        place: Where in it: "models", or "newcomers" for clients that were held out of training.
+
+    Raises:
+        FileNotFoundError: If there is no finished run.
+        ValueError: If the names cannot be read.
+    """
+    path = folder / place / _NAMES
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise _unfinished(folder, path) from error
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error}); restore it") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{path}: expected a list of clients' names; restore it")
+    return names
+
+
+def client_model(folder: Path, name: str, place: str = MODELS) -> Tree:
+    """Read one client's model, and no other's.
+
+    Raises:
+        FileNotFoundError: If there is no finished run.
+        ValueError: If there is no such client, or the file is damaged.
+    """
+    names = client_names(folder, place)
+    try:
+        row = names.index(name)
+    except ValueError:
+        raise ValueError(_unknown(folder, name, names)) from None
+    return {
+        leaf: found.reshape(found.shape[1:])
+        for leaf, found in _read(folder / place, len(names), slice(row, row + 1))
+    }
+
+
+def stacked_models(folder: Path, place: str = MODELS) -> Tree:
+    """Read the models of all clients, stacked.
+
+    Raises:
+        FileNotFoundError: If there is no finished run.
+        ValueError: If the file is damaged.
+    """
+    return dict(_read(folder / place, len(client_names(folder, place)), slice(None)))
+
+
+def write_models(place: Path, models: Tree, names: Sequence[Any]) -> None:
+    """Write stacked models and the clients' names; either file is whole or absent after a crash."""
+    place.mkdir(parents=True, exist_ok=True)
+    with replacing(place / _ROWS) as file:
+        _write(file, models)
+    write_atomically(place / _NAMES, json.dumps([str(name) for name in names]).encode())
+
+
+def _write(file: IO[bytes], models: Tree) -> None:
+    header: dict[str, Any] = {
+        "__metadata__": {
+            "format": "pt",
+            "coterie_models": FORMAT,
+            "leaves": json.dumps(list(models)),  # in the order of the model's tree
+        }
+    }
+    at, leaves = 0, sorted(models, key=lambda name: -models[name].element_size())
+    for name in leaves:  # the widest numbers first, so that all are aligned
+        leaf = models[name]
+        end = at + leaf.numel() * leaf.element_size()
+        kind = {"dtype": _KINDS[leaf.dtype], "shape": list(leaf.shape)}
+        header[name] = {**kind, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for name in leaves:
+        for piece in _pieces(models[name]):
+            file.write(piece)
+
+
+def _pieces(leaf: Tensor) -> Iterator[bytes]:
+    """Give a leaf's numbers a few clients at a time: it may be larger than memory."""
+    row = max(1, leaf[:1].numel() * leaf.element_size())
+    step = max(1, _PIECE // row)
+    for start in range(0, len(leaf) if leaf.numel() else 0, step):
+        found = leaf[start : start + step].detach().cpu().contiguous().numpy()
+        yield found.astype(found.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _read(place: Path, clients: int, rows: slice) -> Iterator[tuple[str, Tensor]]:
+    path = place / _ROWS
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in _leaves(file.metadata() or {}, file.keys()):
+                part = file.get_slice(name)
+                if part.get_shape()[0] != clients:
+                    raise ValueError(
+                        f"{path} holds {part.get_shape()[0]} models and {_NAMES} {clients} names; "
+                        "restore both"
+                    )
+                yield name, part[rows]
+    except FileNotFoundError as error:
+        raise _unfinished(place.parent, path) from error
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: damaged ({error}); restore it") from error
+
+
+def _leaves(metadata: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    told = metadata.get("leaves")
+    return [str(name) for name in json.loads(told)] if told else list(names)
+
+
+def _unfinished(folder: Path, path: Path) -> FileNotFoundError:
+    if (folder / "plan.toml").exists():
+        return FileNotFoundError(
+            f"{path} is not there; finish the run with `coterie run --resume {folder}`"
+        )
+    return FileNotFoundError(f"{path} is not there; give the folder of a finished run")
+
+
+def _unknown(folder: Path, name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    known = "they are" if len(names) <= 3 else "such as"
+    if near:
+        known = "nearest are"
+    known += f" {', '.join(map(repr, near or names[:3]))}"
+    return f"client = {name!r}: not among the {len(names)} clients of {folder}; {known}"

@@ -1,0 +1,108 @@
+"""The log of a run, `log.jsonl`: a line an event, in the order in which they came.
+
+Every line is a JSON object with `time` (UTC) and `event`: started, resumed, round, packed,
+finished, interrupted or failed. Lines are only ever added. The log is private: how long a round
+took follows from who took part and how many rows they have, which no epsilon covers. It never holds
+anything of clients' rows, nor a seed.
+"""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from coterie.engines.outcome import Observer, Progress
+from coterie.privacy.accounting import Guarantee, epsilon_by_round
+
+_PACKAGES = ("coterie", "dp-accounting", "numpy", "scipy", "torch")
+_MARKS = 8
+
+
+def versions() -> dict[str, str]:
+    """Give the versions of what a run is computed with."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+
+
+def now() -> str:
+    """Give the time, in UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class Log:
+    """Adds lines to a file.
+
+    Lines reach the disk with those that are synced: the account is the ledger's, not the log's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        held = path.read_bytes() if path.exists() else b""
+        self.begun = _first(held)
+        self._torn = bool(held) and not held.endswith(b"\n")  # a crash cut the last line off
+
+    def note(self, event: str, *, sync: bool = False, **facts: Any) -> None:
+        """Add an event."""
+        line = json.dumps({"time": now(), "event": event, **facts}, allow_nan=False)
+        with self.path.open("ab") as file:
+            file.write((b"\n" if self._torn else b"") + line.encode() + b"\n")
+            self._torn = False
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def open(self) -> None:
+        """Note that a run is started, or goes on."""
+        self.note("resumed" if self.begun else "started", sync=True, versions=versions())
+        self.begun = self.begun or _first(self.path.read_bytes())
+
+
+class Logged:
+    """Notes every round, then lets another observer look at it.
+
+    After every eighth of the rounds epsilon so far is noted too, where it is cheap to compute: of
+    many unlike rounds with hidden cohorts it is not.
+    """
+
+    def __init__(self, log: Log, guarantee: Guarantee, then: Observer | None = None) -> None:
+        self._log, self._guarantee, self._then = log, guarantee, then
+        posts = len(guarantee.events)
+        cheap = guarantee.participation.rate == 1 or len(set(guarantee.events)) <= _MARKS
+        parts = range(1, _MARKS + 1) if cheap else ()
+        self._marks = {math.ceil(posts * part / _MARKS) for part in parts}
+
+    def __call__(self, progress: Progress) -> None:
+        """Note a round."""
+        facts: dict[str, Any] = {"round": progress.round}
+        if progress.round in self._marks:
+            facts["epsilon"] = self._spent(progress.round)
+        self._log.note("round", **facts)
+        if self._then is not None:
+            self._then(progress)
+
+    def _spent(self, round: int) -> float | str:
+        promised = self._guarantee
+        (spent,) = epsilon_by_round(
+            promised.events, promised.participation, promised.relation, promised.delta, [round]
+        )
+        return "inf" if spent == math.inf else spent
+
+
+def _first(held: bytes) -> str:
+    """Give the time of the first line; empty if there is none that can be read."""
+    try:
+        line: Mapping[str, Any] = json.loads(held.partition(b"\n")[0].decode())
+        return str(line["time"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,84 @@
+"""Runs that differ in their seed alone, taken together: means and standard errors over them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coterie.privacy.words import round_up
+from coterie.report.finished import FinishedRun
+
+APART = 8
+"""A page of more runs than this speaks of groups, and shows a few runs one by one."""
+_ONE_BY_ONE = 6
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one method at one epsilon on one data set."""
+
+    label: str
+    runs: tuple[FinishedRun, ...]
+
+    @property
+    def first(self) -> FinishedRun:
+        """The run that stands for the others where one is shown."""
+        return self.runs[0]
+
+    def mean(self, key: str) -> float:
+        """Give the mean over runs of a number of the summary."""
+        return float(np.mean([run.number(key) for run in self.runs]))
+
+    def error(self, key: str, own: str = "") -> float:
+        """Give the standard error over runs; of a single run `own`, which is over clients."""
+        if len(self.runs) == 1:
+            return self.first.number(own) if own else math.nan
+        found = [run.number(key) for run in self.runs]
+        return float(np.std(found, ddof=1) / math.sqrt(len(found)))
+
+    @property
+    def badness(self) -> float:
+        """Something that is small for a good metric; infinite where there is none."""
+        value = self.mean("value") * (1 if self.first.result["metric"] == "nmse" else -1)
+        return math.inf if math.isnan(value) else value
+
+
+def group(runs: Sequence[FinishedRun]) -> list[Group]:
+    """Take runs together that differ in their seed alone."""
+    found: dict[tuple[str, ...], list[FinishedRun]] = {}
+    for run in runs:
+        spent = round_up(run.epsilon) if run.shares else "0"
+        key = (run.result["method"], spent, str(run.result["data"]), run.result["metric"])
+        found.setdefault(key, []).append(run)
+    methods = [key[0] for key in found]
+    several = len({key[2] for key in found}) > 1
+    return [
+        Group(_label(key, methods.count(key[0]) > 1, several), tuple(together))
+        for key, together in found.items()
+    ]
+
+
+def _label(key: tuple[str, ...], by_epsilon: bool, by_data: bool) -> str:
+    method, spent, data, _ = key
+    label = f"{method}, epsilon {spent}" if by_epsilon and spent != "0" else method
+    return f"{label}, {data}" if by_data else label
+
+
+def rows_of(runs: Sequence[FinishedRun]) -> list[Group]:
+    """Give what has a row of its own: runs, or groups of many runs."""
+    if len(runs) > APART:
+        return group(runs)
+    return [Group(run.label, (run,)) for run in runs]
+
+
+def one_by_one(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """Choose the runs that are shown one by one: of many, the first of each of the best groups.
+
+    Those with a budget come before those without.
+    """
+    if len(runs) <= APART:
+        return list(runs)
+    best = sorted(group(runs), key=lambda one: (not one.first.private, one.badness))
+    kept = {id(one.first) for one in best[:_ONE_BY_ONE]}
+    return [run for run in runs if id(run) in kept]

@@ -1,0 +1,163 @@
+"""What is guaranteed: a section of a report, in words and symbols, by view, against attackers."""
+
+from collections.abc import Sequence
+
+from coterie.privacy.accounting import Guarantee
+from coterie.privacy.views import is_local, reasons
+from coterie.privacy.words import describe_noise, round_up, view_of
+from coterie.report.attack import show_attack
+from coterie.report.elements import Html, element, join, listed, table
+from coterie.report.finished import FinishedRun
+
+_STATED = 4
+"""Private guarantees stated in full on a page; all others are in a table."""
+_NOT_COVERED = (
+    "Metrics, and any choice made by looking at them (settings, rounds, which run to keep), are "
+    "not covered by epsilon. This page shows clients' own errors: keep it as you keep the data."
+)
+_VIEWS = {
+    "other_clients": "the other clients, even all together",
+    "server": "the server",
+    "server_secure_aggregation": "the server, under secure aggregation",
+    "released": "whoever is given the shared model",
+}
+_RELEASED = "the shared model is made of posts alone; a client's own model is not in it"
+_SAMPLED = {"everyone": "every client in every round", "poisson": "Poisson", "fixed": "fixed size"}
+_COMPARED = {
+    "zero_out": "zero_out: the client's contributions against zero",
+    "replace": "replace: the client against any other client",
+}
+
+Stated = tuple[Guarantee, float | None, tuple[str, ...]]
+
+
+def show_guarantees(runs: Sequence[FinishedRun]) -> Html:
+    """State every guarantee once, with the runs that share it."""
+    by_guarantee: dict[Stated, list[FinishedRun]] = {}
+    for run in sorted(runs, key=lambda run: (not run.private, not run.shares)):
+        stated = (run.guarantee, run.result.get("clip"), run.caveats)
+        by_guarantee.setdefault(stated, []).append(run)
+    parts: list[str] = [element("h2", "What is guaranteed", id="guarantee")]
+    further: list[list[str]] = []
+    for number, (stated, shared) in enumerate(by_guarantee.items()):
+        if shared[0].private and number >= _STATED:
+            further.append(_in_short(stated[0], shared))
+            continue
+        parts += _one(stated, shared, f"guarantee-{number + 1}")
+    if further:
+        head = ["runs", "epsilon", "delta", "relation", "rounds", "sampling", "accountant"]
+        parts += [element("h3", "Further guarantees, in short"), table(head, further)]
+    parts.append(element("p", _NOT_COVERED, class_="note"))
+    return element("section", *parts)
+
+
+def _one(stated: Stated, shared: Sequence[FinishedRun], key: str) -> list[str]:
+    guarantee, clip, caveats = stated
+    run = shared[0]
+    parts: list[str] = [element("h3", listed([one.label for one in shared]))]
+    if not run.shares:
+        parts.append(element("p", "Nothing is released: epsilon is 0."))
+    elif not run.private:
+        why = ": contributions are released without noise. Whoever sees them may learn all."
+        why = why if guarantee.claimed_epsilon is None else f". {guarantee.statement()}"
+        parts.append(element("p", element("span", "NOT PRIVATE", class_="bad"), why))
+    else:
+        parts.append(_words(run, clip))
+    parts += [element("p", element("strong", caveat)) for caveat in caveats]
+    if run.private:
+        parts += [_views(guarantee), show_attack(guarantee, key)]
+    return parts
+
+
+def _words(run: FinishedRun, clip: float | None) -> Html:
+    guarantee = run.guarantee
+    said = [_line(line) for line in guarantee.statement().splitlines()]
+    bound = "C" if clip is None else f"C = {clip:.4g}"
+    symbols = Html(
+        "Pr[<i>M</i>(<i>D</i>) &isin; <i>S</i>] &le; e<sup>&epsilon;</sup> "
+        "Pr[<i>M</i>(<i>D</i>&prime;) &isin; <i>S</i>] + &delta; for every set <i>S</i>, "
+        f"&epsilon; = {round_up(guarantee.epsilon)}, &delta; = {guarantee.delta:.3g}"
+    )
+    others = guarantee.views["other_clients"]
+    jointly = "the same bound" if others == guarantee.epsilon else f"epsilon = {round_up(others)}"
+    released = "messages" if is_local(guarantee) else "posts"
+    meaning = (
+        f"M is the {released} of all {len(guarantee.events)} rounds together; D and D\u2032 differ "
+        f"in one client by {guarantee.relation}. A post adds up what clients contribute, each "
+        f"clipped to {bound}, "
+        f"plus {describe_noise(guarantee.events)}. The other clients' models are "
+        f"functions of the posts and of their own data, and obey {jointly} jointly."
+    )
+    return element(
+        "div",
+        *said,
+        element("p", "In symbols", class_="label"),
+        element("p", symbols, class_="symbols"),
+        element("p", meaning, class_="note"),
+        element("p", "In short", class_="label"),
+        _facts(run),
+        class_="card",
+    )
+
+
+def _line(line: str) -> Html:
+    """Write a sentence, and what it is about in bold."""
+    about, colon, told = line.partition(":")
+    if not colon or len(about) > 20:
+        return element("p", line)
+    return element("p", element("strong", f"{about}:"), told)
+
+
+def _facts(run: FinishedRun) -> Html:
+    """Give what a reviewer asks for, one by one."""
+    guarantee = run.guarantee
+    used = ", ".join(f"{name} {told}" for name, told in run.versions.items())
+    rows = [
+        ["unit", "one client: its whole data and its whole state"],
+        ["relation", _COMPARED[guarantee.relation]],
+        ["view", view_of(guarantee)],
+        ["sampling", _sampling(guarantee)],
+        ["rounds", str(len(guarantee.events))],
+        ["epsilon", round_up(guarantee.epsilon)],
+        ["delta", f"{guarantee.delta:.3g}"],
+        ["accountant", guarantee.profile.accountant],
+        ["versions", used or "not recorded"],
+    ]
+    return table(["what", "here"], rows, class_="facts short")
+
+
+def _sampling(guarantee: Guarantee) -> str:
+    who = guarantee.participation
+    if who.rate == 1:
+        return _SAMPLED["everyone"]
+    seen = ", seen by all" if who.visible else ", hidden"
+    return f"{_SAMPLED[who.kind]}, a share of {who.rate:.4g} of clients in a round{seen}"
+
+
+def _views(guarantee: Guarantee) -> Html:
+    """Give epsilon by who looks, and why."""
+    views = dict(guarantee.views)
+    # Posts are all that a shared model is made of: it is seen as an outsider sees the posts.
+    views["released"] = views.get("outsider", guarantee.epsilon)
+    why = {**reasons(guarantee), "released": _RELEASED}
+    rows = []
+    for view, told in _VIEWS.items():
+        epsilon: str = round_up(views[view])
+        if epsilon == "inf":
+            epsilon = element("span", "no bound (inf)", class_="bad")
+        rows.append([told, epsilon, why.get(view, "")])
+    head = ["against", "epsilon", "why"]
+    label = element("p", "Epsilon by who looks", class_="label")
+    return join(label, table(head, rows, class_="facts"))
+
+
+def _in_short(guarantee: Guarantee, shared: Sequence[FinishedRun]) -> list[str]:
+    return [
+        listed([run.label for run in shared]),
+        round_up(guarantee.epsilon),
+        f"{guarantee.delta:.3g}",
+        guarantee.relation,
+        str(len(guarantee.events)),
+        _sampling(guarantee),
+        guarantee.profile.accountant,
+    ]

@@ -1,0 +1,360 @@
+"""`coterie compare`: cells, the table, what is refused, and going on after anything."""
+
+import json
+import math
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from coterie.cli import main
+from coterie.comparison import running
+from coterie.comparison.plan import make_comparison
+from coterie.comparison.results import COLUMNS, find, rows_of
+from coterie.comparison.running import carry_out, claim_folder, finished, read_comparison
+from coterie.comparison.worker import Ended
+from coterie.config import ConfigError
+from coterie.methods.base import registered
+from coterie.privacy.ledger import locked
+
+pytestmark = pytest.mark.full
+
+BASE = {"data": {"name": "districts", "clients": 40}}
+SMALL = [
+    "compare", "--data", "districts", "--clients", "40", "--set", "rounds=3",
+    "--quiet", "--no-report",
+]  # fmt: skip
+
+
+def compare(capsys, *arguments):
+    status = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def cells_of(**given):
+    return make_comparison({**BASE, "compare": given}).cells()
+
+
+def read(folder):
+    return pq.read_table(folder / "comparison.parquet").to_pylist()
+
+
+# --- the plan -----------------------------------------------------------------
+
+
+def test_cells_by_what_methods_post():
+    cells = cells_of(methods=["local", "pmtl", "mtl"], epsilons=[1, 0.5, math.inf], seeds=2)
+    found = [(cell.label, cell.epsilon, cell.seed) for cell in cells]
+    assert found == [
+        *[("local", None, seed) for seed in (0, 1)],
+        *[("pmtl", epsilon, seed) for epsilon in (0.5, 1.0, math.inf) for seed in (0, 1)],
+        *[("mtl", math.inf, seed) for seed in (0, 1)],
+    ]
+    assert len({cell.place for cell in cells}) == len(cells)
+    for cell in cells:
+        assert cell.table["simulation_seed"] == cell.table["data"]["split_seed"] == cell.seed
+
+
+def test_every_registered_method_has_cells():
+    cells = cells_of(methods=list(registered()), epsilons=[1.0], seeds=1)
+    assert [cell.label for cell in cells] == list(registered())
+    # A method that needs more than its defaults says so in its cell, and nothing is raised.
+    assert all(isinstance(cell.refused, str | None) for cell in cells)
+    assert sum(cell.refused is None for cell in cells) > 15
+
+
+def test_settings_by_method_and_by_label():
+    made = make_comparison(
+        {
+            **BASE,
+            "method": {"last_lam": 0.5},
+            "strong": {"privacy": {"clip": 0.25}, "method": {"last_lam": 9.0}},
+            "compare": {
+                "methods": ["local", "pmtl", {"kind": "pmtl", "label": "strong"}],
+                "epsilons": 1.0,
+                "seeds": [7],
+            },
+        }
+    )
+    by_label = {cell.label: cell.table for cell in made.cells()}
+    assert "last_lam" not in by_label["local"]["method"]
+    assert by_label["pmtl"]["method"]["last_lam"] == 0.5
+    assert by_label["strong"]["method"]["last_lam"] == 9.0
+    assert by_label["strong"]["privacy"] == {"clip": 0.25, "epsilon": 1.0}
+    assert by_label["pmtl"]["privacy"] == {"epsilon": 1.0}
+    assert made.notes == ("method.last_lam is no setting of local and is ignored there",)
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    made = make_comparison(
+        {
+            **BASE,
+            "compare": {
+                "methods": ["local", {"kind": "pmtl", "label": "pmtl, pulled", "lam": 3.0}],
+                "epsilons": [1, math.inf],
+                "seeds": [3, 1],
+                "grid": {"method.sgd.lr": [0.1, 1.0], "pmtl, pulled.privacy.clip": [0.5, 1.0]},
+            },
+        }
+    )
+    claim_folder(tmp_path / "c", made)
+    again = read_comparison(tmp_path / "c")
+    assert again.cells() == made.cells() and again.selection == made.selection
+    assert dict(again.cells()[-1].grid) == {
+        "method.sgd.lr": [0.1, 1.0], "privacy.clip": [0.5, 1.0],
+    }  # fmt: skip
+    with pytest.raises(FileExistsError, match="--resume"):
+        claim_folder(tmp_path / "c", made)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"methods": ["pmtl", "nonesuch"]}, "'nonesuch' is unknown; expected among"),
+        ({"methods": ["pmtl", "pmtl"]}, "label 'pmtl'"),
+        ({"methods": [{"kind": "pmtl", "lamb": 1}]}, "has no setting lamb"),
+        ({"methods": [{"kind": "pmtl", "label": "data"}]}, "label 'data'"),
+        ({"epsilons": [1, 0]}, "epsilons = "),
+        ({"epsilons": ["a"]}, "epsilons = "),
+        ({"seeds": 0}, "seeds = 0"),
+        ({"seeds": [1, -2]}, "seeds = "),
+        ({"seeds": 2, "repeats": 2}, "seeds and repeats"),
+        ({"repeats": [1]}, "repeats = "),
+        ({"colour": 1}, "does not know colour"),
+        ({"workers": -1}, "workers = -1"),
+        ({"search": "luck"}, "'grid' or 'optuna'"),
+        ({"grid": {"method.nonesuch": [1]}}, "none of the methods"),
+        ({"grid": {"method.lam": 1}}, "expected a list"),
+    ],
+)
+def test_what_does_not_fit_is_said(given, said):
+    with pytest.raises(ConfigError, match=said):
+        make_comparison({**BASE, "compare": {"methods": ["local", "pmtl"], **given}})
+
+
+# --- from flags to table ------------------------------------------------------
+
+
+def test_table_frontier_and_words(tmp_path, capsys):
+    out = tmp_path / "c"
+    status, printed, _ = compare(
+        capsys, *SMALL, "--methods", "local,pmtl,mtl,mpmtl", "--epsilons", "1,8", "--seeds", 2,
+        "--workers", 0, "--out", out,
+    )  # fmt: skip
+    assert status == 0
+    rows = read(out)
+    assert len(rows) == 2 + 4 + 2 + 4 and rows[0].keys() == COLUMNS.keys()
+    for row in rows:
+        assert row["status"] == "done" and row["simulation"] and row["tuning"] == "none"
+        result = json.loads((out / row["run"] / "result.json").read_text())
+        assert row["value"] == result["value"] and row["local_value"] == result["local_value"]
+        assert row["epsilon"] == float(result["epsilon"]) and row["seconds"] == result["seconds"]
+    by_label = {row["label"]: row for row in rows}
+    assert by_label["local"]["epsilon"] == 0 and by_label["local"]["epsilon_asked"] is None
+    assert by_label["mtl"]["epsilon"] == math.inf and not by_label["mtl"]["private"]
+    assert by_label["pmtl"]["private"] and by_label["pmtl"]["epsilon"] <= 8
+    assert json.loads(by_label["pmtl"]["settings"])["rounds"] == 3
+    described = pq.read_schema(out / "comparison.parquet").field("epsilon").metadata
+    assert b"upper bound" in described[b"description"]
+    for words in ("NOT PRIVATE", "SIMULATION", "At epsilon 1:", "false alarm", "2 seeds"):
+        assert words in " ".join(printed.split()), words
+
+
+def test_frontier_by_hand(tmp_path):
+    made = make_comparison(
+        {**BASE, "rounds": 3, "compare": {"methods": ["local", "pmtl"], "epsilons": 4, "seeds": 2}}
+    )
+    claim_folder(tmp_path / "c", made)
+    rows = rows_of(made.cells(), carry_out(tmp_path / "c", workers=0), tmp_path / "c")
+    found = find(rows, tmp_path / "c")
+    values = [row["value"] for row in rows if row["label"] == "pmtl"]
+    point = next(point for point in found.points if point.label == "pmtl")
+    assert point.value == pytest.approx(sum(values) / 2) and point.seeds == 2
+    best = min(found.at(4.0), key=lambda point: point.value)
+    assert [point.is_best for point in found.points] == [p is best for p in found.points]
+    # Learning alone is what `local` does here: one pair, not two of the same.
+    assert [(pair.first, pair.second) for pair in found.pairs] == [("local", "pmtl")]
+    ours = [
+        pq.read_table(tmp_path / "c" / row["run"] / "metrics.parquet")["error"].to_pylist()
+        for row in rows
+    ]
+    apart = [a - b for k in range(2) for a, b in zip(ours[k], ours[2 + k], strict=True)]
+    assert found.pairs[0].difference.mean == pytest.approx(sum(apart) / len(apart))
+    assert found.pairs[0].difference.clients == 40
+
+
+def test_json_report_and_resume(tmp_path, capsys):
+    out = tmp_path / "c"
+    flags = ["--methods", "local,pmtl", "--epsilons", "1", "--seeds", "5,6", "--workers", "0"]
+    small = [word for word in SMALL if word != "--no-report"]
+    _, printed, _ = compare(capsys, *small, *flags, "--out", out, "--json")
+    told = json.loads(printed)
+    assert told["done"] == told["cells"] == 4 and told["epsilons"] == [1.0] and told["simulation"]
+    assert told["report"] == str(out / "report.html") and (out / "report.html").exists()
+    assert {row["label"] for row in told["frontier"]} == {"local", "pmtl"}
+    assert told["differences"][0]["seeds"] == 2 and told["together"] is None
+    status, _, err = compare(capsys, *small, *flags, "--out", out)
+    assert status == 2 and "--resume" in err
+    place = finished(out)[-1]
+    before = (place / "metrics.parquet").read_bytes()
+    (place / "result.json").unlink()  # as if cut off before its end
+    _, again, _ = compare(capsys, "compare", "--resume", out, "--json", "--quiet")
+    assert json.loads(again) == told
+    assert (place / "metrics.parquet").read_bytes() == before
+    status, _, err = compare(capsys, "compare", "--resume", out, "--epsilons", "2")
+    assert status == 2 and "leave out --epsilons" in err
+    assert compare(capsys, "compare", "--resume", tmp_path)[0] == 2
+    (out / "report.html").unlink()
+    assert compare(capsys, "report", out)[0] == 0 and (out / "report.html").exists()
+
+
+def test_a_method_that_refuses_the_data_is_a_row(tmp_path, capsys):
+    out = tmp_path / "c"
+    status, printed, _ = compare(
+        capsys, "compare", "--data", "digits", "--option", "clients=20", "--set", "rounds=2",
+        "--methods", "local,mtlsvm,mpmtl", "--epsilons", "4", "--seeds", "1", "--workers", "0",
+        "--quiet", "--no-report", "--out", out,
+    )  # fmt: skip
+    status_of = {row["label"]: row["status"] for row in read(out)}
+    assert status == 0 and status_of["local"] == "done"
+    refused = [label for label, told in status_of.items() if told.startswith("refused: ")]
+    assert refused, status_of
+    for label in refused:
+        assert f"{label}: {status_of[label]}" in " ".join(printed.split())
+    assert "only clients vary" in printed
+
+
+def test_nothing_that_can_be_run_is_an_error(tmp_path, capsys):
+    status, _, err = compare(
+        capsys, "compare", "--data", "digits", "--option", "clients=20", "--methods", "mpmtl",
+        "--workers", "0", "--seeds", "1", "--quiet", "--out", tmp_path / "c",
+    )  # fmt: skip
+    assert status == 2 and "no cell could be run; mpmtl: refused: " in err
+
+
+def test_a_failed_cell_does_not_lose_the_others(tmp_path, capsys):
+    out = tmp_path / "c"
+    flags = ["--methods", "local,pmtl", "--epsilons", "1", "--seeds", "1", "--workers", "0"]
+    blocked = out / "runs" / "pmtl" / "epsilon-1"
+    made = make_comparison(
+        {**BASE, "rounds": 3, "compare": {"methods": ["local", "pmtl"], "epsilons": 1, "seeds": 1}}
+    )
+    claim_folder(out, made)
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where a folder should be")
+    status, printed, err = compare(capsys, "compare", "--resume", out, *flags[-2:], "--no-report")
+    assert status == 1 and "failed" in printed and "--resume" in err
+    assert [row["status"][:6] for row in read(out)] == ["done", "failed"]
+    blocked.unlink()
+    status, _, _ = compare(capsys, "compare", "--resume", out, *flags[-2:], "--no-report")
+    assert status == 0 and [row["status"] for row in read(out)] == ["done", "done"]
+
+
+def test_repeats_are_releases_that_add_up(tmp_path, capsys):
+    out = tmp_path / "c"
+    flags = ["--methods", "local,pmtl", "--epsilons", "1", "--repeats", "2", "--workers", "0"]
+    _, printed, _ = compare(capsys, *SMALL, *flags, "--out", out, "--json")
+    told = json.loads(printed)
+    assert not told["simulation"] and not any(row["simulation"] for row in read(out))
+    epsilon, _ = told["together"]
+    assert 1 < epsilon < 2  # two Gaussian runs composed: more than one, less than their sum
+    values = [row["value"] for row in read(out) if row["label"] == "pmtl"]
+    assert values[0] != values[1]
+    _, printed, _ = compare(capsys, "compare", "--resume", out, "--quiet", "--no-report")
+    assert "2 runs with a budget posted" in " ".join(printed.split())
+    assert "SIMULATION" not in printed
+
+
+# --- settings chosen inside ---------------------------------------------------
+
+
+def test_tuning_says_in_the_table_what_covers_it(tmp_path, capsys):
+    out = tmp_path / "c"
+    flags = ["--methods", "local,pmtl", "--epsilons", "4", "--seeds", "1", "--workers", "0"]
+    grid = ["--grid", "method.change_from=shared,own", "--folds", "2"]
+    loud = [word for word in SMALL if word != "--quiet"]
+    _, printed, err = compare(capsys, *loud, *flags, *grid, "--out", out)
+    by_label = {row["label"]: row for row in read(out)}
+    assert by_label["local"]["tuning"] == "none"
+    assert by_label["pmtl"]["tuning"].startswith("NOT COVERED by epsilon")
+    assert json.loads(by_label["pmtl"]["settings"])["change_from"] in ("shared", "own")
+    assert "TUNING of pmtl: NOT COVERED by epsilon" in " ".join(printed.split())
+    assert "method.change_from is no setting of local" in err
+    kept = (out / "tuned" / "pmtl" / "epsilon-4" / "seed-0.toml").read_text()
+    assert "not covered" in kept
+    free = tmp_path / "free"
+    compare(capsys, *SMALL, *flags, *grid, "--public", "--out", free)
+    assert {row["label"]: row["tuning"] for row in read(free)}["pmtl"] == "on public data"
+
+
+def test_optuna_takes_a_range(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    out = tmp_path / "c"
+    status, _, _ = compare(
+        capsys, "compare", "--data", "synthetic", "--option", "clients=8", "--methods", "pmtl",
+        "--epsilons", "1", "--seeds", "1", "--grid", "method.lam=0.2..0.3", "--search", "optuna",
+        "--trials", "2", "--folds", "2", "--workers", "0", "--quiet", "--no-report", "--out", out,
+    )  # fmt: skip
+    (row,) = read(out)
+    assert status == 0 and row["tuning"] == "on public data"
+    assert 0.2 <= json.loads(row["settings"])["lam"] <= 0.3
+
+
+def test_charged_tuning_is_in_epsilon(tmp_path, capsys):
+    out = tmp_path / "c"
+    status, printed, _ = compare(
+        capsys, *SMALL, "--methods", "local,pmtl", "--epsilons", "1", "--seeds", "1",
+        "--grid", "pmtl.method.lam=0.01,1", "--charge-tuning", "--workers", "0", "--out", out,
+    )  # fmt: skip
+    assert status == 0
+    row = {row["label"]: row for row in read(out)}["pmtl"]
+    assert row["tuning"].startswith("CHARGED") and row["epsilon"] > 1
+    assert row["epsilon_chosen_alone"] > 1 and row["epsilon_asked"] == 1
+    assert (out / row["run"] / "result.json").exists()
+    assert "tuning of pmtl is CHARGED" in " ".join(printed.split())
+
+
+# --- workers ------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused(tmp_path, capsys):
+    made = make_comparison({**BASE, "compare": {"methods": ["local"], "seeds": 1}})
+    claim_folder(tmp_path / "c", made)
+    with locked(tmp_path / "c"):
+        status, _, err = compare(capsys, "compare", "--resume", tmp_path / "c", "--quiet")
+    assert status == 2 and "in use by another process" in err
+
+
+def test_workers_that_cannot_start_are_said(tmp_path, monkeypatch):
+    """A worker that ends before its first cell is said, instead of started for ever."""
+    made = make_comparison({**BASE, "compare": {"methods": ["local"], "epsilons": 1, "seeds": 1}})
+    claim_folder(tmp_path / "c", made)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(OSError, match=r"workers end before their first cell \(exit status 1\)"):
+        carry_out(tmp_path / "c", workers=1)
+
+
+def test_a_cell_that_kills_its_worker_twice_is_given_up(tmp_path):
+    cells, attempts = cells_of(methods=["local"], seeds=1), {}
+    board = running._Board(cells, tmp_path, None)
+    running._lose(board, board.take(), -9, attempts, tmp_path)
+    assert board.left == {0} and not board.ended
+    running._lose(board, board.take(), -9, attempts, tmp_path)
+    assert not board.left and not board.busy
+    assert board.ended[0].status == "failed" and "2 times (signal 9)" in board.ended[0].why
+
+
+def test_progress_is_told(tmp_path):
+    made = make_comparison(
+        {**BASE, "rounds": 3, "compare": {"methods": ["local", "pmtl"], "epsilons": 1, "seeds": 2}}
+    )
+    claim_folder(tmp_path / "c", made)
+    told = []
+    ended = carry_out(tmp_path / "c", workers=0, observe=told.append)
+    assert [len(state.ended) for state in told] == [0, 1, 2, 3, 4]
+    assert math.isnan(told[0].seconds_left) and told[-1].seconds_left == 0
+    assert told[-1].best.startswith("pmtl at epsilon 1: ")
+    assert all(isinstance(end, Ended) and end.status == "done" for end in ended.values())
+    # A method that was never timed comes first, so that the estimate knows it.
+    assert {told[2].cells[number].label for number in told[2].ended} == {"local", "pmtl"}

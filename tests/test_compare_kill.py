@@ -1,0 +1,91 @@
+"""`coterie compare` whose processes are killed or interrupted: nothing is lost, none is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from coterie.cli import main
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for workers in /proc"),
+]
+
+FLAGS = [
+    "--data", "districts", "--clients", "40", "--set", "rounds=10", "--quiet", "--no-report",
+    "--methods", "local,fedavg,pmtl,pfeb", "--epsilons", "1,2,4,8", "--seeds", "2",
+]  # fmt: skip
+
+
+def begin(*arguments):
+    command = [sys.executable, "-m", "coterie.cli", "compare", *map(str, arguments)]
+    return subprocess.Popen(
+        [*command, "--workers", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition, process=None, seconds=90.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it takes too long"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def done(folder):
+    return len(list(Path(folder).glob("runs/*/*/*/result.json")))
+
+
+def is_worker(pid):
+    try:
+        return b"comparison_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def workers_of(process):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if is_worker(pid)]
+
+
+def values(folder):
+    rows = pq.read_table(folder / "comparison.parquet").to_pylist()
+    return [(row["label"], row["epsilon_asked"], row["seed"], row["value"]) for row in rows]
+
+
+def test_killed_interrupted_and_gone_on_with(tmp_path):
+    out = tmp_path / "c"
+    process = begin(*FLAGS, "--out", out)
+    wait_for(lambda: done(out) >= 1, process)
+    before = workers_of(process)
+    os.kill(before[0], signal.SIGKILL)
+    wait_for(lambda: not is_worker(before[0]), process)
+    wait_for(lambda: len(workers_of(process)) == 2, process)  # another takes its place
+    left = workers_of(process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and f"go on with: coterie compare --resume {out}" in err
+    assert "Traceback" not in err
+    # One that was just being started hears that its input has ended once it has begun.
+    wait_for(lambda: not any(map(is_worker, left)), seconds=30.0)
+
+    again = begin("--resume", out, "--quiet", "--no-report")
+    had = done(out)
+    wait_for(lambda: done(out) >= had + 2, again)
+    left = workers_of(again)
+    again.kill()
+    again.communicate()
+    wait_for(lambda: not any(map(is_worker, left)), seconds=30.0)  # none outlives who deals
+    assert 2 < done(out) < 26
+
+    resume = ["compare", "--resume", str(out), "--quiet", "--no-report", "--workers", "0"]
+    assert main(resume) == 0
+    whole = tmp_path / "whole"
+    assert main(["compare", *FLAGS, "--workers", "0", "--out", str(whole)]) == 0
+    assert values(out) == values(whole)
