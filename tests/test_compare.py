@@ -196,7 +196,7 @@ def test_json_report_and_resume(tmp_path, capsys):
     assert told["differences"][0]["seeds"] == 2 and told["together"] is None
     status, _, err = compare(capsys, *small, *flags, "--out", out)
     assert status == 2 and "--resume" in err
-    place = finished(out)[-1]
+    place = list(finished(out))[-1]
     before = (place / "metrics.parquet").read_bytes()
     (place / "result.json").unlink()  # as if cut off before its end
     _, again, _ = compare(capsys, "compare", "--resume", out, "--json", "--quiet")

@@ -181,3 +181,27 @@ def test_a_newcomer_is_told_what_epsilon_means(tmp_path: Path) -> None:
     text, _ = made.read([weak], tmp_path / "weak.html")
     assert "At this size the promise is next to nothing" in text
     assert "What the words mean" in text
+
+
+def test_entries_of_one_method_are_kept_apart(tmp_path: Path) -> None:
+    """Two entries of a comparison may be of one method: their runs are never averaged together."""
+    names = {}
+    for label, value in (("weak pull", 0.5), ("strong pull", 0.3)):
+        for seed in range(5):
+            run = made.make_run(tmp_path / f"{label}-{seed}", method="pmtl", value=value)
+            names[run] = label
+    found = {one.label: one.mean("value") for one in group(read_finished(list(names), names))}
+    assert found == pytest.approx({"weak pull": 0.5, "strong pull": 0.3})
+
+
+def test_other_settings_are_another_group(tmp_path: Path) -> None:
+    runs = []
+    for lam, value in ((0.1, 0.5), (3.0, 0.3)):
+        for seed in range(5):
+            run = made.make_run(tmp_path / f"{lam}-{seed}", method="pmtl", value=value)
+            plan = f'simulation_seed = {seed}\n[method]\nkind = "pmtl"\nlam = {lam}\n'
+            (run / "plan.toml").write_text(plan)
+            runs.append(run)
+    found = group(read_finished(runs))
+    assert [one.label for one in found] == ["pmtl, epsilon 1 (1)", "pmtl, epsilon 1 (2)"]
+    assert [one.mean("value") for one in found] == pytest.approx([0.5, 0.3])

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def compare(arguments: argparse.Namespace) -> int:
     finally:
         bar.close()
     status = _show(folder, comparison, ended, arguments)
-    return tracked(finished(folder), arguments, group=folder) or status
+    return tracked(list(finished(folder)), arguments, group=folder) or status
 
 
 def _farewell(folder: Path) -> str:
@@ -184,9 +184,9 @@ def _show(
     return int(failed)
 
 
-def _report(done: Sequence[Path], folder: Path) -> Path:
+def _report(done: Mapping[Path, str], folder: Path) -> Path:
     try:
-        return write_report(done, folder / "report.html")
+        return write_report(list(done), folder / "report.html", names=done)
     except OSError as error:
         raise OSError(
             f"{folder}: the runs are done and kept, but their report cannot be written "

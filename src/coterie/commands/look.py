@@ -59,23 +59,29 @@ def data_show(arguments: argparse.Namespace) -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     """Carry out `coterie report`."""
-    folders = [part for run in arguments.runs for part in _members(Path(run))]
+    names = {part: label for run in arguments.runs for part, label in _members(Path(run)).items()}
+    folders = list(names)
     first = Path(arguments.runs[0])
     usual = first if (first / PLAN).exists() else folders[0]
     out = Path(arguments.out) if arguments.out else usual / "report.html"
     figures = Path(arguments.figures) if arguments.figures else None
-    write_report(folders, out, figures)
+    write_report(folders, out, figures, names)
     print(out)
 
 
-def _members(folder: Path) -> list[Path]:
-    """Give the finished runs of a folder of several, or the folder itself."""
+def _members(folder: Path) -> dict[Path, str]:
+    """Give the finished runs of a folder of several, or the folder itself, and their names if any.
+
+    Those of a comparison have labels; other runs go by their method.
+    """
+    alone = {folder: ""}
     if (folder / PLAN).exists():
-        return finished(folder) or [folder]
+        return finished(folder) or alone
     if not (folder / MEMBERS).exists():
-        return [folder]
-    named = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
-    return [folder / name for name in named if (folder / name / "result.json").exists()] or [folder]
+        return alone
+    members = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
+    done = [folder / name for name in members if (folder / name / "result.json").exists()]
+    return dict.fromkeys(done, "") or alone
 
 
 def _lines(key: str, value: Any) -> list[str]:

@@ -74,10 +74,11 @@ def claim_folder(folder: Path, comparison: Comparison) -> None:
     write_atomically(path, to_toml(comparison.to_table()).encode())
 
 
-def finished(folder: Path) -> list[Path]:
-    """Give the run folders of a comparison that are done, in its order."""
-    places = [folder / cell.place for cell in read_comparison(folder).cells()]
-    return [run_of(place) for place in places if is_done(place)]
+def finished(folder: Path) -> dict[Path, str]:
+    """Give the run folders of a comparison that are done, in its order, with their labels."""
+    cells = read_comparison(folder).cells()
+    done = [cell for cell in cells if is_done(folder / cell.place)]
+    return {run_of(folder / cell.place): cell.label for cell in done}
 
 
 def carry_out(

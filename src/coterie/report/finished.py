@@ -4,7 +4,7 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class FinishedRun:
             (`error_local_star`, ...) may be missing.
         history: Columns by name, a row a round; none where the run kept no history.
         newcomers: As metrics, of clients who joined after training; none where nobody did.
+        entry: Its name in a comparison, if it is of one.
     """
 
     folder: Path
@@ -50,6 +51,21 @@ class FinishedRun:
     metrics: dict[str, Any]
     history: dict[str, Array]
     newcomers: dict[str, Any] = field(default_factory=dict)
+    entry: str = ""
+
+    @property
+    def name(self) -> str:
+        """What runs that belong together are called: a comparison's own name, else the method."""
+        return self.entry or str(self.result["method"])
+
+    @property
+    def settings(self) -> str:
+        """What tells it from other runs of its method: the plan, less budget, seeds and speed."""
+        if self.entry:
+            return ""  # settings that were tuned differ from seed to seed
+        table = tomllib.loads(self.plan)
+        kept = {key: table[key] for key in table.keys() & {"method", "rounds", "sampler"}}
+        return json.dumps(kept, sort_keys=True, default=str)
 
     @property
     def epsilon(self) -> float:
@@ -119,16 +135,19 @@ class FinishedRun:
         return _floats((self.newcomers if newcomers else self.metrics)[name])
 
 
-def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Read finished runs, each with a label of its own.
+def read_finished(
+    folders: Sequence[Path], names: Mapping[Path, str] | None = None
+) -> list[FinishedRun]:
+    """Read finished runs, each with a label of its own; `names` are those of a comparison.
 
     Raises:
         ValueError: If a folder has no finished run or cannot be read.
     """
-    return _name([_read(Path(folder)) for folder in folders])
+    entries = names or {}
+    return _name([_read(Path(folder), entries.get(Path(folder), "")) for folder in folders])
 
 
-def _read(folder: Path) -> FinishedRun:
+def _read(folder: Path, entry: str) -> FinishedRun:
     if not (folder / "result.json").exists():
         raise ValueError(
             f"{folder} has no finished run; resume it with `coterie run --resume {folder}`"
@@ -151,9 +170,8 @@ def _read(folder: Path) -> FinishedRun:
             "`coterie run` wrote them: run the plan again into a new folder"
         ) from error
     versions = stated.get("versions", {})
-    return FinishedRun(
-        folder, result["method"], result, guarantee, plan, versions, metrics, history, joined
-    )
+    label, read = entry or result["method"], (result, guarantee, plan, versions)
+    return FinishedRun(folder, label, *read, metrics, history, joined, entry)
 
 
 def _columns(path: Path, needed: set[str], *, may_lack: bool = False) -> dict[str, Any]:

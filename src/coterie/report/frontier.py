@@ -32,12 +32,12 @@ def show_frontier(runs: Sequence[FinishedRun]) -> Html:
 
 
 def _drawn(name: str, scored: str, private: Sequence[Group], groups: Sequence[Group]) -> Html:
-    best = {one.first.result["method"]: one.badness for one in private}
+    best = {one.first.name: one.badness for one in private}
     for one in private:
-        method = one.first.result["method"]
+        method = one.first.name
         best[method] = min(best[method], one.badness)
     kept = sorted(best, key=lambda method: best[method])[:_METHODS]
-    rows = [_row(one) for one in private if one.first.result["method"] in kept]
+    rows = [_row(one) for one in private if one.first.name in kept]
     title = f"{scored} against epsilon"
     if len(kept) < len(best):
         title += f", the best {len(kept)} of {len(best)} methods"
@@ -48,7 +48,7 @@ def _drawn(name: str, scored: str, private: Sequence[Group], groups: Sequence[Gr
 def _row(one: Group) -> Row:
     error = one.error("value", "standard_error")
     return {
-        "kind": one.first.result["method"],
+        "kind": one.first.name,
         "x": one.first.epsilon,
         "y": one.mean("value"),
         "error": 0.0 if math.isnan(error) else error,

@@ -49,19 +49,25 @@ def group(runs: Sequence[FinishedRun]) -> list[Group]:
     found: dict[tuple[str, ...], list[FinishedRun]] = {}
     for run in runs:
         spent = round_up(run.epsilon) if run.shares else "0"
-        key = (run.result["method"], spent, str(run.result["data"]), run.result["metric"])
-        found.setdefault(key, []).append(run)
+        of = str(run.result["data"]), run.result["metric"]
+        found.setdefault((run.name, spent, *of, run.settings), []).append(run)
     methods = [key[0] for key in found]
     several = len({key[2] for key in found}) > 1
+    labels = [_label(key, methods.count(key[0]) > 1, several) for key in found]
+    # The same method at the same epsilon with other settings: told apart by a number.
+    numbered = [
+        f"{label} ({labels[: place + 1].count(label)})" if labels.count(label) > 1 else label
+        for place, label in enumerate(labels)
+    ]
     return [
-        Group(_label(key, methods.count(key[0]) > 1, several), tuple(together))
-        for key, together in found.items()
+        Group(label, tuple(together))
+        for label, together in zip(numbered, found.values(), strict=True)
     ]
 
 
 def _label(key: tuple[str, ...], by_epsilon: bool, by_data: bool) -> str:
-    method, spent, data, _ = key
-    label = f"{method}, epsilon {spent}" if by_epsilon and spent != "0" else method
+    name, spent, data, *_ = key
+    label = f"{name}, epsilon {spent}" if by_epsilon and spent != "0" else name
     return f"{label}, {data}" if by_data else label
 
 

@@ -73,7 +73,7 @@ def _by_epsilon(runs: Sequence[FinishedRun]) -> Iterator[str]:
     told = []
     for epsilon in sorted(found, key=float):
         best = min(found[epsilon], key=lambda one: one.badness)
-        told.append(f"{epsilon}: {best.first.result['method']} {short(best.mean('value'))}")
+        told.append(f"{epsilon}: {best.first.name} {short(best.mean('value'))}")
     yield f"The best at each epsilon: {'; '.join(told)}."
 
 
@@ -83,7 +83,7 @@ def _answer(best: Group) -> str:
     if run.private:
         lead = f"At epsilon {round_up(run.epsilon)}"
     what = _VALUES.get(result["metric"], f"test {result['metric']}")
-    text = f"{lead}, {result['method']}'s {what} is {short(best.mean('value'))}"
+    text = f"{lead}, {best.first.name}'s {what} is {short(best.mean('value'))}"
     alone, share = best.mean("local_value"), best.mean("share_better_than_local")
     if run.shares and not math.isnan(alone):
         text += f" against {short(alone)} alone"

@@ -7,7 +7,7 @@ data.
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -44,13 +44,19 @@ _SECTIONS = (
 _UNSEEN = "Charts need JavaScript; the numbers behind them are under them."
 
 
-def write_report(folders: Sequence[Path], out: Path, figures: Path | None = None) -> Path:
+def write_report(
+    folders: Sequence[Path],
+    out: Path,
+    figures: Path | None = None,
+    names: Mapping[Path, str] | None = None,
+) -> Path:
     """Write one page about finished runs; charts need the extra `report`.
 
     Args:
         folders: Of finished runs.
         out: The page.
         figures: A folder to write every chart of the page to as PNG and SVG, if any.
+        names: What the folders of a comparison are called; else they go by their method.
 
     Raises:
         ValueError: If no folder is given, one has no finished run or cannot be read, or figures
@@ -63,7 +69,7 @@ def write_report(folders: Sequence[Path], out: Path, figures: Path | None = None
             f"{figures}: figures were asked for, but altair is not installed; "
             "`pip install coterie[report]` draws them"
         )
-    runs = read_finished(folders)
+    runs = read_finished(folders, names)
     shown = (section(runs) for section in (*_SECTIONS, _appendix))
     body = join(*shown, show_glossary())
     scripts = _scripts(body)
