@@ -61,6 +61,8 @@ fmt: dev       ## format
 
 bench: dev     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/plan.py
+	$(ONE_THREAD) $(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/cnn.py --device cpu

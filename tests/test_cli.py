@@ -680,7 +680,10 @@ def test_a_command_that_no_group_names_is_shown_all_the_same():
         ("account --clients 5 --rounds 2 --noise-multiplier 1 --jsom", "did you mean --json?"),
         ("plan --relation zero_oot", "unknown --relation 'zero_oot': did you mean zero_out?"),
         ("methods more", "unknown argument 'more'"),
-        ("data shwo digits", "did you mean show?"),
+        ("data shwo digits", "unknown command 'shwo': did you mean show?"),
+        ("data list", "unknown command 'list': expected one of show"),
+        ("export run --client --all", "begins with a dash is written --client=--all"),
+        ("run --epsilon", "argument --epsilon: expected one argument; see"),
         ("completion bahs", "did you mean bash?"),
     ],
 )

@@ -12,10 +12,14 @@ from coterie.comparison import running
 from coterie.comparison.plan import make_comparison
 from coterie.comparison.results import COLUMNS, find, rows_of
 from coterie.comparison.running import carry_out, claim_folder, finished, read_comparison
+from coterie.comparison.spending import Spent, spent_by
 from coterie.comparison.worker import Ended
 from coterie.config import ConfigError
 from coterie.methods.base import registered
+from coterie.privacy.accounting import Guarantee
 from coterie.privacy.ledger import locked
+from coterie.summary import NOT_COVERED
+from coterie.verification.closed import gaussian_epsilon
 
 pytestmark = pytest.mark.full
 
@@ -184,6 +188,24 @@ def test_frontier_by_hand(tmp_path):
     assert found.pairs[0].difference.clients == 40
 
 
+@pytest.mark.parametrize(("methods", "starred"), [("pmtl", False), ("local,pmtl", True)])
+def test_the_star_is_explained_where_there_is_one(tmp_path, capsys, methods, starred):
+    _, printed, _ = compare(
+        capsys, *SMALL, "--methods", methods, "--epsilons", 1, "--seeds", 1, "--workers", 0,
+        "--out", tmp_path / "c",
+    )  # fmt: skip
+    told = " ".join(printed.split())
+    assert ("* is the best at its epsilon" in told) == starred
+    assert ("*" in told.replace("* is the best", "")) == starred
+
+
+def test_one_method_beside_several_is_refused(tmp_path, capsys):
+    given = ("--methods", "local,pmtl", "--method", "fedavg", "--out", tmp_path / "c")
+    status, _, err = compare(capsys, *SMALL, *given)
+    assert status == 2 and "--method fedavg and --methods local,pmtl" in err
+    assert not (tmp_path / "c").exists()
+
+
 def test_json_report_and_resume(tmp_path, capsys):
     out = tmp_path / "c"
     flags = ["--methods", "local,pmtl", "--epsilons", "1", "--seeds", "5,6", "--workers", "0"]
@@ -312,7 +334,83 @@ def test_charged_tuning_is_in_epsilon(tmp_path, capsys):
     assert row["tuning"].startswith("CHARGED") and row["epsilon"] > 1
     assert row["epsilon_chosen_alone"] > 1 and row["epsilon_asked"] == 1
     assert (out / row["run"] / "result.json").exists()
-    assert "tuning of pmtl is CHARGED" in " ".join(printed.split())
+    assert row["view"] == "other clients"
+    printed = " ".join(printed.split())
+    assert "tuning of pmtl is CHARGED" in printed
+    table, _, _ = printed.partition("mean ± standard error")
+    assert "tuning CHARGED on top of epsilon" in table and "NOT COVERED" not in table
+
+
+def test_what_an_earlier_choice_left_uncovered_is_not_covered_by_a_later_one(tmp_path, capsys):
+    (tmp_path / "plan.toml").write_text('tuned = "not covered"\n')
+    out = tmp_path / "c"
+    status, printed, _ = compare(
+        capsys, *SMALL, "--plan", tmp_path / "plan.toml", "--methods", "pmtl", "--epsilons", "1",
+        "--seeds", "1", "--grid", "method.lam=0.01,1", "--charge-tuning", "--workers", "0",
+        "--no-report", "--out", out,
+    )  # fmt: skip
+    (row,) = read(out)
+    assert status == 0 and row["tuning"].startswith(f"{NOT_COVERED}; CHARGED: ")
+    printed = " ".join(printed.split())
+    table, _, below = printed.partition("mean ± standard error")
+    assert "tuning NOT COVERED by epsilon" in table and "tuning CHARGED" in table
+    assert f"TUNING of pmtl: {NOT_COVERED}" in below and "tuning of pmtl is CHARGED" in below
+    told = compare(capsys, "compare", "--resume", out, "--json", "--quiet", "--workers", "0")[1]
+    assert json.loads(told)["frontier"][0]["tuning"] == row["tuning"]
+
+
+# --- what was spent -----------------------------------------------------------
+
+
+def spoil(place):
+    """Have a cell that has posted fail when it goes on: its network is another."""
+    (place / "result.json").unlink()
+    (place / "model.json").write_text('{"leaves": {}, "outputs": []}')
+
+
+def test_a_cell_that_has_posted_and_then_failed_is_counted(tmp_path, capsys):
+    out = tmp_path / "c"
+    flags = (*SMALL, "--methods", "local,pmtl", "--epsilons", "1", "--repeats", "3", "--json")
+    told = compare(capsys, *flags, "--workers", "0", "--no-report", "--out", out)[1]
+    before = json.loads(told)["together"]
+    # Three runs alike, everyone in every round: mu grows by the root of 3.
+    cells = [out / "runs" / "pmtl" / "epsilon-1" / f"repeat-{number}" for number in range(3)]
+    stated = json.loads((cells[0] / "guarantee.json").read_text())
+    one = Guarantee.from_json(stated)
+    mu = math.sqrt(3 * sum(1 / event.noise_multiplier**2 for event in one.events))
+    assert before[0] == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-6)
+    spoil(cells[1])
+    again = ("compare", "--resume", out, "--quiet", "--no-report", "--workers", "0")
+    status, told, _ = compare(capsys, *again, "--json")
+    found = json.loads(told)
+    assert status == 1 and len(found["failed"]) == 1
+    assert found["together"] == before and found["unfinished_but_counted"] == [str(cells[1])]
+    printed = " ".join(compare(capsys, *again)[1].split())
+    assert "3 runs with a budget" in printed and "Counted in whole, though not done" in printed
+    # A certificate is not needed; a plan that no longer fits its ledger leaves no bound.
+    (cells[1] / "guarantee.json").unlink()
+    assert spent_by(cells).together == tuple(before)
+    plan = cells[1] / "plan.toml"
+    plan.write_text(plan.read_text().replace("epsilon = 1.0", "epsilon = 0.5"))
+    spent = spent_by(cells)
+    assert spent.together is None and "NO BOUND" in spent.told() and "other posts" in spent.told()
+    assert [place for place, _ in spent.uncounted] == [cells[1]]
+    assert spent_by([out / "runs" / "local"]) == Spent()
+
+
+def test_a_selection_that_was_cut_short_is_counted_by_what_was_drawn(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("coterie.privacy.selection.RunLaw.draw", lambda law, entropy: 2)
+    out = tmp_path / "c"
+    flags = (*SMALL, "--methods", "pmtl", "--epsilons", "1", "--repeats", "1", "--charge-tuning")
+    flags += ("--grid", "method.lam=0.01,1", "--workers", "0", "--no-report", "--json")
+    whole = json.loads(compare(capsys, *flags, "--out", out)[1])["together"]
+    (place,) = (out / "runs" / "pmtl").glob("*/repeat-0")
+    record = json.loads((place / "selection.json").read_text())
+    (place / "selection.json").write_text(json.dumps({**record, "finished": False}))
+    spent = spent_by([place])
+    assert spent.together == tuple(whole) and spent.unfinished == (place,)
+    (place / "selection.json").unlink()
+    assert spent_by([place]).together is None and "NO BOUND" in spent_by([place]).told()
 
 
 # --- workers ------------------------------------------------------------------
@@ -358,3 +456,11 @@ def test_progress_is_told(tmp_path):
     assert all(isinstance(end, Ended) and end.status == "done" for end in ended.values())
     # A method that was never timed comes first, so that the estimate knows it.
     assert {told[2].cells[number].label for number in told[2].ended} == {"local", "pmtl"}
+
+
+def test_workers_are_counted_from_none(tmp_path, capsys):
+    out = tmp_path / "c"
+    line = ["compare", "--data", "synthetic", "--methods", "local", "--out", str(out)]
+    assert main([*line, "--workers", "-3"]) == 2
+    assert "expected how many processes" in capsys.readouterr().err
+    assert not (out / "runs").exists()

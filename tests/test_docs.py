@@ -4,7 +4,8 @@ In README.md and under docs/, in document order, with one namespace and one empt
 document: `python` blocks are executed; `console` blocks are run (lines after "$ ") and what they
 print is compared (numbers to 0.2 %, "..." stands for any lines). Lines of `sh` blocks that start
 with `coterie` have to parse, commands and flags named in the text have to exist, and `toml` blocks
-have to be plans. Every method and every command has a page.
+have to be plans. Every method and every command has a page. Files that are said to be for the
+public verify.
 """
 
 import argparse
@@ -13,9 +14,11 @@ import dataclasses
 import importlib
 import io
 import itertools
+import json
 import math
 import re
 import shlex
+import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,6 +196,99 @@ def test_every_command_is_shown_on_a_page(name):
     pages = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
     shown = (b.text for page in pages for b in blocks(page, "sh", "bash", "console"))
     assert any(re.search(rf"^(\$ )?coterie {name}\b", text, re.MULTILINE) for text in shown)
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "a-run"
+    line = f"run --data synthetic --option clients=20 --rounds 2 --quiet --out {folder}"
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(shlex.split(line)) == 0
+    return folder, out.getvalue()
+
+
+def first_column(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"^\| `([^`]+)` \|", text.split("\n## ")[0], re.MULTILINE)
+
+
+@pytest.mark.full
+def test_files_to_publish_verify_and_none_is_idle(a_run, tmp_path):
+    names = first_column("how-to/publish.md")
+    assert len(names) >= 4
+    for number, left_out in enumerate([None, *names]):
+        copy = tmp_path / str(number)
+        copy.mkdir()
+        for name in set(names) - {left_out}:
+            shutil.copy(a_run[0] / name, copy)
+        status, found = printed(f"coterie verify {copy}")
+        assert (status == 0) == (left_out is None), f"without {left_out}:\n{found}"
+
+
+def test_pages_agree_on_what_to_publish():
+    names = set(first_column("how-to/publish.md"))
+    text = (ROOT / "docs" / "how-to" / "publish.md").read_text(encoding="utf-8")
+    assert set(re.search(r"^cp \S+{(.*?)}", text, re.MULTILINE)[1].split(",")) == names
+    told = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    told = re.search(r"To publish a run, publish(.*?):", told, re.DOTALL)[1]
+    assert set(re.findall(r"`([^`]+)`", told)) == names
+
+
+@pytest.mark.full
+def test_every_file_of_a_run_is_on_the_page(a_run):
+    listed = {name.rstrip("/") for name in first_column("run-folder.md")}
+    assert {path.name for path in a_run[0].iterdir()} <= listed
+
+
+@pytest.mark.full
+def test_the_server_is_told_of_where_the_page_says(a_run):
+    text = (ROOT / "docs" / "concepts" / "views.md").read_text(encoding="utf-8")
+    (said,) = (part for part in text.split("\n\n") if part.startswith('"Infinite" is not'))
+    printing, _, in_words = said.partition("print it")
+    commands = re.findall(r"`coterie (\w+)`", printing)
+    assert commands and re.findall(r"`coterie (\w+)`", in_words) == ["run"]
+    given = {"account": "--noise-multiplier 10", "calibrate": "--epsilon 2"}
+    for name in commands:
+        more = given.get(name, "--numbers 5 --epsilon 2 --no-plot")
+        _, found = printed(f"coterie {name} --clients 500 --rounds 5 {more}")
+        lines = [line for line in found.splitlines() if "server" in line]
+        assert any(re.search(r"\binf\b", line) for line in lines), found
+    folder, out = a_run
+    assert json.loads((folder / "guarantee.json").read_text())["views"]["server"] == "inf"
+    assert re.search(r"\bthe server\s[^.]{0,40}\binf\b", shown(folder / "report.html"))
+    assert "Not covered: the server" in " ".join(out.split())
+
+
+def shown(page):
+    """Give the text of a page of HTML, without programs and tags."""
+    text = re.sub(r"<(script|style)\b.*?</\1>", " ", page.read_text(encoding="utf-8"), flags=re.S)
+    return re.sub(r"<[^>]*>", " ", text)
+
+
+def test_help_is_of_the_command_it_stands_in():
+    plan, compare, run = (helps_of(name) for name in ("plan", "compare", "run"))
+    assert all(plan[flag].startswith("how many") for flag in ("--clients", "--features"))
+    assert run["--clients"].startswith("take the first") and "--noise-multiplier" in run
+    # A comparison has several methods, and budgets: what is of one run is not offered.
+    assert "--methods" in compare
+    assert not {"--method", "--noise-multiplier", "--finetune"} & compare.keys()
+
+
+def helps_of(name):
+    (choices,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return {
+        action.option_strings[-1]: action.help
+        for action in choices.choices[name]._actions
+        if action.option_strings and action.help not in (None, argparse.SUPPRESS)
+    }
+
+
+def test_one_word_for_a_clients_model():
+    # mpmtl has a setting of that name, and rows of a table that is measured.
+    pages = [page for page in PAGES if page.parent.name != "adr" and page.name != "mpmtl.md"]
+    for page in [*pages, *(ROOT / "docs" / "pictures").glob("*.svg")]:
+        found = re.search(r"[^\n]*\bown models?\b[^\n]*", page.read_text(encoding="utf-8"))
+        assert not found, f"{page.name}: say personal: {found[0]}"
 
 
 @with_blocks("toml")

@@ -2,23 +2,36 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
+from scipy.stats import binom, norm
 from sklearn.linear_model import LinearRegression
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from coterie.cli import main
-from coterie.exports import all_clients, file_name, load_client, read_clients, save_client
+from coterie.exports import (
+    all_clients,
+    file_name,
+    file_names,
+    load_client,
+    metadata,
+    read_clients,
+    save_client,
+)
 from coterie.portable import Predictor, save_onnx, save_torch
 from coterie.predictions import decision_function
+from coterie.privacy.accounting import Gaussian, Guarantee, Participation
 from coterie.run import execute
 from coterie.run_plan import plan_from_table
+from coterie.summary import promised
 
 pytestmark = pytest.mark.full
 
@@ -245,6 +258,28 @@ def test_nothing_of_others_is_in_the_file(runs, tmp_path, kind):
     assert json.loads(told["guarantee"])["simulation"] is True
 
 
+def test_a_client_reads_the_epsilon_of_clients_not_of_outsiders(runs):
+    """Whoever holds the file was invited: a hidden cohort of fixed size does not hide from it."""
+    guarantee = Guarantee(
+        (Gaussian(3.0),) * 5, Participation("fixed", 0.2), "replace", 1e-5, CLIENTS
+    )
+    (model,) = read_clients(runs["linear"][0], all_clients(runs["linear"][0])[:1])
+    told = metadata(replace(model, kind=replace(model.kind, guarantee=promised(guarantee))))
+    # Drawn n times of 5, known to all: a mixture of Gaussian DP with mu = 2 sqrt(n) / 3.
+    epsilon, delta = float(told["epsilon"]), 0.0
+    for n in range(1, 6):
+        mu = 2 * math.sqrt(n) / 3
+        miss = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(
+            -mu / 2 - epsilon / mu
+        )
+        delta += binom.pmf(n, 5, 0.2) * miss
+    assert delta == pytest.approx(1e-5, rel=1e-4) and epsilon > 1.5 * guarantee.epsilon
+    assert told["view"] == "other clients"
+    poisson = replace(guarantee, participation=Participation("poisson", 0.2), relation="zero_out")
+    told = metadata(replace(model, kind=replace(model.kind, guarantee=promised(poisson))))
+    assert (float(told["epsilon"]), told["view"]) == (poisson.epsilon, "other clients")
+
+
 def test_gone_or_changed_rows_are_an_error(tmp_path):
     path = write_csv(tmp_path / "gone.csv")
     plan = table({"name": str(path), "source": source(**CONSTANTS), "standardise": "client"})
@@ -287,6 +322,46 @@ def test_the_command_writes_one_file_or_one_a_client(runs, tmp_path, capsys, mon
         assert said in err and err.count("\n") == 1
 
 
+def test_names_that_differ_in_capitals_have_files_that_differ_in_more():
+    names = ["Ward 1", "ward 1", "WARD 1", "Ward 2", "%57ard 1", "É", "é", "a/B", "A/b"]
+    found = file_names(names, ".pt2")
+    assert len({name.lower() for name in found}) == len(names)
+    assert [unquote(name.removesuffix(".pt2")) for name in found] == names
+    assert found[3] == "Ward 2.pt2", "only where it is needed"
+
+
+def test_the_command_tells_capitals_apart(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    names = np.repeat(["Ward 1", "ward 1"], 10)
+    np.savez(tmp_path / "r.npz", X=draw.normal(size=(20, 2)), y=draw.normal(size=20), client=names)
+    data = {"name": str(tmp_path / "r.npz"), "source": {"task": "regression"}}
+    execute(plan_from_table(table(data)), folder=tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), "--all", str(tmp_path / "all")]) == 0
+    files = sorted(path.name for path in (tmp_path / "all").iterdir())
+    assert files == ["%57ard 1.safetensors", "ward 1.safetensors"]
+    for file, name in zip(files, ("Ward 1", "ward 1"), strict=True):
+        assert load_client(tmp_path / "all" / file).client == name
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "run", "--client", "Ward 1"]) == 0
+    assert load_client(tmp_path / files[0]).client == "Ward 1"
+
+
+def test_a_folder_that_is_not_there_is_said_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line in (
+        "export nothere --all out",
+        "export nothere --client a",
+        "export nothere --client a --out b.safetensors",
+        "report nothere",
+        "join nothere --data districts --out m",
+        "run --resume nothere",
+    ):
+        assert main(line.split()) == 2
+        err = capsys.readouterr().err
+        assert "nothere: no such folder" in err and err.count("\n") == 1, err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_no_export_is_refused(tmp_path, runs, capsys):
     (tmp_path / "odd.safetensors").write_bytes(b"no such thing")
     with pytest.raises(ValueError, match="no safetensors file"):
@@ -295,7 +370,7 @@ def test_what_is_no_export_is_refused(tmp_path, runs, capsys):
     with pytest.raises(ValueError, match="coterie export"):
         load_client(folder / "models" / "clients.safetensors")
     assert main(["export", str(tmp_path), "--client", "a"]) == 2
-    assert "plan.toml" in capsys.readouterr().err
+    assert "give the folder of a finished run" in capsys.readouterr().err
 
 
 def test_onnx_names_the_extra_where_it_is_missing(runs, tmp_path, monkeypatch):

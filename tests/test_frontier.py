@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.comparison.frontier import Difference, adjust, average, compare_errors, holm
+from coterie.comparison.frontier import Difference, adjust, compare_errors, holm
+from coterie.report.averages import average
 
 
 def draw(generator, clients, seeds, parts, mean=0.0):

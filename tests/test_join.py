@@ -3,21 +3,26 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pyarrow import csv
+from sklearn.preprocessing import StandardScaler
 
 from coterie.choice import DataChoice
 from coterie.cli import main
 from coterie.commands.results_table import about_newcomers
 from coterie.data.federated import DataError
+from coterie.data.source import Source
 from coterie.data.synthetic import synthetic
 from coterie.engines.outcome import check_joinable
 from coterie.engines.simulate import simulate
 from coterie.finished_models import stacked_models
-from coterie.join import join
+from coterie.join import choose, join
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
@@ -35,11 +40,13 @@ METHODS = ["mtlsvm", "pmtl", "fedavg"]
 JOINABLE = [kind for kind, method in registered().items() if method().shape not in (ROWS, POOLED)]
 
 
-def write(path, *, clients, features=4, seed=0, task="regression"):
+def write(path, *, clients, features=4, seed=0, task="regression", names=None):
     data = synthetic(
         "mean", clients=clients, rows=12, features=features, task=task, spread=0.2, seed=seed
     ).data
     owner = np.repeat(np.arange(clients), data.counts)
+    if names is not None:
+        owner = np.array([names.format(number) for number in owner])
     np.savez(path, X=data.features.numpy(), y=data.targets.numpy(), client=owner)
     return str(path)
 
@@ -87,11 +94,11 @@ def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, meth
 
 def test_the_command_says_what_it_costs(tmp_path, finished, capsys):
     folder, _ = finished()
-    new = write(tmp_path / "new.npz", clients=3, seed=5)
+    new = write(tmp_path / "new.npz", clients=3, seed=5, names="new {}")
     line = f"join {folder} --data {new} --task regression --out {tmp_path / 'models'}"
     assert main([*line.split(), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["newcomers"] == 3 and told["metric"] == "nmse"
+    assert told["newcomers"] == 3 and told["metric"] == "nmse" and told["took_part"] == 0
     assert told["epsilon"] <= 4 and told["simulation"] is True and told["caveats"] == []
     assert main(line.split()) == 2
     assert "holds models already" in capsys.readouterr().err
@@ -116,7 +123,12 @@ def test_what_a_mask_is_not_is_said_to_newcomers_too(tmp_path, finished, capsys)
     classes = write(tmp_path / "classes.npz", clients=3, task="binary")
     line = f"join {folder} --data {classes} --task binary --out {tmp_path / 'n'}"
     assert main(line.split()) == 2
-    assert "regression task" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "data.source.task" in err and "'regression'" in err and "'binary'" in err
+    rows = dict(np.load(classes))
+    np.savez(classes, **{**rows, "y": rows["y"].astype(int)})
+    with pytest.raises(ValueError, match="regression task, the newcomers' rows are binary"):
+        join(folder, DataChoice(name=classes))
 
 
 def test_what_cannot_be_joined_is_said(tmp_path, finished, capsys):
@@ -134,6 +146,169 @@ def test_what_cannot_be_joined_is_said(tmp_path, finished, capsys):
     assert "plan.toml" in capsys.readouterr().err
     assert main(f"join {folder} --out {tmp_path / 'm'}".split()) == 2
     assert "no data" in capsys.readouterr().err
+
+
+# --- rows are read and scaled as the training's were
+
+
+def table_file(path, *, clients, seed, names="n{}", order=("a", "b", "note", "score")):
+    """Write rows whose features are far from unit size, and other in every client."""
+    draw = np.random.default_rng(seed)
+    client = np.repeat(np.arange(clients), 16)
+    x = draw.normal(size=(len(client), 2))
+    y = x @ [1.0, -2.0] + 0.1 * draw.normal(size=len(client))
+    a, b = (x * [20.0, 3.0] + 40 * (client[:, None] + 1)).T
+    columns = {"a": a, "b": b, "note": draw.normal(size=len(client)), "score": y}
+    ids = pa.array([names.format(number) for number in client])
+    kept = {name: columns[name] for name in order}
+    csv.write_csv(pa.table({"ward": ids, **kept}), path)
+    return str(path)
+
+
+@pytest.fixture
+def wards(tmp_path):
+    source = {"client": "ward", "target": "score", "task": "regression"}
+    source["features"] = ["a", "b"]
+    train = table_file(tmp_path / "train.csv", clients=8, seed=0, names="w{}")
+    plan = {
+        "data": {"name": train, "source": source, "standardise": "client"},
+        "method": {"kind": "fedavg"},
+        "privacy": {"epsilon": math.inf},
+        "rounds": 3,
+        "simulation_seed": 1,
+    }
+    folder = tmp_path / "wards"
+    execute(plan_from_table(plan), folder=folder)
+    return folder
+
+
+def test_newcomers_are_read_and_scaled_as_the_run_was(tmp_path, wards, capsys):
+    """No flag is repeated, and the score is that of rows scaled by hand by own training rows."""
+    new = table_file(tmp_path / "new.csv", clients=4, seed=7)
+    assert main(f"join {wards} --data {new} --out {tmp_path / 'm'} --json".split()) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["newcomers"] == 4 and told["took_part"] == 0
+    source = Source(client="ward", target="score", task="regression", features=("a", "b"))
+    train, test = DataChoice(name=new, source=source).split()
+    with np.load(wards / "shared.npz") as arrays:
+        weight, bias = arrays["weight"].reshape(-1), float(arrays["bias"].reshape(-1)[0])
+    errors, around = 0.0, 0.0
+    for number in range(4):
+        (x, _), (held, y) = (
+            (part.features[rows].double().numpy(), part.targets[rows].double().numpy())
+            for part in (train, test)
+            for rows in [slice(part.offsets[number], part.offsets[number + 1])]
+        )
+        scaled = StandardScaler().fit(x).transform(held)
+        errors += ((scaled @ weight + bias - y) ** 2).sum()
+        around += len(y)
+    variance = float(test.targets.double().var(correction=0))
+    assert told["value"] == pytest.approx(errors / around / variance, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--standardise none", ["data.standardise", "'client'", "'none'"]),
+        ("--features b,a", ["data.source.features", "['a', 'b']"]),
+        ("--task binary", ["data.source.task", "'regression'"]),
+        ("--positive 3 --task binary", ["data.source.positive"]),
+    ],
+)
+def test_rows_that_would_be_read_otherwise_are_refused(tmp_path, wards, capsys, flags, said):
+    new = table_file(tmp_path / "new.csv", clients=3, seed=7)
+    assert main(f"join {wards} --data {new} {flags} --out {tmp_path / 'm'}".split()) == 2
+    err = capsys.readouterr().err
+    assert all(part in err for part in said) and err.count("\n") == 1, err
+    assert not (tmp_path / "m").exists()
+
+
+def test_python_callers_are_refused_too(tmp_path, wards):
+    new = table_file(tmp_path / "new.csv", clients=3, seed=7)
+    source = Source(client="ward", target="score", task="regression", features=("a", "b"))
+    with pytest.raises(ValueError, match=r"data\.standardise: .* 'client'"):
+        join(wards, DataChoice(name=new, source=source))
+    constants = replace(source, scale={"a": 2.0})
+    with pytest.raises(ValueError, match=r"data\.source\.scale"):
+        join(wards, DataChoice(name=new, source=constants, standardise="client"))
+    again = join(wards, choose(wards, {"name": new}))
+    assert again.names == ["n0", "n1", "n2"] and again.known == []
+
+
+def test_columns_in_another_order_are_the_same_features(tmp_path):
+    """A plan that names no features takes the file's: newcomers' files may order them otherwise."""
+    source = {"client": "ward", "target": "score", "task": "regression"}
+    train = table_file(tmp_path / "train.csv", clients=6, seed=0, order=("a", "b", "score"))
+    plan = {
+        "data": {"name": train, "source": source, "standardise": "client"},
+        "method": {"kind": "fedavg"},
+        "privacy": {"epsilon": math.inf},
+        "rounds": 2,
+        "simulation_seed": 1,
+    }
+    execute(plan_from_table(plan), folder=tmp_path / "run")
+    found = []
+    for order in (("a", "b", "score"), ("note", "b", "score", "a")):
+        new = table_file(tmp_path / f"{order[0]}.csv", clients=3, seed=7, names="x{}", order=order)
+        found.append(join(tmp_path / "run", choose(tmp_path / "run", {"name": new})))
+    assert found[0].score.value == found[1].score.value
+    twisted = DataChoice(
+        name=str(tmp_path / "note.csv"),
+        source=Source(**source, features=("b", "a")),
+        standardise="client",
+    )
+    with pytest.raises(ValueError, match=r"feature 0 \(from 0\) of the training is 'a'"):
+        join(tmp_path / "run", twisted)
+
+
+def test_a_column_that_names_clients_otherwise_is_fine(tmp_path, wards, capsys):
+    table_file(tmp_path / "new.csv", clients=3, seed=7)
+    text = (tmp_path / "new.csv").read_text().replace("ward", "place", 1)
+    (tmp_path / "new.csv").write_text(text)
+    line = f"join {wards} --data {tmp_path / 'new.csv'} --out {tmp_path / 'm'}"
+    assert main(line.split()) == 2
+    assert "no column 'ward'" in capsys.readouterr().err
+    assert main([*line.split(), "--client-column", "place"]) == 0
+
+
+def test_newcomers_may_have_rows_of_some_classes_only(tmp_path):
+    draw, owner = np.random.default_rng(0), np.repeat(np.arange(8), 12)
+    x, y = draw.normal(size=(len(owner), 3)), draw.integers(0, 3, len(owner))
+    np.savez(tmp_path / "old.npz", X=x, y=y, client=owner)
+    np.savez(tmp_path / "new.npz", X=x[y < 2], y=y[y < 2], client=100 + owner[y < 2])
+    plan = {
+        "data": {"name": str(tmp_path / "old.npz")},
+        "method": {"kind": "fedavg"},
+        "privacy": {"epsilon": math.inf},
+        "rounds": 1,
+        "simulation_seed": 1,
+    }
+    execute(plan_from_table(plan), folder=tmp_path / "run")
+    found = join(tmp_path / "run", choose(tmp_path / "run", {"name": str(tmp_path / "new.npz")}))
+    assert set(found.names) <= {str(100 + number) for number in range(8)}
+
+
+def test_who_took_part_is_not_told_epsilon_0(tmp_path, finished, capsys):
+    folder, _ = finished("fedavg")
+    both = dict(np.load(write(tmp_path / "both.npz", clients=3, seed=5)))
+    line = f"join {folder} --data {tmp_path / 'both.npz'} --out {tmp_path / 'm'}".split()
+    assert main(line) == 0
+    said = capsys.readouterr().out
+    assert "All of these bear names of clients that were trained with" in said
+    assert "the run's epsilon 4" in said and "epsilon 0" not in said
+    shutil.rmtree(tmp_path / "m")
+    both["client"] = np.where(both["client"] == 2, 77, both["client"])
+    np.savez(tmp_path / "both.npz", **both)
+    assert main(line) == 0
+    said = capsys.readouterr().out
+    assert "2 of these bear names" in said and "Of the others" in said and "epsilon 0" in said
+    shutil.rmtree(tmp_path / "m")
+    (folder / "models" / "clients.json").unlink()
+    assert main(line) == 0
+    assert "epsilon 0, if they did not take part" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "m")
+    assert main([*line, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["took_part"] is None
 
 
 # --- clients that are held out of training

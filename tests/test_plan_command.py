@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from coterie.advice import advise, clients_for
+from coterie.advice import advise, clients_for, mu_of
 from coterie.cli import main
 from coterie.data.federated import Spec
 from coterie.methods.base import Method
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
 from coterie.privacy.sampling import Poisson
+from coterie.privacy.words import round_up
 from coterie.rules import advice_for, plan_for
 
 
@@ -70,7 +71,7 @@ def test_the_table_by_epsilon_is_the_rule_at_each(told):
 KEYS = {
     "noise_multiplier", "accountant", "cohort", "rounds_at_noise", "within", "statement",
     "epsilon_spent", "epsilon_limit", "epsilon_by_view", "reasons", "sampling", "cohort_visible",
-    "error", "epsilon_by_rounds", "error_by_clients", "left_out", "by_epsilon",
+    "error", "epsilon_by_rounds", "error_by_clients", "left_out", "by_epsilon", "view", "unit",
 }  # fmt: skip
 
 
@@ -129,6 +130,48 @@ def test_facts_alone_are_enough_for_every_sampling_and_noise(told, flags):
     if "replace" not in flags:
         worth = found["rounds"] * (0.3 / found["error"]["relative"]) ** 2
         assert found["worth"] == pytest.approx(worth, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("relation", "compared"),
+    [
+        ("zero_out", "the client's contributions are replaced by zero"),
+        ("replace", "the client is replaced by any other client"),
+    ],
+)
+def test_epsilon_is_printed_with_unit_and_relation(told, relation, compared):
+    line = f"--clients 200 --numbers 8 --relation {relation}"
+    out = told(line)
+    assert f"(delta 1e-05, {relation}, unit: one client)" in out
+    (protected,) = [line for line in out.splitlines() if line.startswith("protected")]
+    assert "one client: its whole data and its whole state" in protected and compared in protected
+    found = strict(told(f"{line} --json"))
+    assert found["relation"] == relation and found["view"] == "other clients"
+    assert found["unit"] == "one client: its whole data and its whole state"
+
+
+def test_an_outsiders_number_is_not_that_of_whoever_gets_the_model(told):
+    line = "--clients 100 --numbers 10 --sampling fixed --cohort 20 --relation replace --rounds 5"
+    found = strict(told(f"{line} --json"))
+    views = found["epsilon_by_view"]
+    assert found["view"] == "an outsider who sees the posts alone"
+    assert views["released_shared_model"] == found["epsilon_spent"] < views["other_clients"] / 2
+    assert "an outsider who receives it" in found["reasons"]["released_shared_model"]
+    out = told(line)
+    assert f"{round_up(views['other_clients'])} for other clients" in out
+    assert "for an outsider who gets a released shared model" in out and "whoever" not in out
+    assert "other epsilons here are of an outsider" in out
+    assert "epsilon of an outsider against rounds" in out
+    assert "outsider against" not in told("--clients 100 --numbers 10 --rounds 5")
+
+
+def test_noise_of_messages_is_not_called_that_of_a_sum(told):
+    line = "--clients 100 --numbers 10 --noise local --rounds 5"
+    z = strict(told(f"{line} --json"))["noise_multiplier"]
+    # a hundred messages, each with its own noise: the deviation of their sum is ten times one's
+    told_of = f"noise of one client's message over the clip; of a sum of 100: {10 * z:.4g})"
+    assert f"{z:.4g} ({told_of}" in told(line)
+    assert "(noise of a sum over the clip)" in told("--clients 100 --numbers 10 --rounds 5")
 
 
 def test_noise_that_is_given_buys_rounds_within_an_epsilon(told):
@@ -319,3 +362,35 @@ def test_public_facts_load_neither_torch_nor_data():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_noise_of_clients_own_is_planned_for_the_rounds_that_it_bears(capsys):
+    """Every client's noise adds up: fewer rounds are borne than under the server's noise."""
+    line = "plan --clients 1000 --epsilon 4 --numbers 10 --noise local --json"
+    assert main(line.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    # Deviations of everyone's noise are sqrt(clients) times the server's: worth / clients.
+    worth = (0.3 * math.sqrt(1000) * mu_of(4.0, 1e-5)) ** 2 / 10
+    assert found["worth"] == pytest.approx(worth, rel=1e-3)
+    assert found["rounds"] == math.floor(worth) < 10
+    assert main([*line.split(), "--rounds", "100"]) == 0
+    asked = json.loads(capsys.readouterr().out)
+    assert any("Fewer rounds" in told for told in asked["remedies"])
+
+
+def test_the_noise_of_the_usual_method_is_told_beside_that_of_a_mean(capsys):
+    """What `run` says of pfeb, and `plan --method pfeb` of a whole plan, is what facts say."""
+    flags = ["--clients", "25", "--features", "2", "--epsilon", "2"]
+    assert main(["plan", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["error"]
+    rounds = advise(25, 2.0, 3).rounds
+    spec = Spec((2,), 1, "regression", 25)
+    asked = Method.choices()["pfeb"]()
+    planned = plan_for(asked, spec, Privacy(epsilon=2.0, delta=1e-5), rounds=rounds)
+    assert found["relative_under_pfeb"] == pytest.approx(planned.relative_error(spec), rel=1e-6)
+    assert found["relative"] < 0.3 < found["relative_under_pfeb"]
+    assert main(["plan", *flags, "--no-plot"]) == 0
+    said = capsys.readouterr().out
+    assert f"{found['relative_under_pfeb']:.3g} of the clip under pfeb" in said
+    assert main(["plan", "--clients", "25", "--numbers", "3", "--epsilon", "2", "--no-plot"]) == 0
+    assert "pfeb" not in capsys.readouterr().out, "a count of numbers is of no method"

@@ -116,7 +116,7 @@ def test_a_run_and_its_exported_files_agree(place, tmp_path, kind):
     for model in read_clients(place / kind, sorted_names(whole)):
         save_client(tmp_path / "m.safetensors", model)
         mine = clients == model.client
-        alone = predict_model(load_client(tmp_path / "m.safetensors"), data).table()
+        alone = predict_model(load_client(tmp_path / "m.safetensors"), data, every=True).table()
         # every row of the file is taken to be that client's: its own are among them
         for name in whole.column_names[2:]:
             ours, theirs = (np.array(table[name].to_pylist())[mine] for table in (whole, alone))
@@ -195,6 +195,55 @@ def test_what_cannot_be_said_is_an_error(place, capsys):
         assert said in err and err.count("\n") == 1, err
 
 
+def test_one_model_answers_rows_of_its_own_client(place, tmp_path, capsys):
+    """Another client's rows are never labelled as its own, unless somebody says that they are."""
+    model, rows = tmp_path / "c2.safetensors", csv.read_csv(place / "new.csv")
+    save_client(model, read_clients(place / "units", ["c2"])[0])
+    command = ["predict", str(model), "--out", str(tmp_path / "out.csv"), "--data"]
+    assert main([*command, str(place / "new.csv")]) == 2
+    err = capsys.readouterr().err
+    assert "the model is that of 'c2'" in err and "--client 'c2'" in err and err.count("\n") == 1
+    assert main([*command, str(place / "new.csv"), "--client", "c2"]) == 0
+    assert f"{len(rows)} rows of 1 client predicted" in capsys.readouterr().out
+    whole = read(tmp_path / "out.csv")
+    mine = np.array(rows["id"].to_pylist()) == "c2"
+    own = rows.filter(pa.array(mine))
+    silent, other = own.drop_columns(["id"]), own.rename_columns(["who", *own.column_names[1:]])
+    for number, (part, more) in enumerate(
+        ((own, []), (silent, []), (other, ["--client-column", "who"]))
+    ):
+        csv.write_csv(part, tmp_path / f"{number}.csv")
+        assert main([*command, str(tmp_path / f"{number}.csv"), *more]) == 0
+        found = read(tmp_path / "out.csv")
+        assert set(found["client"].to_pylist()) == {"c2"}
+        np.testing.assert_allclose(found["prediction"], np.array(whole["prediction"])[mine])
+    csv.write_csv(rows.rename_columns(["who", *rows.column_names[1:]]), tmp_path / "who.csv")
+    assert main([*command, str(tmp_path / "who.csv"), "--client-column", "who"]) == 2
+    assert "the model is that of 'c2'" in capsys.readouterr().err
+
+
+def test_arrays_of_others_are_refused_by_one_model(place, tmp_path):
+    model = read_clients(place / "units", ["c2"])[0]
+    x, names = np.zeros((3, 2)), ["c2", "c1", "c2"]
+    np.savez(tmp_path / "mixed.npz", X=x, id=names, feature_names=["a", "b"])
+    with pytest.raises(ValueError, match=r"rows of 'c1', and the model is that of 'c2'"):
+        predict_model(model, str(tmp_path / "mixed.npz"))
+    np.savez(tmp_path / "silent.npz", X=x, feature_names=["a", "b"])
+    assert len(predict_model(model, str(tmp_path / "silent.npz")).outputs) == 3
+    with pytest.raises(ValueError, match="districts has no client 'c2'"):
+        predict_model(model, "districts")
+
+
+def test_a_file_that_names_no_client_lists_its_own_columns(place, tmp_path, capsys):
+    rows = csv.read_csv(place / "new.csv")
+    csv.write_csv(rows.rename_columns(["school", *rows.column_names[1:]]), tmp_path / "new.csv")
+    assert main(["predict", str(place / "units"), "--data", str(tmp_path / "new.csv")]) == 2
+    err = capsys.readouterr().err
+    assert "no column 'id'" in err and "the columns are school, b, a:" in err, err
+    assert "__row__" not in err and "--target" not in err
+    assert "--client-column" in err and "--client" in err
+
+
 def test_strangers_are_refused_or_take_the_shared_model(place, tmp_path, capsys):
     rows = rows_of(5)
     names = [name.replace("c1", "c1b") for name in rows["id"].to_pylist()]
@@ -235,7 +284,7 @@ def test_clients_who_joined_are_answered_too(place, tmp_path):
         models = {model.client: model for model in read_clients(folder, sorted(held))}
         for name, model in models.items():
             mine = np.array(found["client"].to_pylist()) == name
-            alone = predict_model(model, str(place / "new.csv")).table()
+            alone = predict_model(model, str(place / "new.csv"), every=True).table()
             np.testing.assert_allclose(
                 np.array(found["prediction"])[mine], np.array(alone["prediction"])[mine], rtol=1e-5
             )
@@ -270,7 +319,7 @@ def test_arrays_dense_and_sparse(tmp_path):
         found = predict_run(tmp_path / name, given).table()
         assert found["client"].to_pylist() == client[::-1].tolist()
         (model,) = read_clients(tmp_path / name, ["q"])
-        alone = predict_model(model, given).table()
+        alone = predict_model(model, given, every=True).table()
         mine = client[::-1] == "q"
         np.testing.assert_allclose(
             np.array(found["prediction"])[mine], np.array(alone["prediction"])[mine], rtol=1e-5
@@ -301,7 +350,7 @@ def test_text_is_read_by_the_words_of_training(tmp_path):
     save_client(tmp_path / "a.safetensors", read_clients(tmp_path / "run", ["a"])[0])
     (tmp_path / "words.txt").unlink()  # the exported file holds the public words itself
     alone = predict_model(
-        load_client(tmp_path / "a.safetensors"), str(tmp_path / "new.csv")
+        load_client(tmp_path / "a.safetensors"), str(tmp_path / "new.csv"), every=True
     ).table()
     np.testing.assert_allclose(
         np.array(alone["prediction"])[::2], np.array(whole["prediction"])[::2], rtol=1e-5, atol=1e-6

@@ -275,8 +275,9 @@ def test_the_promise_is_an_average():
     mixed = told_of("mixed", share_worse_than_local_star=0.08)
     said = verdict([told_of("local", worse=0.05), told_of(), mixed])
     assert said == (
-        "Joining pays on average: 9 % of clients would have done better alone (local*), and more "
-        "budget hardly changes that: without any privacy it is 8 %."
+        "Joining pays on average: 5 % of clients would have done better alone (local). Against "
+        "local*, which no client could have had, joining is better on average (t = -20.0): 9 % of "
+        "clients fare worse, and more budget hardly changes that: without any privacy it is 8 %."
     )
     far = told_of("mixed", share_worse_than_local_star=0.01)
     assert "and without any privacy it would be 1 %" in verdict([told_of(worse=0.4), far])
@@ -284,17 +285,19 @@ def test_the_promise_is_an_average():
     assert "alone (local)" in verdict([told_of("local")])
     lines = list(verdicts({"pmtl": [told_of()]}))
     assert lines[1:] == ["The promise is an average over clients, not one per client."]
-    several = list(verdicts({"pmtl": [told_of()], "fedavg": [told_of(t=5.0, worse=0.8)]}))
+    lost = [told_of("local", t=5.0, worse=0.8)]
+    several = list(verdicts({"pmtl": [told_of("local")], "fedavg": lost}))
     assert several[1] == (
         "fedavg: Joining did not pay on average (t = 5.0 over clients): 80 % of clients would have "
-        "done better alone (local*)."
+        "done better alone (local)."
     )
+    assert "alone" not in verdict([told_of(t=5.0)]), "nobody alone could have had local*"
     assert several[0].startswith("pmtl: Joining pays") and len(several) == 3
 
 
 def test_the_promise_is_told_where_joining_did_not_pay_too():
     for t, words in ((3.0, "did not pay"), (1.0, "no clear difference"), (-1.0, "no clear")):
-        line, promise = verdicts({"pmtl": [told_of(t=t)]})
+        line, promise = verdicts({"pmtl": [told_of("local", t=t)]})
         assert words in line and "pays" not in line
         assert promise == "The promise is an average over clients, not one per client."
     assert verdict([]) == "" and verdict([told_of(t=None)]) == ""
@@ -339,7 +342,7 @@ def test_a_table_of_references_for_one_run():
     ]
     assert "stronger than any honest client has: tuned over all clients non-privately" in told
     assert "ValueError: why" in told and "not covered by epsilon" in told
-    assert "99 % of clients would have done better alone (local*)" in told
+    assert "99 % of clients would have done better alone (local)" in told
 
 
 def test_a_mean_r2_that_few_clients_ruin_does_not_frighten():
@@ -416,3 +419,36 @@ def test_a_page_opens_with_the_verdict_and_the_choice(tmp_path):
 
 def test_nothing_is_told_of_nothing():
     assert References({}).told(scored([1.0])) == [] and References({}).local is None
+
+
+# --- a terminal of 80 columns
+
+
+def narrow(what):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
+
+
+def test_nothing_is_cut_at_80_columns():
+    row = row_of("pfeb", r2=-43.9, r2_median=0.217, r2_left_out=6, share_better_than_local=0.46)
+    told = narrow(results_table([row]))
+    assert "\u2026" not in told and max(map(len, told.splitlines())) <= 80
+    for word in ("pfeb", "46 %", "0.217", "(median)", "mixed model", "worse off"):
+        assert word in told
+    assert "46%" not in told and "43.9" not in told
+
+
+def test_the_difference_names_its_unit():
+    assert "squared" in narrow(references_table([row_of()]))
+    told = narrow(references_table([row_of(metric="accuracy")]))
+    assert "rows wrong" in " ".join(told.split()) and "squared" not in told
+
+
+def test_ties_are_told_in_a_terminal():
+    row = row_of(share_better_than_local=0.23)
+    row["references"][0]["share_worse_off"] = 0.08
+    told = narrow(results_table([row]))
+    assert "23 %," in told and "worse 8 %" in told
+    row["references"][0]["share_worse_off"] = 0.77
+    assert "worse 77 %" not in narrow(results_table([row]))

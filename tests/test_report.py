@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
-from scipy.stats import norm
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 
 from coterie.cli import main
 from coterie.commands.results_table import clients_table, results_table
@@ -123,6 +124,32 @@ def make_run(
     plan = PLAN.format(rounds=len(events), data=data, method=method, epsilon=told)
     (folder / "plan.toml").write_text(plan, encoding="utf-8")
     return folder
+
+
+def least_epsilon(weights: dict[float, float], delta: float = 1e-5) -> float:
+    """Solve for epsilon at delta of a mixture of Gaussian DP, mu to probability: closed form."""
+
+    def delta_at(epsilon: float) -> float:
+        return sum(
+            p * (norm.cdf(m / 2 - epsilon / m) - math.exp(epsilon) * norm.cdf(-m / 2 - epsilon / m))
+            for m, p in weights.items()
+            if m > 0
+        )
+
+    return float(brentq(lambda epsilon: delta_at(epsilon) - delta, 1e-6, 100, xtol=1e-12))
+
+
+def known_cohort(rounds: int, rate: float, noise: float) -> float:
+    """Give epsilon (replace) against whoever knows in how many of the rounds a client was drawn."""
+    times = range(rounds + 1)
+    drawn = {2 * math.sqrt(n) / noise: float(binom.pmf(n, rounds, rate)) for n in times}
+    return least_epsilon(drawn)
+
+
+def up(bound: float) -> str:
+    """Write four digits, rounded up."""
+    step = 10.0 ** (math.floor(math.log10(bound)) - 3)
+    return f"{math.ceil(bound / step - 1e-6) * step:.4g}"
 
 
 def make_comparison(folder: Path) -> list[Path]:
@@ -319,7 +346,7 @@ def test_simulation_and_not_private_are_marked(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", events=(NonPrivate(),) * 3, simulation=True)
     text, _ = read([run], tmp_path / "report.html")
     assert "Without any privacy, pmtl's test error is 0.31" in text
-    assert text.count("SIMULATION: known seed, protects nobody") == 2
+    assert text.count("SIMULATION: known seed, protects nobody") == 1, "said once, at the top"
     assert text.count("NOT PRIVATE") == 3
     assert "What an attacker can do" not in text and "f-DP trade-off:" not in text
 
@@ -381,12 +408,14 @@ def test_five_thousand_clients_stay_small(tmp_path: Path) -> None:
 def test_several_private_runs_add_up(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "a", value=0.5), make_run(tmp_path / "b", value=0.4)]
     text, parts = read([*runs, runs[0]], tmp_path / "report.html")
-    assert "This is pmtl, epsilon 1 (2), the best of 3 private runs by these same metrics" in text
-    assert "spend together up to epsilon 3 at delta 3e-05" in text
+    assert "This is pmtl at epsilon 1 (2), the best of 3 private runs by these same metrics" in text
+    # sixty posts of the same noise: Gaussian DP of sqrt(60) / z
+    spent = least_epsilon({math.sqrt(60) / NOISE: 1.0})
+    assert f"spend together up to epsilon {up(spent)} at delta 1e-05 (against other" in text
     assert "do not compare" not in text
     # the same guarantee is stated once
     assert text.count("Accountant:") == 1 and text.count("Epsilon spent by round") == 1
-    assert "pmtl, epsilon 1 (3)" in text
+    assert "pmtl at epsilon 1 (3)" in text
     assert len(drawn(parts)) == 1 + 1 + 2 + 3 * 3
 
 
@@ -791,7 +820,7 @@ def test_histories_of_all_runs_are_drawn_together(tmp_path: Path) -> None:
     assert len(drawn(parts)) == len(drawn(before)) + 2
     assert "not covered by epsilon: a number of rounds that is chosen by it is tuned" in text
     last = f"{0.3 + math.exp(-5):.3g}"
-    assert f"fedavg 50 9 {last} 0.625 75 pmtl 50 9 {last} 0.625 \u2013" in text
+    assert f"fedavg 50 9 {last} 0.625 75 pmtl 50 \u2013 {last} 0.625 \u2013" in text
     assert "R\u00b2 after the last" in text and "balanced accuracy after" not in text
     rows = chart(parts, ", by round")["datasets"]["rows"]
     assert {row["kind"] for row in rows} == {"fedavg", "pmtl"}
@@ -953,8 +982,214 @@ def test_attackers_among_the_clients_know_their_invitations():
     assert rounds[-1] == 10 and spent[-1] == pytest.approx(others.epsilon)
 
 
+HIDDEN = Participation("fixed", 0.2)
+
+
+def test_a_hidden_cohort_is_told_as_other_clients_see_it(tmp_path: Path) -> None:
+    """What an outsider risks is no answer to whoever joins: every number is the larger one."""
+    drawn_so: dict[str, Any] = {"participation": HIDDEN, "relation": "replace"}
+    runs = [make_run(tmp_path / n, events=(Gaussian(3.0),) * 5, **drawn_so) for n in "ab"]
+    guarantee = Guarantee((Gaussian(3.0),) * 5, HIDDEN, "replace", 1e-5, 60)
+    others, outsider = known_cohort(5, 0.2, 3.0), guarantee.epsilon
+    assert outsider < 0.7 * others
+    text, _ = read(runs, tmp_path / "report.html")
+    said = text.partition("What is guaranteed pmtl")[0]
+    assert f"At epsilon {up(others)}, pmtl" in said
+    assert f"{up(others)} epsilon at delta 1e-05: what a client risks against other clients" in said
+    assert f"{up(others)} 5 pmtl" in said, "in the table: epsilon, rounds"
+    assert "Every epsilon in the table is against other clients, delta 1e-05, relation" in said
+    assert f"pmtl at epsilon {up(others)} (2)" in said
+    assert "hidden from outsiders; all other clients together know it exactly" in text
+    assert "as probable with its data as with another's in its place" in said
+    assert up(outsider) not in said and f"{outsider:.4g}" not in said
+    together = known_cohort(10, 0.2, 3.0)
+    assert together > 2 * outsider, "adding up an outsider's epsilons would be too little"
+    assert f"together up to epsilon {up(together)} at delta 1e-05 (against other clients)" in said
+    assert f"an outsider who is given the shared model {up(outsider)}" in text
+
+
+def test_guarantees_in_short_name_their_view(tmp_path: Path) -> None:
+    runs = [
+        make_run(
+            tmp_path / f"{z}", events=(Gaussian(z),) * 5, participation=HIDDEN, relation="replace"
+        )
+        for z in (3.0, 4.0, 5.0, 6.0, 7.0)
+    ]
+    text, _ = read(runs, tmp_path / "report.html")
+    told = text.partition("Further guarantees, in short")[2]
+    assert f"{up(known_cohort(5, 0.2, 7.0))} other clients 1e-05 replace 5 fixed size" in told
+
+
+def write_without(runs: list[Path], out: Path) -> tuple[str, str, Checker]:
+    """Write a page without clients: its source, its text and its parts."""
+    write_report(runs, out, clients=False)
+    page = out.read_text(encoding="utf-8")
+    parts = check(page)
+    return page, " ".join(" ".join(parts.texts).split()), parts
+
+
+def numbers_in(spec: Any) -> set[str]:
+    """Give all numbers of a chart's rows, to six digits."""
+    if isinstance(spec, dict):
+        return {n for value in spec.values() for n in numbers_in(value)}
+    if isinstance(spec, list):
+        return {n for value in spec for n in numbers_in(value)}
+    return {f"{spec:.6g}"} if isinstance(spec, float) else set()
+
+
+def test_a_page_without_clients_has_nothing_of_a_single_one(tmp_path: Path) -> None:
+    beside = {"name": "local", "value": 0.6, "standard_error": 0.1, "difference": -0.2,
+              "difference_standard_error": 0.1, "t": -2.0, "share_worse_off": 0.25}  # fmt: skip
+    names = [f"school of {i:03}" for i in range(60)]
+    run = make_run(tmp_path / "run", names=names, references=[beside], client_error_worst=9.87)
+    add_shared(run)
+    add_history(run)
+    whole = write_report([run], tmp_path / "whole.html").read_text()
+    page, text, parts = write_without([run], tmp_path / "page.html")
+    assert all(name in whole for name in names[3:]), "the first three have no test rows"
+    assert not any(name in page for name in names) and "school of" not in page
+    errors = pq.read_table(run / "metrics.parquet").to_pydict()
+    own = {f"{e:.6g}" for key in errors if key.startswith("error") for e in errors[key][3:]}
+    shown = {n for spec in drawn(parts).values() for n in numbers_in(spec["datasets"])}
+    assert shown and not own & shown
+    worst = max(errors["error"][3:])
+    assert f"{worst:.3g}" not in text and "worst" not in text.partition("What is guaranteed")[0]
+    # what is of all clients together stays
+    gain = sum(a > b for a, b in zip(errors["error_alone"], errors["error"], strict=True))
+    assert f"{gain} of 57 clients gain" in text and "90th percentile" in text
+    assert "For 100 % of clients their own model is better" in text and "25 %" in text
+    assert "leaves out clients' names" in text and "keep it as you keep the data" not in text
+    assert "not covered by epsilon" in text and "by round" in text
+
+
+def test_newcomers_of_a_page_without_clients_have_no_worst(tmp_path: Path) -> None:
+    told = {"clients": 5, "metric": "nmse", "value": 0.4, "local_value": 0.7,
+            "share_better_than_local": 0.6, "client_error_mean": 0.5, "client_error_p90": 0.9,
+            "client_error_worst": 1.2345}  # fmt: skip
+    run = make_run(tmp_path / "run", newcomers=told)
+    text, _ = read([run], tmp_path / "whole.html")
+    assert "1.23" in text
+    _, text, _ = write_without([run], tmp_path / "page.html")
+    assert "mean over newcomers" in text and "0.9" in text and "1.23" not in text
+
+
+@pytest.mark.parametrize(
+    ("who", "told"),
+    [
+        (Participation("poisson", 0.3), False),
+        (HIDDEN, False),
+        (Participation("poisson", 0.3, visible=True), True),
+    ],
+)
+def test_a_hidden_cohort_stays_hidden(tmp_path: Path, who: Participation, told: bool) -> None:
+    noise = (Gaussian(3.0),) * 5
+    run = make_run(tmp_path / "run", participation=who, events=noise, relation="replace")
+    add_history(run)
+    text, _ = read([run], tmp_path / "whole.html")
+    assert ("clients that answered" in text) == told
+    # Of rounds that wait for whoever was drawn, the clock tells something of who that was.
+    assert charted(text) == [", by round", ", against virtual seconds"]
+    _, text, _ = write_without([run], tmp_path / "page.html")
+    assert ("clients that answered" in text) == told
+    assert (", against virtual seconds" in charted(text)) == told
+
+
+def test_no_budget_hides_no_cohort(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", events=(NonPrivate(),) * 5, method="fedavg")
+    add_history(run)
+    _, text, _ = write_without([run], tmp_path / "page.html")
+    assert "clients that answered" in text
+
+
 def add_shared(run: Path) -> None:
     """Add the errors of the shared model, as `coterie.shared_errors` gives them."""
     table = pq.read_table(run / "metrics.parquet").to_pydict()
     error = np.array(table["error"], dtype=float)
     pq.write_table(pa.table({**table, "error_shared": 1.2 * error}), run / "metrics.parquet")
+
+
+# --- what a reader trips over
+
+
+def test_a_comparison_says_the_same_error_as_its_terminal(tmp_path: Path) -> None:
+    """Clients and seeds both count; seeds alone would make bars several times too short."""
+    values = (0.30, 0.32, 0.31)
+    names = {}
+    for seed, value in enumerate(values):
+        run = make_run(tmp_path / f"{seed}", value=value, simulation=True)
+        plan = (run / "plan.toml").read_text()
+        (run / "plan.toml").write_text(f"simulation_seed = {seed + 4}\n{plan}")
+        names[run] = "ours"
+    names[make_run(tmp_path / "alone", method="local", events=(), simulation=True)] = "local"
+    out = tmp_path / "report.html"
+    said = (
+        "At epsilon 1:",
+        "  ours is better than local (by 0.1 \u00b1 0.02)",
+        "Compared are <b>.",
+    )
+    write_report(list(names), out, names=names, findings=said)
+    parts = check(out.read_text(encoding="utf-8"))
+    text = " ".join(" ".join(parts.texts).split())
+    over_seeds = sum((value - 0.31) ** 2 for value in values) / 2 / 3
+    error = math.sqrt(0.02**2 + over_seeds)
+    assert f"ours 3 0.31 \u00b1 {error:.3g}" in text
+    (row,) = (
+        one
+        for one in chart(parts, "two standard errors")["datasets"]["rows"]
+        if one["label"] == "ours"
+    )
+    assert row["error"] == pytest.approx(error, rel=1e-4)
+    assert "one standard error over clients and seeds" in text
+    assert "larger than noise At epsilon 1: ours is better than local (by" in text
+    assert "Compared are <b>." in text, "texts are escaped"
+    assert "ours at epsilon 1 (seed 5)" in text and "(2)" not in text
+    assert "spend together" not in text and "simulations spend none" in text
+    assert text.count("SIMULATION: known seed") == 1
+
+
+def test_every_section_is_in_the_menu_and_the_promise_is_told_once(
+    comparison: tuple[str, Checker, str],
+) -> None:
+    text, _, page = comparison
+    menu = page[page.index("<nav") : page.index("</nav>")]
+    places = re.findall(r'<h2 id="([^"]+)"', page)
+    assert len(places) > 4 and re.findall(r'href="#([^"]+)"', menu) == places
+    assert text.count("The promise is an average over clients") == 1
+
+
+def test_ties_are_no_losses(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    table = pq.read_table(run / "metrics.parquet").to_pydict()
+    alone = list(table["error_alone"])
+    # three without test rows, 40 equal, 14 better, 3 worse
+    own = [a if i < 43 else a / 2 if i < 57 else 2 * a for i, a in enumerate(alone)]
+    pq.write_table(pa.table(table | {"error": own}), run / "metrics.parquet")
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"share_better_than_local": 14 / 57}))
+    text, _ = read([run], tmp_path / "report.html")
+    assert "25 % of clients are better off than alone, 5 % worse, the rest equal." in text
+
+
+def test_parts_with_bounds_of_their_own_are_not_said_to_have_one(tmp_path: Path) -> None:
+    plain, _ = read([make_run(tmp_path / "a")], tmp_path / "a.html")
+    assert "what clients contribute, each clipped to C = 1, plus" in plain
+    parted = make_run(tmp_path / "b", method="pfeb", events=(Gaussian(NOISE, 1.76),) * 20)
+    text, _ = read([parted], tmp_path / "b.html")
+    assert "contribute, each part of it clipped to a bound of its own, plus" in text
+    assert "clipped to C" not in text
+
+
+def test_a_note_calls_a_median_a_median(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", r2=-43.9, r2_left_out=6, r2_standard_error=40.0)
+    table = pq.read_table(run / "metrics.parquet").to_pydict()
+    own = [math.nan] * 6 + [0.2] * 53 + [-5000.0]
+    pq.write_table(pa.table(table | {"r2": own}), run / "metrics.parquet")
+    text, _ = read([run], tmp_path / "report.html")
+    assert "0.2 (median)" in text and "-43.9" not in text
+    assert "is a median over clients and leaves out 6 clients" in text
+
+
+def test_epsilon_by_who_looks_is_read_on_a_phone(tmp_path: Path) -> None:
+    read([make_run(tmp_path / "run")], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count('data-label="why"') == 4

@@ -18,12 +18,13 @@ import coterie.selection
 from coterie.choice import DataChoice
 from coterie.cli import main
 from coterie.config import ConfigError
+from coterie.privacy.charged import told as told_of
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
 from coterie.privacy.selection import CHOSEN, OTHERS, RunLaw, Selection
 from coterie.run_plan import load_plan
 from coterie.search import Range
 from coterie.selection import Progress, Scoring, offer, select
-from coterie.summary import CHARGED, NOT_COVERED
+from coterie.summary import NOT_COVERED
 
 pytestmark = pytest.mark.full
 
@@ -124,9 +125,10 @@ def test_what_every_run_posts_is_what_is_accounted_for():
 def test_results_of_the_chosen_run_point_at_the_larger_truth(coterie_):
     found = pick(seed_with(2))
     result = json.loads((found.run / "result.json").read_text())
-    assert result["tuning"] == CHARGED and "selection.json" in CHARGED
-    assert json.loads((found.run / "guarantee.json").read_text())["tuning"] == CHARGED
-    assert f"Tuning: {CHARGED}." in coterie_(f"run --resume {found.run} --quiet")[1]
+    paid = told_of(found.guarantee.chosen_alone, found.guarantee.delta)
+    assert result["tuning"] == paid and "selection.json" in paid
+    assert json.loads((found.run / "guarantee.json").read_text())["tuning"] == paid
+    assert f"Tuning: {paid}." in coterie_(f"run --resume {found.run} --quiet")[1]
     # How many runs there were is not told by what is handed on.
     assert len(found.run.name) == 16 and set(found.run.name) <= set("0123456789abcdef")
 
@@ -138,7 +140,7 @@ def test_public_data_and_spoilt_plans_are_labelled_so():
     )
     assert spoilt.plan.tuned == "not covered"
     result = json.loads((spoilt.run / "result.json").read_text())
-    assert result["tuning"] == NOT_COVERED
+    assert result["tuning"].startswith(f"{NOT_COVERED}; CHARGED: ")
 
 
 def test_with_enough_clients_bad_settings_are_not_chosen():

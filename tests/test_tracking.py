@@ -11,6 +11,7 @@ import pytest
 
 from coterie.cli import main
 from coterie.privacy.accounting import Guarantee
+from coterie.tracking.record import read_record
 from coterie.tracking.track import check_kinds, close_parent, open_parent, track
 
 pytestmark = pytest.mark.full
@@ -81,6 +82,43 @@ def test_no_model_and_nothing_of_a_single_client_is_handed_on(run):
     assert not [key for key in metrics if key.endswith("worst") or "answered" in key]
 
 
+def names_in(run):
+    """Name the clients of a run, and make sure that its own page does."""
+    names = pq.read_table(run / "metrics.parquet")["client"].to_pylist()
+    page = (run / "report.html").read_text()
+    assert all(f">{name}<" in page for name in names)
+    return names
+
+
+def test_the_page_that_is_handed_on_has_no_clients(run, tmp_path):
+    store, names = client("mlruns"), names_in(run)
+    kept = (run / "report.html").read_bytes()
+    place = store.download_artifacts(track(run, "mlflow"), "report.html", str(tmp_path))
+    page = Path(place).read_text()
+    assert not any(f">{name}<" in page or f'"{name}"' in page for name in names)
+    assert "clients gain" in page and "not covered by epsilon" in page
+    assert "clients that answered" not in page
+    assert (run / "report.html").read_bytes() == kept, "the folder's own page stays as it is"
+
+
+def test_where_there_is_no_page_none_is_handed_on(run):
+    (run / "report.html").unlink()
+    store = client("mlruns")
+    kept = {item.path for item in store.list_artifacts(track(run, "mlflow"))}
+    assert kept == {"guarantee.json", "plan.toml"}
+
+
+def test_other_clients_of_a_hidden_cohort_have_a_number_of_their_own(tmp_path):
+    flags = "--method pmtl --epsilon 1 --rounds 3 --sampling fixed --cohort 4 --relation replace"
+    line = f"run {SMALL} {flags} --no-local --simulation-seed 1 --out {tmp_path / 'fixed'}"
+    assert main(shlex.split(line)) == 0
+    found = read_record(tmp_path / "fixed")
+    views = json.loads((tmp_path / "fixed" / "result.json").read_text())["views"]
+    assert found.tags["coterie.view"] == "an outsider who sees the posts alone"
+    assert found.metrics["epsilon"] == views["outsider"] < 1.001
+    assert found.metrics["epsilon_other_clients"] == views["other_clients"] > 1.5
+
+
 def test_a_run_is_not_logged_twice(run):
     store = client("mlruns")
     assert track(run, "mlflow") == track(run, "mlflow")
@@ -102,15 +140,19 @@ def test_runs_of_a_comparison_are_nested(made, tmp_path):
     store = client("elsewhere")
     group = tmp_path / "comparison"
     runs = [Path(shutil.copytree(made, group / name)) for name in ("a", "b")]
-    (group / "report.html").write_text("<p>both</p>")
+    (group / "report.html").write_text(f"<p>{names_in(runs[0])[0]}</p>")
     where = Path("elsewhere")
     parent = open_parent(group, "mlflow", where=where)
     names = [track(run, "mlflow", parent=parent, where=where) for run in runs]
-    close_parent(group, "mlflow", parent, where=where)
+    labels = dict(zip(runs, ("weak pull", "strong pull"), strict=True))
+    close_parent(group, "mlflow", parent, labels, where=where)
     for name in names:
         assert store.get_run(name).data.tags["mlflow.parentRunId"] == parent
     assert store.get_run(parent).info.status == "FINISHED"
     assert [item.path for item in store.list_artifacts(parent)] == ["report.html"]
+    page = Path(store.download_artifacts(parent, "report.html", str(tmp_path))).read_text()
+    assert "weak pull" in page and "strong pull" in page
+    assert not any(name in page for name in names_in(runs[0]))
     assert open_parent(group, "mlflow", where=where) == parent
 
 

@@ -27,13 +27,17 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
+from coterie.privacy.events import Gaussian
+from coterie.privacy.ledger import Ledger, LedgerError
 from coterie.privacy.noise import LocalNoise
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 from coterie.privacy.spending import Geometric, Power
 from coterie.run import execute
 from coterie.run_plan import RunPlan
+from coterie.verification.accounting import Account, by_view, count
 from coterie.verification.checks import verify
-from coterie.verification.reading import UnreadableError, seal
+from coterie.verification.planned import _SILENT
+from coterie.verification.reading import UnreadableError, read_ledger, seal
 
 pytestmark = pytest.mark.full
 
@@ -529,6 +533,451 @@ def test_more_honest_clients_than_a_round_has_are_found(tmp_path):
     assert "clients" in failed(run)
 
 
+def test_honest_clients_are_counted_without_models_too(tmp_path):
+    noise = LocalNoise(honest=12)
+    run = run_into(tmp_path / "run", FedAvg(), privacy=Privacy(epsilon=9.0, noise=noise))
+    told = certificate(run)
+    told["events"][0]["honest"] = 13
+    shutil.rmtree(run / "models")
+    store_skilfully(run, told)
+    found = next(check for check in verify(run).checks if check.name == "clients")
+    assert found.status == "FAILED"
+
+
+# Claims that contradict what lies beside them: the ledger is rewritten too, where it can be.
+
+
+def store_wholly(folder, told):
+    """Have the ledger name the plan and the events as they lie there now, and store skilfully."""
+    lines = (folder / "ledger.jsonl").read_text().splitlines()
+    named = [
+        {k: float(v) if isinstance(v, int | float) else v for k, v in event.items()}
+        for event in told["events"]
+    ]
+    header = json.loads(lines[0]) | {
+        "plan_file": hashlib.sha256((folder / "plan.toml").read_bytes()).hexdigest(),
+        "events": hashlib.sha256(repr(named).encode()).hexdigest(),
+        "posts": told["rounds"],
+    }
+    lines[0] = json.dumps(header)
+    (folder / "ledger.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    store_skilfully(folder, told)
+
+
+def recounted(told):
+    """State the epsilons that the events of a certificate come to."""
+    account = Account(
+        count(told["events"]),
+        told["sampling"],
+        told["rate"],
+        told["cohort"] == "visible",
+        told["relation"],
+        told["delta"],
+    )
+    views = {
+        view: "inf" if span.low == math.inf else span.low * (1 + 1e-9)
+        for view, span in by_view(account).items()
+    }
+    told["epsilon"] = views.pop("epsilon")
+    told["views"] = views
+
+
+def replan(run, *changes):
+    text = (run / "plan.toml").read_text()
+    for line, other in changes:
+        assert line in text, line
+        text = text.replace(line, other)
+    (run / "plan.toml").write_text(text)
+
+
+def test_storing_wholly_changes_nothing_by_itself(run):
+    store_wholly(run, certificate(run))
+    assert absent_or_ok(run)
+
+
+def reword(old, new):
+    def change(told):
+        assert old in told["statement"]
+        told["statement"] = told["statement"].replace(old, new)
+
+    return change
+
+
+WORDS = {
+    "a smaller epsilon": reword("epsilon = 2 at", "epsilon = 0.01 at"),
+    "a smaller factor": reword("7.39 times", "1.01 times"),
+    "a smaller delta": reword("at delta = 1e-05", "at delta = 1e-09"),
+    "fewer rounds": reword("over 3 rounds", "over 1 rounds"),
+    "another relation": reword("replaced by zero", "replaced by those of any other client"),
+    "more clients": reword("all 12 clients", "all 12000 clients"),
+    "another unit": reword("one client: its", "a household: its"),
+    "one word": lambda told: told.update(statement="SIMULATION"),
+    "a line more": lambda told: told.update(statement=told["statement"] + "\nepsilon = 0.01"),
+    "unit": restated(unit="one household and every friend"),
+    "not covered": restated(not_covered=[]),
+    "accountant": restated(accountant="magic"),
+    "reasons": restated(reasons={}),
+    "assumed": restated(assumed_public=["that nobody looks"]),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_that_the_numbers_do_not_bear_are_found(run, name):
+    told = certificate(run)
+    WORDS[name](told)
+    store_wholly(run, told)
+    assert "statement" in failed(run)
+
+
+def test_every_word_of_a_statement_counts(run):
+    told = certificate(run)
+    words = told["statement"].split(" ")
+    for place in range(0, len(words), 4):
+        other = " ".join([*words[:place], "surely", *words[place + 1 :]])
+        store_wholly(run, told | {"statement": other})
+        assert "statement" in failed(run), words[place]
+
+
+EVENTS = {
+    "ten times the noise": {"event": "gaussian", "noise_multiplier": 32.9, "replaced": 2.0},
+    "clients' own noise": {
+        "event": "local_gaussian",
+        "noise_multiplier": 3.29,
+        "honest": 12,
+        "claimed": None,
+    },
+    "laplace": {"event": "laplace", "epsilon": 0.001},
+    "wishart": {"event": "wishart", "degrees": 1000, "ratio": 1e-3, "claimed": None},
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_events_that_the_plan_would_not_have_made_are_found(run, name):
+    told = certificate(run)
+    told["events"] = [EVENTS[name] | {"rounds": 3}]
+    recounted(told)
+    store_wholly(run, told)
+    assert "budget" in failed(run)
+
+
+def test_no_events_of_a_method_that_posts_are_found(run):
+    told = certificate(run)
+    told |= {"events": [], "posts": [], "rounds": 0, "noise_multipliers": [], "reasons": {}}
+    told["accountant"] = "none needed: nothing is released"
+    recounted(told)
+    for planned in (0, 3):
+        rewrite(run, lambda lines: lines.__delitem__(slice(1, None)))
+        with zipfile.ZipFile(run / "posts.npz", "w"):
+            pass
+        store_wholly(run, told)
+        rewrite(
+            run,
+            lambda lines, planned=planned: lines.__setitem__(
+                0, json.dumps(json.loads(lines[0]) | {"posts": planned})
+            ),
+        )
+        store_skilfully(run, told)
+        assert "counts" in failed(run)
+
+
+def test_methods_that_post_nothing_are_known():
+    shapes = {kind: made().shape for kind, made in registered().items()}
+    assert {kind for kind, shape in shapes.items() if shape is Shape.NONE} == set(_SILENT)
+
+
+FORGED = {
+    "the seed": (("simulation_seed = 1\n", ""), {"simulation": False}),
+    "delta": (("delta = 1e-05", "delta = 0.5"), {"delta": 0.5}),
+    "the rate": (("[sampler]", "[sampler]\ncohort = 1.2"), {"rate": 1e-3, "clients": 1200}),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_plan_that_was_forged_with_its_certificate_is_found(run, name):
+    change, fields = FORGED[name]
+    replan(run, change)
+    told = certificate(run) | fields
+    recounted(told)
+    shutil.rmtree(run / "models")
+    store_skilfully(run, told)
+    assert "ledger" in failed(run)
+
+
+def test_a_ledger_that_names_no_plan_is_refused_clearly(run):
+    def older(lines):
+        header = json.loads(lines[0])
+        del header["plan_file"]
+        lines[0] = json.dumps(header)
+
+    rewrite(run, older)
+    store_skilfully(run, certificate(run))
+    (check,) = (one for one in verify(run).checks if one.status == "FAILED")
+    assert check.name == "ledger" and "earlier version" in check.found
+
+
+def test_a_ledger_is_bound_to_the_plan_beside_it(tmp_path):
+    path, events = tmp_path / "ledger.jsonl", [Gaussian(2.0)] * 2
+    (tmp_path / "plan.toml").write_text("rounds = 2\n")
+    Ledger(events, path, "plan").close()
+    header = json.loads(path.read_text())
+    assert header["plan_file"] == hashlib.sha256(b"rounds = 2\n").hexdigest()
+    Ledger(events, path, "plan").close()
+    (tmp_path / "plan.toml").write_text("rounds = 2 \n")
+    with pytest.raises(LedgerError, match=r"plan\.toml was edited"):
+        Ledger(events, path, "plan")
+    (tmp_path / "plan.toml").unlink()
+    with pytest.raises(LedgerError, match=r"plan\.toml was edited"):
+        Ledger(events, path, "plan")
+
+
+def test_a_ledger_of_before_plans_were_hashed_is_gone_on_with(tmp_path):
+    path, events = tmp_path / "ledger.jsonl", [Gaussian(2.0)] * 2
+    Ledger(events, path, "plan").close()
+    assert "plan_file" not in json.loads(path.read_text())
+    (tmp_path / "plan.toml").write_text("rounds = 2\n")
+    with Ledger(events, path, "plan") as ledger:
+        ledger.charge(0)
+    with pytest.raises(LedgerError):
+        Ledger(events, path, "other")
+
+
+BUDGETS = {
+    "not a number": ("epsilon = 2.0", "epsilon = nan"),
+    "none": ("epsilon = 2.0\n", ""),
+    "two": ("epsilon = 2.0", "epsilon = 2.0\nnoise_multiplier = 3.0"),
+    "a string": ("epsilon = 2.0", 'epsilon = "2.0"'),
+    "negative": ("epsilon = 2.0", "epsilon = -2.0"),
+    "noise as a string": ("epsilon = 2.0", 'noise_multiplier = "3"'),
+    "an unknown shape": ('kind = "even"', 'kind = "surprise"'),
+    "another shape": ('kind = "even"', 'kind = "power"\nalpha = 0.4'),
+    "weights as strings": ("budget = []", 'budget = ["a", "b", "c"]'),
+    "too few weights": ("budget = []", "budget = [1.0]"),
+    "a larger budget": ("epsilon = 2.0", "epsilon = 3.0"),
+    "another noise": ('kind = "gaussian"', 'kind = "magic"'),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_budget_that_is_none_or_another_is_found(run, name):
+    replan(run, BUDGETS[name])
+    store_wholly(run, certificate(run))
+    assert failed(run)[0] == "budget"
+
+
+def test_a_shape_that_is_not_known_is_found_where_noise_is_given(tmp_path):
+    run = run_into(tmp_path / "run", privacy=Privacy(noise_multiplier=4.0))
+    replan(run, ('kind = "even"', 'kind = "surprise"'))
+    store_wholly(run, certificate(run))
+    assert failed(run)[0] == "budget"
+
+
+@pytest.mark.parametrize("rounds", [2, 1])
+def test_noise_of_a_recipe_for_rows_is_computed_anew(tmp_path, rounds):
+    method = registered()["dpaggr"](rows=8)
+    assert method.protects_rows == 8
+    run = run_into(tmp_path / "run", method, rounds=rounds)
+    told = certificate(run)
+    assert failed(run) == [] and told["epsilon"] < 1.9
+    told["events"][0]["noise_multiplier"] *= 1.01
+    told["noise_multipliers"][0][0] *= 1.01
+    recounted(told)
+    store_wholly(run, told)
+    assert "budget" in failed(run)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"clients": 0},
+        {"clients": -5},
+        {"clients": 10**400},
+        {"clients": 12.0},
+        {"rounds": 10**30},
+        {"posts": [{"index": [1], "sha256": "a"}]},
+        {"posts": [{"index": True, "sha256": "a"}]},
+        {"events": [{"event": ["gaussian"], "rounds": 3}]},
+        {"events": [{"event": {}, "rounds": 3}]},
+        {"events": [{"event": "gaussian", "noise_multiplier": 10**400, "replaced": 2.0}]},
+        {"events": [{"event": "non_private", "rounds": 10**30}]},
+        {"reasons": None},
+        {"accountant": None},
+    ],
+    ids=str,
+)
+def test_fields_that_are_of_no_kind_are_found(run, fields):
+    told = certificate(run)
+    for event in fields.get("events", []):
+        event.setdefault("rounds", 3)
+    store_skilfully(run, told | fields)
+    assert failed(run) == ["certificate well-formed"]
+
+
+PIECES = {
+    "before": lambda content: b"rows of client 7" + content,
+    "behind": lambda content: content + b"rows of client 7",
+    "a comment": lambda content: content[:-2] + b"\x04\0rows",
+}
+
+
+@pytest.mark.parametrize("file", ["posts.npz", "shared.npz"])
+@pytest.mark.parametrize("place", PIECES)
+def test_bytes_that_belong_to_no_post_are_found(run, place, file):
+    (run / file).write_bytes(PIECES[place]((run / file).read_bytes()))
+    store_wholly(run, certificate(run))
+    assert ("posts" if file == "posts.npz" else "public files") in failed(run)
+
+
+def test_bytes_between_posts_are_found(run):
+    with zipfile.ZipFile(run / "posts.npz") as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with (run / "posts.npz").open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+            file.write(b"rows")
+            archive.start_dir = file.tell()
+    with np.load(run / "posts.npz") as posts:
+        assert len(posts.files) == len(entries)  # numpy sees nothing
+    store_wholly(run, certificate(run))
+    assert "posts" in failed(run)
+
+
+def test_a_header_of_numbers_that_says_more_is_found(run):
+    def padded(entries):
+        name = "000000.weight.npy"
+        content = entries[name]
+        return {**entries, name: content.replace(b", }   ", b", }#hi", 1)}
+
+    repacked(run, padded)
+    with np.load(run / "posts.npz") as posts:
+        assert posts["000000.weight"].size  # numpy reads it
+    store_wholly(run, certificate(run))
+    assert "posts" in failed(run)
+
+
+def flagged(content):
+    """Set the flag of encryption."""
+    return marked(content, 6, 8, lambda byte: byte | 1)
+
+
+def squeezed(content):
+    """Name a way of compression that nobody knows."""
+    return marked(content, 8, 10, lambda byte: 99)
+
+
+def marked(content, local, central, change):
+    content = bytearray(content)
+    for mark, place in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+        at = -1
+        while (at := content.find(mark, at + 1)) >= 0:
+            content[at + place] = change(content[at + place])
+    return bytes(content)
+
+
+@pytest.mark.parametrize("change", [flagged, squeezed])
+def test_posts_that_cannot_be_read_are_a_failure(run, change):
+    (run / "posts.npz").write_bytes(change((run / "posts.npz").read_bytes()))
+    store_wholly(run, certificate(run))
+    assert "posts" in failed(run)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["garbage", "rows of client 7", "[" * 100_000, '{"charge": 1, "x', '{"charge":2}', "\ufeff"],
+    ids=range(6),
+)
+def test_a_line_that_no_crash_leaves_is_found(run, line):
+    rewrite(run, lambda lines: lines.append(line))
+    store_skilfully(run, certificate(run))
+    assert "ledger" in failed(run)
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_any_cut_of_a_line_is_counted_and_forgiven(run, kind):
+    whole = (run / "ledger.jsonl").read_text().splitlines()
+    for length in range(1, len(whole[kind])):
+        cut = [whole[0], whole[1], whole[kind][:length], *whole[2:]]
+        (run / "ledger.jsonl").write_text("".join(f"{line}\n" for line in cut))
+        found = read_ledger(run)
+        assert (found.void, found.faults) == (1, []), cut[2]
+    store_skilfully(run, certificate(run))
+    checks = {check.name: check for check in verify(run).checks}
+    assert checks["ledger"].status == "ok" and "1 cut off by a crash" in checks["ledger"].found
+
+
+def test_a_ledger_that_does_not_end_is_found(run):
+    with (run / "ledger.jsonl").open("a") as file:
+        file.write('{"charge": 3}')
+    store_skilfully(run, certificate(run))
+    assert "ledger" in failed(run)
+
+
+PRIVATE = {
+    "names that are lists": ("models/clients.json", b"[[1]]"),
+    "names that are a number": ("models/clients.json", b"3"),
+    "a header that is a list": ("models/clients.safetensors", b"\x02" + b"\0" * 7 + b"[]"),
+    "a shape that is none": (
+        "models/clients.safetensors",
+        b"\x15" + b"\0" * 7 + b'{"a":{"shape":[[1]]}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_files_that_are_anything_are_a_failure(run, name):
+    path, content = PRIVATE[name]
+    (run / path).write_bytes(content)
+    assert failed(run) == ["clients"]
+
+
+def test_models_without_names_are_found(run):
+    (run / "models/clients.json").unlink()
+    assert failed(run) == ["clients"]
+
+
+@pytest.mark.parametrize("line", ['cohort = "a"', "cohort = nan", "cohort = 1e400"])
+def test_a_sampler_that_is_none_is_found(run, line):
+    replan(run, ("[sampler]", f"[sampler]\n{line}"))
+    store_wholly(run, certificate(run))
+    assert failed(run)[0] == "plan"
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_whatever_a_certificate_holds_there_is_a_verdict(healthy, tmp_path_factory, data):
+    """Any value of it may be anything: it is found, and never a crash."""
+    run = tmp_path_factory.mktemp("any") / "run"
+    shutil.copytree(healthy, run, ignore=shutil.ignore_patterns("models", "log.jsonl"))
+    told = certificate(run)
+    anything = st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
+        st.just(10**400), st.just([]), st.just({}), st.just([[1]]), st.just({"a": [1]}),
+    )  # fmt: skip
+    paths = [path for path in places_in(told) if path[0] not in ("versions", "started", "finished")]
+    path = data.draw(st.sampled_from(paths))
+    value = data.draw(anything)
+    other = changed(told, path, lambda _: value)
+    store_skilfully(run, other) if isinstance(other.get("files"), dict) else store(run, other)
+    with suppress(UnreadableError):
+        assert not verify(run).verified or other == told, path
+    shutil.rmtree(run)
+
+
+def places_in(value, path=()):
+    """Give the paths of everything in a certificate."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in parts if isinstance(value, dict | list) else ():
+        yield (*path, key)
+        yield from places_in(part, (*path, key)) if isinstance(part, dict | list) else ()
+
+
+def test_what_is_not_checked_is_said(healthy, capsys):
+    assert main(["verify", str(healthy)]) == 0
+    assert "shared.npz" in capsys.readouterr().out
+    assert main(["verify", str(healthy), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert any("shared.npz" in limit for limit in found["not_checked"])
+
+
 # The command.
 
 
@@ -572,8 +1021,37 @@ def test_a_folder_of_several_runs_is_gone_through(healthy, tmp_path, capsys):
     assert "public files" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("gone", ["guarantee.json", "guarantee.json and plan.toml", "all"])
+def test_a_run_without_a_certificate_among_others_fails(healthy, tmp_path, capsys, gone):
+    runs = tmp_path / "runs"
+    for name in ("one", "two"):
+        shutil.copytree(healthy, runs / name)
+    (runs / "members.json").write_text(json.dumps({"one": {}, "two": {}}))
+    assert main(["verify", str(runs)]) == 0
+    if gone == "all":
+        shutil.rmtree(runs / "two")
+    else:
+        for name in gone.split(" and "):
+            (runs / "two" / name).unlink()
+    capsys.readouterr()
+    assert main(["verify", str(runs), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert [one["verified"] for one in found] == [True, False]
+    assert "no guarantee.json" in found[1]["checks"][0]["found"]
+
+
+def test_a_certificate_that_cannot_be_read_among_others_fails(healthy, tmp_path, capsys):
+    for name in ("one", "two"):
+        shutil.copytree(healthy, tmp_path / "runs" / name)
+    (tmp_path / "runs" / "one" / "guarantee.json").write_text("[" * 200_000)
+    assert main(["verify", str(tmp_path / "runs")]) == 1
+    out = capsys.readouterr().out
+    assert "one: NOT VERIFIED" in out and "two: verified" in out
+
+
 @pytest.mark.parametrize(
-    "damage", ["no folder", "nothing", "no JSON", "older", "later", "unfinished"]
+    "damage",
+    ["no folder", "nothing", "no JSON", "too deep", "older", "later", "true", "unfinished"],
 )
 def test_what_cannot_be_read_exits_2(run, capsys, damage):
     path, told = run / "guarantee.json", certificate(run)
@@ -584,6 +1062,10 @@ def test_what_cannot_be_read_exits_2(run, capsys, damage):
         run.mkdir()
     elif damage == "no JSON":
         path.write_text("{")
+    elif damage == "too deep":
+        path.write_text("[" * 200_000)
+    elif damage == "true":
+        store(run, {**told, "format_version": True})
     elif damage == "older":
         del told["format"]
         store(run, told)
@@ -613,3 +1095,16 @@ def test_checking_loads_nothing_of_training(healthy):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert {name for name in loaded if not name.startswith("coterie.verification")} == {"coterie"}
+
+
+def test_both_numbers_of_a_check_are_written_to_the_same_digits():
+    from coterie.verification.accounting import Span
+    from coterie.verification.verdict import compared
+
+    near = Span(0.999999989, 0.99999999)
+    (check,) = compared("epsilon", {"epsilon": 0.9999999890286034}, lambda: {"epsilon": near})
+    assert check.found == "stated 1, recomputed 1"
+    (check,) = compared("epsilon", {"epsilon": 0.99999}, lambda: {"epsilon": Span(1.0, 1.0)})
+    assert check.status == "FAILED" and check.found == "stated 0.99999, recomputed 1"
+    (check,) = compared("epsilon", {"epsilon": "none"}, lambda: {"epsilon": Span(1.0, 1.0)})
+    assert check.found == "stated none, recomputed 1"

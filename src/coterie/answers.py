@@ -113,13 +113,29 @@ def predict_run(
     return Answers(kind, rows, outputs, wide, strangers)
 
 
-def predict_model(model: ClientModel, given: str) -> Answers:
+def predict_model(
+    model: ClientModel, given: str, *, every: bool = False, client_column: str | None = None
+) -> Answers:
     """Predict rows of one client by its exported model.
 
+    Args:
+        model: The model.
+        given: A file of rows, or a name of the catalogue.
+        every: Take every row to be this client's, whatever the file says.
+        client_column: The column that names clients, where it is not the training's.
+
     Raises:
-        ValueError: If the rows are not of the kind that the model was made for.
+        ValueError: If the rows are not of the kind that the model was made for, or the file says
+            that they are another client's.
     """
-    rows = _read(given, model.kind, model.client, None)
+    kind, client = model.kind, model.client
+    if client_column is not None:
+        kind = replace(kind, source=replace(kind.source, client=client_column))
+    if every or given in NAMES:
+        rows = _read(given, kind, client, None)
+    else:
+        rows = _read(given, kind, None, None, owner=client)
+        _check_owner(given, rows.data, client)
     data = _as_trained(rows.data, model.kind)
     if model.moments is not None:
         center, scale = model.moments
@@ -127,17 +143,38 @@ def predict_model(model: ClientModel, given: str) -> Answers:
     return Answers(model.kind, rows, _outputs(model.kind, stack(model.params, 1), data))
 
 
-def _read(given: str, kind: Kind, client: str | None, run_plan: RunPlan | None) -> Unlabelled:
+def _check_owner(given: str, data: FederatedDataset, client: str) -> None:
+    others = [name for name in data.names if name != client]
+    if others:
+        listed = ", ".join(map(repr, others[:3])) + (", ..." if len(others) > 3 else "")
+        raise ValueError(
+            f"{given} has rows of {listed}, and the model is that of {client!r}: give that "
+            f"client's rows alone, or say that all rows are its own with --client {client!r}"
+        )
+
+
+def _read(
+    given: str,
+    kind: Kind,
+    client: str | None,
+    run_plan: RunPlan | None,
+    *,
+    owner: str | None = None,
+) -> Unlabelled:
     if given in NAMES:
         choice = DataChoice(name=given)
         if run_plan is not None and run_plan.data.name == given:
             choice = replace(run_plan.data, standardise="none")
         data = choice.open()
+        if client is not None and client not in data.names:
+            raise DataError(f"{given} has no client {client!r}; give a file with its rows")
         if client is not None:
-            data = data.only([list(data.names).index(client)] if client in data.names else [])
+            data = data.only([list(data.names).index(client)])
         rows = Unlabelled(data, np.arange(len(data.targets)))
     else:
-        rows = load_unlabelled(Path(given), kind.source, columns=kind.columns, client=client)
+        rows = load_unlabelled(
+            Path(given), kind.source, columns=kind.columns, client=client, owner=owner
+        )
     if rows.data.spec.shape != kind.spec.shape:
         raise DataError(
             f"{given}: rows of shape {rows.data.spec.shape}, expected {kind.spec.shape}, as in "

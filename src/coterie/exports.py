@@ -8,9 +8,11 @@ the model learnt of its rows.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 from urllib.parse import quote
 
@@ -31,6 +33,7 @@ from coterie.models import Model
 from coterie.newcomers import FOLDER, hold_out
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
+from coterie.privacy.words import OTHERS, OUTSIDER
 from coterie.recognition import facts_of, recognise_rows
 from coterie.run_plan import RunPlan, load_plan
 from coterie.summary import promised
@@ -80,11 +83,7 @@ def read_kind(folder: Path) -> tuple[RunPlan, Kind]:
     Raises:
         ConfigError: If the folder holds no finished run.
     """
-    if (folder / "members.json").exists():
-        names = ", ".join(sorted(path.parent.name for path in folder.glob("*/result.json")))
-        raise ConfigError(
-            f"{folder} holds several runs; name one of them: {names or 'none is done'}"
-        )
+    _check_folder(folder)
     run_plan = load_plan(folder / "plan.toml")
     facts = _facts(folder, run_plan)
     spec = Spec(tuple(facts["shape"]), facts["outputs"], facts["task"], 1)
@@ -123,6 +122,7 @@ def read_clients(folder: Path, names: Sequence[str]) -> list[ClientModel]:
 
 def all_clients(folder: Path) -> list[str]:
     """Name all clients of a finished run, those who joined afterwards last."""
+    _check_folder(folder)
     known = client_names(folder)
     held = client_names(folder, FOLDER) if (folder / FOLDER / "clients.json").exists() else []
     return [*known, *held]
@@ -163,6 +163,7 @@ def metadata(model: ClientModel) -> dict[str, str]:
     """Give what a file says of a client's model: public facts alone, as text."""
     kind = model.kind
     promise = kind.guarantee
+    epsilon, view = _risked(promise)
     return {
         "format": FORMAT,
         "coterie": __version__,
@@ -176,10 +177,19 @@ def metadata(model: ClientModel) -> dict[str, str]:
         "source": json.dumps(to_table(kind.source)),
         "scaled": "client" if kind.scaled else "none",
         "leaves": json.dumps(list(model.params)),
-        "epsilon": str(promise.get("epsilon")),
+        "epsilon": str(epsilon),
+        "view": view,
         "delta": str(promise.get("delta")),
         "guarantee": json.dumps(dict(promise), allow_nan=False),
     }
+
+
+def _risked(promise: Mapping[str, Any]) -> tuple[Any, str]:
+    """Give epsilon as a client reads it, and whose view it is: never an outsider's smaller one."""
+    epsilon, view = promise.get("epsilon"), str(promise.get("view"))
+    if view == OUTSIDER:
+        return promise["views"]["other_clients"], OTHERS
+    return epsilon, view
 
 
 def load_client(path: Path, *, trust: bool = False) -> ClientModel:
@@ -216,19 +226,36 @@ def load_client(path: Path, *, trust: bool = False) -> ClientModel:
     return ClientModel(told["client"], kind, params, moments)
 
 
-def file_name(client: str, suffix: str) -> str:
+def file_name(client: str, suffix: str, *, capitals: bool = True) -> str:
     """Name the file of a client: any name is taken, none leads out of the folder.
 
     >>> file_name("North/12", ".safetensors"), file_name("..", ".onnx")
     ('North%2F12.safetensors', '%2E%2E.onnx')
     """
-    safe = quote(client, safe=" ")
+    safe = "".join(
+        quote(one, safe=" ") if capitals or one not in ascii_uppercase else f"%{ord(one):02X}"
+        for one in client
+    )
     safe = safe.replace(".", "%2E") if not safe.strip(".") else safe
     if len(safe.encode()) + len(suffix) > 200:
         raise ValueError(
             f"client = {client[:40]!r}...: its name is too long for a file; name one with --out"
         )
     return f"{safe}{suffix}"
+
+
+def file_names(clients: Sequence[str], suffix: str) -> list[str]:
+    """Name a file for each client; no two differ in capitals alone, which some disks do not tell.
+
+    >>> file_names(["Ward 1", "ward 1", "Ward 2"], ".onnx")
+    ['%57ard 1.onnx', 'ward 1.onnx', 'Ward 2.onnx']
+    """
+    plain = [file_name(client, suffix) for client in clients]
+    alike = Counter(name.lower() for name in plain)
+    return [
+        file_name(client, suffix, capitals=alike[name.lower()] == 1)
+        for client, name in zip(clients, plain, strict=True)
+    ]
 
 
 def _read_kind(path: Path, told: Mapping[str, str], trust: bool) -> Kind:
@@ -250,6 +277,16 @@ def _read_kind(path: Path, told: Mapping[str, str], trust: bool) -> Kind:
     )
 
 
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: no such folder; check the path")
+    if (folder / "members.json").exists():
+        names = ", ".join(sorted(path.parent.name for path in folder.glob("*/result.json")))
+        raise ConfigError(
+            f"{folder} holds several runs; name one of them: {names or 'none is done'}"
+        )
+
+
 def _facts(folder: Path, run_plan: RunPlan) -> dict[str, Any]:
     """Read what is public of the rows; runs of older versions did not keep it."""
     try:
@@ -263,7 +300,7 @@ def _promise(folder: Path) -> dict[str, Any]:
     try:
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        told = promised(Guarantee.from_json(stated))
+        told = promised(Guarantee.from_json(stated), stated.get("selection"))
         return {**told, **{key: result.get(key) for key in ("tuning", "caveats")}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

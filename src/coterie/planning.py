@@ -36,6 +36,7 @@ from coterie.privacy.losses import LossProfile
 from coterie.privacy.profiles import Profile
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.privacy.views import reasons
+from coterie.privacy.words import UNIT, view_of
 
 MOST_ROUNDS = 1_000_000
 HEAVY = 100_000
@@ -43,7 +44,8 @@ HEAVY = 100_000
 _CLOSE = 0.01
 """Rounds beyond a thousand are found to so much of themselves, and rounded down."""
 RELEASED = (
-    "computed from the posts alone, so it costs what they cost; whoever receives it is an outsider"
+    "computed from the posts alone, so to an outsider who receives it, it costs what they cost; a "
+    "client who receives it is one of the other clients"
 )
 
 
@@ -169,8 +171,11 @@ class Outlook:
         noise_multiplier: Deviation of the noise of a posted sum over the clip (of a client's own
             message, where clients add it).
         epsilon: Spent, in the view that `Guarantee.epsilon` has.
+        view: Whose view that is.
+        unit: Who is protected.
+        relation: What runs are compared.
         delta: At which it is stated.
-        views: Epsilon by who looks; `released_shared_model` is that of whoever gets the model.
+        views: Epsilon by who looks; `released_shared_model` is that of an outsider who gets it.
         reasons: Why, where that is not obvious.
         accountant: How epsilon was found.
         cohort: Expected clients a round.
@@ -188,6 +193,9 @@ class Outlook:
 
     noise_multiplier: float
     epsilon: float
+    view: str
+    unit: str
+    relation: str
     delta: float
     views: dict[str, float]
     reasons: dict[str, str]
@@ -241,6 +249,9 @@ def look_ahead(
     return Outlook(
         noise_multiplier=z,
         epsilon=epsilon,
+        view=view_of(guarantee),
+        unit=UNIT,
+        relation=outline.relation,
         delta=delta,
         views={**views, "released_shared_model": views.get("outsider", epsilon)},
         reasons={**reasons(guarantee), "released_shared_model": RELEASED},

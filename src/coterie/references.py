@@ -148,24 +148,38 @@ def verdict(references: Sequence[Mapping[str, Any]]) -> str:
     """Say in a sentence whether joining paid on average, and how many it did not pay for.
 
     Args:
-        references: As a summary tells of them; compared with `local*`, or else with `local`.
+        references: As a summary tells of them; compared with `local`, which every client could
+            have had, and then with `local*`, which none could.
     """
-    by_name = {told["name"]: told for told in references}
-    alone = by_name.get("local_star") or by_name.get("local")
-    if alone is None or alone.get("t") is None:
-        return ""
-    title, t, share = TITLES[alone["name"]], float(alone["t"]), float(alone["share_worse_off"])
-    better = f"{_percent(share)} of clients would have done better alone ({title})"
+    by_name = {told["name"]: told for told in references if told.get("t") is not None}
+    strong = _against_strong(by_name)
+    if "local" not in by_name:
+        return strong
+    t, share = (float(by_name["local"][key]) for key in ("t", "share_worse_off"))
+    found = "pays on average"
     if t > -_CLEAR:
         found = "did not pay on average" if t > _CLEAR else "made no clear difference on average"
-        return f"Joining {found} (t = {t:.1f} over clients): {better}."
+        found += f" (t = {t:.1f} over clients)"
+    told = f"Joining {found}: {_percent(share)} of clients would have done better alone (local)."
+    return f"{told} {strong}".strip()
+
+
+def _against_strong(by_name: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say how many fare worse than under what no client could have had by itself, if known."""
+    if "local_star" not in by_name:
+        return ""
+    t, share = (float(by_name["local_star"][key]) for key in ("t", "share_worse_off"))
+    how = "is better" if t < -_CLEAR else "is worse" if t > _CLEAR else "makes no clear difference"
     free = by_name.get("mixed", {}).get("share_worse_than_local_star")
     more = ""
-    if free is not None and alone["name"] == "local_star":
+    if free is not None and t < -_CLEAR:
         hardly = "and more budget hardly changes that: without any privacy it is"
         more = hardly if abs(share - free) <= _HARDLY else "and without any privacy it would be"
         more = f", {more} {_percent(free)}"
-    return f"Joining pays on average: {better}{more}."
+    return (
+        f"Against local*, which no client could have had, joining {how} on average (t = {t:.1f}): "
+        f"{_percent(share)} of clients fare worse{more}."
+    )
 
 
 def verdicts(references: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:

@@ -39,10 +39,10 @@ from coterie.newcomers import Newcomers, attempt_newcomers, check_newcomers, hol
 from coterie.privacy.ledger import locked
 from coterie.recognition import recognise_model, recognise_rows
 from coterie.references import References, Which, score_references
-from coterie.run_plan import RunPlan, advice_of, claim, resolve
+from coterie.run_plan import RunPlan, advice_of, check_charged, claim, resolve
 from coterie.scores import Score, evaluate
 from coterie.shared_errors import shared_errors
-from coterie.summary import json_number, keep, summarise
+from coterie.summary import json_number, keep, paid, summarise
 
 Newcoming = tuple[FederatedDataset, FederatedDataset] | None
 Opens = Callable[["RunPlan", FederatedDataset], Observer] | None
@@ -89,6 +89,7 @@ def execute(
         (train, rows), (test, held) = (hold_out(part, *draw) for part in (train, test))
         joining = rows, held
     run_plan = resolve(run_plan, train.spec)
+    check_charged(run_plan, folder)
     if joining is not None:
         check_joinable(run_plan.method)
     run_plan.plan().guarantee(train.spec.clients)
@@ -173,6 +174,7 @@ def _carry_out(
         notices=(*notices, *unscored),
         newcomers=None if joined is None else joined.told(),
     )
+    summary |= paid(outcome.guarantee, run_plan.tuned, run_plan.charged)
     if run_plan.stragglers is not None:
         summary["caveats"].append(_LATE)
     summary |= _foretold(run_plan, train.spec)

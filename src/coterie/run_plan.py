@@ -13,6 +13,7 @@ from coterie.engines.clock import Stragglers
 from coterie.engines.simulate import Speed
 from coterie.methods.base import Method
 from coterie.plan import Plan, Privacy
+from coterie.privacy.charged import Charged
 from coterie.privacy.files import write_atomically
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.references import Which
@@ -26,7 +27,8 @@ class RunPlan:
 
     `rounds = None` is resolved by `resolve` before anything is spent. `tuned` says on which rows
     settings were chosen: "public" cost nothing, "charged" was paid for (`coterie.selection`), "not
-    covered" is private rows, and is shown wherever epsilon is. `stragglers` puts clients on a
+    covered" is private rows, and is shown wherever epsilon is. `charged` is of a run that is one of
+    a selection, and of no other. `stragglers` puts clients on a
     virtual clock; `history` scores every round on test rows (always with a
     clock; None: where that is cheap). `newcomers` (a
     share, or a number of clients) are held out of training by data.split_seed, and join afterwards.
@@ -44,6 +46,7 @@ class RunPlan:
     compare_with_local: bool = True
     references: Which = "auto"
     tuned: TunedOn = "no"
+    charged: Charged | None = None
     stragglers: Stragglers | None = None
     history: bool | None = None
     newcomers: int | float | None = None
@@ -119,6 +122,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
+        if not path.parent.exists():
+            raise ConfigError(f"{path.parent}: no such folder; check the path") from error
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
@@ -163,6 +168,23 @@ def claim(folder: Path, run_plan: RunPlan) -> None:
             )
         return
     write_atomically(path, text.encode())
+
+
+def check_charged(run_plan: RunPlan, folder: Path | None) -> None:
+    """Refuse to begin a run of a selection anywhere else: its epsilon would leave the posts out.
+
+    Raises:
+        ValueError: If the plan is that of a chosen run, and the folder is not of a selection.
+    """
+    if run_plan.charged is None:
+        return
+    begun = folder is not None and (folder / "plan.toml").exists()
+    if not begun and (folder is None or not (folder.parent.parent / "selection.json").exists()):
+        raise ValueError(
+            "charged: the plan is of a run that a selection made, and the choice was of its posts "
+            "alone; to run its settings again, leave the table [charged] out: the new run's "
+            "epsilon comes on top"
+        )
 
 
 def _is_same(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:

@@ -11,8 +11,9 @@ plan's epsilon; then each client scores its model on rows of its own that were h
 the best noisy score is kept (Papernot and Steinke 2022: see `coterie.privacy.selection`).
 
 Two numbers come of it, and both are in `selection.json`: epsilon for whoever sees the chosen run
-alone, and the larger one for the other clients, who took part in all runs. K, the other runs and
-`selection.json` itself are not for the first of them. The names of run folders tell nothing.
+alone, and that of the other clients, who took part in all runs. K, the other runs and that file are
+not for the first of them; names of run folders tell nothing. The first number does not depend on
+K: each run's own plan, certificate, results and report state it (`coterie.privacy.charged`).
 
 It survives a crash: called again with the same folder it goes on, and draws nothing anew.
 """
@@ -37,6 +38,7 @@ from coterie.engines.outcome import Outcome
 from coterie.interrupts import as_interrupt
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.blocks import Block, BlockSum
+from coterie.privacy.charged import Charged
 from coterie.privacy.entropy import open_entropy, uniforms
 from coterie.privacy.events import Gaussian
 from coterie.privacy.files import write_atomically
@@ -53,9 +55,7 @@ from coterie.tuning import label
 
 _SCORE_SHARE = 0.5
 """Of a run's mu, spent on its score on top of it: 12 % more mu in all where everyone takes part."""
-_PRIVATE = (
-    "K, the runs that were not chosen and this file are not for who sees the chosen run alone"
-)
+_PRIVATE = "K, runs that were not chosen and this file are not for who sees the chosen run alone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +208,7 @@ def offer(
 
 def _lay(table: Mapping[str, Any], scoring: Scoring, seed: int | None) -> dict[str, Any]:
     laid = copy.deepcopy(dict(table))
+    laid.pop("charged", None)  # of an earlier selection
     epsilon = laid.get("privacy", {}).get("epsilon")
     if not isinstance(epsilon, int | float) or not 0 < epsilon < math.inf:
         raise ConfigError(
@@ -325,7 +326,7 @@ def _run_all(
         for number, run in enumerate(record["runs"]):
             if number < board.next:
                 continue
-            plan = found.plans[drawn[number]]
+            plan = replace(found.plans[drawn[number]], charged=Charged.of(found.guarantee))
             if seed is not None:
                 # Runs with the same noise would not be independent, as the bound needs them to be.
                 own = derive_key(seed, "selected run", number) >> 2

@@ -18,6 +18,7 @@ from coterie.finished_models import MODELS, write_models
 from coterie.log import Log, now, versions
 from coterie.methods.base import Shape
 from coterie.privacy.accounting import Guarantee
+from coterie.privacy.charged import ALONE, BEFORE, Charged, chosen_alone, statement, told
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
 from coterie.scores import Array, Score, noise_to_signal
@@ -27,8 +28,8 @@ NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
 _SPREAD = {"mean": "mean", "weighted_mean": "weighted_mean", "tail": "", "worst": "worst"}
 _NOTHING: Mapping[str, Array] = {}
 CHARGED = (
-    "CHARGED: settings were chosen among private runs by private scores; epsilon here is of this "
-    "run's posts alone, and selection.json has that of the whole"
+    "CHARGED: settings were chosen among earlier private runs by private scores; what that choice "
+    "cost is in the selection.json of these, and comes on top of the epsilon here"
 )
 TUNING: dict[TunedOn, str] = {
     "no": "none",
@@ -51,7 +52,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Give the summary that others may script against; strict JSON.
 
-    `newcomers` is what is said of clients who joined after training, see `coterie.newcomers`.
+    `newcomers` is what is said of clients who joined after training, see `coterie.newcomers`. A run
+    that is one of a selection says more, see `paid`.
     """
     plan, guarantee = outcome.plan, outcome.guarantee
     return {
@@ -126,6 +128,10 @@ def _per_client(score: Score) -> dict[str, Any]:
         found[key] = None if own is None else json_number(own.value)
         found[f"{key}_standard_error"] = None if own is None else json_number(own.standard_error)
         found[f"{key}_left_out"] = None if own is None else own.left_out
+    r2 = score.per_client["r2"]
+    known = [] if r2 is None else r2.clients[~np.isnan(r2.clients)]
+    # A few clients whose targets hardly differ ruin a mean, not a median.
+    found["r2_median"] = json_number(float(np.median(known))) if len(known) else None
     return found
 
 
@@ -187,10 +193,39 @@ def _zeroed(outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def promised(guarantee: Guarantee) -> dict[str, Any]:
-    """Give the part of a summary that the guarantee decides."""
+def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[str, Any]:
+    """Give what the summary of a run says otherwise that is one of a selection.
+
+    What was never covered stays so, and is said first.
+    """
+    if charged is None:
+        return {}
+    selection = charged.to_json(guarantee)
+    cost = told(selection["epsilon_chosen_alone"], guarantee.delta)
+    tuning = cost if tuned == "charged" else f"{TUNING[tuned]}; {cost}"
+    return {**promised(guarantee, selection), "tuning": tuning}
+
+
+def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Give the part of a summary that the guarantee decides.
+
+    Of a run that was chosen (`selection`, of its certificate) epsilon is that of whoever sees it
+    alone; what its events come to by themselves is true of nobody, and kept apart.
+    """
     claimed = guarantee.claimed_epsilon
     true = None if claimed is None else guarantee.claimed_alone.delta_at(claimed)
+    chosen = chosen_alone(guarantee, selection)
+    if selection is not None and chosen is not None:
+        bare = {view: "inf" for view in guarantee.views if view.startswith("server")}
+        return {
+            **promised(guarantee),
+            "epsilon": json_number(chosen),
+            "view": ALONE,
+            # What the other clients may have seen is in selection.json, which is not for all.
+            "views": {"chosen_alone": json_number(chosen), "other_clients": None, **bare},
+            "epsilon_before_choice": json_number(guarantee.for_others.epsilon),
+            "selection": {**selection, "epsilon_chosen_alone": chosen},
+        }
     return {
         "epsilon": json_number(guarantee.epsilon),
         "delta": guarantee.delta,
@@ -244,11 +279,15 @@ def keep(
 
 def _keep_certificate(folder: Path, summary: Mapping[str, Any], outcome: Outcome, log: Log) -> None:
     """Write what others can check; the log says which one it was."""
-    more = {"method": outcome.plan.method.kind}
+    more: dict[str, Any] = {"method": outcome.plan.method.kind}
     if summary["tuning"] != TUNING["no"]:
         more["tuning"] = summary["tuning"]
     if summary["caveats"]:
         more["caveats"] = summary["caveats"]
+    if (selection := summary.get("selection")) is not None:
+        # Epsilon by events alone stays what the events come to; it is true of nobody any more.
+        more |= {"selection": selection, "view": BEFORE}
+        more["statement"] = statement(outcome.guarantee, selection)
     finished = now()
     certificate = certify(
         folder,

@@ -20,6 +20,7 @@ _FIXED = {
     "data": "the rows are those of the run",
     "speed": "it changes nothing but speed",
     "tuned": "it is written by tuning",
+    "charged": "it is written by selection",
     "simulation_seed": "it would choose a lucky noise",
     "compare_with_local": "it changes nothing of the run",
     "references": "they change nothing of the run",

@@ -411,6 +411,39 @@ def test_bad_settings_are_told(settings, said):
         ct.CoterieRegressor(**settings).fit(X, y, clients=who)
 
 
+@pytest.mark.parametrize("kind", [ct.CoterieRegressor, ct.CoterieClassifier])
+def test_ids_that_were_left_in_the_rows_are_told_where_they_belong(kind):
+    pandas = pytest.importorskip("pandas")
+    X, y, who = federation()
+    y = y if kind is ct.CoterieRegressor else y > 0
+    frame = pandas.DataFrame(X, columns=["age", "dose", "size"]).assign(school=who)
+    told = r"X holds text.*'school \d'.*clients=.*client_column="
+    for given in (frame, frame.to_numpy()):
+        with pytest.raises(ValueError, match=told):
+            kind("local").fit(given, y, clients=who)
+    fitted = kind("local").fit(X, y, clients=who)
+    with pytest.raises(ValueError, match=told):
+        fitted.predict(np.column_stack([X[:, :2], who]).astype(object), clients=who)
+
+
+def test_text_among_the_targets_is_not_said_of_the_rows():
+    X, _, who = federation()
+    with pytest.raises(ValueError, match="could not convert string to float") as told:
+        ct.CoterieRegressor("local").fit(X, who.astype(object), clients=who)
+    assert "X holds text" not in str(told.value)
+
+
+def test_warnings_point_at_the_call():
+    X, y, who = federation(clients=20)
+    estimator = ct.CoterieRegressor("pmtl", random_state=0)
+    with pytest.warns(ct.estimators.PrivacyWarning) as said:
+        estimator.fit(X, y, clients=who)
+    assert {warning.filename for warning in said} == {__file__}
+    with pytest.warns(ct.estimators.NewClientWarning) as said:
+        estimator.predict(X[:1], clients=["a stranger"])
+    assert {warning.filename for warning in said} == {__file__}
+
+
 def test_weights_are_refused_with_a_reason():
     X, y, who = federation()
     for kind in (ct.CoterieRegressor, ct.CoterieClassifier):

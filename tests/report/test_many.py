@@ -61,13 +61,13 @@ def test_many_runs_are_grouped_and_their_page_is_small(sixty: list[Path], tmp_pa
     text, _ = made.read(sixty, tmp_path / "all.html")
     assert time.perf_counter() - started < 20
     assert (tmp_path / "all.html").stat().st_size < 2_000_000
-    assert "This is pfeb, epsilon" in text and "private groups of runs" in text
-    # mean and standard error over seeds, by hand
+    assert "This is pfeb at epsilon" in text and "private groups of runs" in text
+    # mean and standard error over clients (0.5) and seeds, by hand
     values = [value_of("pfeb", 1.0, seed) for seed in range(3)]
-    error = np.std(values, ddof=1) / math.sqrt(3)
-    assert f"pfeb, epsilon 1 3 {np.mean(values):.3g} \u00b1 {error:.3g}" in text
+    error = math.sqrt(0.5**2 + np.var(values, ddof=1) / 3)
+    assert f"pfeb at epsilon 1 3 {np.mean(values):.3g} \u00b1 {error:.3g}" in text
     assert f"1: pfeb {np.mean(values):.3g}; " in text.partition("The best at each epsilon:")[2]
-    assert "standard error over runs that differ in their seed alone" in text
+    assert "standard error over clients and seeds" in text
     assert text.count("clients gain (") == 6, "a few runs are shown one by one"
     assert "6 of 48 runs are shown here" in text
     assert "Further guarantees, in short" not in text, "seeds and methods share guarantees"
@@ -81,7 +81,8 @@ def test_the_frontier_has_a_line_a_method_with_bars(sixty: list[Path], tmp_path:
     for scale in (0.5, 1.0, 2.0, 4.0):
         values = [value_of("pmtl", scale, seed) for seed in range(3)]
         (row,) = [one for one in rows if one["y"] == pytest.approx(np.mean(values), rel=1e-5)]
-        assert row["error"] == pytest.approx(np.std(values, ddof=1) / math.sqrt(3), rel=1e-4)
+        error = math.sqrt(0.5**2 + np.var(values, ddof=1) / 3)
+        assert row["error"] == pytest.approx(error, rel=1e-4)
         assert row["high"] - row["low"] == pytest.approx(2 * row["error"], rel=1e-3)
     epsilons = sorted(row["x"] for row in rows)
     assert epsilons[1] < 1.001 and epsilons == sorted(epsilons)
@@ -107,7 +108,8 @@ def test_groups_are_of_method_epsilon_and_data(sixty: list[Path]) -> None:
 
 def test_a_group_of_one_run_has_the_error_over_clients(tmp_path: Path) -> None:
     (one,) = group(read_finished([made.make_run(tmp_path / "a")]))
-    assert one.error("value", "standard_error") == 0.02 and math.isnan(one.error("value"))
+    assert one.error("value", "standard_error") == 0.02
+    assert math.isnan(one.error("value", "no_such_error"))
 
 
 # --- figures as files
@@ -167,7 +169,7 @@ def test_epsilon_is_told_by_view(tmp_path: Path) -> None:
         "the other clients, even all together 1",
         "the server no bound (inf) infinite: the server sees each bounded contribution",
         "the server, under secure aggregation no bound (inf)",
-        "whoever is given the shared model 1",
+        "an outsider who is given the shared model 1",
     ):
         assert told in text
     assert "unit one client: its whole data" in text and "accountant exact Gaussian DP" in text
@@ -203,5 +205,5 @@ def test_other_settings_are_another_group(tmp_path: Path) -> None:
             (run / "plan.toml").write_text(plan)
             runs.append(run)
     found = group(read_finished(runs))
-    assert [one.label for one in found] == ["pmtl, epsilon 1 (1)", "pmtl, epsilon 1 (2)"]
+    assert [one.label for one in found] == ["pmtl at epsilon 1 (1)", "pmtl at epsilon 1 (2)"]
     assert [one.mean("value") for one in found] == pytest.approx([0.5, 0.3])

@@ -18,8 +18,8 @@ from coterie.selection import Offer, Progress, Scoring, Selected, offer, select
 from coterie.trials import Grid
 
 _ALONE = (
-    "Hand on the chosen run's folder alone: how many runs there were and how they did is not "
-    "for whoever is told the first epsilon."
+    "Hand on the chosen run's folder alone, which states the first epsilon: how many runs there "
+    "were and how they did is not for whoever is told it, and it is not for the other clients."
 )
 
 

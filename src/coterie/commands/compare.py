@@ -42,10 +42,13 @@ def add(commands: Commands) -> None:
     )
     _add_selection(parser)
     _add_plan(parser)
+    _hide(parser, "method", "finetune", "noise_multiplier")
     run = parser.add_argument_group("run")
     run.add_argument("--out", metavar="DIR", help="default runs/compare-DATA-TIME")
     run.add_argument("--resume", metavar="DIR", help="go on with a comparison")
-    run.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    run.add_argument(
+        "--workers", type=int, metavar="N", help="processes (default: one a core; 0: this one)"
+    )
     run.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
     )
@@ -56,6 +59,13 @@ def add(commands: Commands) -> None:
     run.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
     parser.set_defaults(action=compare, epsilon=None)
+
+
+def _hide(parser: argparse.ArgumentParser, *flags: str) -> None:
+    """Leave out of the help what is of one run: a comparison says what to give instead."""
+    for action in parser._actions:
+        if action.dest in flags:
+            action.help = argparse.SUPPRESS
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:

@@ -18,14 +18,12 @@ from coterie.commands.flags import literal, plan_table
 from coterie.commands.tracked import tracked
 from coterie.commands.tune import make_grid
 from coterie.comparison.plan import Comparison, make_comparison
-from coterie.comparison.results import Row, find, rows_of, write_table
+from coterie.comparison.results import find, rows_of, write_table
 from coterie.comparison.running import State, carry_out, claim_folder, finished, read_comparison
-from coterie.comparison.worker import PLAN, Ended, is_done, selection_of
+from coterie.comparison.spending import Spent, spent_by
+from coterie.comparison.worker import PLAN, Ended
 from coterie.config import ConfigError
 from coterie.interrupts import stop_status, stoppable
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.selection import Selection
-from coterie.privacy.words import add_up, spent_together
 from coterie.report.page import write_report
 from coterie.search import Range
 from coterie.tracking.track import check_kinds
@@ -44,6 +42,10 @@ def compare(arguments: argparse.Namespace) -> int:
         for note in comparison.notes:
             print(f"note: {note}", file=sys.stderr)
     workers = comparison.workers if arguments.workers is None else arguments.workers
+    if workers is not None and workers < 0:
+        raise ConfigError(
+            f"--workers {workers}: expected how many processes, or 0 for this one alone"
+        )
     bar = _Bar(quiet=arguments.quiet)
     try:
         with stoppable(partial(_farewell, folder)):
@@ -55,7 +57,7 @@ def compare(arguments: argparse.Namespace) -> int:
     finally:
         bar.close()
     status = _show(folder, comparison, ended, arguments)
-    return tracked(list(finished(folder)), arguments, group=folder) or status
+    return tracked(finished(folder), arguments, group=folder) or status
 
 
 def _farewell(folder: Path) -> str:
@@ -85,6 +87,10 @@ def _table(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(
             "--finetune is of one method: name it among [compare] methods, as {kind = "
             '"finetune", how = "mean", base = {kind = "fedavg"}}'
+        )
+    if arguments.method is not None and arguments.methods is not None:
+        raise ConfigError(
+            f"--method {arguments.method} and --methods {arguments.methods}: give --methods alone"
         )
     table = plan_table(arguments)
     if arguments.method is None and table["method"].get("kind") == "auto":
@@ -162,21 +168,22 @@ def _show(
     table = write_table(folder, rows)
     done = finished(folder)
     failed = any(row["status"].startswith("failed") for row in rows)
-    if not done:
-        raise ConfigError(f"no cell could be run; {next(troubles(rows))}")
-    report = None if arguments.no_report else _report(done, folder)
-    found = find(rows, folder)
     places = [folder / cell.place for cell in comparison.cells()]
-    spent = _spent([p for p in places if is_done(p)]) if comparison.real_noise else []
+    spent = spent_by(places) if comparison.real_noise else Spent()
+    if not done:
+        said = "" if spent == Spent() else f" {spent.told()}"
+        raise ConfigError(f"no cell could be run; {next(troubles(rows))}.{said}")
+    found = find(rows, folder)
+    report = None if arguments.no_report else _report(done, folder, list(sentences(found)))
     if arguments.json:
-        told = as_json(found, rows) | {"together": add_up(spent) if spent else None}
+        told = as_json(found, rows) | _together(spent)
         told |= {"table": str(table), "report": None if report is None else str(report)}
         print(json.dumps(told | {"folder": str(folder)}, allow_nan=False))
         return int(failed)
     Console().print(frontier_table(found, rows))
     for line in (legend(found, rows), "", *sentences(found), *troubles(rows)):
         print(line)
-    print(_nature(comparison, spent, rows))
+    print(_nature(comparison, spent))
     print(f"\nfolder {folder}, table {table}" + ("" if report is None else f", report {report}"))
     if failed:
         again = f"coterie compare --resume {folder}"
@@ -184,9 +191,10 @@ def _show(
     return int(failed)
 
 
-def _report(done: Mapping[Path, str], folder: Path) -> Path:
+def _report(done: Mapping[Path, str], folder: Path, findings: Sequence[str]) -> Path:
+    out = folder / "report.html"
     try:
-        return write_report(list(done), folder / "report.html", names=done)
+        return write_report(list(done), out, names=done, findings=findings)
     except OSError as error:
         raise OSError(
             f"{folder}: the runs are done and kept, but their report cannot be written "
@@ -194,27 +202,22 @@ def _report(done: Mapping[Path, str], folder: Path) -> Path:
         ) from error
 
 
-def _nature(comparison: Comparison, spent: Sequence[Guarantee], rows: Sequence[Row]) -> str:
+def _together(spent: Spent) -> dict[str, Any]:
+    """Give what all cells have spent; null where nothing was, or where there is no bound."""
+    return {
+        "together": spent.together,
+        "unfinished_but_counted": [str(place) for place in spent.unfinished],
+        "posted_but_not_counted": {str(place): why for place, why in spent.uncounted},
+    }
+
+
+def _nature(comparison: Comparison, spent: Spent) -> str:
     if not comparison.real_noise:
         return (
             "SIMULATION: a seed decides split and noise together; these runs protect nobody, and "
             "each epsilon is what one run with real noise would cost."
         )
-    return spent_together(spent) if spent else "Nothing with a budget was posted."
-
-
-def _spent(places: Sequence[Path]) -> list[Guarantee]:
-    """Read what cells have cost; those without a budget have no bound to add up."""
-    found = []
-    for place in places:
-        record = selection_of(place)
-        if record is not None:
-            stated = record["guarantee"]
-            found.append(Selection.from_json(stated).of_runs(stated["drawn"]))
-        else:
-            text = (place / "guarantee.json").read_text(encoding="utf-8")
-            found.append(Guarantee.from_json(json.loads(text)))
-    return [stated for stated in found if stated.events and stated.epsilon < math.inf]
+    return spent.told()
 
 
 class _Bar:

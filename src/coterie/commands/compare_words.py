@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from coterie.comparison.frontier import FALSE_ALARMS
-from coterie.comparison.results import ALONE, Findings, Pair, Point, Row
+from coterie.comparison.results import ALONE, Findings, Pair, Point, Row, find, rows_of
+from coterie.comparison.worker import Ended, is_done, read_comparison
 from coterie.privacy.words import round_up
 from coterie.summary import NOT_COVERED, TUNING, json_number
 
@@ -29,18 +31,29 @@ def frontier_table(found: Findings, rows: Sequence[Row]) -> Table:
         at = {point.epsilon: point for point in found.points if point.label == label}
         alone = next(iter(at.values())).alone
         shown = "-" if math.isnan(alone) else f"{alone:.3g}"
-        table.add_row(label, shown, *(_score(at.get(epsilon)) for epsilon in found.epsilons))
+        name = "\n".join([label, *_choosing(label, rows)])
+        table.add_row(name, shown, *(_score(at.get(epsilon)) for epsilon in found.epsilons))
     return table
+
+
+def _choosing(label: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Say below a method's name what covers the choice of its settings, where there was one."""
+    said = [row["tuning"] or "" for row in rows if row["label"] == label]
+    if any(NOT_COVERED in tuning for tuning in said):
+        yield "tuning NOT COVERED by epsilon"
+    elif any(TUNING["public"] in tuning for tuning in said):
+        yield "tuned on public data"
+    if any("CHARGED" in tuning for tuning in said):
+        yield "tuning CHARGED on top of epsilon"
 
 
 def legend(found: Findings, rows: Sequence[Row]) -> str:
     """Say what the numbers of the frontier are, and what must be read with them."""
     better = "smaller" if found.smaller_is_better else "larger"
     over = "clients and seeds" if max(point.seeds for point in found.points) > 1 else "clients"
-    said = (
-        f"mean ± standard error over {over}, {better} is better",
-        "* is the best at its epsilon",
-    )
+    said = [f"mean ± standard error over {over}, {better} is better"]
+    if any(point.is_best for point in found.points):
+        said.append("* is the best at its epsilon")
     return "; ".join([*said, *_warnings(rows)]) + "."
 
 
@@ -66,17 +79,20 @@ def _warnings(rows: Sequence[Row]) -> Iterator[str]:
     yield "metrics are not covered"
     if any(row["simulation"] for row in done):
         yield "SIMULATION: known seeds, protects nobody"
-    for told in dict.fromkeys(row["tuning"] for row in done):
-        labels = ", ".join(dict.fromkeys(row["label"] for row in done if row["tuning"] == told))
-        if told == NOT_COVERED:
-            yield f"TUNING of {labels}: {told}"
-        elif told == TUNING["public"]:
-            yield f"tuning of {labels}: {told}"
+    for told, word in ((NOT_COVERED, "TUNING"), (TUNING["public"], "tuning")):
+        # What was charged beside it is said after it, and is another sentence.
+        named = dict.fromkeys(row["label"] for row in done if row["tuning"].startswith(told))
+        if named:
+            yield f"{word} of {', '.join(named)}: {told}"
     paid = [row for row in done if row["epsilon_chosen_alone"] is not None]
     if paid:
         labels = ", ".join(dict.fromkeys(row["label"] for row in paid))
         most = round_up(max(row["epsilon"] for row in paid))
-        yield f"tuning of {labels} is CHARGED: epsilon is that of one run, of all runs up to {most}"
+        least = round_up(max(row["epsilon_chosen_alone"] for row in paid))
+        yield (
+            f"tuning of {labels} is CHARGED: epsilon is that of one run before the choice; for "
+            f"other clients, of all runs, up to {most}; for whoever sees a chosen run alone {least}"
+        )
 
 
 def sentences(found: Findings) -> Iterator[str]:
@@ -89,11 +105,12 @@ def sentences(found: Findings) -> Iterator[str]:
     if not found.pairs:
         return
     most = max(pair.difference.seeds for pair in found.pairs)
+    unit = "mean squared errors" if found.smaller_is_better else "shares of test rows wrong"
     counted = "clients and seeds both counted" if most > 1 else "only clients are counted"
     yield (
-        "Compared are clients' own errors, each client with itself; the chance of any false alarm "
-        f"at one epsilon is at most {FALSE_ALARMS:.0%} ({counted}, all pairs of an epsilon "
-        "together). ALONE is learning alone, in the method's own terms.".replace("ALONE", ALONE)
+        f"Compared are clients' own {unit}, each client with itself; the chance of any false alarm "
+        f"at one epsilon is at most {100 * FALSE_ALARMS:.0f} % ({counted}, all pairs of an epsilon "
+        f"together). {ALONE} is learning alone, in the method's own terms."
     )
     if most == 1:
         yield (
@@ -105,6 +122,13 @@ def sentences(found: Findings) -> Iterator[str]:
             f"{most} seeds say little of how much seeds matter, and the test allows for that: more "
             "seeds tell smaller differences apart."
         )
+
+
+def findings_of(folder: Path) -> list[str]:
+    """Give the sentences on what is done of a comparison, anew from its runs."""
+    cells = read_comparison(folder).cells()
+    done = {n: Ended("done") for n, cell in enumerate(cells) if is_done(folder / cell.place)}
+    return list(sentences(find(rows_of(cells, done, folder), folder)))
 
 
 def _told(pairs: Sequence[Pair]) -> Iterator[str]:
@@ -149,16 +173,19 @@ def troubles(rows: Sequence[Row]) -> Iterator[str]:
 def as_json(found: Findings, rows: Sequence[Row]) -> dict[str, Any]:
     """Give frontier and differences as one strict JSON object."""
     done = [row for row in rows if row["status"] == "done"]
+    tuning = {row["label"]: row["tuning"] for row in done}
     return {
         "data": rows[0]["data"],
         "metric": found.metric or None,
         "smaller_is_better": found.smaller_is_better,
         "epsilons": [json_number(epsilon) for epsilon in found.epsilons],
-        "frontier": [_point(point) for point in found.points],
+        "frontier": [
+            {**_point(point), "tuning": tuning.get(point.label)} for point in found.points
+        ],
         "differences": [_pair(pair) for pair in found.pairs],
         "false_alarms": FALSE_ALARMS,
         "simulation": any(row["simulation"] for row in rows),
-        "tuning": {row["label"]: row["tuning"] for row in done},
+        "tuning": tuning,
         "cells": len(rows),
         "done": len(done),
         "refused": _count(rows, "refused"),

@@ -44,29 +44,43 @@ def add(commands: Commands) -> None:
 
 def export(arguments: argparse.Namespace) -> int:
     """Carry out `coterie export`."""
-    from coterie.exports import all_clients, file_name, read_clients
+    from coterie.exports import read_clients
 
     folder, suffix = Path(arguments.run), _SUFFIX[arguments.format]
     if arguments.all is not None and arguments.out is not None:
         raise ValueError("--out names one file, and --all writes one a client: give one of them")
-    names = all_clients(folder) if arguments.client is None else [arguments.client]
-    paths = [Path(arguments.all or ".") / file_name(name, suffix) for name in names]
     if arguments.out is not None:
-        paths = [Path(arguments.out)]
-    elif arguments.all is not None:
+        paths = {arguments.client: Path(arguments.out)}
+    else:
+        paths = _paths(folder, arguments.client, Path(arguments.all or "."), suffix)
+    models = read_clients(folder, list(paths))
+    if arguments.all is not None:
         Path(arguments.all).mkdir(parents=True, exist_ok=True)
-    for path, model in zip(paths, read_clients(folder, names), strict=True):
+    for path, model in zip(paths.values(), models, strict=True):
         _save(arguments.format, path, model)
     if arguments.json:
-        written = [
-            {"client": name, "file": str(path)} for name, path in zip(names, paths, strict=True)
-        ]
+        written = [{"client": name, "file": str(path)} for name, path in paths.items()]
         print(json.dumps({"run": str(folder), "format": arguments.format, "files": written}))
     elif arguments.client is not None:
-        print(f"model of {names[0]}: {paths[0]}; give it to that client alone")
+        print(
+            f"model of {arguments.client}: {paths[arguments.client]}; give it to that client alone"
+        )
     else:
-        print(f"{len(names)} models in {arguments.all}; give each to its client alone")
+        print(f"{len(paths)} models in {arguments.all}; give each to its client alone")
     return 0
+
+
+def _paths(folder: Path, client: str | None, place: Path, suffix: str) -> dict[str, Path]:
+    """Say where models go: of all clients, or of one, under the same name in either case."""
+    from coterie.exports import all_clients, file_name, file_names
+
+    known = all_clients(folder)
+    if client is not None:
+        known = [name for name in known if name.lower() == client.lower()]
+    called = dict(zip(known, file_names(known, suffix), strict=True))
+    if client is not None:
+        called = {client: called.get(client) or file_name(client, suffix)}
+    return {name: place / file for name, file in called.items()}
 
 
 def _save(format: str, path: Path, model: Any) -> None:

@@ -21,6 +21,7 @@ _SHAPES = {
 def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
     """Lay flags over the TOML plan, and `--set` over both."""
     table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
+    table.pop("charged", None)  # of the run that was chosen: another one is not
     _check_tables(table)
     _overlay(table, "data", data_table(arguments))
     _lay_method(table, arguments)

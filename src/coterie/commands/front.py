@@ -4,8 +4,10 @@ import argparse
 import difflib
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 _START = """\
@@ -26,19 +28,24 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "keep and use": ("export", "predict", "completion"),
 }
 _OTHERS = "more"
+_COMMANDS = ("COMMAND", "show")
+"""What stands in usage lines where a command does."""
 
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, with what was probably meant."""
 
+    _words: Sequence[str] = ()
+
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
-        told = _explain(message)
+        told = _explain(message) + _dashed(message, self._words)
         told += " See" if told.endswith("?") else "; see"
         self.exit(2, f"{self.prog}: {told} `{self.prog} --help`\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; refuse flags that nobody knows, each in the words of its own command."""
+        self._words = sys.argv[1:] if args is None else list(args)
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown(unknown))
@@ -119,5 +126,20 @@ def _explain(message: str) -> str:
     known = [name.strip("' ") for name in listed.split(",")]
     near = closest(given, known)
     meant = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
-    what = "command" if place == "COMMAND" else place
+    what = "command" if place in _COMMANDS else place
     return f"unknown {what} {given!r}: {meant}"
+
+
+def _dashed(message: str, words: Sequence[str]) -> str:
+    """Say how a value is written that begins with a dash, where one may have been meant.
+
+    >>> _dashed("argument --client: expected one argument", ["--client", "--all"])
+    '; a value that begins with a dash is written --client=--all'
+    """
+    found = re.match(r"argument (\S+): expected one argument", message)
+    if found is None:
+        return ""
+    names = found[1].split("/")
+    pairs = pairwise(words)
+    near = next((pair for pair in pairs if pair[0] in names and pair[1].startswith("-")), None)
+    return f"; a value that begins with a dash is written {'='.join(near)}" if near else ""

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 from coterie.commands.flags import data_table
-from coterie.join import Joined, join
+from coterie.join import Joined, choose, join
+from coterie.privacy.charged import chosen_alone
 from coterie.privacy.words import round_up
-from coterie.run_plan import plan_from_table
 from coterie.summary import json_number, promised
 
 
@@ -16,30 +16,50 @@ def joined(arguments: argparse.Namespace) -> str:
     folder, out = Path(arguments.run), Path(arguments.out)
     if (out / "clients.json").exists():
         raise FileExistsError(f"{out} holds models already; choose another --out")
-    table = {"data": data_table(arguments), "method": {"kind": "local"}, "privacy": {"epsilon": 1}}
-    if "name" not in table["data"]:
+    table = data_table(arguments)
+    if "name" not in table:
         raise ValueError("no data: give --data NAME|FILE with the newcomers' rows")
-    found = join(folder, plan_from_table(table).data, out)
+    found = join(folder, choose(folder, table), out)
     share = found.score.share_better_than(found.alone)
     told = {
         "run": str(folder),
         "newcomers": len(found.names),
+        "took_part": None if found.known is None else len(found.known),
         "metric": found.score.metric,
         "value": json_number(found.score.value),
         "alone_value": json_number(found.alone.value),
         "share_better_than_alone": json_number(share),
         "models": str(out),
-        **promised(found.guarantee),
+        **promised(found.guarantee, found.selection),
         **found.said,
     }
     if arguments.json:
         return json.dumps(told, allow_nan=False)
+    count = "1 newcomer" if len(found.names) == 1 else f"{len(found.names)} newcomers"
     return (
-        f"{told['newcomers']} newcomers: test {told['metric']} {found.score.value:.4g} joined, "
+        f"{count}: test {told['metric']} {found.score.value:.4g} joined, "
         f"{found.alone.value:.4g} alone; {share:.0%} are better off than alone (not private)\n"
-        f"They posted nothing: what others can learn of them is epsilon 0. The shared model that "
-        f"they took is public at epsilon {round_up(found.guarantee.epsilon)} of its own clients.\n"
-        f"{_beside(found)}models {out}"
+        f"{_learnt(found)}\n{_beside(found)}models {out}"
+    )
+
+
+def _learnt(found: Joined) -> str:
+    """Say what others can learn of the newcomers, and of those whom they join."""
+    chosen = chosen_alone(found.guarantee, found.selection)
+    epsilon = round_up(found.guarantee.for_others.epsilon if chosen is None else chosen)
+    public = f"The shared model that they took is public at epsilon {epsilon} of its own clients."
+    nothing = "They posted nothing: what others can learn of them is epsilon 0"
+    if found.known is None:
+        return f"{nothing}, if they did not take part in the run. {public}"
+    if not found.known:
+        return f"{nothing}. {public}"
+    count, total = len(found.known), len(found.names)
+    those = "All of these" if count == total else f"{count} of these"
+    rest = "" if count == total else " Of the others, who posted nothing, it is epsilon 0."
+    return (
+        f"{those} bear names of clients that were trained with (such as {found.known[0]!r}): what "
+        f"others can learn of a client that took part is the run's epsilon {epsilon}, and joining "
+        f"adds nothing to it.{rest} {public}"
     )
 
 

@@ -2,22 +2,22 @@
 
 import argparse
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from coterie.choice import DataChoice
+from coterie.commands.compare_words import findings_of
 from coterie.commands.flags import data_table
 from coterie.commands.results_table import in_short
 from coterie.commands.run import MEMBERS
 from coterie.comparison.running import PLAN, finished
-from coterie.config import to_table
+from coterie.config import from_table, to_table
 from coterie.data.describe import describe
 from coterie.methods.base import Method
 from coterie.models import MODELS
 from coterie.report.page import write_report
-from coterie.run_plan import plan_from_table
 
 
 def methods(arguments: argparse.Namespace) -> None:
@@ -41,13 +41,7 @@ def methods(arguments: argparse.Namespace) -> None:
 
 def data_show(arguments: argparse.Namespace) -> None:
     """Carry out `coterie data show`."""
-    choice = plan_from_table(
-        {
-            "data": data_table(arguments),
-            "method": {"kind": "local"},
-            "privacy": {"epsilon": math.inf},
-        }
-    ).data
+    choice = from_table(DataChoice, data_table(arguments), "data")
     facts = {"data": choice.name, **describe(choice.open())}
     if arguments.json:
         print(json.dumps(facts, indent=2, allow_nan=False))
@@ -65,7 +59,9 @@ def report(arguments: argparse.Namespace) -> None:
     usual = first if (first / PLAN).exists() else folders[0]
     out = Path(arguments.out) if arguments.out else usual / "report.html"
     figures = Path(arguments.figures) if arguments.figures else None
-    write_report(folders, out, figures, names)
+    # What differs is said of one comparison; runs of several are not paired.
+    alone = len(arguments.runs) == 1 and (first / PLAN).exists() and finished(first)
+    write_report(folders, out, figures, names, findings=findings_of(first) if alone else ())
     print(out)
 
 

@@ -101,6 +101,12 @@ def add_advice(commands: Commands, action: Action) -> None:
     example = "coterie plan --clients 550 --epsilon 1 --numbers 10"
     parser = _command(commands, "plan", help, example, _ADVICE)
     budget = _add_plan(parser)
+    reword(
+        parser,
+        clients=("N", "how many there are; with --data: take the first so many"),
+        features=("N|COLUMN,COLUMN", "how many there are; with --data: which (default: all)"),
+        noise_multiplier=("NUMBER", "instead of --epsilon, which then limits the rounds"),
+    )
     budget.add_argument("--epsilon", type=float, help="of the whole run (default 1)")
     parser.add_argument(
         "--numbers", type=int, help="instead of data: shared weights, such as features + 1"
@@ -240,6 +246,13 @@ def _add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return budget
 
 
+def reword(parser: argparse.ArgumentParser, **said: tuple[str, str]) -> None:
+    """Say of flags that several commands share what they are to this one: metavar and help."""
+    for action in parser._actions:
+        if action.dest in said:
+            action.metavar, action.help = said[action.dest]
+
+
 def _add_work(run: argparse._ArgumentGroup) -> None:
     run.add_argument(
         "--simulation-seed", type=int, help="reproducible noise: a simulation, protects nobody"
@@ -360,7 +373,8 @@ def add_join(commands: Commands, action: Action) -> None:
         commands,
         "join",
         "models for clients who come after training; nothing of theirs is posted",
-        "coterie join runs/har-mtlsvm --data newcomers.npz --positive 3 --out newcomers",
+        "coterie join runs/har-mtlsvm --data newcomers.npz --out newcomers",
+        "Rows are read and scaled as the run's were; what contradicts its plan is refused.",
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
     add_source(parser, positional=False)

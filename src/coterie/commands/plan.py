@@ -10,7 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from coterie.advice import CLIP, REPLACED, ROUNDS, Advice, Case, advise, judge, mu_of
+from coterie.advice import (
+    CLIP,
+    KNEE,
+    REPLACED,
+    ROUNDS,
+    Advice,
+    Case,
+    advise,
+    judge,
+    mu_of,
+    rounds_for,
+)
 from coterie.commands.budget import make_sampler
 from coterie.commands.plan_words import NOTHING, Found, tell
 from coterie.plan_curves import noises_near
@@ -79,6 +90,7 @@ def _from_facts(arguments: argparse.Namespace) -> Found:
         table=[at(one, near.get(one)) for one in rows],
         outline=outline,
         outlook=outlook,
+        usual=arguments.numbers is None and arguments.noise != "local" and noise is None,
         limit=limit,
         full=arguments.full,
     )
@@ -123,6 +135,9 @@ def _advice(
     if arguments.noise_multiplier is None:
         assert epsilon is not None
         rule = advise(clients, epsilon, numbers, delta=arguments.delta, relation=relation).rounds
+        # Cohorts and noise of clients' own leave less of the budget than the rule knows of.
+        felt = _case(_outline(arguments, clients, numbers, epsilon, rule), epsilon, rule).worth
+        rule = min(rule, rounds_for(felt, ROUNDS, KNEE))
     outline = _outline(arguments, clients, numbers, epsilon, rounds or rule)
     if arguments.noise_multiplier is not None:
         if rounds is None and epsilon is not None:

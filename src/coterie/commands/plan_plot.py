@@ -49,7 +49,7 @@ def _chart(found: Found) -> Any:
     epsilon = _panel(
         by_rounds,
         (outline.rounds, outlook.epsilon),
-        ("rounds", "epsilon"),
+        ("rounds", f"epsilon of one client ({outlook.relation}), for {outlook.view}"),
         f"Epsilon against rounds at noise multiplier {outlook.noise_multiplier:.4g}",
     )
     noise = _panel(

@@ -1,13 +1,14 @@
 """What `coterie plan` prints: the verdict first, then noise, epsilon by view, what would help."""
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.advice import Advice
+from coterie.advice import FAR, FEW_NUMBERS, MEAN_SHARE, Advice
 from coterie.commands.sketch import sketch
 from coterie.plan_curves import Points, epsilon_by_rounds, error_by_clients
 from coterie.planning import (
@@ -15,9 +16,10 @@ from coterie.planning import (
     MOST_ROUNDS,
     Outline,
     Outlook,
+    judge_error,
     most_looked_for,
 )
-from coterie.privacy.words import round_up
+from coterie.privacy.words import OUTSIDER, RELATIONS, UNIT, round_up
 
 NOTHING = "no verdict: nothing is spent on noise (epsilon = inf), so there is nothing to weigh"
 _HEADS = ("epsilon", "verdict", "rounds", "most numbers", "clients for a small gain", "to join")
@@ -36,6 +38,19 @@ class Found:
     limit: float | None = None
     full: bool = True
     words: str = ""
+    usual: bool = False
+
+    def error_under_pfeb(self) -> float | None:
+        """Give the noise of a posted mean under the usual method; None if another was asked for.
+
+        Its contributions have more parts than the mean, and these share the budget.
+        """
+        if not self.usual or self.outlook is None or self.advice is None or self.limit is not None:
+            return None
+        advice = self.advice
+        if advice.numbers <= FEW_NUMBERS and advice.clients * advice.mu >= FAR:
+            return None  # curvatures are posted too, and shares are others
+        return self.outlook.error / math.sqrt(MEAN_SHARE)
 
     def left_out(self) -> list[str]:
         """Name what would take longer than the answer itself."""
@@ -86,17 +101,38 @@ def _facts(found: Found, advice: Advice) -> list[tuple[str, str]]:
         ("clip", f"{advice.clip:.4g}"),
         ("shared weights", f"{advice.numbers:,} (at most {advice.most_numbers:,})"),
         ("worth", f"{advice.worth:.3g} ({_SCALE})"),
+        ("protected", _protected(advice.relation)),
     ]
     if found.outlook is None:
         return facts
     outlook = found.outlook
     return [
         *facts,
-        ("noise multiplier", f"{outlook.noise_multiplier:.4g} (noise of a sum over the clip)"),
+        (
+            "noise multiplier",
+            _noise(outlook, local=found.outline is not None and found.outline.local),
+        ),
         ("noise in a mean", _error(outlook)),
+        *_usual_error(found.error_under_pfeb()),
         *_views(outlook),
         *_within_limit(outlook, found.limit),
     ]
+
+
+def _protected(relation: str) -> str:
+    """Say whose privacy an epsilon is of, and what runs it compares."""
+    return f"{UNIT}; compared are runs in which {RELATIONS[relation]} ({relation})"
+
+
+def _noise(outlook: Outlook, *, local: bool) -> str:
+    """Give the noise multiplier, and what it is of."""
+    z, summed = outlook.noise_multiplier, outlook.over_clip * outlook.cohort
+    if local:
+        told = f"noise of one client's message over the clip; of a sum of {outlook.cohort:,.4g}: "
+        return f"{z:.4g} ({told}{summed:.4g})"
+    if math.isclose(z, summed, rel_tol=1e-3):
+        return f"{z:.4g} (noise of a sum over the clip)"
+    return f"{z:.4g} (noise of a sum over the clip: {summed:.4g}, as its parts share the budget)"
 
 
 def _error(outlook: Outlook) -> str:
@@ -106,6 +142,13 @@ def _error(outlook: Outlook) -> str:
     )
 
 
+def _usual_error(error: float | None) -> list[tuple[str, str]]:
+    if error is None:
+        return []
+    told = f"{error:.3g} of the clip under pfeb, the usual method, which posts more than a mean"
+    return [("", f"{told}: {judge_error(error)}")]
+
+
 def _views(outlook: Outlook) -> list[tuple[str, str]]:
     """Give epsilon by who looks, each on a line."""
     views = outlook.views
@@ -113,13 +156,15 @@ def _views(outlook: Outlook) -> list[tuple[str, str]]:
         "other_clients": "other clients",
         "server": "the server",
         "server_secure_aggregation": "the server, under secure aggregation",
-        "released_shared_model": "whoever gets a released shared model, which is made of posts",
+        "released_shared_model": "an outsider who gets a released shared model, made of posts",
     }
     values = {name: round_up(views[name]) for name in names}
     lines = [f"{value} for {names[name]}" for name, value in values.items()]
     if values["server"] == "inf":
         lines[1:3] = ["inf for the server, which adds the noise: it is trusted, also with sums"]
-    lines[0] += f" (delta {outlook.delta:.3g})"
+    lines[0] += f" (delta {outlook.delta:.3g}, {outlook.relation}, unit: one client)"
+    if outlook.view == OUTSIDER:
+        lines.append(f"other epsilons here are of {OUTSIDER}")
     return [("epsilon" if turn == 0 else "", line) for turn, line in enumerate(lines)]
 
 
@@ -161,10 +206,12 @@ def _many(rounds: int, planned: int) -> str:
 def _sketches(found: Found) -> list[str]:
     """Draw two small plots, where the terminal has room for them."""
     width, plain = shutil.get_terminal_size().columns, not _has_blocks()
+    outside = found.outlook is not None and found.outlook.view == OUTSIDER
+    spent = "epsilon of an outsider" if outside else "epsilon"
     by_rounds, by_clients = found.curves()
     lines = []
     for points, title in (
-        (by_rounds, "epsilon against rounds, at this noise"),
+        (by_rounds, f"{spent} against rounds, at this noise"),
         (by_clients, "noise of a mean over the clip against clients, at this noise"),
     ):
         drawn = sketch(points, title, width=width, height=3, plain=plain)
@@ -192,6 +239,7 @@ def _to_json(found: Found) -> dict[str, Any]:
         "per_number": outlook["per_number"],
         "over_clip": outlook["over_clip"],
         "relative": outlook["error"],
+        "relative_under_pfeb": found.error_under_pfeb(),
         "verdict": outlook["verdict"],
     }
     same = ("noise_multiplier", "accountant", "cohort", "rounds_at_noise", "within", "statement")
@@ -200,6 +248,8 @@ def _to_json(found: Found) -> dict[str, Any]:
         "epsilon_spent": outlook["epsilon"],
         "epsilon_limit": found.limit,
         "epsilon_by_view": outlook["views"],
+        "view": outlook["view"],
+        "unit": outlook["unit"],
         "reasons": outlook["reasons"],
         "sampling": sampler.kind,
         "cohort_visible": found.outline.participation.visible,

@@ -11,9 +11,10 @@ from coterie.commands.options import Commands, _command
 
 _MORE = """\
 Rows are read as the training data were, with the same columns and constants; a target column is
-not needed and not looked at. Each row is answered by its client's own model; with --client, or with
-one exported model, every row is taken to be that client's. What is predicted is for whoever holds
-the rows: it is not private.
+not needed and not looked at. Each row is answered by its client's own model; with --client every
+row is taken to be that client's. One exported model answers rows of its own client: a file that
+names others is refused without --client. What is predicted is for whoever holds the rows: it is
+not private.
 
 The table has a line a row, in the file's order: row, client, prediction (a value in the target's
 own units, or the name of a class), decision values, and with --std standard deviations."""
@@ -66,8 +67,8 @@ def predict(arguments: argparse.Namespace) -> int:
     table = answers.table()
     if answers.strangers:
         print(
-            f"{len(answers.strangers)} clients are not known to the run and were answered by the "
-            f"shared model: {', '.join(answers.strangers[:5])}"
+            f"{_clients(len(answers.strangers))} not known to the run, answered by the shared "
+            f"model: {', '.join(answers.strangers[:5])}"
             f"{', ...' if len(answers.strangers) > 5 else ''}",
             file=sys.stderr,
         )
@@ -87,7 +88,8 @@ def predict(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(told, allow_nan=False))
     else:
-        print(f"{told['rows']} rows of {told['clients']} clients predicted: {out}")
+        rows = "1 row" if told["rows"] == 1 else f"{told['rows']} rows"
+        print(f"{rows} of {_clients(len(answers.rows.data))} predicted: {out}")
     return 0
 
 
@@ -117,7 +119,16 @@ def _answers(arguments: argparse.Namespace) -> Any:
             f"--client {arguments.client!r}: {given} is the model of {model.client!r}; leave "
             "--client out, or give that client's file"
         )
-    return predict_model(model, arguments.data)
+    return predict_model(
+        model,
+        arguments.data,
+        every=arguments.client is not None,
+        client_column=arguments.client_column,
+    )
+
+
+def _clients(count: int) -> str:
+    return "1 client" if count == 1 else f"{count} clients"
 
 
 def _packed(table: Any, suffix: str) -> bytes:

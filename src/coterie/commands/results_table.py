@@ -44,8 +44,11 @@ def _mean(row: Mapping[str, Any], key: str) -> str:
 
 
 def _own(row: Mapping[str, Any], key: str) -> str:
-    """Give a mean over clients; of R^2 below -1 no more than that, as few clients make it so."""
-    return "< -1" if _is_ruined(row, key) else _mean(row, key)
+    """Give a mean over clients; of R^2 below -1, which few clients make so, the median."""
+    if not _is_ruined(row, key):
+        return _mean(row, key)
+    median = row.get(f"{key}_median")
+    return "< -1" if median is None else f"{in_short(median)}\n(median)"
 
 
 def _is_ruined(row: Mapping[str, Any], key: str) -> bool:
@@ -55,9 +58,18 @@ def _is_ruined(row: Mapping[str, Any], key: str) -> bool:
 def _gain(row: Mapping[str, Any]) -> str:
     share = row["share_better_than_local"]
     if share == 0 and row["value"] == row["local_value"]:
-        return "the same as alone"  # nothing stood out of the noise
+        return "the same\nas alone"  # nothing stood out of the noise
     # Where nothing was posted there is nobody to be compared with.
-    return "-" if share is None or row["rounds"] == 0 else f"{share:.0%} of clients"
+    if share is None or row["rounds"] == 0:
+        return "-"
+    worse = _by_name(row).get("local", {}).get("share_worse_off") if row.get("references") else None
+    # With few test rows many clients are neither better nor worse.
+    ties = worse is not None and share + worse <= 0.995
+    return _percent(share) + (f",\nworse {_percent(worse)}" if ties and worse is not None else "")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def results_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -78,13 +90,13 @@ def _runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     own = [key for key, shown in zip(list(TITLES)[1:], means, strict=True) if shown]
     deltas = len({row["delta"] for row in rows}) > 1
     table = Table(title=f"{first['data']}: {first['clients']} clients, one model each")
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     # Heads are broken here: left to the table, long ones take the room of what stands below them.
     head = [fill(f"test {first['metric']} ({better} is better)", 16)]
     head += [fill("mean AUC (clients left out)", 9)] * areas
-    head += [fill("better off than alone", 15), "epsilon", *["delta"] * deltas, "rounds"]
+    head += [fill("clients better off than alone", 10), "epsilon", *["delta"] * deltas, "rounds"]
     for name in [*head, *(fill(f"mean {TITLES[key]}", 9) for key in own)]:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row["method"],
@@ -110,13 +122,14 @@ def _warnings(rows: Sequence[Mapping[str, Any]], own: Sequence[str]) -> list[str
             told.append(f"{TITLES[key]} leaves out {left} clients")
         if any(_is_ruined(row, key) for row in rows):
             told.append(
-                f"a mean {TITLES[key]} < -1 may be of few clients, whose targets hardly differ"
+                f"a mean {TITLES[key]} < -1 may be of few clients, whose targets hardly differ; "
+                "the median is shown where it is known"
             )
     if first["simulation"]:
         told.append("SIMULATION: known seed, protects nobody")
     if any(row.get("claimed_epsilon") is not None for row in rows):
         told.append("NOT A GUARANTEE: a printed mechanism, see below")
-    if first.get("tuning") == NOT_COVERED:
+    if str(first.get("tuning")).startswith(NOT_COVERED):
         told.append("TUNING IS NOT COVERED")
     if any(row.get("caveats") for row in rows):
         told.append("CAVEATS: see below")
@@ -139,10 +152,10 @@ def references_table(rows: Sequence[Mapping[str, Any]]) -> Table | None:
 
 def _beside_one(row: Mapping[str, Any]) -> Table:
     table = Table(title=f"beside {row['method']}, client by client", box=box.SIMPLE)
-    table.add_column("reference")
-    heads = (f"test {row['metric']}", "own error less the reference's", "t", "clients worse off")
-    for head in heads:
-        table.add_column(fill(head, 17), justify="right", no_wrap=True)
+    table.add_column("reference", no_wrap=True)
+    apart = f"own {_unit(row)} less the reference's"
+    for head in (f"test {row['metric']}", fill(apart, 17), "t", "clients\nworse off"):
+        table.add_column(head, justify="right", no_wrap=True)
     for told in row["references"]:
         apart = _score(
             {"value": told["difference"], "standard_error": told["difference_standard_error"]}
@@ -153,7 +166,7 @@ def _beside_one(row: Mapping[str, Any]) -> Table:
 
 def _beside_several(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Give each reference once, in the head, and each run's t and share of clients worse off."""
-    title = "t of own error less the reference's (below 0: better), and clients worse off"
+    title = f"t of own {_unit(rows[0])} less the reference's (below 0: better), clients worse off"
     table = Table(title=title, box=box.SIMPLE)
     table.add_column("method")
     table.add_column("epsilon", justify="right")
@@ -180,7 +193,12 @@ def _t(told: Mapping[str, Any]) -> str:
 
 def _worse(told: Mapping[str, Any]) -> str:
     share = told.get("share_worse_off")
-    return "-" if share is None else f"{100 * share:.0f} %"
+    return "-" if share is None else _percent(share)
+
+
+def _unit(row: Mapping[str, Any]) -> str:
+    """Say what a client's own error is: another unit than that of the metric over all rows."""
+    return "mean squared error" if row["metric"] == "nmse" else "share of rows wrong"
 
 
 def clients_table(rows: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -241,7 +259,7 @@ def about_newcomers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if found.get("local_value") is not None:
             told += f", {in_short(found['local_value'])} alone"
         if found.get("share_better_than_local") is not None:
-            told += f"; {found['share_better_than_local']:.0%} are better off than alone"
+            told += f"; {_percent(found['share_better_than_local'])} are better off than alone"
         of = "accuracy" if found["metric"] == "accuracy" else "error"
         parts = [
             f"{name} {_beside(found, f'client_{of}_{key}')}"

@@ -24,6 +24,7 @@ from coterie.methods.base import Method
 from coterie.methods.local import Local
 from coterie.plan import Privacy
 from coterie.privacy.accounting import Guarantee
+from coterie.privacy.charged import statement
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import add_up, spent_together
 from coterie.report.page import write_report
@@ -182,7 +183,7 @@ def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
         summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
         guarantee, summary["run"] = Guarantee.from_json(stated), str(folder)
-        summary |= promised(guarantee)  # computed anew, not believed
+        summary |= promised(guarantee, stated.get("selection"))  # computed anew, not believed
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: result.json or guarantee.json is missing or damaged ({error!r}); "
@@ -197,7 +198,7 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
         print(json.dumps(summary, allow_nan=False))
         return status
     _show_tables([summary])
-    print(guarantee.statement())
+    print(statement(guarantee, summary.get("selection")))
     _say_caveats([summary])
     _say_tuning(summary)
     for notice in summary.get("notices") or ():

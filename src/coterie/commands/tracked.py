@@ -2,21 +2,23 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+Runs = Sequence[Path] | Mapping[Path, str]
 
-def tracked(runs: Sequence[Path], arguments: argparse.Namespace, group: Path | None = None) -> int:
+
+def tracked(runs: Runs, arguments: argparse.Namespace, group: Path | None = None) -> int:
     """Log finished runs as `--track` asks for; give the exit status.
 
-    `group` is the folder of a comparison that the runs belong to.
+    `group` is the folder of a comparison that the runs belong to, which may have names for them.
     """
     status = 0
     for kind in dict.fromkeys(getattr(arguments, "track", None) or ()):
         try:
             places = _log(runs, kind, getattr(arguments, "track_dir", None), group)
         except Exception as error:  # whatever a tracking server says: the runs are paid for
-            kept = group or runs[0]
+            kept = group or next(iter(runs))
             print(
                 f"--track {kind} failed ({error}); the run is kept: try again with "
                 f"`coterie {arguments.command} --resume {kept} --track {kind}`",
@@ -29,7 +31,7 @@ def tracked(runs: Sequence[Path], arguments: argparse.Namespace, group: Path | N
     return status
 
 
-def _log(runs: Sequence[Path], kind: str, where: str | None, group: Path | None) -> list[str]:
+def _log(runs: Runs, kind: str, where: str | None, group: Path | None) -> list[str]:
     from coterie.tracking.track import as_kind, close_parent, open_parent, track
 
     named, place = as_kind(kind), None if where is None else Path(where)
@@ -38,5 +40,5 @@ def _log(runs: Sequence[Path], kind: str, where: str | None, group: Path | None)
     parent = open_parent(group, named, where=place)
     for run in runs:
         track(run, named, parent=parent, where=place)
-    close_parent(group, named, parent, where=place)
+    close_parent(group, named, parent, runs, where=place)
     return [parent]

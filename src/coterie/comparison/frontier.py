@@ -115,22 +115,6 @@ def holm(levels: Sequence[float]) -> list[float]:
     return found
 
 
-def average(values: Sequence[float], errors: Sequence[float]) -> tuple[float, float]:
-    """Give the mean of a metric over seeds and its standard error over clients and seeds.
-
-    `errors` are over clients, one a seed. Clients come back in every seed, so that theirs do not
-    shrink with seeds: the mean of their squares is kept whole, and the variance of the mean over
-    seeds added. What both count is counted twice; the sum errs on the large side.
-    """
-    known = np.asarray(values, dtype=np.float64)
-    if not len(known):
-        return math.nan, math.nan
-    mean = float(known.mean())
-    squares = np.square(np.asarray(errors, dtype=np.float64))
-    over_seeds = _variance(known) if len(known) > 1 and np.isfinite(known).all() else 0.0
-    return mean, math.sqrt(float(squares.mean()) + over_seeds)
-
-
 def _variance(values: Array) -> float:
     """Give the variance of the mean of these values."""
     return float(values.var(ddof=1)) / len(values)

@@ -18,12 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coterie.comparison.cells import Cell
-from coterie.comparison.frontier import Array, Difference, adjust, average, compare_errors
+from coterie.comparison.frontier import Array, Difference, adjust, compare_errors
 from coterie.comparison.running import read_result
 from coterie.comparison.worker import Ended, run_of, selection_of
 from coterie.privacy.files import write_atomically
 from coterie.privacy.selection import Selection
+from coterie.privacy.words import OTHERS
+from coterie.report.averages import average
 from coterie.run_plan import read_toml
+from coterie.summary import TUNING, TunedOn
 
 TABLE = "comparison.parquet"
 ALONE = "alone"
@@ -54,7 +57,10 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "clients": (pa.int64(), "how many"),
     "rounds": (pa.int64(), "posts"),
     "seconds": (pa.float64(), "of the run"),
-    "tuning": (pa.string(), "none, on public data, or NOT COVERED by epsilon: ..."),
+    "tuning": (
+        pa.string(),
+        "none, on public data, CHARGED: ..., or NOT COVERED by epsilon: ..., or two of these",
+    ),
     "private": (pa.bool_(), "false where the run is NOT PRIVATE (epsilon is infinite)"),
     "simulation": (pa.bool_(), "true where noise came from a known seed and protects nobody"),
     "status": (pa.string(), "done, refused: why, failed: why, or not run"),
@@ -151,17 +157,21 @@ def _row(cell: Cell, ended: Ended | None, folder: Path) -> Row:
     settings |= {"rounds": plan.get("rounds"), "privacy": _without_budget(plan["privacy"])}
     row["settings"] = json.dumps(settings)
     if record is not None:
-        row |= _charged(record)
+        row |= _charged(record, plan.get("tuned", "charged"))
     return row | {"private": row["epsilon"] < math.inf, "status": "done"}
 
 
-def _charged(record: Mapping[str, Any]) -> Row:
-    """Give what a private choice cost: all runs and scores count for the other clients."""
+def _charged(record: Mapping[str, Any], tuned: TunedOn) -> Row:
+    """Give what a private choice cost: all runs and scores count for the other clients.
+
+    What an earlier choice has left uncovered stays so, and is said first.
+    """
     stated = Selection.from_json(record["guarantee"])
     drawn = record["guarantee"]["drawn"]
     told = f"CHARGED: epsilon is of {len(drawn)} runs and their scores, one of which was chosen"
     both = {"epsilon": stated.of_runs(drawn).epsilon, "epsilon_chosen_alone": stated.chosen_alone}
-    return {**both, "tuning": told}
+    said = told if tuned == "charged" else f"{TUNING[tuned]}; {told}"
+    return {**both, "tuning": said, "view": OTHERS}
 
 
 def _without_budget(privacy: Mapping[str, Any]) -> dict[str, Any]:

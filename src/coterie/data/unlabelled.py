@@ -39,7 +39,12 @@ class Unlabelled:
 
 
 def load_unlabelled(
-    path: Path, source: Source, *, columns: Sequence[str] = (), client: str | None = None
+    path: Path,
+    source: Source,
+    *,
+    columns: Sequence[str] = (),
+    client: str | None = None,
+    owner: str | None = None,
 ) -> Unlabelled:
     """Read rows to be predicted.
 
@@ -48,6 +53,7 @@ def load_unlabelled(
         source: How the training data were read.
         columns: The features of the training, in order, where they had names.
         client: Take every row to be this client's, whatever the file says.
+        owner: Whose rows they are where the file does not say.
 
     Raises:
         DataError: If the file cannot be read; if it has no client column and none is given.
@@ -56,10 +62,11 @@ def load_unlabelled(
         raise DataError(f"{path}: no such file or folder; check the path")
     plain = _plain(source)
     if path.name.lower().endswith(".npz"):
-        data = _from_npz(path, plain, columns, client)
+        data = _from_npz(path, plain, columns, client, owner)
     else:
-        file = _numbered(_open(path, plain), source, client)
-        chosen = replace(plain, features=_features(plain, columns))
+        opened = _open(path, plain)
+        file = _numbered(opened, source, _whose(opened, plain, client, owner))
+        chosen = replace(plain, features=file_columns(plain, columns))
         data = assemble(open_columns(file, chosen), chosen, title=path.name)
     if len(data.targets) > _MOST:
         raise DataError(f"{path}: {len(data.targets)} rows; give at most {_MOST} in one file")
@@ -118,7 +125,7 @@ def _plain(source: Source) -> Source:
     )
 
 
-def _features(source: Source, columns: Sequence[str]) -> tuple[str, ...]:
+def file_columns(source: Source, columns: Sequence[str]) -> tuple[str, ...]:
     """Name the file's columns that became these features; levels of one column are one."""
     if source.features or not columns:
         return source.features
@@ -140,6 +147,19 @@ def _open(path: Path, source: Source) -> File:
         f"{path}: rows to be predicted are read from {', '.join(_READ)}; save them as CSV or "
         "Parquet"
     )
+
+
+def _whose(file: File, source: Source, client: str | None, owner: str | None) -> str | None:
+    """Give the client of all rows; None where a column names each row's."""
+    if client is not None or source.client in file.names:
+        return client
+    if owner is None:
+        raise DataError(
+            f"{file.where}: no column {source.client!r}, which would name the client of each row; "
+            f"the columns are {', '.join(file.names)}: name one with --client-column, or the "
+            "client of all rows with --client"
+        )
+    return owner
 
 
 def _numbered(file: File, source: Source, client: str | None) -> File:
@@ -164,7 +184,7 @@ def _numbered(file: File, source: Source, client: str | None) -> File:
 
 
 def _from_npz(
-    path: Path, source: Source, columns: Sequence[str], client: str | None
+    path: Path, source: Source, columns: Sequence[str], client: str | None, owner: str | None
 ) -> FederatedDataset:
     wanted = ("X", "X_data", "X_indices", "X_indptr", "X_shape", source.client, "feature_names")
     with reading(path), path.open("rb") as opened:
@@ -177,6 +197,7 @@ def _from_npz(
     if x is None and {"X_data", "X_indices", "X_indptr", "X_shape"} <= found.keys():
         parts = tuple(found[f"X_{name}"] for name in ("data", "indices", "indptr"))
         x = sparse.csr_matrix(parts, shape=tuple(found["X_shape"].tolist()))
+    client = owner if client is None and source.client not in found else client
     if x is None or (client is None and source.client not in found):
         lost = "X" if x is None else source.client
         raise DataError(
@@ -184,7 +205,7 @@ def _from_npz(
         )
     named = found.get("feature_names")
     own = None if named is None else [str(name) for name in named]
-    chosen = source if own is None else replace(source, features=_features(source, columns))
+    chosen = source if own is None else replace(source, features=file_columns(source, columns))
     clients = [client] * x.shape[0] if client is not None else found[source.client]
     rows = np.arange(x.shape[0], dtype=np.float64)
     return from_arrays(x, rows, clients, columns=own, source=chosen, title=str(path))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from coterie.data.federated import DataError, FederatedDataset, Spec, Task
 from coterie.data.formats import from_arrays
@@ -31,10 +31,11 @@ from coterie.tree import Tree, take, to
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 _TYPES = (np.float64, np.float32)
-_CALLER = 4  # frames between a warning and the call of fit
+_CALLER = 5  # frames between a warning and the call of fit
 _UNPICKLED = ("outcome_", "_train")
 """Held in memory alone: the run with its open ends, and rows of clients."""
 _NESTED = "method__"
+_NOT_A_NUMBER = "could not convert string to float"
 _NAMED = 3  # clients named in a message
 NO_WEIGHTS = (
     "sample_weight is not supported: bounds on a client's contribution, and so epsilon, are of "
@@ -49,6 +50,14 @@ class Targets:
     task: Task
     classes: int | None = None
     assumed: tuple[str, ...] = ()
+
+
+def _has_text(X: Any) -> bool:
+    try:
+        check_array(X, accept_sparse=True, dtype=_TYPES, ensure_all_finite=False)
+    except ValueError as error:
+        return _NOT_A_NUMBER in str(error)
+    return False  # the targets have it
 
 
 class Federated(BaseEstimator):  # type: ignore[misc]
@@ -149,6 +158,33 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         """Validate rows and targets, and give targets as `FederatedDataset` holds them."""
         raise NotImplementedError
 
+    def _targets(self) -> Targets:
+        """Say what the targets are, once they are checked."""
+        raise NotImplementedError
+
+    def _validated(self, X: Any, **how: Any) -> Any:
+        """Validate rows as scikit-learn does; say where ids of clients belong."""
+        try:
+            return validate_data(self, X, accept_sparse="csr", dtype=_TYPES, **how)
+        except ValueError as error:
+            if _NOT_A_NUMBER not in str(error) or not _has_text(X):
+                raise
+            raise ValueError(
+                f"X holds text, expected numbers: {error}; if a column holds the clients' ids, "
+                "give them as clients= or name it by client_column=, and turn other text into "
+                "numbers first"
+            ) from error
+
+    def _learn(self, X: Any, y: Any, clients: Any, refused: Mapping[str, Any]) -> None:
+        """Validate, plan and run: what `fit` does."""
+        if refused:
+            raise TypeError(
+                NO_WEIGHTS if "sample_weight" in refused else f"fit does not know {list(refused)}"
+            )
+        X, clients = self._apart(X, clients)
+        X, targets = self._checked(X, y, reset=True)
+        self._fit(X, targets, clients, self._targets())
+
     def _fit(self, X: Any, targets: NDArray[Any], clients: Any, kind: Targets) -> None:
         """Plan and run on validated rows."""
         labels = [None] * X.shape[0] if clients is None else labels_of(clients, X.shape[0])
@@ -222,16 +258,15 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             warnings.warn(said, PrivacyWarning, stacklevel=_CALLER)
             self.caveats_ = (*self.caveats_, said)
             return
-        fits = remember(rows, self.epsilon_, self.delta_)
-        if len(fits) == 1:
+        spent = remember(rows, self.epsilon_, self.delta_)
+        if spent.fits == 1:
             return
         said = (
-            f"fit {len(fits)} of these rows in this process: each spends its own epsilon, together "
-            f"up to {sum(fit.epsilon for fit in fits):.4g} (delta "
-            f"{sum(fit.delta for fit in fits):.3g}), and a choice among fits (GridSearchCV, "
-            "cross_val_score) is covered by none of them: choose on public rows"
+            f"fit {spent.fits} of these rows in this process: each spends its own epsilon, "
+            f"together up to {spent.epsilon:.4g} (delta {spent.delta:.3g}), and a choice among "
+            "fits (GridSearchCV, cross_val_score) is covered by none of them: choose on public rows"
         )
-        if len(fits) == 2:  # said once; caveats_ goes on counting
+        if spent.fits == 2:  # said once; caveats_ goes on counting
             warnings.warn(said, PrivacyWarning, stacklevel=_CALLER)
         self.caveats_ = (*self.caveats_, said)
 
@@ -293,7 +328,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         """Validate rows to predict, number their clients (-1 for new ones) and scale them."""
         check_is_fitted(self)
         X, clients = self._apart(X, clients)
-        X = validate_data(self, X, accept_sparse="csr", dtype=_TYPES, reset=False)
+        X = self._validated(X, reset=False)
         codes = self._codes(clients, X.shape[0])
         return X if self._constants is None else scaled(X, codes, *self._constants), codes
 
@@ -337,5 +372,5 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             f"clients {named} were not trained with: their rows are answered by the shared model; "
             "call join with rows of theirs for models of their own",
             NewClientWarning,
-            stacklevel=_CALLER + 2,
+            stacklevel=_CALLER + 1,
         )

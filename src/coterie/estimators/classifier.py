@@ -10,13 +10,12 @@ from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d, validate_data
+from sklearn.utils.validation import column_or_1d
 
-from coterie.estimators.base import NO_WEIGHTS, Federated, Targets
+from coterie.estimators.base import Federated, Targets
 from coterie.estimators.settings import method_of
 from coterie.methods.localsvm import Machines
 
-_TYPES = (np.float64, np.float32)
 _LISTED = 8  # classes named in a message
 
 
@@ -133,17 +132,7 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
             clients: The id of each row's client, any hashable value; None for one client.
             refused: `sample_weight` is refused with a reason.
         """
-        if refused:
-            raise TypeError(
-                NO_WEIGHTS if "sample_weight" in refused else f"fit does not know {list(refused)}"
-            )
-        X, clients = self._apart(X, clients)
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_TYPES)
-        check_classification_targets(y)
-        self.classes_ = self._classes_of(y)
-        several = len(self.classes_) > 2
-        kind = Targets("multiclass" if several else "binary", len(self.classes_), self._assumed())
-        self._fit(X, self._numbers(y), clients, kind)
+        self._learn(X, y, clients, refused)
         return self
 
     def predict(self, X: Any, clients: Any = None) -> NDArray[Any]:
@@ -177,8 +166,15 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
     def _checked(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, NDArray[Any]]:
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_TYPES, reset=reset)
+        X, y = self._validated(X, y=y, reset=reset)
+        if reset:
+            check_classification_targets(y)
+            self.classes_ = self._classes_of(y)
         return X, self._numbers(y)
+
+    def _targets(self) -> Targets:
+        several = len(self.classes_) > 2
+        return Targets("multiclass" if several else "binary", len(self.classes_), self._assumed())
 
     def _classes_of(self, y: NDArray[Any]) -> NDArray[Any]:
         found = np.unique(y if self.classes is None else np.asarray(self.classes))

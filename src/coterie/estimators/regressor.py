@@ -7,12 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
-from sklearn.utils.validation import validate_data
 
 from coterie.estimators.answers import deviations
-from coterie.estimators.base import NO_WEIGHTS, Federated, Targets
+from coterie.estimators.base import Federated, Targets
 
-_TYPES = (np.float64, np.float32)
 Floats = NDArray[np.float64]
 
 
@@ -112,13 +110,7 @@ class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
             clients: The id of each row's client, any hashable value; None for one client.
             refused: `sample_weight` is refused with a reason.
         """
-        if refused:
-            raise TypeError(
-                NO_WEIGHTS if "sample_weight" in refused else f"fit does not know {list(refused)}"
-            )
-        X, clients = self._apart(X, clients)
-        X, targets = self._checked(X, y, reset=True)
-        self._fit(X, targets, clients, Targets("regression"))
+        self._learn(X, y, clients, refused)
         return self
 
     def predict(
@@ -169,7 +161,8 @@ class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
                 f"target_center = {center}, target_scale = {scale}: expected a number and a "
                 "positive number"
             )
-        X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=_TYPES, y_numeric=True, reset=reset
-        )
+        X, y = self._validated(X, y=y, y_numeric=True, reset=reset)
         return X, (np.asarray(y, dtype=np.float64) - center) / scale
+
+    def _targets(self) -> Targets:
+        return Targets("regression")

@@ -5,10 +5,15 @@ fits is covered by none of them. An estimator cannot see who calls it; but it ca
 this process fitted before. Rows are hashed, and the least hashes of each fit are kept: two sets of
 rows with a good part in common have some of them in common (Broder 1997, "On the resemblance and
 containment of documents"). Kept in memory of this process alone, never written.
+
+What was spent is a running total by rows, which no later fit pushes out: beyond so many different
+sets of rows the two oldest are taken for one, so that a fit may be counted where it does not
+belong, and none is left out. Rows are not recognised in another process; nor where a step of a
+pipeline has changed the features (or the order of columns) of targets that do not tell rows apart,
+as classes; nor where fewer than two of the hashes that are kept agree.
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,20 +24,24 @@ from scipy import sparse
 
 Words = NDArray[np.uint64]
 _KEPT = 64  # hashes of a fit
-_FITS = 256  # fits remembered
+_SETS = 256  # sets of rows told apart
 _IN_COMMON = 2  # a row of zeros may be anybody's
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A private fit: the least hashes of its rows, and what it spent."""
+class Spent:
+    """What private fits of the same rows have spent, added up."""
 
-    hashes: frozenset[int]
-    epsilon: float
-    delta: float
+    fits: int = 0
+    epsilon: float = 0.0
+    delta: float = 0.0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(self.fits + other.fits, self.epsilon + other.epsilon, self.delta + other.delta)
 
 
-_PAST: deque[Fit] = deque(maxlen=_FITS)
+_PAST: dict[frozenset[int], Spent] = {}
+"""By the least hashes of rows, the oldest first."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +66,26 @@ class Rows:
         return found | _least(_mixed(_mixed(_words(self.y)) + owners[self.codes]))
 
 
-def remember(rows: Rows, epsilon: float, delta: float) -> tuple[Fit, ...]:
-    """Note a private fit; give those of this process so far, this one last, that share its rows."""
+def remember(rows: Rows, epsilon: float, delta: float) -> Spent:
+    """Note a private fit; give what those of this process that share its rows spent, with it."""
     hashes = rows.hashes
-    fit = Fit(hashes, epsilon, delta)
     least = min(_IN_COMMON, len(hashes))
-    before = tuple(past for past in _PAST if len(past.hashes & hashes) >= least)
-    _PAST.append(fit)
-    return (*before, fit)
+    _PAST[hashes] = _PAST.get(hashes, Spent()) + Spent(1, epsilon, delta)
+    while len(_PAST) > _SETS:
+        _join_oldest()
+    shared = [spent for known, spent in _PAST.items() if len(known & hashes) >= least]
+    return sum(shared, Spent())
+
+
+def _join_oldest() -> None:
+    """Take the two oldest sets of rows for one: a total is too large then, never too small."""
+    first, second = list(_PAST)[:2]
+    both = _PAST.pop(first) + _PAST.pop(second)
+    old = {first | second: both}
+    for known, spent in list(_PAST.items()):
+        old[known] = old.get(known, Spent()) + spent
+    _PAST.clear()
+    _PAST.update(old)
 
 
 def _least(hashes: Words) -> frozenset[int]:

@@ -27,6 +27,8 @@ from coterie.full_disks import is_of_disk
 from coterie.privacy.events import Event, list_runs
 from coterie.privacy.files import sync_folder
 
+_FILE = "plan_file"
+
 
 class OverspentError(RuntimeError):
     """Raised when a release is asked for that the plan does not hold."""
@@ -121,21 +123,19 @@ class Ledger:
         entries = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
         assert self._file is not None
         # The events are part of the header: the account must never state another noise than paid.
-        named = [
-            {key: float(value) if isinstance(value, Real) else value for key, value in run.items()}
-            for run in list_runs(self.events)
-        ]
-        events = hashlib.sha256(repr(named).encode()).hexdigest()
-        header = {"plan": plan, "posts": len(self.events), "events": events}
+        header = {"plan": plan, "posts": len(self.events), "events": events_digest(self.events)}
+        header |= _plan_file(path)
         if not entries:
             self._file.truncate(0)
             self._append(header)
             sync_folder(path.parent)
             return
-        if entries[0] != header:
+        # A ledger of before plan.toml was hashed says nothing of it, and is gone on with.
+        unsaid = {_FILE} - entries[0].keys()
+        if entries[0] != {key: value for key, value in header.items() if key not in unsaid}:
             raise LedgerError(
-                f"{path} belongs to another plan; resume with the plan it was started with, "
-                "or choose a new folder"
+                f"{path} belongs to another plan, or plan.toml was edited; resume with the plan it "
+                "was started with, or choose a new folder"
             )
         if torn:
             self._file.write(b"\n")  # the cut line stays, and reads as void
@@ -161,6 +161,23 @@ class Ledger:
             raise LedgerError(f"{path} records posts that it never charged; it was altered")
         if set(self.released) != set(range(len(self.released))):
             raise LedgerError(f"{path} lacks the release of an early post; it was altered")
+
+
+def events_digest(events: Sequence[Event]) -> str:
+    """Hash a plan's events as the first line of its ledger names them."""
+    named = [
+        {key: float(value) if isinstance(value, Real) else value for key, value in run.items()}
+        for run in list_runs(events)
+    ]
+    return hashlib.sha256(repr(named).encode()).hexdigest()
+
+
+def _plan_file(path: Path) -> dict[str, str]:
+    """Hash the plan.toml beside a ledger, so that others can see that it was not edited since."""
+    try:
+        return {_FILE: hashlib.sha256((path.parent / "plan.toml").read_bytes()).hexdigest()}
+    except FileNotFoundError:
+        return {}  # a plan that lives in memory alone
 
 
 @contextmanager

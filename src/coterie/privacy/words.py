@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 OTHERS = "other clients"
 EVERYBODY = "the server and the other clients"
 OUTSIDER = "an outsider who sees the posts alone"
-_COMPARED = {"zero_out": "without its data", "replace": "with another's in its place"}
-_RELATIONS = {
+COMPARED = {"zero_out": "without its data", "replace": "with another's in its place"}
+RELATIONS = {
     "zero_out": "the client's contributions are replaced by zero",
     "replace": "the client is replaced by any other client",
 }
@@ -59,9 +59,9 @@ def state(guarantee: "Guarantee") -> str:
     lines = [
         f"{'pure ' if pure else ''}epsilon = {round_up(epsilon)} at delta = {delta:.3g}, over "
         f"{len(guarantee.events)} rounds: whatever they look for is at most {factor} times as "
-        f"probable with a client's data as {_COMPARED[guarantee.relation]}"
+        f"probable with a client's data as {COMPARED[guarantee.relation]}"
         f"{', with nothing added' if pure else f', plus {delta:.3g}'}.",
-        f"Protected: {UNIT}; compared are runs in which {_RELATIONS[guarantee.relation]}.",
+        f"Protected: {UNIT}; compared are runs in which {RELATIONS[guarantee.relation]}.",
         _seen_by(guarantee),
         f"Sampling: {_drawn(guarantee)}",
         f"Accountant: {guarantee.profile.accountant}.",

@@ -61,6 +61,24 @@ def show_attack(guarantee: Guarantee, key: str) -> Html:
     return join(*parts, numbers(table(["rounds done", "epsilon"], steps)))
 
 
+def show_limits(epsilon: float, delta: float) -> Html:
+    """Show what an attacker can do at best where no more is known than epsilon and delta.
+
+    True positives are at most min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)) at a false
+    positives (Kairouz, Oh and Viswanath 2015).
+    """
+    caught = [
+        min(math.exp(epsilon) * alarm + delta, 1 - math.exp(-epsilon) * (1 - delta - alarm))
+        for alarm in _ALARMS
+    ]
+    rows = [[percent(a), _ceiling(most)] for a, most in zip(_ALARMS, caught, strict=True)]
+    told = (
+        "What an attacker can do who sees this run alone, by epsilon and delta. No curve is drawn, "
+        "and nothing by round: the posts of a run that was chosen have none of their own."
+    )
+    return join(element("p", told), table(["false positives", "true positives, at most"], rows))
+
+
 def _abilities(guarantee: Guarantee, caught: Sequence[str]) -> Html:
     """Put what an attacker can do into a table."""
     head = ["false positives", "true positives, at most"]

@@ -36,6 +36,8 @@ _OWN = {
     "accuracy": "accuracy (larger is better)",
     "error": "mean squared error (smaller is better)",
 }
+_SPREAD, _WORST = ("mean", "weighted_mean", "tail"), ("worst",)
+"""What is told of a spread; the worst is one client's own."""
 _TAILS = {"accuracy": "10th percentile", "error": "90th percentile"}
 _ALONE = (
     "In brackets: the same of learning alone. Clients count the same, save in the mean by rows."
@@ -52,18 +54,23 @@ _NEWCOMERS = (
 )
 
 
-def show_spread(runs: Sequence[FinishedRun]) -> Html:
-    """Show how clients of all runs fare; nothing where no client has test rows."""
+def show_spread(runs: Sequence[FinishedRun], *, clients: bool = True) -> Html:
+    """Show how clients of all runs fare; nothing where no client has test rows.
+
+    Without clients neither the worst of them is told nor any of them drawn.
+    """
     runs = one_by_one(runs)
     parts: list[str] = []
     for of in _OWN:
         alike = [run for run in runs if _spread(run).of == of and not math.isnan(_spread(run).mean)]
         if alike:
-            parts += _of_kind(of, alike)
+            parts += _of_kind(of, alike, clients=clients)
     if not parts:
         return Html("")
-    parts += _newcomers([run for run in runs if run.result.get("newcomers")])
-    return element("section", element("h2", "How clients fare, one by one", id="clients"), *parts)
+    joined = [run for run in runs if run.result.get("newcomers")]
+    parts += _newcomers(joined, clients=clients)
+    title = "How clients fare, one by one" if clients else "How clients fare"
+    return element("section", element("h2", title, id="clients"), *parts)
 
 
 def _spread(run: FinishedRun, error: str = "error", *, newcomers: bool = False) -> Spread:
@@ -71,13 +78,15 @@ def _spread(run: FinishedRun, error: str = "error", *, newcomers: bool = False) 
     return spread_of(run.result["metric"], errors, rows)
 
 
-def _of_kind(of: str, runs: Sequence[FinishedRun]) -> Iterator[Html]:
+def _of_kind(of: str, runs: Sequence[FinishedRun], *, clients: bool) -> Iterator[Html]:
     """Show runs whose clients are measured alike: a table and charts."""
     calibrated = [run for run in runs if run.result.get("calibration_error") is not None]
-    head = ["method", "mean over clients", "mean by rows", _TAILS[of], "worst"]
+    kept = [*_SPREAD, *(_WORST if clients else ())]
+    head = ["method", "mean over clients", "mean by rows", _TAILS[of], *_WORST][: 1 + len(kept)]
     head += ["calibration error", "a client's own, mean"] if calibrated else []
     yield element("p", f"Each client's own {_OWN[of]}.", class_="label")
-    yield table(head, [_row(run, calibrated=bool(calibrated)) for run in runs], class_="cards")
+    rows = [_row(run, kept, calibrated=bool(calibrated)) for run in runs]
+    yield table(head, rows, class_="cards")
     left = {run.label: _spread(run).left_out for run in runs}
     told = [_ALONE, *([_CALIBRATION] if calibrated else [])]
     if any(left.values()):
@@ -85,7 +94,7 @@ def _of_kind(of: str, runs: Sequence[FinishedRun]) -> Iterator[Html]:
     yield element("p", " ".join(told), class_="note")
     curves = list(_curves(calibrated))
     if can_draw():
-        drawn = [_sorted(of, runs)] if any(run.shares for run in runs) else []
+        drawn = [_sorted(of, runs)] if clients and any(run.shares for run in runs) else []
         if curves:
             title = "How often answers are right, by confidence: below the line is too sure"
             drawn.append(figures.reliability("reliability", title, curves).show())
@@ -103,10 +112,9 @@ def _pairs(x: Array, y: Array) -> list[list[str]]:
     return [[short(sure), short(right)] for sure, right in zip(x, y, strict=True)]
 
 
-def _row(run: FinishedRun, *, calibrated: bool) -> list[str]:
+def _row(run: FinishedRun, names: Sequence[str], *, calibrated: bool) -> list[str]:
     own = _spread(run)
     alone = _spread(run, "error_alone") if "error_alone" in run.metrics else None
-    names = ("mean", "weighted_mean", "tail", "worst")
     cells = [
         short(getattr(own, name)) + ("" if alone is None else f" ({short(getattr(alone, name))})")
         for name in names
@@ -163,23 +171,24 @@ def _curves(runs: Sequence[FinishedRun]) -> Iterator[Curve]:
             yield name, x[known], y[known]
 
 
-def _newcomers(runs: Sequence[FinishedRun]) -> Iterator[Html]:
+def _newcomers(runs: Sequence[FinishedRun], *, clients: bool) -> Iterator[Html]:
     """Say how clients fare who joined after training."""
     if not runs:
         return
     yield element("h3", "Newcomers")
     yield element("p", _NEWCOMERS)
     head = ["method", "newcomers", "test metric", "alone", "better off than alone"]
-    head += ["mean over newcomers", "worst tenth begins at", "worst", "clients of the training"]
-    yield table(head, [_newcomer_row(run) for run in runs], class_="cards")
+    worst = _WORST if clients else ()
+    head += ["mean over newcomers", "worst tenth begins at", *worst, "clients of the training"]
+    yield table(head, [_newcomer_row(run, worst) for run in runs], class_="cards")
 
 
-def _newcomer_row(run: FinishedRun) -> list[str]:
+def _newcomer_row(run: FinishedRun, worst: Sequence[str]) -> list[str]:
     told = run.result["newcomers"]
     share, alone = told.get("share_better_than_local"), told.get("local_value")
     of = "accuracy" if told["metric"] == "accuracy" else "error"
     tail = "p10" if of == "accuracy" else "p90"
-    cells = (_beside(told, f"client_{of}_{key}") for key in ("mean", tail, "worst"))
+    cells = (_beside(told, f"client_{of}_{key}") for key in ("mean", tail, *worst))
     return [
         run.label,
         str(told["clients"]),

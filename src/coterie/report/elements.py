@@ -69,7 +69,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, class_: str = "
             "tr",
             element("th", row[0], scope="row"),
             *(
-                element("td", cell, **({"data_label": name} if class_ == "cards" else {}))
+                element("td", cell, **({"data_label": name} if "cards" in class_.split() else {}))
                 for name, cell in zip(head[1:], row[1:], strict=True)
             ),
         )

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from coterie.privacy.accounting import Guarantee
-from coterie.privacy.words import round_up
+from coterie.privacy.charged import ALONE, chosen_alone
+from coterie.privacy.words import OTHERS, OUTSIDER, round_up, view_of
 
 Array = NDArray[np.float64]
 
@@ -40,6 +41,7 @@ class FinishedRun:
         history: Columns by name, a row a round; none where the run kept no history.
         newcomers: As metrics, of clients who joined after training; none where nobody did.
         entry: Its name in a comparison, if it is of one.
+        selection: What its certificate says of the private choice that it came of, if it did.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class FinishedRun:
     history: dict[str, Array]
     newcomers: dict[str, Any] = field(default_factory=dict)
     entry: str = ""
+    selection: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -68,9 +71,39 @@ class FinishedRun:
         return json.dumps(kept, sort_keys=True, default=str)
 
     @property
+    def seed(self) -> int | None:
+        """The seed of split and noise, or of the split alone with real noise; None if unknown."""
+        table = tomllib.loads(self.plan)
+        data = table.get("data")
+        split = data.get("split_seed") if isinstance(data, dict) else None
+        found = table.get("simulation_seed", split)
+        return found if isinstance(found, int) else None
+
+    @property
     def epsilon(self) -> float:
-        """Epsilon, computed anew."""
-        return self.guarantee.epsilon
+        """Epsilon for the other clients, computed anew.
+
+        Whoever reads a page of runs asks what a client risks by joining. Under a hidden cohort of
+        fixed size the guarantee's own epsilon is an outsider's, and smaller. Of a run that was
+        chosen privately it is that of whoever sees it alone: what other clients have seen beside
+        it is not told by its folder.
+        """
+        if (chosen := chosen_alone(self.guarantee, self.selection)) is not None:
+            return chosen
+        return self.guarantee.for_others.epsilon
+
+    @property
+    def view(self) -> str:
+        """Whose view `epsilon` is."""
+        if self.selection is not None:
+            return ALONE
+        view = view_of(self.guarantee)
+        return OTHERS if view == OUTSIDER else view
+
+    @property
+    def hides_cohort(self) -> bool:
+        """Whether it has a budget and nobody may know who, or how many, took part in a round."""
+        return self.private and not self.guarantee.participation.visible
 
     @property
     def shares(self) -> bool:
@@ -115,8 +148,11 @@ class FinishedRun:
                 f"Before the run, by public facts alone, the verdict was {verdict['verdict']}: "
                 f"{verdict['words']}."
             )
-            help_ = "; ".join(map(str, verdict.get("remedies") or ()))
-            said += [f"What would help: {help_}."] if help_ else []
+            # Remedies are sentences, each with its own end.
+            help_ = " ".join(map(str, verdict.get("remedies") or ()))
+            said += [f"What would help: {help_}"] if help_ else []
+            if view_of(self.guarantee) == OUTSIDER:
+                said.append(f"Epsilons of that verdict are of {OUTSIDER}.")
         return (*said, f"Picked by auto: {chosen}.") if chosen else tuple(said)
 
     @property
@@ -124,6 +160,16 @@ class FinishedRun:
         """What stands beside the run; nothing in folders of earlier versions."""
         told = self.result.get("references") or []
         return [dict(one) for one in told if one.get("name")]
+
+    @property
+    def share_worse_than_alone(self) -> float:
+        """Of clients with test rows, how many learn better alone; not-a-number if unknown."""
+        if "error_alone" not in self.metrics:
+            return math.nan
+        known = self.column("test_rows") > 0
+        if not known.any():
+            return math.nan
+        return float((self.column("error") > self.column("error_alone"))[known].mean())
 
     def number(self, key: str) -> float:
         """Read a number of the summary; null is not-a-number."""
@@ -141,6 +187,7 @@ def read_finished(
     """Read finished runs, each with a label of its own; `names` are those of a comparison.
 
     Raises:
+        FileNotFoundError: If there is no such folder.
         ValueError: If a folder has no finished run or cannot be read.
     """
     entries = names or {}
@@ -148,6 +195,8 @@ def read_finished(
 
 
 def _read(folder: Path, entry: str) -> FinishedRun:
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: no such folder; check the path")
     if not (folder / "result.json").exists():
         raise ValueError(
             f"{folder} has no finished run; resume it with `coterie run --resume {folder}`"
@@ -162,6 +211,7 @@ def _read(folder: Path, entry: str) -> FinishedRun:
         history = {name: _floats(column) for name, column in kept.items()}
         joined = _columns(folder / "newcomers" / "metrics.parquet", _COLUMNS, may_lack=True)
         guarantee = Guarantee.from_json(stated)
+        chosen_alone(guarantee, stated.get("selection"))  # refused here, where it says which run
         if missing := _RESULT - result.keys():
             raise ValueError(f"result.json lacks {', '.join(sorted(missing))}")
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -171,7 +221,9 @@ def _read(folder: Path, entry: str) -> FinishedRun:
         ) from error
     versions = stated.get("versions", {})
     label, read = entry or result["method"], (result, guarantee, plan, versions)
-    return FinishedRun(folder, label, *read, metrics, history, joined, entry)
+    return FinishedRun(
+        folder, label, *read, metrics, history, joined, entry, stated.get("selection")
+    )
 
 
 def _columns(path: Path, needed: set[str], *, may_lack: bool = False) -> dict[str, Any]:
@@ -188,14 +240,26 @@ def _floats(column: Sequence[Any]) -> Array:
 
 
 def _name(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """Give every run a label of its own: the method, with epsilon and a number where needed."""
+    """Give every run a label of its own: the method, with epsilon and seed or number where needed.
+
+    Labels are listed with commas between them, and have none of ours inside.
+    """
     methods = Counter(run.label for run in runs)
+    several = [run.shares and methods[run.label] > 1 for run in runs]
+    told = [
+        f"{run.label} at epsilon {round_up(run.epsilon)}" if by_epsilon else run.label
+        for run, by_epsilon in zip(runs, several, strict=True)
+    ]
+    seeds: dict[str, set[int | None]] = {}
+    for run, label in zip(runs, told, strict=True):
+        seeds.setdefault(label, set()).add(run.seed)
+    seeded = [
+        label if run.seed is None or len(seeds[label]) == 1 else f"{label} (seed {run.seed})"
+        for run, label in zip(runs, told, strict=True)
+    ]
     seen: Counter[str] = Counter()
     named = []
-    for run in runs:
-        label = run.label
-        if methods[label] > 1 and run.shares:
-            label = f"{label}, epsilon {round_up(run.epsilon)}"
+    for run, label in zip(runs, seeded, strict=True):
         seen[label] += 1
         named.append(replace(run, label=f"{label} ({seen[label]})" if seen[label] > 1 else label))
     return named

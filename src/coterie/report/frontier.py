@@ -11,9 +11,9 @@ from coterie.report.groups import Group, group
 
 _METHODS = 8
 _READ = (
-    "What privacy costs: further left is more private. Bars are one standard error, over runs "
-    "where there are several, else over clients; lines that lie within each other's bars may "
-    "differ by luck alone."
+    "What privacy costs: further left is more private. Bars are one standard error, over clients, "
+    "and over seeds where there are several; lines that lie within each other's bars may differ by "
+    "luck alone."
 )
 
 

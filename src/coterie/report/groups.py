@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone, taken together: means and standard errors over them."""
+"""Runs that differ in their seed alone, taken together: means, errors over clients and seeds."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coterie.privacy.words import round_up
+from coterie.report.averages import average
+from coterie.report.elements import listed
 from coterie.report.finished import FinishedRun
 
 APART = 8
@@ -30,12 +32,10 @@ class Group:
         """Give the mean over runs of a number of the summary."""
         return float(np.mean([run.number(key) for run in self.runs]))
 
-    def error(self, key: str, own: str = "") -> float:
-        """Give the standard error over runs; of a single run `own`, which is over clients."""
-        if len(self.runs) == 1:
-            return self.first.number(own) if own else math.nan
-        found = [run.number(key) for run in self.runs]
-        return float(np.std(found, ddof=1) / math.sqrt(len(found)))
+    def error(self, key: str, own: str) -> float:
+        """Give the standard error over clients and runs; `own` is that of one run, over clients."""
+        values, errors = ([run.number(name) for run in self.runs] for name in (key, own))
+        return average(values, errors)[1]
 
     @property
     def badness(self) -> float:
@@ -67,15 +67,31 @@ def group(runs: Sequence[FinishedRun]) -> list[Group]:
 
 def _label(key: tuple[str, ...], by_epsilon: bool, by_data: bool) -> str:
     name, spent, data, *_ = key
-    label = f"{name}, epsilon {spent}" if by_epsilon and spent != "0" else name
-    return f"{label}, {data}" if by_data else label
+    label = f"{name} at epsilon {spent}" if by_epsilon and spent != "0" else name
+    return f"{label} on {data}" if by_data else label
+
+
+def are_grouped(runs: Sequence[FinishedRun]) -> bool:
+    """Say whether rows are groups: of many runs, and of a comparison, whose own table is."""
+    return len(runs) > APART or any(run.entry for run in runs)
 
 
 def rows_of(runs: Sequence[FinishedRun]) -> list[Group]:
-    """Give what has a row of its own: runs, or groups of many runs."""
-    if len(runs) > APART:
+    """Give what has a row of its own: runs, or groups of runs."""
+    if are_grouped(runs):
         return group(runs)
     return [Group(run.label, (run,)) for run in runs]
+
+
+def named(some: Sequence[FinishedRun], runs: Sequence[FinishedRun]) -> str:
+    """Name some of a page's runs; those that make up a group by its name."""
+    if not are_grouped(runs):
+        return listed([run.label for run in some])
+    meant, labels = {id(run) for run in some}, []
+    for one in group(runs):
+        inside = [run.label for run in one.runs if id(run) in meant]
+        labels += [one.label] if len(inside) == len(one.runs) else inside
+    return listed(labels)
 
 
 def one_by_one(runs: Sequence[FinishedRun]) -> list[FinishedRun]:

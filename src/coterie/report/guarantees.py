@@ -3,58 +3,71 @@
 from collections.abc import Sequence
 
 from coterie.privacy.accounting import Guarantee
+from coterie.privacy.charged import ALONE, OTHERS, THEOREM, chosen_alone, statement
 from coterie.privacy.views import is_local, reasons
-from coterie.privacy.words import describe_noise, round_up, view_of
-from coterie.report.attack import show_attack
-from coterie.report.elements import Html, element, join, listed, table
+from coterie.privacy.words import OUTSIDER, describe_noise, round_up, view_of
+from coterie.report.attack import show_attack, show_limits
+from coterie.report.elements import Html, element, join, table
 from coterie.report.finished import FinishedRun
+from coterie.report.groups import named
 
 _STATED = 4
 """Private guarantees stated in full on a page; all others are in a table."""
 _NOT_COVERED = (
     "Metrics, and any choice made by looking at them (settings, rounds, which run to keep), are "
-    "not covered by epsilon. This page shows clients' own errors: keep it as you keep the data."
+    "not covered by epsilon. "
+)
+_KEEP = "This page shows clients' own errors: keep it as you keep the data."
+_LEFT_OUT = (
+    "This page leaves out clients' names and whatever is one client's own; its means over clients "
+    "are still made of their rows."
 )
 _VIEWS = {
     "other_clients": "the other clients, even all together",
     "server": "the server",
     "server_secure_aggregation": "the server, under secure aggregation",
-    "released": "whoever is given the shared model",
+    "released": "an outsider who is given the shared model",
 }
-_RELEASED = "the shared model is made of posts alone; a client's own model is not in it"
+_RELEASED = (
+    "the shared model is made of posts alone, and a client's own model is not in it; a client who "
+    "is given it is one of the other clients"
+)
 _SAMPLED = {"everyone": "every client in every round", "poisson": "Poisson", "fixed": "fixed size"}
 _COMPARED = {
     "zero_out": "zero_out: the client's contributions against zero",
     "replace": "replace: the client against any other client",
 }
 
-Stated = tuple[Guarantee, float | None, tuple[str, ...]]
+Stated = tuple[Guarantee, float | None, tuple[str, ...], float | None]
 
 
-def show_guarantees(runs: Sequence[FinishedRun]) -> Html:
+def show_guarantees(runs: Sequence[FinishedRun], *, clients: bool = True) -> Html:
     """State every guarantee once, with the runs that share it."""
     by_guarantee: dict[Stated, list[FinishedRun]] = {}
     for run in sorted(runs, key=lambda run: (not run.private, not run.shares)):
-        stated = (run.guarantee, run.result.get("clip"), run.caveats)
+        chosen = chosen_alone(run.guarantee, run.selection)
+        stated = (run.guarantee, run.result.get("clip"), run.caveats, chosen)
         by_guarantee.setdefault(stated, []).append(run)
     parts: list[str] = [element("h2", "What is guaranteed", id="guarantee")]
     further: list[list[str]] = []
     for number, (stated, shared) in enumerate(by_guarantee.items()):
         if shared[0].private and number >= _STATED:
-            further.append(_in_short(stated[0], shared))
+            further.append(_in_short(stated[0], shared[0], named(shared, runs)))
             continue
-        parts += _one(stated, shared, f"guarantee-{number + 1}")
+        parts.append(element("h3", named(shared, runs)))
+        parts += _one(stated, shared[0], f"guarantee-{number + 1}")
     if further:
-        head = ["runs", "epsilon", "delta", "relation", "rounds", "sampling", "accountant"]
+        head = ["runs", "epsilon", "against", "delta", "relation", "rounds", "sampling"]
+        head.append("accountant")
         parts += [element("h3", "Further guarantees, in short"), table(head, further)]
-    parts.append(element("p", _NOT_COVERED, class_="note"))
+    told = _NOT_COVERED + (_KEEP if clients else _LEFT_OUT)
+    parts.append(element("p", told, class_="note"))
     return element("section", *parts)
 
 
-def _one(stated: Stated, shared: Sequence[FinishedRun], key: str) -> list[str]:
-    guarantee, clip, caveats = stated
-    run = shared[0]
-    parts: list[str] = [element("h3", listed([one.label for one in shared]))]
+def _one(stated: Stated, run: FinishedRun, key: str) -> list[str]:
+    guarantee, clip, caveats, chosen = stated
+    parts: list[str] = []
     if not run.shares:
         parts.append(element("p", "Nothing is released: epsilon is 0."))
     elif not run.private:
@@ -64,29 +77,41 @@ def _one(stated: Stated, shared: Sequence[FinishedRun], key: str) -> list[str]:
     else:
         parts.append(_words(run, clip))
     parts += [element("p", element("strong", caveat)) for caveat in caveats]
-    if run.private:
+    if run.private and chosen is not None:
+        parts += [_chosen_views(guarantee, chosen), show_limits(chosen, guarantee.delta)]
+    elif run.private:
         parts += [_views(guarantee), show_attack(guarantee, key)]
     return parts
 
 
 def _words(run: FinishedRun, clip: float | None) -> Html:
     guarantee = run.guarantee
-    said = [_line(line) for line in guarantee.statement().splitlines()]
+    said = [_line(line) for line in statement(guarantee, run.selection).splitlines()]
+    epsilon = guarantee.epsilon if run.selection is None else run.epsilon
     bound = "C" if clip is None else f"C = {clip:.4g}"
     symbols = Html(
         "Pr[<i>M</i>(<i>D</i>) &isin; <i>S</i>] &le; e<sup>&epsilon;</sup> "
         "Pr[<i>M</i>(<i>D</i>&prime;) &isin; <i>S</i>] + &delta; for every set <i>S</i>, "
-        f"&epsilon; = {round_up(guarantee.epsilon)}, &delta; = {guarantee.delta:.3g}"
+        f"&epsilon; = {round_up(epsilon)}, &delta; = {guarantee.delta:.3g}"
     )
     others = guarantee.views["other_clients"]
     jointly = "the same bound" if others == guarantee.epsilon else f"epsilon = {round_up(others)}"
     released = "messages" if is_local(guarantee) else "posts"
+    parts = any(getattr(event, "replaced", 2.0) != 2.0 for event in guarantee.events)
+    # Only blocks move by less than twice their bounds; which bounds these are is the method's.
+    clipped = (
+        "each part of it clipped to a bound of its own" if parts else f"each clipped to {bound}"
+    )
     meaning = (
         f"M is the {released} of all {len(guarantee.events)} rounds together; D and D\u2032 differ "
-        f"in one client by {guarantee.relation}. A post adds up what clients contribute, each "
-        f"clipped to {bound}, "
-        f"plus {describe_noise(guarantee.events)}. The other clients' models are "
-        f"functions of the posts and of their own data, and obey {jointly} jointly."
+        f"in one client by {guarantee.relation}. A post adds up what clients contribute, "
+        f"{clipped}, plus {describe_noise(guarantee.events)}. "
+    )
+    meaning += (
+        "The run is the best of several by private scores, and M is the choice with its posts."
+        if run.selection is not None
+        else "The other clients' models are functions of the posts and of their own data, and obey "
+        f"{jointly} jointly."
     )
     return element(
         "div",
@@ -115,12 +140,12 @@ def _facts(run: FinishedRun) -> Html:
     rows = [
         ["unit", "one client: its whole data and its whole state"],
         ["relation", _COMPARED[guarantee.relation]],
-        ["view", view_of(guarantee)],
+        ["view", view_of(guarantee) if run.selection is None else run.view],
         ["sampling", _sampling(guarantee)],
         ["rounds", str(len(guarantee.events))],
-        ["epsilon", round_up(guarantee.epsilon)],
+        ["epsilon", round_up(guarantee.epsilon if run.selection is None else run.epsilon)],
         ["delta", f"{guarantee.delta:.3g}"],
-        ["accountant", guarantee.profile.accountant],
+        ["accountant", guarantee.profile.accountant if run.selection is None else THEOREM],
         ["versions", used or "not recorded"],
     ]
     return table(["what", "here"], rows, class_="facts short")
@@ -130,7 +155,9 @@ def _sampling(guarantee: Guarantee) -> str:
     who = guarantee.participation
     if who.rate == 1:
         return _SAMPLED["everyone"]
-    seen = ", seen by all" if who.visible else ", hidden"
+    seen = ", seen by all" if who.visible or is_local(guarantee) else ", hidden"
+    if view_of(guarantee) == OUTSIDER:
+        seen = ", hidden from outsiders; all other clients together know it exactly"
     return f"{_SAMPLED[who.kind]}, a share of {who.rate:.4g} of clients in a round{seen}"
 
 
@@ -148,16 +175,30 @@ def _views(guarantee: Guarantee) -> Html:
         rows.append([told, epsilon, why.get(view, "")])
     head = ["against", "epsilon", "why"]
     label = element("p", "Epsilon by who looks", class_="label")
-    return join(label, table(head, rows, class_="facts"))
+    return join(label, table(head, rows, class_="facts cards"))
 
 
-def _in_short(guarantee: Guarantee, shared: Sequence[FinishedRun]) -> list[str]:
+def _chosen_views(guarantee: Guarantee, epsilon: float) -> Html:
+    """Give epsilon of a run that was chosen, by who looks; for other clients it is not known."""
+    before = round_up(guarantee.for_others.epsilon)
+    bare = element("span", "no bound (inf)", class_="bad")
+    rows: list[list[str]] = [
+        [ALONE, round_up(epsilon), f"{THEOREM}; of the shared model alone, no more"],
+        [_VIEWS["other_clients"], f"not told here, above {before}", OTHERS],
+        [_VIEWS["server"], bare, reasons(guarantee).get("server", "")],
+    ]
+    label = element("p", "Epsilon by who looks", class_="label")
+    return join(label, table(["against", "epsilon", "why"], rows, class_="facts cards"))
+
+
+def _in_short(guarantee: Guarantee, run: FinishedRun, labels: str) -> list[str]:
     return [
-        listed([run.label for run in shared]),
-        round_up(guarantee.epsilon),
+        labels,
+        round_up(run.epsilon),
+        run.view,
         f"{guarantee.delta:.3g}",
         guarantee.relation,
         str(len(guarantee.events)),
         _sampling(guarantee),
-        guarantee.profile.accountant,
+        guarantee.for_others.profile.accountant if run.selection is None else THEOREM,
     ]

@@ -40,8 +40,12 @@ _WATCHED = (
 )
 
 
-def show_history(runs: Sequence[FinishedRun]) -> Html:
-    """Show all runs that kept a history together; nothing where none did."""
+def show_history(runs: Sequence[FinishedRun], *, clients: bool = True) -> Html:
+    """Show all runs that kept a history together; nothing where none did.
+
+    A hidden cohort stays hidden: of runs with a budget nobody is told how many clients answered.
+    Without clients nor is when they did, which follows from who was asked.
+    """
     kept = [run for run in one_by_one(runs) if len(run.history.get("round", ()))]
     if not kept:
         return Html("")
@@ -49,7 +53,8 @@ def show_history(runs: Sequence[FinishedRun]) -> Html:
     for number, scored in enumerate(dict.fromkeys(run.scored for run in kept)):
         together = [run for run in kept if run.scored == scored]
         for name, along in (("round", "rounds done"), ("seconds", "virtual seconds")):
-            lines = [_line(run, name, _POINTS // len(kept)) for run in together]
+            shown = together if name == "round" else [r for r in together if _timed(r, clients)]
+            lines = [_line(run, name, _POINTS // len(kept)) for run in shown]
             lines = [line for line in lines if len(line[1])]
             title = f"{scored}, by round" if name == "round" else f"{scored}, against {along}"
             if lines and can_draw():
@@ -63,10 +68,7 @@ def show_history(runs: Sequence[FinishedRun]) -> Html:
         for number, run in enumerate(told_losses[:_LOSS_FIGURES]):
             drawn.append(draw_losses(run, f"losses-{number + 1}").show())
     own = [key for key in TITLES if any(np.isfinite(_last(run, key)) for run in kept)]
-    head = ["run", "rounds", "clients that answered, mean", "metric after the last"]
-    head += [f"{TITLES[key]} after the last" for key in own]
-    head += ["virtual seconds"]
-    told = numbers(table(head, [_row(run, own) for run in kept]))
+    told = numbers(_ends(kept, own, clients=clients))
     parts = [element("h2", "Round by round", id="rounds"), element("p", _WATCHED, class_="note")]
     return element("section", *parts, side_by_side(*drawn), told)
 
@@ -85,7 +87,9 @@ def losses_of(run: FinishedRun) -> dict[str, tuple[Array, Array]]:
 
 def draw_losses(run: FinishedRun, name: str = "losses") -> Figure:
     """Give the losses of every round of a run beside the epsilon spent by then, as a figure."""
-    spent = spent_by_round(run.guarantee) if run.private else ((), ())
+    # The posts of a run that was chosen have no epsilon by round: that of the choice is of all.
+    told = run.private and run.selection is None
+    spent = spent_by_round(run.guarantee) if told else ((), ())
     title = f"{run.label}: loss and epsilon by round"
     return figures.loss_and_epsilon(name, title, curves=losses_of(run), spent=spent)
 
@@ -110,15 +114,25 @@ def _line(run: FinishedRun, name: str, points: int) -> Curve:
     return run.label, x[kept], y[kept]
 
 
-def _row(run: FinishedRun, own: Sequence[str]) -> list[str]:
-    beside = [_last(run, key) for key in (*own, "seconds")]
-    return [
-        run.label,
-        f"{_last(run, 'round'):.0f}",
-        short(float(np.nanmean(run.history["answered"]))),
-        short(_last(run, "value")),
-        *(short(value) if np.isfinite(value) else DASH for value in beside),
-    ]
+def _timed(run: FinishedRun, clients: bool) -> bool:
+    """Say whether a page may tell when the rounds of a run were done."""
+    return clients or not run.hides_cohort
+
+
+def _ends(runs: Sequence[FinishedRun], own: Sequence[str], *, clients: bool) -> Html:
+    """Put what the histories end with into a table."""
+    counted = not all(run.hides_cohort for run in runs)
+    head = ["run", "rounds", *(["clients that answered, mean"] if counted else [])]
+    head += ["metric after the last", *(f"{TITLES[key]} after the last" for key in own)]
+    rows = []
+    for run in runs:
+        answered = math.nan if run.hides_cohort else float(np.nanmean(run.history["answered"]))
+        seconds = _last(run, "seconds") if _timed(run, clients) else math.nan
+        beside = [*([answered] if counted else []), _last(run, "value")]
+        beside += [*(_last(run, key) for key in own), seconds]
+        told = (short(value) if np.isfinite(value) else DASH for value in beside)
+        rows.append([run.label, f"{_last(run, 'round'):.0f}", *told])
+    return table([*head, "virtual seconds"], rows)
 
 
 def _last(run: FinishedRun, name: str) -> float:

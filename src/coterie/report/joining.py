@@ -41,8 +41,11 @@ _NAME = 60
 """Characters of a client's name on hover; all of them are in the list."""
 
 
-def show_joining(runs: Sequence[FinishedRun]) -> Html:
-    """Show, for every run that shares something, what each client has of it."""
+def show_joining(runs: Sequence[FinishedRun], *, clients: bool = True) -> Html:
+    """Show, for every run that shares something, what each client has of it.
+
+    Without clients only how many gain and how many lose is told, and nothing is any client's own.
+    """
     parts: list[str] = [
         element("h2", "Does joining help me?", id="joining"),
         element("p", _AVERAGE),
@@ -57,34 +60,50 @@ def show_joining(runs: Sequence[FinishedRun]) -> Html:
     for number, run in enumerate(shown):
         parts.append(element("h3", run.label))
         if "error_alone" in run.metrics:
-            parts.append(_gains(run, f"joining-{number + 1}", len(shown)))
+            told, known = _counted(run)
+            parts.append(told)
+            if clients and known.any():
+                parts.append(_each(run, known, f"joining-{number + 1}", len(shown)))
         else:
             parts.append(element("p", "This run did not compare itself with learning alone."))
     return element("section", *parts)
 
 
-def _gains(run: FinishedRun, key: str, sharing: int) -> Html:
+def _counted(run: FinishedRun) -> tuple[Html, NDArray[np.bool_]]:
+    """Say how many gain, and which clients have test rows to say it of."""
     rows, joined, alone = (run.column(n) for n in ("test_rows", "error", "error_alone"))
     known = rows > 0
     if not known.any():
-        return element("p", "No client has test rows.")
+        return element("p", "No client has test rows."), known
     total = int(known.sum())
     gain, same = int((joined < alone)[known].sum()), int((joined == alone)[known].sum())
     lose = total - gain - same
     told = (
         f"{gain} of {total} clients gain ({percent(gain / total)}), {lose} lose "
         f"({percent(lose / total)}), {same} see no difference. A client's error is its "
-        f"{_ERRORS.get(run.result['metric'], 'error')}; with a median of "
+        f"{own_error(run)}; with a median of "
         f"{np.median(rows[known]):.4g} test rows a client, one client's difference is partly luck."
     )
-    finite = known & np.isfinite(joined) & np.isfinite(alone)
     if total < len(rows):
         told += f" {len(rows) - total} clients have no test rows and are not counted."
-    if finite.sum() < total:
-        told += f" {total - int(finite.sum())} have no finite error and are not drawn."
-    parts: list[str] = [element("p", told), _shared_words(run, known)]
-    if finite.any():
-        parts.append(_drawn(run, np.flatnonzero(finite), key, sharing))
+    if unknown := total - int(_finite(run, known).sum()):
+        told += f" {unknown} have no finite error and are not drawn."
+    return join(element("p", told), _shared_words(run, known)), known
+
+
+def own_error(run: FinishedRun) -> str:
+    """Say what a client's own error is: another unit than that of the metric over all rows."""
+    return _ERRORS.get(run.result["metric"], "error")
+
+
+def _finite(run: FinishedRun, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return known & np.isfinite(run.column("error")) & np.isfinite(run.column("error_alone"))
+
+
+def _each(run: FinishedRun, known: NDArray[np.bool_], key: str, sharing: int) -> Html:
+    """Draw and list clients one by one."""
+    finite = _finite(run, known)
+    parts = [_drawn(run, np.flatnonzero(finite), key, sharing)] if finite.any() else []
     parts.append(_listing(run, np.flatnonzero(known), key, max(40, _LISTED // sharing)))
     return join(*parts)
 

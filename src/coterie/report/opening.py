@@ -1,23 +1,20 @@
 """How a report begins: a plain answer, what epsilon means, and what must be known first."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from coterie.privacy.words import round_up
-from coterie.report.elements import DASH, Html, element, join, listed, percent, short
+import numpy as np
+
+from coterie.privacy.charged import OTHERS
+from coterie.privacy.words import COMPARED, round_up
+from coterie.report.elements import DASH, Html, element, join, percent, short
 from coterie.report.finished import FinishedRun
-from coterie.report.groups import APART, Group, rows_of
+from coterie.report.groups import Group, are_grouped, named, rows_of
 from coterie.report.results import SIMULATION
 
 _VALUES = {"nmse": "test error", "accuracy": "test accuracy"}
 _STRENGTHS = ((1.0, "a strong promise"), (4.0, "a fair promise"), (10.0, "a weak promise"))
-_PLACES = {
-    "Results": "results",
-    "Does joining help me?": "joining",
-    "What is guaranteed": "guarantee",
-    "Glossary": "glossary",
-}
 
 
 def title_of(runs: Sequence[FinishedRun]) -> str:
@@ -28,15 +25,15 @@ def title_of(runs: Sequence[FinishedRun]) -> str:
     return "; ".join(names) + ", one model each"
 
 
-def show_opening(runs: Sequence[FinishedRun]) -> Html:
-    """Answer first, with the best of the private runs."""
+def show_opening(runs: Sequence[FinishedRun], places: Mapping[str, str]) -> Html:
+    """Answer first, with the best of the private runs; then name the sections, and link to them."""
     best, several = _best(runs)
     run = best.first
     parts: list[str] = [element("h1", title_of(runs))]
     parts.append(element("p", f"{_answer(best)}.", class_="answer"))
     if several > 1:
         kind = "private " if run.private else ""
-        of = "groups of runs" if len(runs) > APART else "runs"
+        of = "groups of runs" if are_grouped(runs) else "runs"
         told = f"This is {best.label}, the best of {several} {kind}{of} by these same metrics."
         parts.append(element("p", told, class_="note"))
     parts += [element("p", told, class_="note") for told in _by_epsilon(runs)]
@@ -46,10 +43,10 @@ def show_opening(runs: Sequence[FinishedRun]) -> Html:
     parts += [element("p", told) for told in _foretold(runs)]
     if any(run.result["simulation"] for run in runs):
         parts.append(element("p", element("span", SIMULATION, class_="badge")))
-    bare = listed([run.label for run in runs if run.shares and not run.private])
+    bare = named([run for run in runs if run.shares and not run.private], runs)
     if bare:
         parts.append(element("p", element("span", "NOT PRIVATE", class_="bad"), f": {bare}"))
-    links = (element("a", told, href=f"#{place}") for told, place in _PLACES.items())
+    links = (element("a", told, href=f"#{place}") for told, place in places.items())
     parts.append(element("nav", *links, aria_label="parts of this page"))
     return element("header", *parts)
 
@@ -82,14 +79,23 @@ def _answer(best: Group) -> str:
     lead = "Without any privacy" if run.shares else "Without sharing anything"
     if run.private:
         lead = f"At epsilon {round_up(run.epsilon)}"
+        lead += "" if run.selection is None else f" for {run.view}"
     what = _VALUES.get(result["metric"], f"test {result['metric']}")
     text = f"{lead}, {best.first.name}'s {what} is {short(best.mean('value'))}"
     alone, share = best.mean("local_value"), best.mean("share_better_than_local")
     if run.shares and not math.isnan(alone):
         text += f" against {short(alone)} alone"
     if run.shares and not math.isnan(share):
-        text += f"; {percent(share)} of clients are better off than alone"
+        text += f"; {percent(share)} of clients are better off than alone{_ties(best, share)}"
     return text
+
+
+def _ties(best: Group, share: float) -> str:
+    """Say how many are worse off where not all others are: with few test rows, many are equal."""
+    worse = float(np.mean([run.share_worse_than_alone for run in best.runs]))
+    if math.isnan(worse) or share + worse > 0.995:
+        return ""
+    return f", {percent(worse)} worse, the rest equal"
 
 
 def _tiles(best: Group) -> Html:
@@ -100,8 +106,9 @@ def _tiles(best: Group) -> Html:
     way = "smaller" if run.result["metric"] == "nmse" else "larger"
     spent = round_up(run.epsilon) if run.private else "0" if not run.shares else "\u221e"
     against = "" if math.isnan(alone) or not run.shares else f"; alone {short(alone)}"
+    against_whom = f" against {run.view}" if run.private else ""
     tiles = [
-        (spent, f"epsilon at delta {run.guarantee.delta:.3g}: what a client risks"),
+        (spent, f"epsilon at delta {run.guarantee.delta:.3g}: what a client risks{against_whom}"),
         (short(best.mean("value")), f"{what}{against} ({way} is better)"),
     ]
     if run.shares:
@@ -118,16 +125,20 @@ def _tiles(best: Group) -> Html:
 
 def _meaning(run: FinishedRun) -> Html:
     """Say what epsilon means in a sentence or two."""
-    epsilon = run.guarantee.for_others.epsilon
+    epsilon = run.epsilon
     strength = next((told for most, told in _STRENGTHS if epsilon <= most + 1e-9), "")
     factor = round_up(math.exp(epsilon), 3) if epsilon < 30 else "an astronomic number of"
+    alone = run.selection is not None
+    who = "somebody sees who is handed this run alone" if alone else "the other clients see"
     told = (
-        f"whatever the other clients see, and whatever they conclude about you, is at most "
-        f"{factor} times as probable as if your data had not been used"
+        f"whatever {who}, and whatever they conclude about a client, is at most {factor} times as "
+        f"probable with its data as {COMPARED[run.guarantee.relation]}"
     )
     delta = run.guarantee.delta
     told += f", but for a probability of {delta:.3g}. " if delta else ". "
     told += f"That is {strength}." if strength else "At this size the promise is next to nothing."
+    if alone:
+        told += f" Not for all: {OTHERS}."
     if run.guarantee.simulation:
         told += " It is one of runs with secret noise: the noise of a simulation is known."
     return join(element("strong", "What epsilon means: "), told)
@@ -135,10 +146,10 @@ def _meaning(run: FinishedRun) -> Html:
 
 def _foretold(runs: Sequence[FinishedRun]) -> list[str]:
     """Give each verdict and each choice of a method once, with the runs that they are of."""
-    said: dict[str, list[str]] = {}
+    said: dict[str, list[FinishedRun]] = {}
     for run in runs:
         for sentence in run.foretold:
-            said.setdefault(sentence, []).append(run.label)
+            said.setdefault(sentence, []).append(run)
     if len(runs) == 1:
         return list(said)
-    return [f"{listed(labels)}: {sentence}" for sentence, labels in said.items()]
+    return [f"{named(of, runs)}: {sentence}" for sentence, of in said.items()]

@@ -3,10 +3,13 @@
 The page is self-contained and reads the run folders' files only. It names its own scripts by their
 hashes, and a browser that opens it runs no other and fetches nothing, whatever a file of a run
 folder says. Metrics are not private: a page with every client's errors is for whoever may see the
-data.
+data. `clients=False` leaves out what is one client's own, names first of all; what is left are
+counts, means and percentiles over clients, still made of their rows.
 """
 
+import html
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -32,15 +35,8 @@ _META = """
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 """
-_SECTIONS = (
-    show_opening,
-    show_results,
-    show_joining,
-    show_references,
-    show_spread,
-    show_history,
-    show_guarantees,
-)
+_OF_CLIENTS = (show_joining, show_references, show_spread, show_history, show_guarantees)
+"""Sections that say less where a page is to leave clients out."""
 _UNSEEN = "Charts need JavaScript; the numbers behind them are under them."
 
 
@@ -49,6 +45,9 @@ def write_report(
     out: Path,
     figures: Path | None = None,
     names: Mapping[Path, str] | None = None,
+    *,
+    clients: bool = True,
+    findings: Sequence[str] = (),
 ) -> Path:
     """Write one page about finished runs; charts need the extra `report`.
 
@@ -57,6 +56,8 @@ def write_report(
         out: The page.
         figures: A folder to write every chart of the page to as PNG and SVG, if any.
         names: What the folders of a comparison are called; else they go by their method.
+        clients: Whether clients are named, listed and drawn one by one.
+        findings: What a comparison says of differences, sentence by sentence.
 
     Raises:
         ValueError: If no folder is given, one has no finished run or cannot be read, or figures
@@ -70,8 +71,9 @@ def write_report(
             "`pip install coterie[report]` draws them"
         )
     runs = read_finished(folders, names)
-    shown = (section(runs) for section in (*_SECTIONS, _appendix))
-    body = join(*shown, show_glossary())
+    shown = (section(runs, clients=clients) for section in _OF_CLIENTS)
+    below = join(show_results(runs, findings), *shown, _appendix(runs), show_glossary())
+    body = join(show_opening(runs, _places(below)), below)
     scripts = _scripts(body)
     head = join(_meta(scripts), element("title", f"coterie: {title_of(runs)}"))
     head = join(head, element("style", Html(STYLE)))
@@ -82,6 +84,12 @@ def write_report(
     if figures is not None:
         charts.save_all(body, figures)
     return out
+
+
+def _places(body: Html) -> dict[str, str]:
+    """Find the sections of a page: their titles, and where they are."""
+    found = re.findall(r'<h2 id="([\w-]+)">([^<]*)</h2>', body)
+    return {html.unescape(title): place for place, title in found}
 
 
 def _scripts(body: Html) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.references import LABELS, TITLES, verdicts
+from coterie.references import LABELS, PROMISE, TITLES, verdicts
 from coterie.report import client_figures
 from coterie.report.elements import (
     DASH,
@@ -27,36 +27,45 @@ from coterie.report.elements import (
 )
 from coterie.report.finished import FinishedRun
 from coterie.report.groups import one_by_one
+from coterie.report.joining import own_error
 
 _VALUE = ("value", "standard_error")
 _POINTS = 400
 _DRAWN = 4
 """Runs whose clients are drawn on a page: a chart each."""
 _READ = (
-    "Own error less the reference's: the mean over clients of their own test error under the run "
-    "less that under the reference, with its standard error over clients; below 0 the run is "
-    "better. t is the one over the other. Not covered by epsilon."
+    "Own {error} less the reference's: the mean over clients of their own {error} on test rows "
+    "under the run less that under the reference, with its standard error over clients; below 0 "
+    "the run is better. It has another unit than the {metric}. t is the one over the other. Not "
+    "covered by epsilon."
 )
 _LEVELS = {"most gained": 0.0, "10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75}
 _LEVELS |= {"90 %": 0.9, "most lost": 1.0}
 
 
-def show_references(runs: Sequence[FinishedRun]) -> Html:
-    """Show what stands beside runs that share something; nothing where nothing does."""
+def show_references(runs: Sequence[FinishedRun], *, clients: bool = True) -> Html:
+    """Show what stands beside runs that share something; nothing where nothing does.
+
+    Without clients there are no charts and quantiles of them.
+    """
     shown = {run.label: run for run in one_by_one(runs) if run.shares and run.references}
     if not shown:
         return Html("")
     parts: list[str] = [element("h2", "Beside learning alone, and without privacy", id="beside")]
-    parts += [element("p", told) for told in verdicts({k: r.references for k, r in shown.items()})]
+    said = verdicts({label: run.references for label, run in shown.items()})
+    # What the promise is stands above, where clients are asked whether to join.
+    parts += [element("p", told) for told in said if told != PROMISE]
     several = list(shown.values())
     parts.append(_one(several[0]) if len(several) == 1 else _together(several))
     parts += [element("p", told, class_="note") for told in _notes(several)]
-    parts.append(_charts(_drawn(several)))
+    if clients:
+        parts.append(_charts(_drawn(several)))
     return element("section", *parts)
 
 
 def _one(run: FinishedRun) -> Html:
-    head = ["reference", run.scored, "own error less the reference's", "t", "clients worse off"]
+    apart = f"own {own_error(run)} less the reference's"
+    head = ["reference", run.scored, apart, "t", "clients worse off"]
     return table(head, [_row(told) for told in run.references], class_="cards")
 
 
@@ -119,7 +128,8 @@ def _notes(runs: Sequence[FinishedRun]) -> Iterator[str]:
             yield f"{TITLES[name]}: {LABELS[name]}."
     missing = (str(why) for run in runs for why in run.result.get("references_missing") or ())
     yield from (f"{why}." for why in dict.fromkeys(missing))
-    yield _READ
+    for metric, error in dict.fromkeys((r.result["metric"], own_error(r)) for r in runs):
+        yield _READ.format(error=error, metric=metric)
 
 
 def _against(run: FinishedRun) -> tuple[str, str] | None:
@@ -149,7 +159,7 @@ def _charts(runs: Sequence[FinishedRun]) -> Html:
             drawn.append(_draw(f"beside-{number + 1}", run, title, column))
         apart = (run.column("error") - run.column(column))[order]
         rows = [[name, short(float(np.quantile(apart, at)))] for name, at in _LEVELS.items()]
-        head = ["clients, sorted", f"own error less that of {title}"]
+        head = ["clients, sorted", f"own {own_error(run)} less that of {title}"]
         told.append(join(element("p", run.label, class_="label"), table(head, rows)))
     return join(side_by_side(*drawn), numbers(*told)) if told else Html("")
 

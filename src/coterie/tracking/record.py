@@ -1,9 +1,9 @@
 """What a tracker is told of a finished run.
 
 The plan's settings, the guarantee, epsilon after each round, the score and losses of each round
-where the run kept them (`--history`), and the final metrics; as artefacts the certificate, the page
-and the plan. Never models, nor a number of one single client, nor how many answered in a round: a
-hidden cohort stays hidden.
+where the run kept them (`--history`), and the final metrics; as artefacts the certificate, the plan
+and a page without clients (`coterie.tracking.track` has it made). Never models, nor a name or a
+number of one single client, nor how many answered in a round: a hidden cohort stays hidden.
 """
 
 import json
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie.privacy.accounting import Guarantee, epsilon_by_round
+from coterie.privacy.charged import ALONE, chosen_alone, statement
 
-ARTEFACTS = ("guarantee.json", "report.html", "plan.toml")
+ARTEFACTS = ("guarantee.json", "plan.toml")
+"""What goes out as it is; the page of a run folder names clients and stays where it is."""
 NOT_COVERED = "metrics are of clients' rows and not covered by epsilon"
 _SHOWN = ("value", "balanced_accuracy", "r2", "train_loss", "test_loss")
 _SINGLE = "_worst"
@@ -49,6 +51,7 @@ def read_record(folder: Path) -> Record:
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
         plan = tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8"))
         guarantee = Guarantee.from_json(stated)
+        chosen = chosen_alone(guarantee, stated.get("selection"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{folder}: no finished run to track ({error!r}); finish it with "
@@ -57,11 +60,15 @@ def read_record(folder: Path) -> Record:
     return Record(
         name=folder.name,
         settings={key: _text(value) for key, value in flatten(plan).items()},
-        tags=_tags(result, guarantee),
-        metrics=_final(result, guarantee),
-        by_round=(*_epsilons(guarantee), *_history(folder / "history.parquet")),
+        tags=_tags(result, guarantee) | ({} if chosen is None else {"coterie.view": ALONE}),
+        metrics=_final(result, guarantee, chosen),
+        # What the posts of a chosen run come to by themselves is true of nobody.
+        by_round=(
+            *(_epsilons(guarantee) if chosen is None else ()),
+            *_history(folder / "history.parquet"),
+        ),
         artefacts=tuple(path for name in ARTEFACTS if (path := folder / name).exists()),
-        statement=guarantee.statement(),
+        statement=statement(guarantee, stated.get("selection")),
     )
 
 
@@ -93,8 +100,14 @@ def _tags(result: Mapping[str, Any], guarantee: Guarantee) -> dict[str, str]:
     }
 
 
-def _final(result: Mapping[str, Any], guarantee: Guarantee) -> dict[str, float]:
-    """Give the numbers of the summary, and epsilon computed anew; infinities are no metrics."""
+def _final(
+    result: Mapping[str, Any], guarantee: Guarantee, chosen: float | None
+) -> dict[str, float]:
+    """Give the numbers of the summary, and epsilon computed anew; infinities are no metrics.
+
+    Beside epsilon, whose view a tag names, stands that of the other clients: under a hidden cohort
+    of fixed size it is larger. Of a run that was `chosen` epsilon is that of the choice.
+    """
     numbers = {
         key: float(value)
         for key, value in result.items()
@@ -103,7 +116,10 @@ def _final(result: Mapping[str, Any], guarantee: Guarantee) -> dict[str, float]:
     }
     if isinstance(result.get("metric"), str) and "value" in numbers:
         numbers[result["metric"]] = numbers["value"]
-    numbers |= {"epsilon": guarantee.epsilon, "delta": guarantee.delta}
+    numbers |= {"epsilon": guarantee.epsilon if chosen is None else chosen}
+    numbers |= {"delta": guarantee.delta}
+    if chosen is None:
+        numbers["epsilon_other_clients"] = guarantee.views["other_clients"]
     return {key: value for key, value in numbers.items() if math.isfinite(value)}
 
 

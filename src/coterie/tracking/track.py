@@ -1,18 +1,21 @@
 """Tracking: a finished run as MLflow or TensorBoard show it, next to others.
 
 What is logged: see `coterie.tracking.record`. Metrics are of clients' rows and not covered by
-epsilon: a tag says so, and whoever may read the tracking server may read them.
+epsilon: a tag says so, and whoever may read the tracking server may read them. The page that MLflow
+is given is made for it, without clients: report.html of the run folder names them.
 
 MLflow goes where MLFLOW_TRACKING_URI says, else to files in ./mlruns; TensorBoard to
-RUN/tensorboard. Both by their own writers, without torch. A run that is tracked again is not
-logged twice.
+RUN/tensorboard, by its own writer without torch. A run that is tracked again is not logged twice.
 """
 
 import importlib.util
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 from coterie.offline import SWITCH, is_offline
@@ -21,7 +24,7 @@ from coterie.tracking.record import read_record
 
 Kind = Literal["mlflow", "tensorboard"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_NOTE = "tracking.json"
+_NOTE, _PAGE = "tracking.json", "report.html"
 _LOCAL = ("", "file", "sqlite")
 
 
@@ -80,7 +83,8 @@ def track(folder: Path, kind: Kind, *, parent: str | None = None, where: Path | 
     store.discard(known.get("run", "") if known.get("uri") == store.uri else "")
     run = store.begin(record.name, record.tags, parent)
     _note(folder, {"mlflow": {"uri": store.uri, "run": run}})
-    store.fill(run, record)
+    with _page(folder, [folder]) as pages:
+        store.fill(run, replace(record, artefacts=(*record.artefacts, *pages)))
     return run
 
 
@@ -100,13 +104,41 @@ def open_parent(folder: Path, kind: Kind, *, where: Path | None = None) -> str:
     return run
 
 
-def close_parent(folder: Path, kind: Kind, parent: str, *, where: Path | None = None) -> None:
-    """End a comparison: its page goes with it."""
+def close_parent(
+    folder: Path,
+    kind: Kind,
+    parent: str,
+    runs: Sequence[Path] | Mapping[Path, str],
+    *,
+    where: Path | None = None,
+) -> None:
+    """End a comparison: a page of its runs goes with it, without clients.
+
+    Args:
+        folder: Of the comparison.
+        kind: "mlflow" or "tensorboard".
+        parent: What `open_parent` gave.
+        runs: Its finished runs, with their names if they have any.
+        where: As for `track`.
+    """
     if kind == "mlflow":
         from coterie.tracking.to_mlflow import Store
 
-        pages = [path for path in (folder / "report.html",) if path.exists()]
-        Store(where).end(parent, pages)
+        with _page(folder, runs) as pages:
+            Store(where).end(parent, pages)
+
+
+@contextmanager
+def _page(folder: Path, runs: Sequence[Path] | Mapping[Path, str]) -> Iterator[list[Path]]:
+    """Make the page of a folder anew for a while, without clients; none where it has no page."""
+    if not runs or not (folder / _PAGE).exists():
+        yield []
+        return
+    from coterie.report.page import write_report
+
+    names = runs if isinstance(runs, Mapping) else None
+    with TemporaryDirectory() as place:
+        yield [write_report(list(runs), Path(place) / _PAGE, names=names, clients=False)]
 
 
 def _noted(folder: Path) -> dict[str, Any]:

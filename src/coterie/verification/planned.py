@@ -4,7 +4,25 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from scipy import optimize
+
+from coterie.verification.closed import gaussian_epsilon
+from coterie.verification.reading import is_positive
+
 _NEAR = 1e-9
+_LEAST = 0.99
+"""Share of a budget that noise made for it spends at least: calibration errs by less than this."""
+_SILENT = ("local", "localsvm", "single")
+"""Methods that post nothing: of no other does a plan of some rounds have no event."""
+_TUNED = {"no": "", "public": "on public data", "not covered": "NOT COVERED", "charged": "CHARGED"}
+_KINDS = {
+    "gaussian": "gaussian",
+    "laplace": "laplace",
+    "wishart": "wishart",
+    "wishart_paper": "wishart",
+    "local": "local_gaussian",
+    "local_paper": "local_gaussian",
+}
 
 
 def disagreements(plan: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[str]:
@@ -29,73 +47,201 @@ def disagreements(plan: Mapping[str, Any], certificate: Mapping[str, Any]) -> li
         for key, value in numbers.items()
         if not math.isclose(certificate[key], value, rel_tol=_NEAR)
     ]
-    untold = plan.get("tuned", "no") != "no" and "tuning" not in certificate
-    found += ["settings were tuned, and the certificate does not say so"] * untold
-    return found
+    return found + _tuned(plan, certificate)
+
+
+def _tuned(plan: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[str]:
+    """Compare what is said of how settings were chosen."""
+    mark, said = _TUNED.get(str(plan.get("tuned", "no"))), certificate.get("tuning", "")
+    if mark is None or not isinstance(said, str):
+        return [f"tuned = {plan.get('tuned')!r}, tuning = {said!r}"]
+    found = [f"tuning: certificate {said!r}, plan {plan.get('tuned', 'no')!r}"] * (
+        not said.startswith(mark) or (not mark and "charged" not in plan and said != "")
+    )
+    charged, chosen = "charged" in plan, "selection" in certificate
+    if charged != chosen:
+        found.append(f"of a selection: certificate {chosen}, plan {charged}")
+    return found + ["what the choice cost is not said"] * (charged and "CHARGED" not in said)
+
+
+def is_silent(plan: Mapping[str, Any]) -> bool:
+    """Say whether a plan's method is known to post nothing."""
+    method = _table(plan, "method")
+    while isinstance(method.get("base"), dict):
+        method = method["base"]
+    return method.get("kind") in _SILENT
 
 
 def spends(plan: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[str]:
     """List how the events, the budget and the noise of a plan disagree."""
     privacy = _table(plan, "privacy")
     asked, given = privacy.get("epsilon"), privacy.get("noise_multiplier")
-    events = certificate["events"]
-    kinds = {event["event"] for event in events}
+    if (asked is None) == (given is None):
+        return [f"the plan has epsilon = {asked} and noise_multiplier = {given}: one is needed"]
+    if asked != math.inf and not is_positive(given if asked is None else asked):
+        return [f"the plan has epsilon = {asked!r}, noise_multiplier = {given!r}: no such budget"]
+    kinds = {event["event"] for event in certificate["events"]}
     if asked == math.inf:
         return ["the plan asks for no privacy, and events have noise"] * bool(
             kinds - {"non_private"}
         )
     if "non_private" in kinds:
         return ["the plan asks for privacy, and an event has no noise"]
-    claimed = any(event.get("claimed") is not None for event in events)
-    if asked is not None and not claimed:
-        stated = certificate["epsilon"]
-        over = isinstance(stated, str) or stated > asked * (1 + 1e-6)
-        return [f"epsilon: certificate {stated}, the plan allows {asked}"] * (over and bool(events))
-    return _noise(plan, certificate, given) if given is not None and not claimed else []
+    if not kinds:
+        return []
+    return _kind(privacy, certificate) or _amount(plan, certificate)
 
 
-def _noise(plan: Mapping[str, Any], certificate: Mapping[str, Any], given: float) -> list[str]:
-    """Compare noise that was given with that of each round's event."""
+def _kind(privacy: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[str]:
+    """Compare the kind of noise of each event with the plan's."""
+    noise = privacy.get("noise", "gaussian")
+    noise = noise if isinstance(noise, dict) else {"kind": noise}
+    name = str(noise.get("kind", "gaussian"))
+    if name not in _KINDS:
+        return [f"the plan's noise is {name!r}, which is not known"]
+    wanted: dict[str, Any] = {"event": _KINDS[name]}
+    if name in ("local", "local_paper"):
+        wanted["honest"] = noise.get("honest", 1) if name == "local" else 1
+    if name == "wishart":
+        wanted["degrees"] = noise.get("degrees", 1000)
+    found = [
+        f"{key} of an event is {event.get(key)!r}, of the plan's {name} noise {value!r}"
+        for event in certificate["events"]
+        for key, value in wanted.items()
+        if event.get(key) != value
+    ]
+    printed = name.endswith("_paper")
+    claims = {event.get("claimed") is not None for event in certificate["events"]}
+    found += [f"{name} noise, and events that claim {claims}"] * (claims != {printed})
+    return found
+
+
+def _amount(plan: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[str]:
+    """Compare how much noise there is with the plan: by round, and in all."""
+    weights, wrong = _weights(plan, certificate["rounds"])
+    if wrong:
+        return wrong
+    privacy = _table(plan, "privacy")
+    asked, given = privacy.get("epsilon"), privacy.get("noise_multiplier")
+    claimed = certificate.get("claimed_epsilon")
+    if claimed is not None:
+        return _printed(privacy, certificate, claimed)
+    base = _rows(plan, certificate, weights) if asked is not None else given
+    found = _by_round(certificate["events"], weights, base)
+    if asked is None or base is not None:
+        return found
+    stated = certificate["epsilon"]
+    if isinstance(stated, str) or not _LEAST * asked <= stated <= asked * (1 + 1e-6):
+        found.append(f"epsilon: certificate {stated}, noise made for {asked} spends about that")
+    return found
+
+
+def _printed(privacy: Mapping[str, Any], certificate: Mapping[str, Any], claimed: Any) -> list[str]:
+    """Compare a reproduction with what its paper prints for the plan's numbers."""
+    asked, given = privacy.get("epsilon"), privacy.get("noise_multiplier")
+    delta, rate = certificate["delta"], certificate["rate"]
+    if asked is not None and not (is_positive(claimed) and math.isclose(claimed, asked)):
+        return [f"claimed_epsilon: certificate {claimed!r}, plan {asked}"]
+    if certificate["events"][0]["event"] == "wishart":
+        return []
+    sigma = float(given or math.sqrt(2 * math.log(1.25 / delta)) / float(asked or math.nan))
+    return [
+        f"noise {event['noise_multiplier']}, printed for the plan {2 * sigma * rate}"
+        for event in certificate["events"]
+        if not math.isclose(event["noise_multiplier"], 2 * sigma * rate, rel_tol=_NEAR)
+    ]
+
+
+def _rows(
+    plan: Mapping[str, Any], certificate: Mapping[str, Any], weights: list[float]
+) -> float | None:
+    """Give the noise of a recipe that protects rows, for clients of some; None for other methods.
+
+    Liang et al., Proposition 3: (epsilon/n, delta/(n e^epsilon)) for one of n rows, which moves a
+    fit by at most 2/n of its bound.
+    """
+    method = _table(plan, "method")
+    while isinstance(method.get("base"), dict):
+        method = method["base"]
+    rows, asked = method.get("rows"), float(_table(plan, "privacy")["epsilon"])
+    if method.get("convert") is not True or rows is None or not is_positive(rows):
+        return None
+    target, delta = asked / rows, certificate["delta"] / rows * math.exp(-asked)
+    log = optimize.brentq(
+        lambda log: gaussian_epsilon(math.exp(log), delta) - target, -30.0, 8.0, xtol=1e-13
+    )
+    moved = 2 / float(rows) * math.sqrt(math.fsum(weight**2 for weight in weights))
+    return moved / math.exp(float(log))
+
+
+def _by_round(
+    events: list[Mapping[str, Any]], weights: list[float], base: float | None
+) -> list[str]:
+    """Compare each round's noise with the base over its weight; without one, with the first's."""
     found: list[str] = []
     number = 0
-    weights = _weights(plan, certificate["rounds"])
-    for event in certificate["events"]:
-        for _ in range(event["rounds"]):
-            weight = weights[number] if number < len(weights) else math.nan
+    near = _NEAR if base is None else 1e-6
+    for event in events:
+        noise = _noise(event)
+        for weight in weights[number : number + event["rounds"]]:
             number += 1
-            noise = 1 / event["epsilon"] if event["event"] == "laplace" else None
-            noise = event.get("noise_multiplier", noise)
-            if noise is None or not math.isclose(noise * weight, given, rel_tol=_NEAR):
-                found.append(f"round {number}: noise {noise}, plan {given} over weight {weight:g}")
-    return found[:3]
+            base = noise * weight if base is None else base
+            if not math.isclose(noise * weight, base, rel_tol=near):
+                found.append(f"round {number}: noise {noise:g}, plan {base:g} over {weight:g}")
+    return found
 
 
-def _weights(plan: Mapping[str, Any], rounds: int) -> list[float]:
+def _noise(event: Mapping[str, Any]) -> float:
+    """Give what a weight divides: the noise of a round."""
+    if event["event"] == "wishart":
+        return 1 / float(event["ratio"])
+    if event["event"] == "laplace":
+        return 1 / float(event["epsilon"])
+    return float(event["noise_multiplier"])
+
+
+def _weights(plan: Mapping[str, Any], rounds: int) -> tuple[list[float], list[str]]:
+    """Give the weights of the rounds, or why there are none."""
     privacy = _table(plan, "privacy")
-    spend = _table(privacy, "spend")
-    if privacy.get("budget"):
-        return [float(weight) for weight in privacy["budget"]]
+    spend, budget = _table(privacy, "spend"), privacy.get("budget", [])
     kind = spend.get("kind", "even")
+    numbers = {"power": ("alpha", 0.4), "geometric": ("Q", 0.97)}
+    name, usual = numbers.get(str(kind), ("", 1.0))
+    value = spend.get(name, usual)
+    if type(value) not in (int, float) or not math.isfinite(value):
+        return [], [f"spend.{name} is {value!r}"]
+    if budget:
+        good = isinstance(budget, list) and len(budget) == rounds
+        if not good or not all(is_positive(weight) for weight in budget):
+            return [], [f"budget is not {rounds} positive weights"]
+        return [float(weight) for weight in budget], []
+    if kind == "even":
+        return [1.0] * rounds, []
     if kind == "power":
-        alpha = spend.get("alpha", 0.4)
-        top = rounds if alpha > 0 else 1
-        return [(number / top) ** alpha for number in range(1, rounds + 1)]
+        top = rounds if value > 0 else 1
+        return [(number / top) ** value for number in range(1, rounds + 1)], []
     if kind == "geometric":
-        base = spend.get("Q", 0.97)
-        top = rounds if base < 1 else 1
-        return [base ** (top - number) for number in range(1, rounds + 1)]
-    return [1.0] * rounds
+        top = rounds if value < 1 else 1
+        return [value ** (top - number) for number in range(1, rounds + 1)], []
+    return [], [f"spend.kind is {kind!r}, which is not known"]
 
 
 def _delta(privacy: Mapping[str, Any], clients: int) -> float:
     if "delta" in privacy:
-        return float(privacy["delta"])
+        return float(privacy["delta"]) if is_positive(privacy["delta"]) else _zero(privacy["delta"])
     pure = _table(privacy, "noise").get("kind") == "laplace"
     return 0.0 if pure else min(1e-5, 1 / (10 * max(clients, 1)))
 
 
+def _zero(value: Any) -> float:
+    """Give 0 for 0, and not-a-number for what is none."""
+    return 0.0 if type(value) in (int, float) and value == 0 else math.nan
+
+
 def _rate(sampler: Mapping[str, Any], clients: int) -> float:
-    return float(sampler["cohort"]) / max(clients, 1) if "cohort" in sampler else 1.0
+    if "cohort" not in sampler:
+        return 1.0
+    return float(sampler["cohort"]) / clients if is_positive(sampler["cohort"]) else math.nan
 
 
 def _table(plan: Mapping[str, Any], name: str) -> Mapping[str, Any]:

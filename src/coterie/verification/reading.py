@@ -2,22 +2,19 @@
 
 import hashlib
 import json
-import math
+import re
 import struct
 import tomllib
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
+from typing import Any
 
 FORMAT = "coterie certificate"
 FORMAT_VERSION = 1
 CERTIFICATE = "guarantee.json"
-_PIECE = 1 << 20
+MOST = 10**7
+"""Rounds of a run that can be checked."""
 _FIELDS: dict[str, tuple[str, ...]] = {
     "gaussian": ("noise_multiplier", "replaced"),
     "local_gaussian": ("noise_multiplier", "honest", "claimed"),
@@ -30,6 +27,9 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "sampling": str,
     "cohort": str,
     "statement": str,
+    "unit": str,
+    "view": str,
+    "accountant": str,
     "sha256": str,
     "rate": (int, float),
     "delta": (int, float),
@@ -37,11 +37,18 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "clients": int,
     "rounds": int,
     "simulation": bool,
+    "participation_seen": bool,
     "events": list,
     "posts": list,
+    "not_covered": list,
+    "assumed_public": list,
     "views": dict,
     "files": dict,
+    "reasons": dict,
+    "versions": dict,
 }
+_ENTRY = re.compile(r'\{"charge": \d{1,18}|\{"release": \d{1,18}(, "sha256": "[0-9a-f]{0,64}"?)?')
+_BEGUN = ('{"charge": ', '{"release": ', ', "sha256": "')
 
 
 class UnreadableError(ValueError):
@@ -62,17 +69,18 @@ def read_certificate(folder: Path) -> dict[str, Any]:
             f"{folder}: no {CERTIFICATE}; give the folder of a finished run, or finish it with "
             f"`coterie run --resume {folder}`"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnreadableError(f"{path} cannot be read ({error}); restore it") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise UnreadableError(
             f"{path} is not a certificate (format = {FORMAT!r}); it was written by an earlier "
             "version, or by something else: run the plan again"
         )
-    if found.get("format_version") != FORMAT_VERSION:
+    version = found.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
         raise UnreadableError(
-            f"{path}: format_version = {found.get('format_version')!r}, expected "
-            f"{FORMAT_VERSION}; check it with the version of coterie that wrote it"
+            f"{path}: format_version = {version!r}, expected {FORMAT_VERSION}; check it "
+            "with the version of coterie that wrote it"
         )
     return found
 
@@ -97,29 +105,57 @@ def faults(certificate: Mapping[str, Any]) -> list[str]:
     ]
     found += [f"rate is {certificate['rate']}"] * (not 0 < certificate["rate"] <= 1)
     found += [f"delta is {certificate['delta']}"] * (not 0 <= certificate["delta"] < 1)
-    for event in certificate["events"]:
-        found += [f"event {event!r}"] * (not _is_event(event))
-    for post in certificate["posts"]:
-        found += [f"post {post!r}"] * (
-            not isinstance(post, dict) or set(post) != {"index", "sha256"}
-        )
-    return found
+    found += [
+        f"{key} is {_short(certificate[key])}"
+        for key, least in (("clients", 1), ("rounds", 0))
+        if not least <= certificate[key] <= 10**15
+    ]
+    found += [f"event {_short(event)}" for event in certificate["events"] if not is_event(event)]
+    found += [f"post {_short(post)}" for post in certificate["posts"] if not _is_post(post)]
+    return found or _too_many(certificate["events"])
 
 
-def _is_event(event: Any) -> bool:
-    if not isinstance(event, dict) or event.get("event") not in _FIELDS:
+def _too_many(events: list[Any]) -> list[str]:
+    rounds = sum(event["rounds"] for event in events)
+    return [f"{_short(rounds)} events, more than {MOST}"] * (rounds > MOST)
+
+
+def _short(value: Any) -> str:
+    """Write what was found; it may be very long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of more digits than are written, or a maze
+        return f"a {type(value).__name__} that cannot be written"
+    return text if len(text) <= 120 else f"{text[:120]}..."
+
+
+def is_event(event: Any) -> bool:
+    """Say whether something is an event with its numbers, as a certificate lists it."""
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
-    fields = _FIELDS[event["event"]]
-    if set(event) != {"event", "rounds", *fields} or type(event["rounds"]) is not int:
+    fields = _FIELDS.get(event["event"])
+    if fields is None or set(event) != {"event", "rounds", *fields}:
         return False
     for name in fields:
-        value = event[name]
-        if name == "claimed" and value is None:
-            continue
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if not (name == "claimed" and event[name] is None) and not is_positive(event[name]):
             return False
     whole = all(type(event[name]) is int for name in ("honest", "degrees") if name in fields)
-    return whole and event["rounds"] >= 1 and 1 <= event.get("replaced", 1) <= 2
+    counted = type(event["rounds"]) is int and event["rounds"] >= 1
+    return whole and counted and 1 <= event.get("replaced", 1) <= 2
+
+
+def is_positive(value: Any) -> bool:
+    """Say whether something is a number above 0 that a float can hold."""
+    return type(value) in (int, float) and 0 < value < 1.7e308
+
+
+def _is_post(post: Any) -> bool:
+    return (
+        isinstance(post, dict)
+        and set(post) == {"index", "sha256"}
+        and type(post["index"]) is int
+        and isinstance(post["sha256"], str)
+    )
 
 
 def seal(certificate: Mapping[str, Any]) -> str:
@@ -142,7 +178,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """Read plan.toml; empty if it cannot be read."""
     try:
         return tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 
@@ -153,6 +189,7 @@ class LedgerFound:
     header: dict[str, Any] = field(default_factory=dict)
     charged: list[int] = field(default_factory=list)
     released: dict[int, str] = field(default_factory=dict)
+    void: int = 0
     faults: list[str] = field(default_factory=list)
 
     def take(self, number: int, entry: Any) -> None:
@@ -177,7 +214,7 @@ class LedgerFound:
 
 
 def read_ledger(folder: Path) -> LedgerFound:
-    """Read ledger.jsonl; a line that a crash cut off says nothing."""
+    """Read ledger.jsonl; a line that a crash cut off says nothing, and is counted."""
     found = LedgerFound()
     try:
         lines = (folder / "ledger.jsonl").read_bytes().split(b"\n")
@@ -185,102 +222,75 @@ def read_ledger(folder: Path) -> LedgerFound:
         found.faults.append(f"ledger.jsonl cannot be read ({error.strerror})")
         return found
     for number, line in enumerate(lines[:-1], 1):
-        try:
-            entry = json.loads(line.decode())
-        except ValueError:
-            continue
-        found.take(number, entry)
+        _take(found, number, line)
+    if lines[-1]:
+        found.faults.append("its last line has no end")
     return found
 
 
-@dataclass
-class PostsFound:
-    """The digests of the posts that lie in a folder, and what else lies among them."""
-
-    digests: dict[int, str] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-
-
-def read_posts(folder: Path) -> PostsFound:
-    """Hash what each post says, a piece at a time."""
-    found = PostsFound()
-    if (folder / "posts").exists():
-        found.faults.append("a folder posts/ lies beside posts.npz")
+def _take(found: LedgerFound, number: int, line: bytes) -> None:
     try:
-        with zipfile.ZipFile(folder / "posts.npz") as archive:
-            _hash_posts(archive, found)
-    except (OSError, zipfile.BadZipFile) as error:
-        found.faults.append(f"posts.npz cannot be read ({error})")
-    return found
+        entry = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        if number == 1 or not _is_cut(line):
+            found.faults.append(f"line {number} is neither an entry nor the beginning of one")
+        found.void += 1
+        return
+    if json.dumps(entry).encode() != line:
+        found.faults.append(f"line {number} is not written as an entry is")
+    found.take(number, entry)
 
 
-def _hash_posts(archive: zipfile.ZipFile, found: PostsFound) -> None:
-    hashes: dict[int, Any] = {}
-    seen: set[str] = set()
-    for name in archive.namelist():
-        index, _, leaf = name.removesuffix(".npy").partition(".")
-        if not (index.isdecimal() and leaf and name.endswith(".npy")) or name in seen:
-            found.faults.append(f"posts.npz holds {name!r}, which belongs to no post")
-            continue
-        seen.add(name)
-        digest = hashes.setdefault(int(index), hashlib.sha256())
-        try:
-            with archive.open(name) as file:
-                _hash_leaf(file, leaf, digest)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            digest.update(b"unreadable")
-            found.faults.append(f"{name} of posts.npz is damaged ({error})")
-    found.digests = {index: digest.hexdigest() for index, digest in hashes.items()}
-
-
-def _hash_leaf(file: IO[bytes], leaf: str, digest: Any) -> None:
-    """Hash one leaf: a line with its name, type and shape, and its numbers."""
-    version = np.lib.format.read_magic(file)
-    if version != (1, 0):
-        raise ValueError(f"version {version} of the format")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    if fortran and len(shape) > 1:
-        raise ValueError("numbers in the order of Fortran")
-    told = {"leaf": leaf, "dtype": dtype.str, "shape": list(shape)}
-    digest.update(json.dumps(told).encode() + b"\n")
-    while piece := file.read(_PIECE):
-        digest.update(piece)
+def _is_cut(line: bytes) -> bool:
+    """Say whether a line is the beginning of an entry, as a crash leaves it."""
+    # A file system may know of a line's length before it knows of its bytes.
+    text = line.decode("latin-1").rstrip("\0")
+    if _ENTRY.fullmatch(text) or any(begun.startswith(text) for begun in _BEGUN[:2]):
+        return True
+    release, _, rest = text.partition(",")
+    return bool(_ENTRY.fullmatch(release)) and _BEGUN[2].startswith(f",{rest}")
 
 
 def read_names(folder: Path) -> int | None:
-    """Count the clients that models/clients.json names; None if it is not there."""
+    """Count the clients that models/clients.json names; None if there are no models."""
     path = folder / "models" / "clients.json"
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
+        return -1 if path.with_name("clients.safetensors").exists() else None
+    except (OSError, ValueError, RecursionError):
         return -1
-    return len(names) if isinstance(names, list) and len(set(names)) == len(names) else -1
+    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return len(names) if good and len(set(names)) == len(names) else -1
 
 
 def read_rows(folder: Path) -> set[int]:
-    """Give the numbers of rows of the tensors in models/clients.safetensors."""
+    """Give the numbers of rows of the tensors in models/clients.safetensors; -1 for no number."""
     try:
         with (folder / "models" / "clients.safetensors").open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, 1 << 27)))
-        return {part["shape"][0] for name, part in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, struct.error, KeyError, TypeError, IndexError):
+        rows = [part["shape"][0] for name, part in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, RecursionError, struct.error):
         return set()
+    except (LookupError, TypeError, AttributeError):  # a header of another form
+        return set()
+    return {count if type(count) is int else -1 for count in rows}
 
 
 def read_log(folder: Path) -> str | None:
     """Give the certificate's hash that the log names last; None without a log."""
     try:
         lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+    except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError):
+        return "nothing that can be read"
     named = ""
     for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and entry.get("event") == "finished":
             named = str(entry.get("certificate", ""))
