@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from coterie.cli import main
+from coterie.commands.outputs import check_file
 from coterie.exports import (
     all_clients,
     file_name,
@@ -378,3 +379,17 @@ def test_onnx_names_the_extra_where_it_is_missing(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"coterie\[onnx\]"):
         save_onnx(tmp_path / "m.onnx", read_clients(folder, ["s0"])[0])
+
+
+def test_a_name_too_long_for_a_file_is_cut_and_hashed():
+    first, second = "s" * 300 + "1", "s" * 300 + "2"
+    names = file_names([first, second, "s3"], ".safetensors")
+    assert len(set(names)) == 3 and all(len(name) <= 200 for name in names)
+    assert names == file_names([first, second, "s3"], ".safetensors")
+
+
+def test_a_folder_where_a_file_is_meant(tmp_path):
+    with pytest.raises(ValueError, match="is a folder; name a file in it"):
+        check_file(tmp_path, "--out")
+    with pytest.raises(ValueError, match="no such folder"):
+        check_file(tmp_path / "nowhere" / "model.onnx", "--out")

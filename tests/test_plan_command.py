@@ -82,7 +82,8 @@ def test_json_has_the_advice_and_what_the_noise_does(told):
     assert found == strict(json.dumps(advise(550, 1.0, 10).to_json()))
     assert [row["epsilon"] for row in table] == [0.5, 1.0, 2.0, 4.0, 8.0]
     assert table[1]["verdict"] == "join" and table[1]["clients_for_small_gain"] == 40
-    assert set(outlook["error"]) == {"per_number", "over_clip", "relative", "verdict"}
+    told_of = {"per_number", "over_clip", "relative", "relative_under_pfeb", "verdict"}
+    assert set(outlook["error"]) == told_of and outlook["error"]["relative_under_pfeb"] is None
     assert set(outlook["within"]) == {"error", "rounds", "clients", "epsilon", "numbers"}
     assert outlook["epsilon_by_view"]["server"] == "inf" and outlook["left_out"] == []
 
@@ -386,7 +387,8 @@ def test_the_noise_of_the_usual_method_is_told_beside_that_of_a_mean(capsys):
     rounds = advise(25, 2.0, 3).rounds
     spec = Spec((2,), 1, "regression", 25)
     asked = Method.choices()["pfeb"]()
-    planned = plan_for(asked, spec, Privacy(epsilon=2.0, delta=1e-5), rounds=rounds)
+    budget = Privacy(epsilon=2.0, delta=1e-5)
+    planned = plan_for(spec, budget, method=asked, rounds=rounds)
     assert found["relative_under_pfeb"] == pytest.approx(planned.relative_error(spec), rel=1e-6)
     assert found["relative"] < 0.3 < found["relative_under_pfeb"]
     assert main(["plan", *flags, "--no-plot"]) == 0

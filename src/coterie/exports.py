@@ -7,6 +7,7 @@ constants, and the guarantee of the run as others see it. Who gives the file awa
 the model learnt of its rows.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -237,10 +238,8 @@ def file_name(client: str, suffix: str, *, capitals: bool = True) -> str:
         for one in client
     )
     safe = safe.replace(".", "%2E") if not safe.strip(".") else safe
-    if len(safe.encode()) + len(suffix) > 200:
-        raise ValueError(
-            f"client = {client[:40]!r}...: its name is too long for a file; name one with --out"
-        )
+    if len(safe.encode()) + len(suffix) > 200:  # the hash keeps cut names apart
+        safe = f"{safe[:120]}-{hashlib.sha256(client.encode()).hexdigest()[:16]}"
     return f"{safe}{suffix}"
 
 

@@ -129,7 +129,7 @@ def _per_client(score: Score) -> dict[str, Any]:
         found[f"{key}_standard_error"] = None if own is None else json_number(own.standard_error)
         found[f"{key}_left_out"] = None if own is None else own.left_out
     r2 = score.per_client["r2"]
-    known = [] if r2 is None else r2.clients[~np.isnan(r2.clients)]
+    known = np.empty(0) if r2 is None else r2.clients[~np.isnan(r2.clients)]
     # A few clients whose targets hardly differ ruin a mean, not a median.
     found["r2_median"] = json_number(float(np.median(known))) if len(known) else None
     return found

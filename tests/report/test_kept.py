@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,3 +186,30 @@ def test_without_a_seed_nobody_knows_who_answered(
     made = execute(free, folder=tmp_path / "run")
     assert lines_of(tmp_path / "run")["answered"] == [12, None, 12, 12]
     assert any("12 clients contributed" in told for told in made.summary["notices"])
+
+
+def test_a_folder_whose_name_the_locale_does_not_know(tmp_path: Path) -> None:
+    folder = tmp_path / "été data"
+    line = [
+        "run",
+        "--data",
+        "synthetic",
+        "--option",
+        "clients=12",
+        "--rounds",
+        "2",
+        "--quiet",
+        "--simulation-seed",
+        "1",
+    ]
+    assert main([*line, "--out", str(folder)]) == 0
+    (folder / "report.html").unlink()
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "coterie.cli", "report", str(folder)],
+        env={**os.environ, **plain},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "report.html").exists()

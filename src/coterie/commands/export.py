@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.commands.options import Commands, _command
+from coterie.commands.outputs import check_file
 
 _MORE = """\
 The file holds that client's model, its own means and deviations where rows are scaled by each
@@ -50,7 +51,7 @@ def export(arguments: argparse.Namespace) -> int:
     if arguments.all is not None and arguments.out is not None:
         raise ValueError("--out names one file, and --all writes one a client: give one of them")
     if arguments.out is not None:
-        paths = {arguments.client: Path(arguments.out)}
+        paths = {arguments.client: check_file(Path(arguments.out), "--out")}
     else:
         paths = _paths(folder, arguments.client, Path(arguments.all or "."), suffix)
     models = read_clients(folder, list(paths))
@@ -84,8 +85,6 @@ def _paths(folder: Path, client: str | None, place: Path, suffix: str) -> dict[s
 
 
 def _save(format: str, path: Path, model: Any) -> None:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent}: no such folder; make it, or choose another --out")
     if format == "safetensors":
         from coterie.exports import save_client
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.advice import ERROR
+from coterie.commands.outputs import check_file
 from coterie.commands.plan_words import Found
 from coterie.plan_curves import Points
 
@@ -23,6 +24,7 @@ def draw(found: Found, paths: list[str]) -> None:
     for path in paths:
         if Path(path).suffix.lower() not in _KINDS:
             raise ValueError(f"--plot {path}: expected a name that ends in {', '.join(_KINDS)}")
+        check_file(Path(path), "--plot")
     chart = _chart(found)
     for path in paths:
         if Path(path).suffix.lower() == ".html":

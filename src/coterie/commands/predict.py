@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.commands.options import Commands, _command
+from coterie.commands.outputs import check_file
 
 _MORE = """\
 Rows are read as the training data were, with the same columns and constants; a target column is
@@ -63,6 +64,8 @@ def predict(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--out {out}: expected a file that ends in .csv or .parquet")
     if out is None and arguments.json:
         raise ValueError("--json says what was written: name a file with --out")
+    if out is not None:
+        check_file(out, "--out")
     answers = _answers(arguments)
     table = answers.table()
     if answers.strangers:

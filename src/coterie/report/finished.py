@@ -229,7 +229,8 @@ def _read(folder: Path, entry: str) -> FinishedRun:
 def _columns(path: Path, needed: set[str], *, may_lack: bool = False) -> dict[str, Any]:
     if may_lack and not path.exists():
         return {}
-    found: dict[str, Any] = pq.read_table(path).to_pydict()
+    with path.open("rb") as file:  # pyarrow takes no path that is not UTF-8
+        found: dict[str, Any] = pq.read_table(file).to_pydict()
     if missing := needed - found.keys():
         raise ValueError(f"{path.name} lacks {', '.join(sorted(missing))}")
     return found

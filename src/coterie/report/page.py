@@ -80,7 +80,7 @@ def write_report(
     parts = (body, *_behind(body), *(element("script", Html(text)) for text in scripts))
     page = element("html", element("head", head), element("body", *parts), lang="en")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, f"<!DOCTYPE html>\n{page}\n".encode())
+    write_atomically(out, f"<!DOCTYPE html>\n{page}\n".encode(errors="replace"))
     if figures is not None:
         charts.save_all(body, figures)
     return out

@@ -166,7 +166,9 @@ class _Run:
         if named is not None:
             rows = reading.read_rows(self.folder)
             wrong += [f"models/clients.json names {named}"] * (named != clients)
-            wrong += [f"models have {sorted(rows)} rows"] * (rows != {clients})
+            damaged = "models/clients.safetensors is damaged or cut short"
+            wrong += [damaged] * (-1 in rows)
+            wrong += [f"models have {sorted(rows)} rows"] * (rows not in ({clients}, {clients, -1}))
         return judge("clients", wrong, f"{clients} clients", f"{named} models")
 
     def _fewest(self) -> int:

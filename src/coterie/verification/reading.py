@@ -267,10 +267,15 @@ def read_names(folder: Path) -> int | None:
 def read_rows(folder: Path) -> set[int]:
     """Give the numbers of rows of the tensors in models/clients.safetensors; -1 for no number."""
     try:
-        with (folder / "models" / "clients.safetensors").open("rb") as file:
+        path = folder / "models" / "clients.safetensors"
+        with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, 1 << 27)))
-        rows = [part["shape"][0] for name, part in header.items() if name != "__metadata__"]
+        parts = [part for name, part in header.items() if name != "__metadata__"]
+        rows = [part["shape"][0] for part in parts]
+        ends = max((part["data_offsets"][1] for part in parts), default=0)
+        if path.stat().st_size != 8 + length + ends:  # cut short, or with bytes behind it
+            rows.append(-1)
     except (OSError, ValueError, RecursionError, struct.error):
         return set()
     except (LookupError, TypeError, AttributeError):  # a header of another form
