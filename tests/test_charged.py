@@ -154,7 +154,7 @@ def test_the_number_is_computed_anew_and_not_believed(chosen, coterie_):
     assert statement(run, None) == run.statement()
     shown = json.loads(coterie_(f"run --resume {chosen} --json")[1])
     assert shown["epsilon"] == true == shown["selection"]["epsilon_chosen_alone"]
-    printed = coterie_(f"run --resume {chosen}")[1]
+    printed = " ".join(coterie_(f"run --resume {chosen}")[1].split())
     assert f"epsilon = {round_up(true)} " in printed and f"view of {ALONE}" in printed
     with pytest.raises(ValueError, match="is none of them"):
         charged = Charged.from_json(stated["selection"])

@@ -40,12 +40,10 @@ KNEE = 10.0
 """Rounds up to which pfeb takes all that the error bears; beyond, the geometric mean with it."""
 FEW_NUMBERS, FAR, FAR_ROUNDS = 5, 300.0, (10, 10)
 """Where so few numbers meet so large a clients times mu, pfeb posts curvatures too."""
-REPLACED = math.sqrt(0.6 * 4 + 0.3 * 2 + 0.1)
+MEAN_SHARE = 0.6  # of the budget (mu^2): what pfeb spends on its mean without curvatures
+REPLACED = math.sqrt(MEAN_SHARE * 4 + 0.3 * 2 + 0.1)
 """How much further a replaced client moves pfeb's sum than a zeroed one: see `privacy.blocks`."""
-MEAN_SHARE = 0.6
-"""The part of the budget (mu^2) that pfeb spends on its mean, where it posts no curvatures."""
-CLIP = 1.0
-"""Of a deviation in units of the prior's own (whitened); 2 costs less than .01."""
+CLIP = 1.0  # of a deviation in units of the prior's own (whitened); 2 costs less than .01
 SMALL_GAIN, JOIN = 1.0, 4.0
 PUBLIC_FEATURES = 20.0
 _ALL = Participation("everyone")
