@@ -216,6 +216,7 @@ def test_whoever_does_not_wait_is_let_go():
     """A second signal, after a while, ends a process that does not end by itself."""
     code = (
         "import os, signal, time\nfrom coterie import interrupts\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job is deaf
         "interrupts._PATIENCE = 0.2\n"
         "with interrupts.stoppable(lambda: 'interrupted; go on so'):\n"
         "    try:\n        os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)\n"
@@ -235,6 +236,7 @@ def test_an_interrupt_that_gets_lost_is_found_again():
     """What is raised inside a destructor goes nowhere; the next round stops all the same."""
     code = (
         "import os, signal\nfrom coterie import interrupts\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job is deaf
         "class Deaf:\n    def __del__(self):\n        os.kill(os.getpid(), signal.SIGINT)\n"
         "        for _ in range(1000): pass\n"
         "with interrupts.stoppable(str):\n    held = Deaf()\n    del held\n    print('on')\n"

@@ -119,7 +119,7 @@ def test_fixed_cohorts_together_cost_the_clients_their_own_view(tmp_path, capsys
     assert together > single
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
     folder = tmp_path / "all"
     command = [sys.executable, "-m", "coterie.cli", *SMALL, "--out", str(folder), "--json"]
