@@ -70,14 +70,19 @@ class DataChoice:
             return data if self.clients is None else data.first(self.clients)
         return load(self.name, self.source, clients=self.clients)
 
-    def split(self) -> tuple[FederatedDataset, FederatedDataset]:
-        """Load, split inside clients, thin out and standardise if asked: (training, test rows)."""
-        train, test = self._split()
+    def split(
+        self, data: FederatedDataset | None = None
+    ) -> tuple[FederatedDataset, FederatedDataset]:
+        """Load, split inside clients, thin out and standardise if asked: (training, test rows).
+
+        `data` are rows that are loaded already, such as those of one site of a federation.
+        """
+        train, test = self._split(self.open() if data is None else data)
         return self._scale(train if self.validation is None else self._hold_back(train)[0], test)
 
     def split_validation(self) -> tuple[FederatedDataset, FederatedDataset]:
         """Give the training rows of `split`, and those that are held back to choose by."""
-        return self._scale(*self._hold_back(self._split()[0]))
+        return self._scale(*self._hold_back(self._split(self.open())[0]))
 
     def _hold_back(self, train: FederatedDataset) -> tuple[FederatedDataset, FederatedDataset]:
         if self.validation is None:
@@ -85,8 +90,7 @@ class DataChoice:
         # Other coins than those of the test rows, or clients' last rows would be drawn in step.
         return train.split(self.validation, derive_key("validation", self.split_seed))
 
-    def _split(self) -> tuple[FederatedDataset, FederatedDataset]:
-        data = self.open()
+    def _split(self, data: FederatedDataset) -> tuple[FederatedDataset, FederatedDataset]:
         if self.test is None and data.source_split is not None:
             train, test = data.split_by_source()
         else:

@@ -22,6 +22,7 @@ from coterie.privacy.charged import ALONE, BEFORE, Charged, chosen_alone, statem
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
 from coterie.scores import Array, Score, noise_to_signal
+from coterie.tree import Tree
 
 TunedOn = Literal["no", "public", "charged", "not covered"]
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
@@ -267,19 +268,37 @@ def keep(
     write_models(folder / MODELS, outcome.models.leaves, train.names)
     outcome.models.drop()
     log.note("packed")
-    shared = io.BytesIO()
-    arrays = {name: leaf.cpu().numpy() for name, leaf in outcome.shared.items()}
-    np.savez(shared, allow_pickle=False, **arrays)
-    write_atomically(folder / "shared.npz", shared.getvalue())
+    keep_shared(folder, outcome.shared)
     write_metrics(folder / "metrics.parquet", train, score, local, errors)
-    _keep_certificate(folder, summary, outcome, log)
+    released = outcome.billboard.ledger.released
+    keep_certificate(folder, summary, outcome.guarantee, outcome.plan.method.kind, released, log)
+    keep_summary(folder, summary)
+
+
+def keep_shared(folder: Path, shared: Tree) -> None:
+    """Write the shared tree after the last post, which newcomers start from."""
+    buffer = io.BytesIO()
+    arrays = {name: leaf.cpu().numpy() for name, leaf in shared.items()}
+    np.savez(buffer, allow_pickle=False, **arrays)
+    write_atomically(folder / "shared.npz", buffer.getvalue())
+
+
+def keep_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write result.json: the run is done."""
     text = json.dumps(dict(summary), indent=2, allow_nan=False)
     write_atomically(folder / "result.json", text.encode())
 
 
-def _keep_certificate(folder: Path, summary: Mapping[str, Any], outcome: Outcome, log: Log) -> None:
+def keep_certificate(
+    folder: Path,
+    summary: Mapping[str, Any],
+    guarantee: Guarantee,
+    method: str,
+    released: Mapping[int, str],
+    log: Log,
+) -> None:
     """Write what others can check; the log says which one it was."""
-    more: dict[str, Any] = {"method": outcome.plan.method.kind}
+    more: dict[str, Any] = {"method": method}
     if summary["tuning"] != TUNING["no"]:
         more["tuning"] = summary["tuning"]
     if summary["caveats"]:
@@ -287,12 +306,12 @@ def _keep_certificate(folder: Path, summary: Mapping[str, Any], outcome: Outcome
     if (selection := summary.get("selection")) is not None:
         # Epsilon by events alone stays what the events come to; it is true of nobody any more.
         more |= {"selection": selection, "view": BEFORE}
-        more["statement"] = statement(outcome.guarantee, selection)
+        more["statement"] = statement(guarantee, selection)
     finished = now()
     certificate = certify(
         folder,
-        outcome.guarantee,
-        outcome.billboard.ledger.released,
+        guarantee,
+        released,
         begun=log.begun or finished,
         finished=finished,
         versions=versions(),

@@ -146,6 +146,12 @@ class Store:
             shutil.rmtree(self._journal(), ignore_errors=True)
         self._staged = 0
 
+    def sealed(self) -> int | None:
+        """Give the round whose journal is closed and not applied yet, if there is one."""
+        if self._folder is None or not (self._journal() / "sealed.json").exists():
+            return None
+        return int(json.loads((self._journal() / "sealed.json").read_text())["round"])
+
     def recover(self, released: int) -> None:
         """After a crash: apply the journal if its round's post is out, else drop it."""
         if self._folder is None:

@@ -21,9 +21,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.privacy.accounting import Event, Gaussian
+from coterie.privacy.arrivals import Verdict, hold, hold_sum
 from coterie.privacy.blocks import BlockSum
 from coterie.privacy.entropy import DrawnAhead, Entropy
 from coterie.privacy.events import Laplace, LocalGaussian, NonPrivate
@@ -159,6 +161,67 @@ def bound(
         clipped = mechanism.perturb_rows(clipped, ids, entropy)
     marks = frozenset([secrets.randbits(64)])
     return Bounded(mechanism.reduce(clipped, ids), mechanism, marks, _SEAL), kept
+
+
+def admit(
+    mechanism: Mechanism,
+    arrays: Mapping[str, NDArray[np.float64]],
+    ids: NDArray[np.int64],
+    template: Shapes,
+) -> tuple[Bounded, Verdict]:
+    """Take a site's sum that travelled as plain numbers: nothing of it is believed.
+
+    **Guarantee:** posts stay as private as the ledger says for clients of honest sites, whatever
+    this site sent: `coterie.privacy.arrivals` says why. Tests: tests/properties/test_arrivals.py.
+
+    Args:
+        mechanism: Of the round.
+        arrays: The sum of the clients' bounded contributions; copied.
+        ids: Numbers over the federation of the site's clients that were asked this round.
+        template: Shapes of one client's contribution.
+
+    Returns:
+        The sealed sum, and what had to be done to it; an honest sum is taken as it came.
+
+    Raises:
+        ValueError: If arrays have other names, shapes or types than the mechanism's sums.
+    """
+    held, verdict = hold(mechanism, _arrived(mechanism, arrays, template), ids)
+    return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL), verdict
+
+
+def admit_sum(
+    mechanism: Mechanism,
+    arrays: Mapping[str, NDArray[np.float64]],
+    ids: NDArray[np.int64],
+    template: Shapes,
+) -> Bounded:
+    """Take a sum over sites that came out of secure aggregation.
+
+    What was done to it depends on honest contributions without noise, and so is not told.
+
+    **Guarantee:** as `admit`, whatever hostile sites put into the sum, provided that `ids` do not
+    depend on who was drawn: give *all* clients of the sites in the sum.
+
+    Raises:
+        ValueError: If arrays are not such a sum, or the mechanism has none: see
+            `arrivals.hold_sum`.
+    """
+    held = hold_sum(mechanism, _arrived(mechanism, arrays, template), ids)
+    return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL)
+
+
+def _arrived(
+    mechanism: Mechanism, arrays: Mapping[str, NDArray[np.float64]], template: Shapes
+) -> Tree:
+    expected = {name: tuple(shape) for name, shape in mechanism.totals(template).items()}
+    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+    if shapes != expected:
+        raise ValueError(f"a sum arrived with shapes {shapes}, expected {expected}")
+    odd = [f"{name} of {a.dtype}" for name, a in arrays.items() if a.dtype != np.float64]
+    if odd:
+        raise ValueError(f"a sum arrived with {', '.join(odd)}: expected float64")
+    return map_arrays({name: np.array(arrays[name]) for name in expected})
 
 
 class Billboard:

@@ -1,0 +1,1 @@
+"""Real federations: a plan on Flower, over a network."""

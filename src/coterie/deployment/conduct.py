@@ -1,0 +1,92 @@
+"""A run of a deployment, at the coordinator: from the agreement to its run folder."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coterie.config import to_table, to_toml
+from coterie.deployment.agreement import FEDERATION, Agreement
+from coterie.deployment.certificates import load_private
+from coterie.deployment.finish import finish
+from coterie.engines.conducting import Conduct, Note, Tally, Transport
+from coterie.engines.coordinator import Coordinator
+from coterie.full_disks import explained
+from coterie.interrupts import as_interrupt
+from coterie.log import Log
+from coterie.privacy.accounting import Guarantee
+from coterie.privacy.files import write_atomically
+from coterie.privacy.ledger import locked
+from coterie.run_plan import claim
+from coterie.tree import Tree
+
+
+def conduct_run(
+    agreement: Agreement, folder: Path, key: Path, transport: Callable[[Note], Transport]
+) -> dict[str, Any]:
+    """Conduct a run, or go on with the one in the folder; give its summary.
+
+    Args:
+        agreement: Plan and federation.
+        folder: The run folder.
+        key: The coordinator's private key.
+        transport: Makes what carries letters, given where to note what it meets.
+    """
+    started = time.perf_counter()
+    folder = folder.resolve()
+    with as_interrupt(), explained(folder), locked(folder):
+        claim(folder, agreement.run_plan)
+        _keep_federation(folder, agreement)
+        log = Log(folder / "log.jsonl")
+        log.open()
+        try:
+            coordinator = Coordinator(
+                Conduct(
+                    plan=agreement.plan,
+                    federation=agreement.federation,
+                    agreement=agreement.digest,
+                    folder=folder,
+                    key=load_private(key),
+                    transport=transport(log.note),
+                    note=log.note,
+                )
+            )
+
+            def observe(number: int, shared: Tree, tally: Tally) -> None:
+                told: dict[str, Any] = tally.told()
+                log.note("round", round=number + 1, **told)
+
+            shared = coordinator.run(observe)
+            return finish(
+                folder,
+                agreement,
+                coordinator.billboard,
+                shared,
+                _guarantee(agreement),
+                log,
+                time.perf_counter() - started,
+            )
+        except KeyboardInterrupt:
+            log.note("interrupted", sync=True)
+            raise
+        except Exception as error:
+            with suppress(OSError):
+                log.note("failed", sync=True, kind=type(error).__name__, why=str(error)[:500])
+            raise
+
+
+def _guarantee(agreement: Agreement) -> Guarantee:
+    federation = agreement.federation
+    promised = agreement.plan.guarantee(federation.spec.clients)
+    return replace(promised, assumed=federation.assumed)
+
+
+def _keep_federation(folder: Path, agreement: Agreement) -> None:
+    """Keep the federation beside the plan; refuse to go on with another."""
+    text = to_toml(to_table(agreement.federation))
+    path = folder / FEDERATION
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise FileExistsError(f"{folder} holds a run of another federation; choose another folder")
+    write_atomically(path, text.encode())

@@ -1,0 +1,103 @@
+"""The README of an app: the commands that start a federation, in order, for this app."""
+
+from coterie.engines.federation import Federation
+
+_PORT = 9100
+_TEXT = """\
+# {name}
+
+A federation of {sites} sites and {clients} clients; trust: {trust}. Public, and the same at every
+site: plan.toml and federation.toml. Rows and personal models stay at the sites.
+
+Everywhere: `pip install 'coterie[flower]'`, and
+
+    export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+
+## Keys
+
+{keys} holds the keys, or is to hold them, as `coterie deploy certificates` writes them (`coterie
+deploy init` does it too where it is given none). Whoever makes all keys could act as everybody:
+that is for a trial. In earnest every site makes its own, and sends the public ones.
+
+    coterie deploy certificates {keys} --sites {names} --host LINK 127.0.0.1
+
+LINK is the name under which sites reach the coordinator's machine; the certificate has to name it.
+Give each site its folder `{keys}/sites/NAME`, and nothing else of `{keys}`.
+
+## The coordinator
+
+Start the SuperLink in this folder. Sites can reach Fleet and nothing else; runs are submitted
+from this machine alone (`--control-from ADDRESS` lets another one in).
+
+    coterie deploy superlink -- --host 0.0.0.0 --port {port} \\
+      --ssl-certfile {keys}/server.pem --ssl-keyfile {keys}/server.key \\
+      --ssl-ca-certfile {keys}/ca.pem \\
+      --enable-supernode-auth --disable-runtime-dependency-installation
+
+Say where it is, in ~/.flwr/config.toml:
+
+    [superlink]
+    default = "{name}"
+
+    [superlink.{name}]
+    address = "127.0.0.1:{port}"
+    root-certificates = "{ca}"
+
+Register every site's SuperNode:
+
+{register}
+
+## Each site
+
+Rows come from the file that `data` names, read as [data.source] of plan.toml says; for anything
+else fill a copy of rows.py, and name it: `hook="/path/rows.py"`. `folder` keeps the personal
+models of the site's clients: durable, and the site's alone. Several SuperNodes on one machine need
+a `--port` each (default 9094).
+
+{supernodes}
+
+## Run
+
+    flwr run . {name}
+    coterie deploy status runs/{name}
+
+`folder` (the coordinator's run folder) and `key` (its private key) are in pyproject.toml, relative
+to where the SuperLink was started; others: `--run-config 'folder="/path" key="/path"'`. A run that
+was interrupted goes on from its ledger when it is submitted again with the same folder.
+"""
+
+
+def readme(name: str, federation: Federation, keys: str) -> str:
+    """Write the page.
+
+    Args:
+        name: The app's.
+        federation: Who takes part.
+        keys: The folder of keys, as seen from the app's.
+    """
+    sites = list(federation.sites)
+    register = "\n".join(
+        f"    flwr supernode register {keys}/sites/{site}/supernode.pub {name} --name {site}"
+        for site in sites
+    )
+    return _TEXT.format(
+        name=name,
+        sites=len(sites),
+        clients=len(federation.clients),
+        trust=federation.trust,
+        names=" ".join(sites),
+        port=_PORT,
+        keys=keys,
+        ca=f"{keys}/ca.pem" if keys.startswith("/") else f"/path/to/this/folder/{keys}/ca.pem",
+        register=register,
+        supernodes="\n\n".join(_supernode(site) for site in sites),
+    )
+
+
+def _supernode(site: str) -> str:
+    return (
+        f"    flower-supernode --superlink LINK:{_PORT} --root-certificates ca.pem \\\n"
+        "      --auth-supernode-private-key supernode \\\n"
+        f'      --node-config \'site="{site}" key="/path/signing.key" folder="/path/{site}" '
+        'data="/path/rows.csv"\''
+    )

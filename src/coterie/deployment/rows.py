@@ -1,0 +1,131 @@
+"""A site's rows: the hook that its owner fills, and the data set that is made of what it returns.
+
+The hook is a file with a function `rows(config)`, in the app (`rows.py`) or wherever the site's
+`--node-config 'hook="..."'` says; it returns {client name: (X, y)} for the site's clients, or a
+`FederatedDataset`. The rows are put into a data set shaped like the whole federation, in which
+others' clients have no rows: so a client has the same number, the same split and the same coins as
+in a simulation of the same plan.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coterie.data.federated import DataError, FederatedDataset
+from coterie.deployment.agreement import Agreement
+from coterie.engines.federation import Federation
+
+Rows = tuple[NDArray[Any], NDArray[Any]]
+
+
+def load_rows(
+    agreement: Agreement, site: str, app: Path, config: Mapping[str, Any]
+) -> tuple[FederatedDataset, FederatedDataset]:
+    """Give a site's training and test rows, as the plan splits them.
+
+    Args:
+        agreement: Plan and federation.
+        site: Its name.
+        app: The app's folder, where the usual hook lies.
+        config: What the site was started with (`--node-config`).
+    """
+    hook = Path(str(config.get("hook", app / "rows.py")))
+    found = _call(hook, {**config, "app": str(app), "site": site})
+    federation = agreement.federation
+    whole = spread(_by_client(found, hook), federation, site, str(hook))
+    return agreement.run_plan.data.split(whole)
+
+
+def _call(hook: Path, config: Mapping[str, Any]) -> Any:
+    spec = importlib.util.spec_from_file_location("coterie_site_rows", hook)
+    if not hook.is_file() or spec is None or spec.loader is None:
+        raise DataError(f"{hook}: no such data hook; give a Python file with rows(config)")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, "rows", None)
+    if not callable(function):
+        raise DataError(f"{hook}: expected a function rows(config) that returns the site's rows")
+    return function(config)
+
+
+def _by_client(found: Any, hook: Path) -> dict[str, Rows]:
+    if isinstance(found, FederatedDataset):
+        if not isinstance(found.features, torch.Tensor):
+            raise DataError(f"{hook}: sparse rows: return dense arrays by client")
+        spans = zip(found.offsets[:-1].tolist(), found.offsets[1:].tolist(), strict=True)
+        features, targets = found.features.numpy(), found.targets.numpy()
+        return {
+            name: (features[a:b], targets[a:b])
+            for name, (a, b) in zip(found.names, spans, strict=True)
+        }
+    if not isinstance(found, Mapping):
+        raise DataError(
+            f"{hook}: rows(config) returned {type(found).__name__}; expected "
+            "{client name: (X, y)} or a FederatedDataset"
+        )
+    return {str(name): (np.asarray(x), np.asarray(y)) for name, (x, y) in found.items()}
+
+
+def spread(
+    rows: Mapping[str, Rows], federation: Federation, site: str, where: str
+) -> FederatedDataset:
+    """Put a site's rows among the clients of the whole federation."""
+    own = federation.sites[site].clients
+    odd = sorted(set(rows) - set(own))
+    if odd:
+        raise DataError(
+            f"{where}: rows of client {odd[0]!r}, who is not at site {site}: expected "
+            f"{', '.join(own[:5])}{', ...' if len(own) > 5 else ''}"
+        )
+    missing = [name for name in own if name not in rows]
+    if missing:
+        raise DataError(f"{where}: no rows of client {missing[0]!r} of site {site}: return them")
+    spec = federation.spec
+    for name, (x, y) in rows.items():
+        _check(f"{where}: client {name!r}", x, y, federation)
+    counts = [len(rows[name][1]) if name in rows else 0 for name in federation.clients]
+    x = np.concatenate([np.asarray(rows[n][0], dtype=np.float32) for n in own])
+    kind = np.int64 if spec.task == "multiclass" else np.float32
+    y = np.concatenate([np.asarray(rows[n][1], dtype=kind) for n in own])
+    return FederatedDataset(
+        spec=spec,
+        names=federation.clients,
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        features=torch.from_numpy(x),
+        targets=torch.from_numpy(y),
+        title=f"site {site}",
+        assumed=federation.assumed,
+    )
+
+
+def _check(who: str, x: NDArray[Any], y: NDArray[Any], federation: Federation) -> None:
+    spec = federation.spec
+    if x.shape != (len(y), *spec.shape):
+        raise DataError(
+            f"{who}: X has shape {x.shape}, expected ({len(y)}, "
+            f"{', '.join(map(str, spec.shape))}): as many rows as y, and the federation's shape"
+        )
+    wide = (len(y), spec.outputs) if spec.task == "multilabel" else (len(y),)
+    if y.shape != wide:
+        raise DataError(f"{who}: y has shape {y.shape}, expected {wide}")
+    try:
+        finite = np.isfinite(np.asarray(x, dtype=float)).all()
+        finite = finite and np.isfinite(np.asarray(y, dtype=float)).all()
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{who}: rows that are not numbers; encode them first") from error
+    if not finite:
+        raise DataError(f"{who}: rows with gaps or infinite numbers; drop or fill them")
+    whole = np.asarray(y, dtype=float)
+    if spec.task == "multiclass" and (
+        (whole != np.floor(whole)).any()
+        or whole.min(initial=0) < 0
+        or whole.max(initial=0) >= spec.outputs
+    ):
+        raise DataError(f"{who}: y holds other classes than 0 to {spec.outputs - 1}")
+    if spec.task in ("binary", "multilabel") and not np.isin(whole, (0, 1)).all():
+        raise DataError(f"{who}: y holds other numbers than 0 and 1")

@@ -1,0 +1,225 @@
+"""Flower as carrier of letters: `Grid` as a transport, parcels as `RecordDict`s, the two apps.
+
+Flower (Beutel et al. 2020, "Flower: a friendly federated learning framework",
+https://arxiv.org/abs/2007.14390) brings messages to SuperNodes and back. Nothing else of it is
+used: no strategy, no weights by numbers of examples, no differential privacy of its own. A message
+holds a parcel (`wire`) and nothing else; whatever else it holds is refused before it is looked at.
+
+Made for flwr 1.41 and 1.42 (Message API). This file does not import torch: a ClientApp is a new
+process for every message, and must be light.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from coterie.wire import Parcel, RawArray, RefusedError, peek
+
+Note = Callable[..., None]
+_LETTER, _ARRAYS, _RAW = "letter", "arrays", "coterie.raw"
+_PAUSE = 0.25
+"""Seconds between looks for answers; Flower's own loop waits 3."""
+_AGAIN = 3.0
+"""Seconds after which a site whose node gave an error is asked again, and new nodes are greeted."""
+_SPARE = 5.0
+"""Seconds that a message outlives its deadline, for clocks that differ."""
+
+
+def to_records(parcel: Parcel) -> RecordDict:
+    """Put a parcel into records."""
+    arrays = {
+        name: Array(raw.dtype, raw.shape, _RAW, raw.data) for name, raw in parcel.arrays.items()
+    }
+    letter = ConfigRecord({"head": parcel.head, "signature": parcel.signature})
+    return RecordDict({_LETTER: letter, _ARRAYS: ArrayRecord(arrays)})
+
+
+def from_records(records: RecordDict) -> Parcel:
+    """Take a parcel out of records.
+
+    Raises:
+        RefusedError: If they hold anything else.
+    """
+    if set(records) != {_LETTER, _ARRAYS}:
+        raise RefusedError(f"records {sorted(map(str, records))[:4]} where a letter was expected")
+    letter, arrays = records[_LETTER], records[_ARRAYS]
+    if not isinstance(letter, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+        raise RefusedError("records of other types than a letter's")
+    head, signature = letter.get("head"), letter.get("signature")
+    if set(letter) != {"head", "signature"} or not isinstance(head, bytes):
+        raise RefusedError("a letter without a head")
+    if not isinstance(signature, bytes):
+        raise RefusedError("a letter without a signature")
+    raws = {}
+    for name, array in arrays.items():
+        if array.stype != _RAW:
+            raise RefusedError(f"an array written as {str(array.stype)[:40]!r}")
+        raws[str(name)] = RawArray(array.dtype, tuple(array.shape), array.data)
+    return Parcel(head, signature, raws)
+
+
+class GridTransport:
+    """Carries parcels over a Flower grid.
+
+    A node is taken for a site when it has answered a greeting under the site's key. Nodes that come
+    later, or come back under another number, are greeted as they appear.
+    """
+
+    def __init__(self, grid: Grid, note: Note) -> None:
+        self._grid, self._note = grid, note
+        self._nodes: dict[str, int] = {}
+        self._greeted: dict[int, float] = {}
+        self._greetings: dict[str, int] = {}
+        self._greet: Callable[[], Parcel] | None = None
+        self._recognise: Callable[[Parcel], str] | None = None
+        self._next_look = 0.0
+
+    def meet(
+        self,
+        greet: Callable[[], Parcel],
+        recognise: Callable[[Parcel], str],
+        sites: int,
+        seconds: float,
+    ) -> set[str]:
+        """Greet nodes until so many sites are recognised, or time is up."""
+        self._greet, self._recognise = greet, recognise
+        end = time.monotonic() + seconds
+        while len(self._nodes) < sites and time.monotonic() < end:
+            self._look_around(seconds)
+            time.sleep(_PAUSE)
+        return set(self._nodes)
+
+    def ask(
+        self, questions: Mapping[str, Parcel], seconds: float
+    ) -> Iterator[tuple[str, Parcel | str]]:
+        """Send questions; give answers as they come, until all did or time is up.
+
+        A site whose node is not there, or fails, is asked again until time is up.
+        """
+        end = time.monotonic() + seconds
+        unsent, waiting, errors = dict.fromkeys(questions, 0.0), dict[str, str](), dict[str, str]()
+        while (unsent or waiting) and time.monotonic() < end:
+            self._look_around(end - time.monotonic())
+            self._send(questions, unsent, waiting, end)
+            for number, answer in self._pull(list(waiting)):
+                site = waiting.pop(number)
+                if isinstance(answer, str) and answer.startswith("flower: "):
+                    self._note("node_error", site=site, why=answer)
+                    unsent[site] = time.monotonic() + _AGAIN
+                    errors[site] = answer
+                else:
+                    yield site, answer
+            if unsent or waiting:
+                time.sleep(_PAUSE)
+        for site in unsent:
+            if site in errors:
+                yield site, errors[site]
+
+    def _send(
+        self,
+        questions: Mapping[str, Parcel],
+        unsent: dict[str, float],
+        waiting: dict[str, str],
+        end: float,
+    ) -> None:
+        now = time.monotonic()
+        ready = [site for site, due in unsent.items() if due <= now and site in self._nodes]
+        if not ready:
+            return
+        messages = [
+            self._message(questions[site], self._nodes[site], "train", end - now) for site in ready
+        ]
+        for site, number in zip(ready, self._grid.push_messages(messages), strict=False):
+            if number:
+                waiting[str(number)] = site
+                del unsent[site]
+
+    def _message(self, parcel: Parcel, node: int, kind: str, seconds: float) -> Message:
+        return Message(to_records(parcel), node, kind, ttl=max(seconds, 1.0) + _SPARE)
+
+    def _pull(self, numbers: list[str]) -> list[tuple[str, Parcel | str]]:
+        """Look for answers; one that cannot be read must not hide the others."""
+        if not numbers:
+            return []
+        try:
+            return [_opened(message) for message in self._grid.pull_messages(numbers)]
+        except (httpx.HTTPError, OSError):
+            raise  # the SuperLink is gone; the run can be resumed
+        except Exception as error:
+            if len(numbers) == 1:
+                return [(numbers[0], f"a message that cannot be read ({type(error).__name__})")]
+        found = []
+        for number in numbers:
+            found += self._pull([number])
+        return found
+
+    def _look_around(self, seconds: float) -> None:
+        """Greet nodes that are new, and read what greeted ones answered."""
+        greet, recognise, now = self._greet, self._recognise, time.monotonic()
+        if greet is None or recognise is None:
+            return
+        for number, answer in self._pull(list(self._greetings)):
+            node = self._greetings.pop(number)
+            try:
+                if isinstance(answer, str):
+                    raise RefusedError(answer)
+                site = recognise(answer)
+            except RefusedError as refusal:
+                self._note("stranger", why=str(refusal))
+                continue
+            self._nodes[site] = node
+        if now < self._next_look:
+            return
+        self._next_look = now + _AGAIN
+        known = set(self._nodes.values())
+        for node in self._grid.get_node_ids():
+            due = self._greeted.get(node, -1.0)
+            if node not in known and due < now:
+                self._greeted[node] = now + max(seconds, 10 * _AGAIN)
+                (number,) = self._grid.push_messages(
+                    [self._message(greet(), node, "query", seconds)]
+                )
+                self._greetings[str(number)] = node
+
+
+def _opened(message: Message) -> tuple[str, Parcel | str]:
+    number = message.metadata.reply_to_message_id
+    if message.has_error():
+        # Its code alone: the reason is an exception's text, which may quote rows.
+        return number, f"flower: error {message.error.code}"
+    try:
+        return number, from_records(message.content)
+    except RefusedError as refusal:
+        return number, str(refusal)
+
+
+def make_server_app(conduct: Callable[[Grid, Context], None]) -> ServerApp:
+    """Make a ServerApp of what conducts a run over a grid."""
+    app = ServerApp()
+    app.main()(conduct)
+    return app
+
+
+def make_client_app(answer: Callable[[Parcel, Context], Parcel]) -> ClientApp:
+    """Make a ClientApp of what answers parcels.
+
+    `Context.state` says what was answered last, for whoever looks there; personal state is on the
+    site's disk, since a SuperNode's memory ends with it.
+    """
+    app = ClientApp()
+
+    def reply(message: Message, context: Context) -> Message:
+        parcel = answer(from_records(message.content), context)
+        letter = peek(parcel)
+        context.state["coterie"] = ConfigRecord(
+            {"run": letter.run, "round": letter.round, "kind": letter.kind}
+        )
+        return Message(to_records(parcel), reply_to=message)
+
+    app.train()(reply)
+    app.query()(reply)
+    return app

@@ -1,0 +1,1 @@
+"""Secure aggregation: sums of which nobody sees the parts."""
