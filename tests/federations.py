@@ -86,9 +86,7 @@ class Neighbourhood:
                 continue
         return found
 
-    def ask(
-        self, questions: Mapping[str, Parcel], seconds: float
-    ) -> Iterator[tuple[str, Answer]]:
+    def ask(self, questions: Mapping[str, Parcel], seconds: float) -> Iterator[tuple[str, Answer]]:
         for name, parcel in questions.items():
             if name in self.absent:
                 continue

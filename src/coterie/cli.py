@@ -32,7 +32,7 @@ from coterie.commands.options import (
 from coterie.offline import go_offline, is_offline
 
 # Commands whose module adds its own options: light to import, what is heavy waits for its action.
-_MODULES: tuple[str, ...] = ("compare", "verify", "export", "predict", "doctor")
+_MODULES: tuple[str, ...] = ("compare", "verify", "export", "predict", "doctor", "deploy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

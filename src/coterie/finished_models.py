@@ -149,11 +149,21 @@ def _leaves(metadata: Mapping[str, str], names: Sequence[str]) -> list[str]:
     return [str(name) for name in json.loads(told)] if told else list(names)
 
 
+def how_to_finish(folder: Path) -> str:
+    """Say what finishes the run in a folder: the command that began it."""
+    if (folder / "federation.toml").exists():
+        return f"it is a deployment: `coterie deploy status {folder}` says what it needs to go on"
+    return f"finish it with `coterie run --resume {folder}`"
+
+
 def _unfinished(folder: Path, path: Path) -> FileNotFoundError:
-    if (folder / "plan.toml").exists():
+    if (folder / "federation.toml").exists() and not (folder / "run.json").exists():
         return FileNotFoundError(
-            f"{path} is not there; finish the run with `coterie run --resume {folder}`"
+            f"{folder} is the coordinator's folder of a deployment: clients' models stayed at the "
+            "sites; give a site's folder of this run"
         )
+    if (folder / "plan.toml").exists():
+        return FileNotFoundError(f"{path} is not there; {how_to_finish(folder)}")
     return FileNotFoundError(f"{path} is not there; give the folder of a finished run")
 
 

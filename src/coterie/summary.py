@@ -1,5 +1,6 @@
 """What a finished run says of itself: the summary, and the files that are kept."""
 
+import hashlib
 import io
 import json
 import math
@@ -12,16 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coterie.certificate import certify
-from coterie.data.federated import FederatedDataset
+from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.outcome import Outcome
 from coterie.finished_models import MODELS, write_models
 from coterie.log import Log, now, versions
 from coterie.methods.base import Shape
+from coterie.plan import Plan
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, BEFORE, Charged, chosen_alone, statement, told
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
-from coterie.scores import Array, Score, noise_to_signal
+from coterie.scores import TITLES, Array, Score, noise_to_signal
 from coterie.tree import Tree
 
 TunedOn = Literal["no", "public", "charged", "not covered"]
@@ -65,16 +67,8 @@ def summarise(
         # Rows in one place are one release, though nothing is posted.
         "rounds": 1 if plan.method.shape is Shape.POOLED else len(outcome.posts),
         **promised(guarantee),
-        **_noise_told(outcome),
-        "metric": score.metric,
-        "value": json_number(score.value),
-        "standard_error": json_number(score.standard_error),
-        **_per_client(score),
-        **spread_told(score),
-        **_calibration(score),
-        "test_loss": json_number(score.loss),
-        "clients_without_test_rows": score.spread.left_out,
-        **_beside_local(score, local),
+        **noise_told(plan, outcome.spec),
+        **scores_told(score, local),
         "newcomers": None if newcomers is None else dict(newcomers),
         "noise_to_signal": [
             None if ratio is None else json_number(ratio) for ratio in noise_to_signal(outcome)
@@ -91,12 +85,27 @@ def summarise(
     }
 
 
-def _noise_told(outcome: Outcome) -> dict[str, Any]:
+def scores_told(score: Score | None, local: Score | None) -> dict[str, Any]:
+    """Give what scores say; all null where none were computed: those of a deployment stay away."""
+    return {
+        "metric": None if score is None else score.metric,
+        "value": None if score is None else json_number(score.value),
+        "standard_error": None if score is None else json_number(score.standard_error),
+        **_per_client(score),
+        **spread_told(score),
+        **_calibration(score),
+        "test_loss": None if score is None else json_number(score.loss),
+        "clients_without_test_rows": None if score is None else score.spread.left_out,
+        **_beside_local(score, local),
+    }
+
+
+def noise_told(plan: Plan, spec: Spec) -> dict[str, Any]:
     """Say what noise a plan adds, and whether it can learn under it; all public."""
-    plan, clients = outcome.plan, outcome.spec.clients
+    clients = spec.clients
     noise = plan.noise_multipliers(clients)
     noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
-    error = plan.relative_error(outcome.spec) if noised else None
+    error = plan.relative_error(spec) if noised else None
     explained = (*plan.method.explain(plan.rounds, plan.clip(clients)), *can_learn(error))
     return {
         "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
@@ -122,14 +131,15 @@ def can_learn(error: float | None) -> tuple[str, ...]:
     )
 
 
-def _per_client(score: Score) -> dict[str, Any]:
+def _per_client(score: Score | None) -> dict[str, Any]:
     """Give the means over clients of what is each client's own; null where it does not apply."""
     found: dict[str, Any] = {}
-    for key, own in score.per_client.items():
+    owned = dict.fromkeys(TITLES) if score is None else score.per_client
+    for key, own in owned.items():
         found[key] = None if own is None else json_number(own.value)
         found[f"{key}_standard_error"] = None if own is None else json_number(own.standard_error)
         found[f"{key}_left_out"] = None if own is None else own.left_out
-    r2 = score.per_client["r2"]
+    r2 = owned["r2"]
     known = np.empty(0) if r2 is None else r2.clients[~np.isnan(r2.clients)]
     # A few clients whose targets hardly differ ruin a mean, not a median.
     found["r2_median"] = json_number(float(np.median(known))) if len(known) else None
@@ -151,9 +161,11 @@ def spread_told(score: Score | None, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _beside_local(score: Score, local: Score | None) -> dict[str, Any]:
+def _beside_local(score: Score | None, local: Score | None) -> dict[str, Any]:
     """Give what learning alone comes to; null where nobody asked."""
-    better = None if local is None else json_number(score.share_better_than(local))
+    better = None
+    if score is not None and local is not None:
+        better = json_number(score.share_better_than(local))
     return {
         "share_better_than_local": better,
         "local_value": None if local is None else json_number(local.value),
@@ -303,6 +315,10 @@ def keep_certificate(
         more["tuning"] = summary["tuning"]
     if summary["caveats"]:
         more["caveats"] = summary["caveats"]
+    if (deployment := summary.get("deployment")) is not None:
+        # Hashed here and not among the files: a simulated run has no such file.
+        federation = hashlib.sha256((folder / "federation.toml").read_bytes()).hexdigest()
+        more["deployment"] = {**deployment, "federation": federation}
     if (selection := summary.get("selection")) is not None:
         # Epsilon by events alone stays what the events come to; it is true of nobody any more.
         more |= {"selection": selection, "view": BEFORE}

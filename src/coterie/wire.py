@@ -118,6 +118,9 @@ def peek(parcel: Parcel) -> Letter:
         raise RefusedError(f"a head of {len(parcel.head)} bytes; at most {MOST_HEAD} are read")
     try:
         told = json.loads(parcel.head.decode(), parse_constant=_no_constant)
+        if b"\\ud" in parcel.head.lower():
+            # Half a surrogate pair is a string that no log can be written with.
+            json.dumps(told, ensure_ascii=False).encode()
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise RefusedError(f"a head that is not JSON ({type(error).__name__})") from error
     if not isinstance(told, dict) or set(told) != {"version", *_FIELDS}:

@@ -1,8 +1,8 @@
 """A run of a deployment, at the coordinator: from the agreement to its run folder."""
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from coterie.config import to_table, to_toml
 from coterie.deployment.agreement import FEDERATION, Agreement
 from coterie.deployment.certificates import load_private
-from coterie.deployment.finish import finish
-from coterie.engines.conducting import Conduct, Note, Tally, Transport
+from coterie.deployment.finish import finish, finished_summary
+from coterie.engines.conducting import Conduct, Note, ShortRoundError, Tally, Transport
 from coterie.engines.coordinator import Coordinator
 from coterie.full_disks import explained
 from coterie.interrupts import as_interrupt
@@ -19,6 +19,7 @@ from coterie.log import Log
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import locked
+from coterie.recognition import recognise_model
 from coterie.run_plan import claim
 from coterie.tree import Tree
 
@@ -27,6 +28,8 @@ def conduct_run(
     agreement: Agreement, folder: Path, key: Path, transport: Callable[[Note], Transport]
 ) -> dict[str, Any]:
     """Conduct a run, or go on with the one in the folder; give its summary.
+
+    A run that is done stays as it is: sites that missed its end are told of it, nothing else.
 
     Args:
         agreement: Plan and federation.
@@ -39,9 +42,11 @@ def conduct_run(
     with as_interrupt(), explained(folder), locked(folder):
         claim(folder, agreement.run_plan)
         _keep_federation(folder, agreement)
+        recognise_model(folder, agreement.run_plan.method.model, agreement.federation.spec)
         log = Log(folder / "log.jsonl")
         log.open()
-        try:
+        with _noted(log):
+            done = finished_summary(folder)
             coordinator = Coordinator(
                 Conduct(
                     plan=agreement.plan,
@@ -53,31 +58,47 @@ def conduct_run(
                     note=log.note,
                 )
             )
+            shared = _do_rounds(coordinator, log)
+            if done is not None:
+                return done
+            seconds = time.perf_counter() - started
+            billboard, promised = coordinator.billboard, promise(agreement)
+            return finish(folder, agreement, billboard, shared, promised, log, seconds)
 
-            def observe(number: int, shared: Tree, tally: Tally) -> None:
-                told: dict[str, Any] = tally.told()
-                log.note("round", round=number + 1, **told)
 
-            shared = coordinator.run(observe)
-            return finish(
-                folder,
-                agreement,
-                coordinator.billboard,
-                shared,
-                _guarantee(agreement),
-                log,
-                time.perf_counter() - started,
-            )
-        except KeyboardInterrupt:
-            log.note("interrupted", sync=True)
+def _do_rounds(coordinator: Coordinator, log: Log) -> Tree:
+    """Do what rounds are to do; where none are, sites that are away do not keep it from ending."""
+    done = coordinator.billboard.next >= coordinator.plan.posts
+
+    def observe(number: int, shared: Tree, tally: Tally) -> None:
+        told: dict[str, Any] = tally.told()
+        log.note("round", round=number + 1, **told)
+
+    try:
+        return coordinator.run(observe)
+    except ShortRoundError as error:
+        if not done:
             raise
-        except Exception as error:
-            with suppress(OSError):
-                log.note("failed", sync=True, kind=type(error).__name__, why=str(error)[:500])
-            raise
+        log.note("taken_home", sites=0, why=str(error)[:500])
+        return coordinator.shared
 
 
-def _guarantee(agreement: Agreement) -> Guarantee:
+@contextmanager
+def _noted(log: Log) -> Iterator[None]:
+    """Note in the log what ends a run before its time."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        log.note("interrupted", sync=True)
+        raise
+    except Exception as error:
+        with suppress(OSError):  # a full disk must not hide what went wrong
+            log.note("failed", sync=True, kind=type(error).__name__, why=str(error)[:500])
+        raise
+
+
+def promise(agreement: Agreement) -> Guarantee:
+    """Give what a run of the agreement guarantees."""
     federation = agreement.federation
     promised = agreement.plan.guarantee(federation.spec.clients)
     return replace(promised, assumed=federation.assumed)

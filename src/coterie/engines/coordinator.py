@@ -41,6 +41,10 @@ from coterie.rng import Rng
 from coterie.tree import Tree
 from coterie.wire import Expected, Letter, Parcel, RefusedError, peek, seal, unseal
 
+Expectations = Mapping[str, Mapping[str, Expected]]
+"""The arrays that answers carry, by their kind; none where a kind is not listed."""
+_NOTHING: Expectations = {}
+
 
 class Coordinator:
     """Conducts one run."""
@@ -93,7 +97,7 @@ class Coordinator:
         return Letter(kind, self.kept.run, site, number, nonce, dict(body or {}), arrays)
 
     def ask(
-        self, questions: Mapping[str, Letter], expected: Mapping[str, Expected]
+        self, questions: Mapping[str, Letter], expected: Expectations = _NOTHING
     ) -> Iterator[tuple[str, Letter]]:
         """Ask sites; give the answers that are ones, count and log all others."""
         parcels = {site: seal(letter, self.conduct.key) for site, letter in questions.items()}
@@ -111,11 +115,11 @@ class Coordinator:
             yield site, letter
         self.tally.silent += len(silent)
 
-    def _read(self, question: Letter, answer: Answer, expected: Mapping[str, Expected]) -> Letter:
+    def _read(self, question: Letter, answer: Answer, expected: Expectations) -> Letter:
         if isinstance(answer, str):
             raise RefusedError(answer)
         kind = peek(answer).kind
-        wanted = expected if kind == question.kind else {}
+        wanted = expected.get(kind, {}) if kind == question.kind else {}
         letter = unseal(answer, self.federation.sites[question.site].public_key, wanted)
         if letter.kind not in (question.kind, "refused", "failed"):
             raise RefusedError(f"an answer of another kind than {question.kind}")
@@ -190,7 +194,7 @@ class Coordinator:
         asked = self.drawn(cohort)
         self.tally.asked = len(cohort)
         mechanism = self.billboard.mechanism(number)
-        expected = expected_sum(mechanism, self.template)
+        expected = {"round": expected_sum(mechanism, self.template)}
         missing, answered = dict(asked), set[str]()
         for attempt in range(self.federation.patience + 1):
             raise_if_asked()
@@ -265,7 +269,7 @@ class Coordinator:
                 for site in sorted(missing)
             }
             self.tally = Tally()
-            missing -= {site for site, _ in self.ask(questions, {})}
+            missing -= {site for site, _ in self.ask(questions)}
             if not missing:
                 break
         self.conduct.note("taken_home", sites=len(self.federation.sites) - len(missing))

@@ -45,7 +45,8 @@ def from_records(records: RecordDict) -> Parcel:
         RefusedError: If they hold anything else.
     """
     if set(records) != {_LETTER, _ARRAYS}:
-        raise RefusedError(f"records {sorted(map(str, records))[:4]} where a letter was expected")
+        came = [str(name)[:40] for name in sorted(records)[:4]]
+        raise RefusedError(f"records {came} where a letter was expected")
     letter, arrays = records[_LETTER], records[_ARRAYS]
     if not isinstance(letter, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise RefusedError("records of other types than a letter's")
@@ -54,12 +55,20 @@ def from_records(records: RecordDict) -> Parcel:
         raise RefusedError("a letter without a head")
     if not isinstance(signature, bytes):
         raise RefusedError("a letter without a signature")
-    raws = {}
-    for name, array in arrays.items():
-        if array.stype != _RAW:
-            raise RefusedError(f"an array written as {str(array.stype)[:40]!r}")
-        raws[str(name)] = RawArray(array.dtype, tuple(array.shape), array.data)
+    raws = {str(name): _raw(array) for name, array in arrays.items()}
     return Parcel(head, signature, raws)
+
+
+def _raw(array: Array) -> RawArray:
+    """Take over what an array says of itself; Flower reads it from JSON, of whatever types."""
+    if type(array.stype) is not str or array.stype != _RAW:
+        raise RefusedError("an array that was written by something else")
+    shape = array.shape
+    if type(array.dtype) is not str or type(array.data) is not bytes or type(shape) is not tuple:
+        raise RefusedError("an array without type, shape or bytes")
+    if any(type(length) is not int for length in shape):
+        raise RefusedError("an array with a shape that is not of whole numbers")
+    return RawArray(array.dtype, shape, array.data)
 
 
 class GridTransport:

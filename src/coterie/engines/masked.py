@@ -101,7 +101,7 @@ class Masks:
         self, kind: str, sites: list[str], number: int, body: Mapping[str, Any]
     ) -> dict[str, Letter]:
         questions = {site: self._lead.question(kind, site, number, body) for site in sites}
-        return dict(self._lead.ask(questions, {}))
+        return dict(self._lead.ask(questions))
 
     def _collect(
         self, number: int, session: int, drawn: Mapping[str, list[int]]
@@ -125,7 +125,8 @@ class Masks:
             }
             questions[site] = lead.question(MASKED, site, number, body)
         vectors = {}
-        for site, letter in lead.ask(questions, {MASKED: Expected("uint64", (numbers,))}):
+        expected = {MASKED: {MASKED: Expected("uint64", (numbers,))}}
+        for site, letter in lead.ask(questions, expected):
             if letter.kind == MASKED:
                 vectors[site] = letter.arrays[MASKED]
             else:

@@ -23,6 +23,7 @@ Tests: tests/engines/test_site.py.
 import io
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ class Site:
     def _run_of(self, letter: Letter) -> "SiteRun":
         if self._run is not None and self._run.name == letter.run:
             return self._run
-        if letter.kind != "hello" and not (self.setting.folder / letter.run).is_dir():
+        if letter.kind != "hello" and not (self.setting.folder / letter.run / "run.json").exists():
             raise RefusedError("a question of a run that this site never joined")
         if letter.body.get("agreement") != self.setting.agreement and letter.kind == "hello":
             raise RefusedError("another plan or federation than this site has")
@@ -147,9 +148,11 @@ class Site:
 
     def _note(self, text: str) -> None:
         """Keep what went wrong where the rows are kept."""
-        self.setting.folder.mkdir(parents=True, exist_ok=True)
-        with (self.setting.folder / "errors.log").open("a", encoding="utf-8") as file:
-            file.write(text.replace("\n", " ") + "\n")
+        line = text.replace("\n", " ").encode(errors="backslashreplace") + b"\n"
+        with suppress(OSError):  # a full disk must not end the answer
+            self.setting.folder.mkdir(parents=True, exist_ok=True)
+            with (self.setting.folder / "errors.log").open("ab") as file:
+                file.write(line)
 
 
 class SiteRun:
@@ -171,7 +174,8 @@ class SiteRun:
         )
         seed = site.plan.simulation_seed
         self.rng = Rng.fresh() if seed is None else Rng.seeded(seed)
-        self.state = _read_json(self.folder / "state.json", {"settled": -1, "opened": {}})
+        fresh: dict[str, Any] = {"settled": -1, "answered": -1, "opened": {}}
+        self.state = {**fresh, **_read_json(self.folder / "state.json", {})}
         self.masking: site_masks.Masking | None = None
 
     def _join(self) -> None:
@@ -213,14 +217,20 @@ class SiteRun:
         shared = _tree(letter.arrays, SHARED)
         arrays = {name: leaf.numpy() for name, leaf in shared.items()}
         question = digest({**arrays, "ids": ids, "round": np.array([number], dtype=np.int64)})
-        self._settle(letter.body.get("counted"), number)
         kept = self._answered(number)
         if kept is not None and kept[0] != question:
             raise RefusedError(
                 f"round {number} was answered to another question; a round is answered once"
             )
-        if kept is not None:
-            return kept[1]
+        self._settle(letter.body.get("counted"), number)
+        total = self._make(number, question, shared, ids) if kept is None else kept[1]
+        # On disk before it leaves: what is staged may be thrown away, that it was sent may not.
+        if self.state["answered"] < number:
+            self.keep(answered=number)
+        return total
+
+    def _make(self, number: int, question: str, shared: Tree, ids: Ids) -> Arrays:
+        """Compute a round's sum; keep it, and the clients' new state, for when it is counted."""
         total = self._work(number, shared, ids)
         buffer = io.BytesIO()
         told = np.frombuffer(question.encode(), dtype=np.uint8)
@@ -245,17 +255,22 @@ class SiteRun:
             raise RefusedError(f"round {number}: the plan has {len(self.site.mechanisms)}")
         if number <= self.state["settled"]:
             raise RefusedError(f"round {number} is over at this site")
-        staged = self.store.sealed()
-        if staged is not None and number < staged:
-            raise RefusedError(f"round {number}, after round {staged} was answered")
+        answered = self.state["answered"]
+        if number < answered:
+            raise RefusedError(f"round {number}, after round {answered} was answered")
+        if number == answered and self.store.sealed() != number:
+            raise RefusedError(f"round {number} was answered; a round is answered once")
 
     def _settle(self, counted: Any, number: int) -> None:
         """Bring personal state to the last round that counted."""
         if type(counted) is not int or not -1 <= counted < number:
             raise RefusedError("a question that does not say which answer counted last")
-        settled = self.state["settled"]
-        if counted < settled:
-            raise RefusedError(f"round {counted} counted last, but round {settled} did already")
+        settled, answered = self.state["settled"], self.state["answered"]
+        if counted not in (settled, answered):
+            # Every question says what became of the answer before it.
+            raise RefusedError(
+                f"round {counted} counted last, it says; round {settled} did, or {answered}"
+            )
         staged = self.store.sealed()
         if staged is not None and staged <= counted:
             self.store.recover(counted + 1)  # applied if it is the round that counted, else dropped

@@ -320,7 +320,8 @@ def _checked(mechanism: Mechanism, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     listed = np.asarray(ids)
     if listed.ndim != 1 or (len(listed) and not np.issubdtype(listed.dtype, np.integer)):
         raise ValueError(f"ids of {listed.dtype}, shape {listed.shape}: expected a list of int64")
-    if len(np.unique(listed)) < len(listed) or bool((listed < 0).any()):
+    ordered = np.sort(listed)
+    if bool((ordered[1:] == ordered[:-1]).any()) or bool((listed < 0).any()):
         raise ValueError("ids name a client twice, or none: give each client's number once")
     if isinstance(mechanism, Exact | GaussianRows) and _in_rows(mechanism):
         above = listed[listed >= mechanism.clients]

@@ -59,7 +59,7 @@ def show_spread(runs: Sequence[FinishedRun], *, clients: bool = True) -> Html:
 
     Without clients neither the worst of them is told nor any of them drawn.
     """
-    runs = one_by_one(runs)
+    runs = [run for run in one_by_one(runs) if run.is_scored]
     parts: list[str] = []
     for of in _OWN:
         alike = [run for run in runs if _spread(run).of == of and not math.isnan(_spread(run).mean)]

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from coterie.finished_models import how_to_finish
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, chosen_alone
 from coterie.privacy.words import OTHERS, OUTSIDER, round_up, view_of
@@ -22,6 +23,7 @@ Array = NDArray[np.float64]
 _RESULT = {"method", "data", "clients", "rounds", "metric", "value", "simulation"}
 _COLUMNS = {"client", "train_rows", "test_rows", "error"}
 _DIRECTIONS = {"nmse": "smaller is better", "accuracy": "larger is better"}
+_UNSCORED = "test metric (stayed at the sites)"
 _HISTORY = {"round", "seconds", "answered", "value"}
 
 
@@ -37,7 +39,8 @@ class FinishedRun:
         plan: The plan's text.
         versions: Of the software that stated the guarantee.
         metrics: Columns by name, a row a client; `error_alone` and those of references
-            (`error_local_star`, ...) may be missing.
+            (`error_local_star`, ...) may be missing. None at all of a deployment whose scores
+            stayed at its sites.
         history: Columns by name, a row a round; none where the run kept no history.
         newcomers: As metrics, of clients who joined after training; none where nobody did.
         entry: Its name in a comparison, if it is of one.
@@ -121,9 +124,21 @@ class FinishedRun:
         return tomllib.loads(self.plan).get("data")
 
     @property
+    def deployment(self) -> dict[str, Any]:
+        """What it says of how it was deployed; nothing of a simulated run."""
+        return dict(self.result.get("deployment") or {})
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether clients' models were scored: those of a deployment are at its sites alone."""
+        return self.result["metric"] is not None
+
+    @property
     def scored(self) -> str:
         """What its metric is called, and which way is better."""
         metric = self.result["metric"]
+        if metric is None:
+            return _UNSCORED
         way = _DIRECTIONS.get(metric)
         return f"test {metric}" if way is None else f"test {metric} ({way})"
 
@@ -198,15 +213,14 @@ def _read(folder: Path, entry: str) -> FinishedRun:
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such folder; check the path")
     if not (folder / "result.json").exists():
-        raise ValueError(
-            f"{folder} has no finished run; resume it with `coterie run --resume {folder}`"
-        )
+        raise ValueError(f"{folder} has no finished run; {how_to_finish(folder)}")
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
         plan = (folder / "plan.toml").read_text(encoding="utf-8")
         tomllib.loads(plan)
-        metrics = _columns(folder / "metrics.parquet", _COLUMNS)
+        away = bool(result.get("deployment")) and result["metric"] is None
+        metrics = _columns(folder / "metrics.parquet", _COLUMNS, may_lack=away)
         kept = _columns(folder / "history.parquet", _HISTORY, may_lack=True)
         history = {name: _floats(column) for name, column in kept.items()}
         joined = _columns(folder / "newcomers" / "metrics.parquet", _COLUMNS, may_lack=True)

@@ -46,6 +46,9 @@ def show_joining(runs: Sequence[FinishedRun], *, clients: bool = True) -> Html:
 
     Without clients only how many gain and how many lose is told, and nothing is any client's own.
     """
+    runs = [run for run in runs if run.is_scored]
+    if not runs:
+        return Html("")
     parts: list[str] = [
         element("h2", "Does joining help me?", id="joining"),
         element("p", _AVERAGE),

@@ -19,6 +19,7 @@ from coterie.privacy.files import write_atomically
 from coterie.report import charts
 from coterie.report.clients import show_spread
 from coterie.report.elements import Html, can_draw, element, join
+from coterie.report.deployed import show_deployed
 from coterie.report.finished import FinishedRun, read_finished
 from coterie.report.glossary import show_glossary
 from coterie.report.groups import one_by_one
@@ -35,7 +36,14 @@ _META = """
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 """
-_OF_CLIENTS = (show_joining, show_references, show_spread, show_history, show_guarantees)
+_OF_CLIENTS = (
+    show_joining,
+    show_references,
+    show_spread,
+    show_history,
+    show_deployed,
+    show_guarantees,
+)
 """Sections that say less where a page is to leave clients out."""
 _UNSEEN = "Charts need JavaScript; the numbers behind them are under them."
 

@@ -1,0 +1,108 @@
+"""Who sees what in a deployment, and at which epsilon: public facts, stated with every run.
+
+Which view of the coordinator applies follows from `trust` (see `coterie.privacy.views`): "server"
+is the guarantee's view of a server that sees each site's bounded sum, "secure_aggregation" that of
+one that sees sums over sites alone. Against its own site's operator no epsilon protects a client:
+the site hosts its rows.
+"""
+
+import math
+from typing import Any
+
+from coterie.engines.federation import Federation
+from coterie.privacy.accounting import Guarantee
+from coterie.privacy.views import is_central
+from coterie.privacy.words import round_up
+from coterie.summary import json_number
+
+VIEWS = {"server": "server", "secure_aggregation": "server_secure_aggregation"}
+"""The coordinator's view in a guarantee, by trust."""
+OWN_SITE = (
+    "A client is not protected against the operator of its own site, which hosts its rows and its "
+    "model."
+)
+_SEES = {
+    ("server", True): "each site's bounded sum before noise, which it adds itself",
+    ("server", False): "each site's sum of messages to which clients have added noise",
+    ("secure_aggregation", True): "the exact sum over sites, to which it adds the noise itself; "
+    "no single site's",
+    ("secure_aggregation", False): "sums over sites of messages to which clients have added noise; "
+    "no single site's",
+}
+
+
+def coordinator_epsilon(guarantee: Guarantee, federation: Federation) -> float:
+    """Give epsilon against the coordinator, by the view that the federation's trust calls for."""
+    return guarantee.views[VIEWS[federation.trust]]
+
+
+def coordinator_sees(guarantee: Guarantee, federation: Federation) -> str:
+    """Say what the coordinator sees."""
+    if not guarantee.events:
+        return "nothing: no round is asked"
+    return f"who took part, and {_SEES[federation.trust, is_central(guarantee)]}"
+
+
+def by_view(guarantee: Guarantee, federation: Federation) -> dict[str, float]:
+    """Give epsilon by who looks: the views of the guarantee that exist here.
+
+    The coordinator's is called `coordinator`, whichever view of a server it is.
+    """
+    views = {
+        name: epsilon for name, epsilon in guarantee.views.items() if not name.startswith("server")
+    }
+    return {**views, "coordinator": coordinator_epsilon(guarantee, federation)}
+
+
+def caveats(guarantee: Guarantee, federation: Federation) -> list[str]:
+    """Give what must be read beside the guarantee of a deployment."""
+    if not guarantee.events:
+        return [OWN_SITE]
+    epsilon = coordinator_epsilon(guarantee, federation)
+    told = "infinite" if epsilon == math.inf else round_up(epsilon)
+    return [
+        f'Deployed with trust = "{federation.trust}": the coordinator sees '
+        f"{coordinator_sees(guarantee, federation)}. Epsilon against it is {told}.",
+        OWN_SITE,
+    ]
+
+
+def deployment_told(guarantee: Guarantee, federation: Federation) -> dict[str, Any]:
+    """Give what a run says of how it was deployed; public facts of federation.toml alone."""
+    views = guarantee.views
+    others, coordinator = views["other_clients"], views[VIEWS[federation.trust]]
+    posts = "every post, and each client its own model"
+    seen = " and who took part" if guarantee.participation.visible else ""
+    rows = (
+        ("other clients, even all together", posts + seen, others),
+        (
+            "operators of other sites",
+            "every post, and which of their own clients were asked",
+            others,
+        ),
+        (
+            "the coordinator, and whoever runs its SuperLink",
+            coordinator_sees(guarantee, federation),
+            coordinator,
+        ),
+        (
+            "the operator of a client's own site",
+            "its rows, its contributions and its model: nothing here protects against it",
+            math.inf,
+        ),
+    )
+    return {
+        "trust": federation.trust,
+        "sites": len(federation.sites),
+        "clients_by_site": {name: len(site.clients) for name, site in federation.sites.items()},
+        "deadline": federation.deadline,
+        "minimum": federation.minimum,
+        "patience": federation.patience,
+        "threshold": federation.threshold if federation.trust == "secure_aggregation" else None,
+        "coordinator_view": VIEWS[federation.trust],
+        "epsilon_coordinator": json_number(coordinator),
+        "sees": [
+            {"who": who, "sees": sees, "epsilon": json_number(epsilon)}
+            for who, sees, epsilon in rows
+        ],
+    }
