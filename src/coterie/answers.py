@@ -22,7 +22,7 @@ from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.scaling import scale_by, standardise_clients
 from coterie.data.unlabelled import Unlabelled, load_unlabelled, target_constants
 from coterie.exports import ClientModel, Kind, all_clients, read_kind, training_rows
-from coterie.finished_models import client_model, client_names, stacked_models
+from coterie.finished_models import client_model, client_names, client_scaling, stacked_models
 from coterie.methods.base import Method
 from coterie.newcomers import FOLDER
 from coterie.predictions import BLOCK, decide, outputs_by_block
@@ -218,6 +218,9 @@ def _scaled(
             f"client {strangers[0]!r}: rows of this run are scaled by each client's own training "
             "rows, and a newcomer has none; let it join with rows of its own (coterie join)"
         )
+    kept = client_scaling(folder, data.names)
+    if kept is not None:
+        return scale_by(data, *kept)
     train = training_rows(folder, run_plan, scaled=False)
     ids = _places(list(train.names), data.names)
     own = replace(train.only(ids), names=data.names)

@@ -29,7 +29,7 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import client_moments
 from coterie.data.source import Source
 from coterie.data.text import plan_tags, read_words
-from coterie.finished_models import client_model, client_names
+from coterie.finished_models import client_model, client_names, client_scaling, how_to_finish
 from coterie.models import Model
 from coterie.newcomers import FOLDER, hold_out
 from coterie.privacy.accounting import Guarantee
@@ -112,9 +112,7 @@ def read_clients(folder: Path, names: Sequence[str]) -> list[ClientModel]:
     params = [client_model(folder, name, _place(folder, name)) for name in names]
     if not kind.scaled:
         return [ClientModel(*pair) for pair in zip(names, [kind] * len(names), params, strict=True)]
-    rows = training_rows(folder, run_plan, scaled=False)
-    index = {name: at for at, name in enumerate(rows.names)}
-    center, scale = client_moments(rows.only([index[name] for name in names]))
+    center, scale = _moments(folder, run_plan, names)
     return [
         ClientModel(name, kind, leaves, (center[at], scale[at]))
         for at, (name, leaves) in enumerate(zip(names, params, strict=True))
@@ -303,9 +301,19 @@ def _promise(folder: Path) -> dict[str, Any]:
         return {**told, **{key: result.get(key) for key in ("tuning", "caveats")}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{folder}: no finished run ({error!r}); finish it with `coterie run --resume "
-            f"{folder}`, or restore guarantee.json and result.json"
+            f"{folder}: no finished run ({error!r}); {how_to_finish(folder)}, or restore "
+            "guarantee.json and result.json"
         ) from error
+
+
+def _moments(folder: Path, run_plan: RunPlan, names: Sequence[str]) -> Moments:
+    """Give some clients' means and deviations: as they were kept, or of the training rows."""
+    kept = client_scaling(folder, names)
+    if kept is not None:
+        return kept
+    rows = training_rows(folder, run_plan, scaled=False)
+    index = {name: at for at, name in enumerate(rows.names)}
+    return client_moments(rows.only([index[name] for name in names]))
 
 
 def _place(folder: Path, name: str) -> str:

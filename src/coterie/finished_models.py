@@ -9,10 +9,12 @@ Both files are private: each row is one client's.
 import difflib
 import json
 import struct
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -22,6 +24,7 @@ from coterie.tree import Tree
 
 FORMAT = "1"
 MODELS = "models"
+SCALING = "scaling.npz"
 _ROWS, _NAMES = "clients.safetensors", "clients.json"
 _PIECE = 1 << 24  # bytes held at a time
 _KINDS = {
@@ -84,6 +87,28 @@ def stacked_models(folder: Path, place: str = MODELS) -> Tree:
         ValueError: If the file is damaged.
     """
     return dict(_read(folder / place, len(client_names(folder, place)), slice(None)))
+
+
+def client_scaling(folder: Path, names: Sequence[str]) -> tuple[Any, Any] | None:
+    """Read the means and deviations of some clients, (clients, features) each, if they are kept.
+
+    A site of a deployment keeps them beside its clients' models; they are these clients' own.
+
+    Raises:
+        ValueError: If they are damaged, or there is no such client.
+    """
+    path = folder / SCALING
+    if not path.exists():
+        return None
+    known = client_names(folder)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(_unknown(folder, unknown[0], known))
+    places = [known.index(name) for name in names]
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return kept["center"][places], kept["scale"][places]
+    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: damaged ({error!r}); restore it") from error
 
 
 def write_models(place: Path, models: Tree, names: Sequence[Any]) -> None:
@@ -153,7 +178,7 @@ def how_to_finish(folder: Path) -> str:
     """Say what finishes the run in a folder: the command that began it."""
     if (folder / "federation.toml").exists():
         return f"it is a deployment: `coterie deploy status {folder}` says what it needs to go on"
-    return f"finish it with `coterie run --resume {folder}`"
+    return f"resume it with `coterie run --resume {folder}`"
 
 
 def _unfinished(folder: Path, path: Path) -> FileNotFoundError:

@@ -39,7 +39,10 @@ def explained(folder: Path) -> Iterator[None]:
         remedy = "make room" if error.errno in _FULL else "make the folder writable"
         named = f" ({error.filename})" if error.filename else ""
         begun = (folder / "plan.toml").exists()
-        onward = f"coterie run --resume {folder}" if begun else "the same command"
+        deployed = (folder / "federation.toml").exists()
+        onward = (
+            f"coterie run --resume {folder}" if begun and not deployed else "the same command"
+        )
         spent = (
             "what is paid for is in the ledger, and nothing of it is lost"
             if begun

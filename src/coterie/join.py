@@ -24,7 +24,7 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.table_files import TABLES
 from coterie.data.unlabelled import file_columns
 from coterie.engines.outcome import join_shared
-from coterie.finished_models import client_names, write_models
+from coterie.finished_models import client_names, how_to_finish, write_models
 from coterie.methods.base import Method
 from coterie.newcomers import score_alone
 from coterie.privacy.accounting import Guarantee
@@ -161,8 +161,8 @@ def _read(folder: Path) -> tuple[Tree, dict[str, Any], dict[str, Any]]:
         return shared, dict(stated), dict(result)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{folder}: no finished run that can be joined ({error!r}); finish it with "
-            f"`coterie run --resume {folder}`, or restore shared.npz and guarantee.json"
+            f"{folder}: no finished run that can be joined ({error!r}); "
+            f"{how_to_finish(folder)}, or restore shared.npz and guarantee.json"
         ) from error
 
 

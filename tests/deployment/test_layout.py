@@ -103,6 +103,8 @@ def test_flower_accepts_the_configuration(app):
     told = tomllib.loads((app / "pyproject.toml").read_text())
     valid, errors, warnings = config.validate_config(told, check_module=False)
     assert (valid, errors, warnings) == (True, [], [])
+    checked = pytest.importorskip("flwr.cli.config_utils").load_and_validate(app / "pyproject.toml")
+    assert checked == (told, [])  # as `flwr run` does it, modules and all
     assert config.get_metadata_from_config(told) == ("coterie/Ward-7", "1.0.0")
     run = told["tool"]["flwr"]["app"]["config"]
     key = load_private(app / run["key"])
@@ -147,7 +149,7 @@ def test_every_command_of_the_readme_is_one_that_exists(app):
 
     told = [words[1:] for words in commands if words[0] == "coterie"]
     assert [words[1] for words in told] == ["certificates", "superlink", "status"]
-    for words in told[:2]:
+    for words in told:
         build_parser().parse_args(words)
     link = pytest.importorskip("flwr.superlink.cli.flower_superlink")
     node = pytest.importorskip("flwr.supernode.cli.flower_supernode")
@@ -303,16 +305,16 @@ def test_epsilon_is_said_by_view_and_trust(tmp_path, capsys):
     accountant.compose(SelfComposedDpEvent(GaussianDpEvent(8.0), 4))
     above = accountant.get_epsilon(1e-5)
     views = _views(tmp_path, capsys, "a", central, "server")
-    assert views["server"] == "inf"
+    assert views["coordinator"] == "inf"
     assert 0.5 * above < views["other_clients"] <= above
-    assert set(views) == {"server", "other_clients"}
+    assert set(views) == {"coordinator", "other_clients"}
     assert _views(tmp_path, capsys, "b", central, "secure_aggregation") == views
     local = 'noise_multiplier = 8.0\ndelta = 1e-5\nnoise = "local"'
     alone = _views(tmp_path, capsys, "c", local, "server")
-    assert alone["server"] == alone["other_clients"] == pytest.approx(views["other_clients"])
+    assert alone["coordinator"] == alone["other_clients"] == pytest.approx(views["other_clients"])
     summed = _views(tmp_path, capsys, "d", local, "secure_aggregation")
-    assert summed["server"] <= alone["server"]
-    assert sqrt(4) / 8 < alone["server"] < 10
+    assert summed["coordinator"] <= alone["coordinator"]
+    assert sqrt(4) / 8 < alone["coordinator"] < 10
 
 
 def test_a_seed_is_let_in_where_the_federation_says_so(tmp_path, capsys):

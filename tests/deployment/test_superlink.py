@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from coterie.cli import main as command
 from coterie.deployment.certificates import make_certificates
 from coterie.deployment.superlink import Door, main
 
@@ -109,6 +110,14 @@ def test_other_addresses_can_be_named_and_sockets_are_closed():
 def test_an_open_port_without_tls_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
         main(given)
+
+
+def test_the_command_hands_its_arguments_on(capsys):
+    assert command(["deploy", "superlink", "--", "--insecure", "--host", "0.0.0.0"]) == 2
+    assert "without TLS" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command(["deploy", "superlink", "--control-from", "10.0.0.0/8", "--", "--port", "9100"])
+    assert "names and networks are not exact" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["10.0.0.0/8", "link.example", "0.0.0.0", "*"])

@@ -22,6 +22,8 @@ with warnings.catch_warnings():
     from coterie.engines import flower
     from coterie.engines.flower import from_records, to_records
 
+pytestmark = pytest.mark.full
+
 KEY = Ed25519PrivateKey.generate()
 PROFILE = settings(
     derandomize=True, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]

@@ -218,6 +218,35 @@ def test_an_honest_sum_passes_bit_for_bit(name):
 
 
 @PROFILE
+@given(st.sampled_from([1, 2, 2]), st.sampled_from([1, 3, 50]), st.integers(1, 400), st.data())
+def test_a_sum_that_sits_on_its_bound_is_not_touched(norm, clients, width, data):
+    # The bound is the float just above the exact norm of a sum on the grid, over the clients:
+    # floats alone could not tell on which side it lies.
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    step = LaplaceSum(1.0, 1.0).grid() if norm == 1 else GaussianSum(1.0, 1.0).grid(width)
+    values = rng.standard_normal(width)
+    values *= rng.uniform(1.1, 1.9) * clients / np.linalg.norm(values, norm)
+    whole = [int(v) for v in np.rint(values / step)]
+    B = math.fsum(abs(v) for v in whole) if norm == 1 else math.sqrt(sum(v * v for v in whole))
+    B = B * step / clients * (1 - 2.0**-50)
+    while not inside(whole, norm, B, clients, step):
+        B = math.nextafter(B, math.inf)
+    mechanism = LaplaceSum(B, 1.0) if norm == 1 else GaussianSum(B, 1.0)
+    assert steps(mechanism, {"w": (width,)}) == {"w": step}
+    total = {"w": np.array([float(v) for v in whole]) * step}
+    part, verdict = admit(mechanism, total, np.arange(clients), {"w": (width,)})
+    assert verdict.taken
+    assert same_bits(total, part.total)
+
+
+def inside(whole, norm, B, clients, step):
+    limit = Fraction(B) * clients / Fraction(step)
+    if norm == 1:
+        return sum(abs(v) for v in whole) <= limit
+    return sum(v * v for v in whole) <= limit**2
+
+
+@PROFILE
 @given(
     bounds,
     st.sampled_from([1e-5, 1.0, 300.0]),

@@ -1,5 +1,8 @@
 """The protocol, against its published description (Bonawitz et al. 2017) written out slowly."""
 
+import json
+import time
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from coterie.secagg.opening import UnopenedError, open_sum
+from coterie.secagg.roster import MOST_SESSIONS, sessions_within
 
 PROFILE = settings(
     derandomize=True,
@@ -146,3 +150,23 @@ def test_sizes_are_as_documented(ready):
     answer = group.members["site-00"].reveal(0, sorted(group.members))
     assert len(answer["gates"]) == -(-33 * sites // 3) * 4
     assert len(answer["sealed"]) == -(-(33 * sites + 16) // 3) * 4
+
+
+@pytest.mark.parametrize(("sites", "content"), [(2, 3000), (3, 9000), (5, 20_000), (8, 60_000)])
+def test_letters_stay_within_what_they_may_take(ready, sites, content):
+    sessions = sessions_within(content, sites)
+    group = ready(sites, sites, sessions=sessions)
+    for dealt in group.dealt.values():
+        assert 0.7 * content < len(json.dumps(dealt)) <= content
+    assert len(json.dumps(group.advertisements)) <= content
+    assert sessions_within(10**9, sites) == MOST_SESSIONS
+    assert sessions_within(10, sites) == 0
+
+
+def test_masking_is_quick(ready):
+    """20 sites and 200,000 numbers; time of this process, whatever else the machine does."""
+    group = ready(20, 14)
+    vector = np.zeros(200_000, np.uint64)
+    before = time.process_time()
+    group.members["site-07"].mask(0, vector)
+    assert time.process_time() - before < 0.5

@@ -156,21 +156,18 @@ def test_shares_for_another_are_refused(begin, ready):
     assert group.members["site-00"].ready
 
 
-def test_shares_under_another_threshold_or_roster_are_refused(begin):
+@pytest.mark.parametrize(("shown", "threshold"), [(ALL[:3], 3), (ALL, 4)])
+def test_shares_under_another_roster_or_threshold_are_refused(begin, shown, threshold):
     """A coordinator that shows sites different sets, or different thresholds, gets no setup."""
     group = begin(4, 1)
-    fewer = {name: group.advertisements[name] for name in ALL[:3]}
     dealt = {
-        "site-01": group.members["site-01"].share(fewer, group.keys, 3),
-        "site-02": group.members["site-02"].share(group.advertisements, group.keys, 4),
-        "site-03": group.members["site-03"].share(group.advertisements, group.keys, 3),
+        name: group.members[name].share(group.advertisements, group.keys, 3)
+        for name in ("site-00", "site-02", "site-03")
     }
-    group.members["site-00"].share(group.advertisements, group.keys, 3)
-    with pytest.raises(RefusedError, match="shares of site-01"):
-        group.members["site-00"].receive({name: one["site-00"] for name, one in dealt.items()})
-    dealt["site-01"] = dealt["site-02"]
-    with pytest.raises(RefusedError, match="shares of site-0"):
-        group.members["site-00"].receive({name: one["site-00"] for name, one in dealt.items()})
+    others = {name: group.advertisements[name] for name in shown}
+    dealt["site-01"] = group.members["site-01"].share(others, group.keys, threshold)
+    with pytest.raises(RefusedError, match="shares of site-01 that were not made for site-00"):
+        group.members["site-00"].receive({name: dealt[name]["site-00"] for name in ALL[1:]})
 
 
 def test_all_shares_are_needed_and_taken_once(four, ready):

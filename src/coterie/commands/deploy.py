@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.commands.deploy_demo import add_demo
+from coterie.commands.deploy_status import add_status
 from coterie.commands.options import Commands, _command
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ _MORE = """\
 certificates  keys and certificates for a trial
 init          a Flower app from a plan and a list of sites
 superlink     Flower's SuperLink, whose Control answers to this machine alone
+status        rounds, answers and epsilon of a run, or of a site
+demo          a whole federation on this machine
 
 A trial, in order: init (it makes keys too), superlink, then what README.md in the app says."""
 _CERTIFICATES = """\
@@ -34,7 +38,7 @@ All arguments after -- are those of flower-superlink. Telemetry and update check
 other than /v1/fleet/ and /health answer 403 to every address but this machine's own, since
 Flower's Control has no authentication and shares the port."""
 _VIEWS = {
-    "server": "the coordinator",
+    "coordinator": "the coordinator",
     "other_clients": "the other clients, all together",
     "outsider": "an outsider who sees the posts alone",
     "coalition_of_all_others": "a coalition of all others",
@@ -55,6 +59,8 @@ def add(commands: Commands) -> None:
     _add_certificates(inner)
     _add_init(inner)
     _add_superlink(inner)
+    add_status(inner)
+    add_demo(inner)
 
 
 def _add_certificates(inner: Commands) -> None:
@@ -140,7 +146,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
 
 def certificates(arguments: argparse.Namespace) -> None:
     """Carry out `coterie deploy certificates`."""
-    _need_flower()
+    need_flower()
     from coterie.deployment.certificates import make_certificates
 
     folder = Path(arguments.folder)
@@ -155,7 +161,7 @@ def certificates(arguments: argparse.Namespace) -> None:
 
 def init(arguments: argparse.Namespace) -> None:
     """Carry out `coterie deploy init`."""
-    _need_flower()
+    need_flower()
     from coterie.deployment.layout import begin_app, write_app
 
     folder, plan = Path(arguments.folder), Path(arguments.plan)
@@ -174,14 +180,15 @@ def init(arguments: argparse.Namespace) -> None:
 
 def superlink(arguments: argparse.Namespace) -> int:
     """Carry out `coterie deploy superlink`."""
-    _need_flower()
+    need_flower()
     from coterie.deployment.superlink import main
 
     allowed = ["--control-from", *arguments.control_from] if arguments.control_from else []
     return main([*allowed, *arguments.others])
 
 
-def _need_flower() -> None:
+def need_flower() -> None:
+    """Refuse to go on without the packages of the extra."""
     from importlib.util import find_spec
 
     missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]

@@ -92,7 +92,8 @@ def _runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=f"{first['data']}: {first['clients']} clients, one model each")
     table.add_column("method", overflow="fold")
     # Heads are broken here: left to the table, long ones take the room of what stands below them.
-    head = [fill(f"test {first['metric']} ({better} is better)", 16)]
+    metric = f"test {first['metric']} ({better} is better)"
+    head = [fill(metric if first["metric"] else "test metric (stayed at the sites)", 16)]
     head += [fill("mean AUC (clients left out)", 9)] * areas
     head += [fill("clients better off than alone", 10), "epsilon", *["delta"] * deltas, "rounds"]
     for name in [*head, *(fill(f"mean {TITLES[key]}", 9) for key in own)]:

@@ -18,6 +18,7 @@ from coterie.commands.results_table import about_newcomers, clients_table, name_
 from coterie.commands.tracked import tracked
 from coterie.commands.watch import Watch
 from coterie.config import ConfigError, to_table
+from coterie.finished_models import how_to_finish
 from coterie.interrupts import stop_status, stoppable
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method
@@ -53,6 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         if (folder / "result.json").exists():
             _show_finished(folder, as_json=arguments.json)
             return tracked([folder], arguments)
+        if (folder / "federation.toml").exists():
+            # Here it would go on with rows of this machine, in the account of the sites' rows.
+            raise ConfigError(
+                f"{folder} is a deployment, and goes on where it was begun: {how_to_finish(folder)}"
+            )
     else:
         run_plan = plan_from_table(plan_table(arguments))
         folder = Path(arguments.out) if arguments.out else _new_folder(run_plan)

@@ -90,7 +90,9 @@ def _inside(folder: Path) -> list[tuple[Path, bool]]:
             found.append((part, True))
         # The account of a selection's scores is checked with the selection.
         scores = part.name == "scores" and (part.parent / _SELECTION).exists()
-        if any(name in names for name in _OF_A_RUN) and not scores:
+        # What a site keeps of a deployment has no account: that is in the coordinator's folder.
+        site = "run.json" in names and "ledger.jsonl" not in names
+        if any(name in names for name in _OF_A_RUN) and not scores and not site:
             found.append((part, False))
     return sorted([*found, *((part, False) for part in _announced(folder))])
 

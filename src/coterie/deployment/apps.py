@@ -56,11 +56,11 @@ def open_site(app: Path, config: Mapping[str, Any]) -> "Site":
     from coterie.deployment.agreement import load_agreement
     from coterie.deployment.certificates import load_private
     from coterie.deployment.keeping import keep_models
-    from coterie.deployment.rows import load_rows
+    from coterie.deployment.rows import load_scaled
     from coterie.engines.site import Site, SiteSetting
 
     agreement, name = load_agreement(app), str(config["site"])
-    train, test = load_rows(agreement, name, app, config)
+    train, test, moments = load_scaled(agreement, name, app, config)
     return Site(
         SiteSetting(
             name=name,
@@ -71,6 +71,6 @@ def open_site(app: Path, config: Mapping[str, Any]) -> "Site":
             folder=Path(str(config["folder"])).resolve(),
             key=load_private(Path(str(config["key"]))),
             runs=int(config.get("runs", 1)),
-            finished=keep_models(agreement, name, train, test),
+            finished=keep_models(agreement, name, train, test, moments),
         )
     )

@@ -79,7 +79,7 @@ def _do_rounds(coordinator: Coordinator, log: Log) -> Tree:
     except ShortRoundError as error:
         if not done:
             raise
-        log.note("taken_home", sites=0, why=str(error)[:500])
+        log.note("taken_home", sites=0, names=[], why=str(error)[:500])
         return coordinator.shared
 
 

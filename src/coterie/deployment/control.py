@@ -94,17 +94,43 @@ class Control:
         with self._open() as client:
             client.StopRun(StopRunRequest(run_id=run))
 
+    def leave(self, private_key: Path, node: int) -> None:
+        """Say in a SuperNode's name that it is gone; nothing happens if that is known.
+
+        One that was killed could not say so itself, and the SuperLink refuses to let it in again
+        (code 2004) until it has not been heard of for a minute.
+
+        Args:
+            private_key: The SuperNode's.
+            node: Its number.
+        """
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+        key = serialization.load_ssh_private_key(private_key.read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"{private_key}: expected a SuperNode's key (ECDSA)")
+        signed = NodeAuthHttpInterceptor(key, key.public_key())
+        if node in self.online():
+            with self._open(FleetHttpClient, "SuperNode", signed) as client:
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
     @contextmanager
-    def _open(self) -> Iterator[Any]:
+    def _open(
+        self, kind: Any = None, component: str = "flwr CLI", *interceptors: Any
+    ) -> Iterator[Any]:
         import httpx
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-        client = ControlHttpClient.from_server_address(
+        client = (kind or ControlHttpClient).from_server_address(
             server_address=self.address,
             insecure=False,
             root_certificates=self.authority.read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *interceptors],
         )
         try:
             yield client

@@ -33,6 +33,7 @@ from coterie.deployment.agreement import (
     load_federation,
 )
 from coterie.deployment.certificates import HOSTS, PublicKeys, make_certificates, read_public
+from coterie.deployment.onlookers import by_view
 from coterie.deployment.readme import readme
 from coterie.engines.federation import Federation, SiteEntry
 from coterie.methods.base import Shape
@@ -192,13 +193,9 @@ def check_agreement(agreement: Agreement) -> dict[str, float]:
 
 
 def epsilon_by_view(agreement: Agreement) -> dict[str, float]:
-    """Give epsilon by who looks, under the federation's trust; the server is the coordinator."""
+    """Give epsilon by who looks, under the federation's trust."""
     federation = agreement.federation
-    views = dict(agreement.plan.guarantee(len(federation.clients)).views)
-    summed = views.pop("server_secure_aggregation")
-    if federation.trust == "secure_aggregation":
-        views["server"] = summed
-    return views
+    return by_view(agreement.plan.guarantee(len(federation.clients)), federation)
 
 
 def read_rows(config: Mapping[str, Any]) -> FederatedDataset:

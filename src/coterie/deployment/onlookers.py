@@ -11,6 +11,7 @@ from typing import Any
 
 from coterie.engines.federation import Federation
 from coterie.privacy.accounting import Guarantee
+from coterie.privacy.events import NonPrivate
 from coterie.privacy.views import is_central
 from coterie.privacy.words import round_up
 from coterie.summary import json_number
@@ -40,6 +41,8 @@ def coordinator_sees(guarantee: Guarantee, federation: Federation) -> str:
     """Say what the coordinator sees."""
     if not guarantee.events:
         return "nothing: no round is asked"
+    if all(isinstance(event, NonPrivate) for event in guarantee.events):
+        return "who took part, and every sum: no noise is added"
     return f"who took part, and {_SEES[federation.trust, is_central(guarantee)]}"
 
 
@@ -73,11 +76,14 @@ def deployment_told(guarantee: Guarantee, federation: Federation) -> dict[str, A
     others, coordinator = views["other_clients"], views[VIEWS[federation.trust]]
     posts = "every post, and each client its own model"
     seen = " and who took part" if guarantee.participation.visible else ""
+    # The survivors of a round are listed to all, who open the sum for them alone.
+    masked = federation.trust == "secure_aggregation"
+    there = "which sites were there to the end of a round, " if masked else ""
     rows = (
         ("other clients, even all together", posts + seen, others),
         (
             "operators of other sites",
-            "every post, and which of their own clients were asked",
+            f"every post, {there}and which of their own clients were asked",
             others,
         ),
         (
@@ -98,7 +104,7 @@ def deployment_told(guarantee: Guarantee, federation: Federation) -> dict[str, A
         "deadline": federation.deadline,
         "minimum": federation.minimum,
         "patience": federation.patience,
-        "threshold": federation.threshold if federation.trust == "secure_aggregation" else None,
+        "threshold": federation.threshold if masked else None,
         "coordinator_view": VIEWS[federation.trust],
         "epsilon_coordinator": json_number(coordinator),
         "sees": [

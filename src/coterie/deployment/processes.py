@@ -15,49 +15,29 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from coterie.deployment import descendants
 from coterie.deployment.control import Control, ControlError
+from coterie.deployment.nodes import Config, Node, free_port, node_config
 from coterie.deployment.superlink import SWITCHES
+
+__all__ = ["LINK", "FederationError", "LocalFederation", "Node", "free_port", "node_config"]
 
 LINK = "superlink"
 _LEAST = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 _ATTEMPTS = 3
 _TAKEN = "address already in use"
-Config = Mapping[str, str | int | float | bool]
 
 
 class FederationError(RuntimeError):
     """Raised when a process does not start or ends; quotes the end of its log."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A SuperNode to be started.
-
-    Attributes:
-        config: Its `--node-config`.
-        keys: Its folder of keys; None for `sites/NAME` of the federation's.
-        authority: Instead of the CA of its folder of keys.
-        registered: Whether the SuperLink is told of its key.
-        started: Whether it is started with the federation.
-    """
-
-    config: Config = field(default_factory=dict)
-    keys: Path | None = None
-    authority: Path | None = None
-    registered: bool = True
-    started: bool = True
 
 
 class LocalFederation:
@@ -180,6 +160,8 @@ class LocalFederation:
         self._node(name)
         if self.is_running(name):
             raise ValueError(f"node {name} is running: stop it first")
+        if name in self.numbers:
+            self.control.leave(self._keys_of(name) / "supernode", self.numbers[name])
         if wait:
             self._start_nodes([name])
         else:
@@ -375,26 +357,3 @@ class LocalFederation:
         """Wait for a child that is ending: its mark is gone a moment before it is."""
         if name in self._children:
             self._children[name].wait(self.patience)
-
-
-def node_config(config: Config) -> str:
-    """Write a `--node-config` for Flower: TOML values, separated by spaces.
-
-    >>> node_config({"site": "north", "runs": 2, "plain": True})
-    'site="north" runs=2 plain=true'
-    """
-    return " ".join(f"{name}={_literal(name, value)}" for name, value in config.items())
-
-
-def _literal(name: str, value: Any) -> str:
-    # Flower splits at quotes and has no escapes for them.
-    if isinstance(value, str) and ('"' in value or "\\" in value or "\n" in value):
-        raise ValueError(f"{name} = {value!r}: a --node-config cannot hold quotes or backslashes")
-    return json.dumps(value)
-
-
-def free_port() -> int:
-    """Give a port of 127.0.0.1 that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

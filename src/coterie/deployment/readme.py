@@ -52,7 +52,8 @@ Register every site's SuperNode:
 Rows come from the file that `data` names, read as [data.source] of plan.toml says; for anything
 else fill a copy of rows.py, and name it: `hook="/path/rows.py"`. `folder` keeps the personal
 models of the site's clients: durable, and the site's alone. Several SuperNodes on one machine need
-a `--port` each (default 9094).
+a `--port` each (default 9094). A SuperNode that was killed is let in again when it has not been
+heard of for a minute: have it started again until then (a service with `Restart=always`).
 
 {supernodes}
 

@@ -9,6 +9,7 @@ in a simulation of the same plan.
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.data.federated import DataError, FederatedDataset
+from coterie.data.scaling import client_moments
 from coterie.deployment.agreement import Agreement
 from coterie.engines.federation import Federation
 
 Rows = tuple[NDArray[Any], NDArray[Any]]
+Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def load_rows(
@@ -34,11 +37,26 @@ def load_rows(
         app: The app's folder, where the usual hook lies.
         config: What the site was started with (`--node-config`).
     """
+    train, test, _ = load_scaled(agreement, site, app, config)
+    return train, test
+
+
+def load_scaled(
+    agreement: Agreement, site: str, app: Path, config: Mapping[str, Any]
+) -> tuple[FederatedDataset, FederatedDataset, Moments | None]:
+    """Give a site's rows as `load_rows`, and what its clients' own rows are scaled by, if they are.
+
+    The means and deviations are kept at the site beside the models, which answer scaled rows.
+    """
     hook = Path(str(config.get("hook", app / "rows.py")))
     found = _call(hook, {**config, "app": str(app), "site": site})
-    federation = agreement.federation
+    federation, choice = agreement.federation, agreement.run_plan.data
     whole = spread(_by_client(found, hook), federation, site, str(hook))
-    return agreement.run_plan.data.split(whole)
+    moments = None
+    if choice.standardise == "client":
+        bare = replace(choice, standardise="none").split(whole)[0]
+        moments = client_moments(bare.only(federation.numbers[site]))
+    return *choice.split(whole), moments
 
 
 def _call(hook: Path, config: Mapping[str, Any]) -> Any:

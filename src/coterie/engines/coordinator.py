@@ -61,6 +61,7 @@ class Coordinator:
         self.billboard = self.plan.open(spec, self.shared, conduct.folder)
         self.tally = Tally()
         self.words: dict[str, str] = {}
+        self._greetings: set[str] = set()
         self._masks = Masks(self) if self.federation.trust == "secure_aggregation" else None
         try:
             self.kept = self._recover()
@@ -103,6 +104,9 @@ class Coordinator:
         parcels = {site: seal(letter, self.conduct.key) for site, letter in questions.items()}
         silent, self.words = set(questions), {}
         for site, answer in self.conduct.transport.ask(parcels, self.federation.deadline):
+            if site not in silent:
+                self.refuse(site, "an answer twice, or of a site that was not asked")
+                continue
             silent.discard(site)
             try:
                 letter = self._read(questions[site], answer, expected)
@@ -140,8 +144,9 @@ class Coordinator:
 
     def greeting(self) -> Parcel:
         """Make a greeting for whoever is there."""
-        body = {"agreement": self.conduct.agreement}
-        return seal(self.question("hello", "", body=body), self.conduct.key)
+        letter = self.question("hello", "", body={"agreement": self.conduct.agreement})
+        self._greetings.add(letter.nonce)
+        return seal(letter, self.conduct.key)
 
     def recognise(self, parcel: Parcel) -> str:
         """Say which site a greeting was answered by.
@@ -153,10 +158,12 @@ class Coordinator:
         if site not in self.federation.sites:
             raise RefusedError("a site that is not in the federation")
         letter = unseal(parcel, self.federation.sites[site].public_key, {})
-        if letter.run != self.kept.run:
-            raise RefusedError("a greeting of another run")
+        if letter.run != self.kept.run or letter.nonce not in self._greetings:
+            raise RefusedError("an answer to a greeting of another run, or to none")
+        self._greetings.discard(letter.nonce)  # whoever sends it again is not that site
         if letter.kind != "hello" or letter.body.get("agreement") != self.conduct.agreement:
-            raise RefusedError(f"{site} does not take part: {letter.body.get('why', letter.kind)}")
+            why = str(letter.body.get("why", letter.kind))[:200]
+            raise RefusedError(f"{site} does not take part: {why}")
         return site
 
     def _gather(self) -> None:
@@ -272,7 +279,8 @@ class Coordinator:
             missing -= {site for site, _ in self.ask(questions)}
             if not missing:
                 break
-        self.conduct.note("taken_home", sites=len(self.federation.sites) - len(missing))
+        home = sorted(set(self.federation.sites) - missing)
+        self.conduct.note("taken_home", sites=len(home), names=home)
 
     def _recover(self) -> Kept:
         for post in self.billboard.posts:

@@ -28,7 +28,8 @@ from coterie.privacy.local import LocalGaussianSum
 from coterie.privacy.mechanisms import Mechanism, count_numbers
 from coterie.secagg.opening import open_sum
 from coterie.secagg.ring import from_ring
-from coterie.wire import Expected, Letter, RefusedError
+from coterie.secagg.roster import sessions_within
+from coterie.wire import MOST_HEAD, Expected, Letter, RefusedError
 
 if TYPE_CHECKING:
     from coterie.engines.coordinator import Coordinator
@@ -47,6 +48,7 @@ class Masks:
         self._next = 0
         self._advertisements: dict[str, Any] = {}
         self._dealt: dict[str, dict[str, str]] = {}
+        self._ready: set[str] = set()
         self._is_stale = True
 
     def parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
@@ -77,8 +79,11 @@ class Masks:
         """
         lead = self._lead
         there, shared = list(lead.federation.sites), list[str]()
-        self._next, self._is_stale = 0, True
-        self._sessions = min(lead.plan.posts - number + lead.federation.patience, MOST_SESSIONS)
+        self._next, self._is_stale, self._ready = 0, True, set()
+        wanted = lead.plan.posts - number + lead.federation.patience
+        # Half a head: names and the rest must fit beside the shares.
+        room = sessions_within(MOST_HEAD // 2, len(there))
+        self._sessions = max(1, min(wanted, MOST_SESSIONS, room))
         while len(there) >= self._needed:
             body: dict[str, Any] = {"setup": secrets.token_hex(16), "sessions": self._sessions}
             answers = self._ask("keys", there, number, body)
@@ -114,8 +119,8 @@ class Masks:
             if site not in self._dealt:
                 questions[site] = lead.question("hello", site, number)
                 continue
-            dealt = {sender: box.get(site, "") for sender, box in self._dealt.items()}
-            dealt.pop(site)
+            # Shares are large: they travel until a site has answered with them.
+            dealt = {} if site in self._ready else self._shares_for(site)
             body = {
                 "setup": self._setup,
                 "session": session,
@@ -128,12 +133,17 @@ class Masks:
         expected = {MASKED: {MASKED: Expected("uint64", (numbers,))}}
         for site, letter in lead.ask(questions, expected):
             if letter.kind == MASKED:
+                self._ready.add(site)
                 vectors[site] = letter.arrays[MASKED]
             else:
                 self._is_stale = True  # it is back: set up with it before the next round
         if any(NO_SESSION in word for word in lead.words.values()):
             self._is_stale = True
         return vectors
+
+    def _shares_for(self, site: str) -> dict[str, str]:
+        boxes = ((sender, box) for sender, box in self._dealt.items() if sender != site)
+        return {sender: str(box.get(site, "")) for sender, box in boxes}
 
     def _may_open(self, number: int, vectors: Vectors, asked: int) -> bool:
         lead, mechanism = self._lead, self._lead.billboard.mechanism(number)

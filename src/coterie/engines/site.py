@@ -24,7 +24,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,10 @@ class Site:
         )
         self.mechanisms = self.plan.mechanisms(spec.clients)
         self.plan.method.check(spec)
-        self.plan.method.check_data(setting.rows)
+        own = _own(setting.rows, self.ids)
+        # Targets that are alike at one site may differ over all: only all together know.
+        if bool((own.targets != own.targets[:1]).any()):
+            self.plan.method.check_data(own)
         self._run: SiteRun | None = None
 
     def answer(self, parcel: Parcel) -> Parcel:
@@ -197,7 +200,14 @@ class SiteRun:
                 f"{setting.runs}: each run spends its epsilon anew (runs=... in --node-config)"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(note, json.dumps({"agreement": setting.agreement}).encode())
+        promise = setting.plan.guarantee(setting.federation.spec.clients)
+        told = {
+            "agreement": setting.agreement,
+            "site": setting.name,
+            # What the run will have spent of its clients at most, for the site's own books.
+            "guarantee": replace(promise, assumed=setting.federation.assumed).to_json(),
+        }
+        write_atomically(note, json.dumps(told, allow_nan=False).encode())
 
     def hello(self, letter: Letter) -> Reply:
         """Say that this site takes part."""
@@ -364,6 +374,14 @@ def _tree(arrays: Arrays, prefix: str) -> Tree:
         for name, array in arrays.items()
         if name.startswith(prefix)
     }
+
+
+def _own(rows: FederatedDataset, ids: Ids) -> FederatedDataset:
+    """Leave the clients out who live elsewhere, and have no rows here."""
+    first, stop = int(ids[0]), int(ids[-1]) + 1
+    span = rows.offsets[first : stop + 1]
+    spec = replace(rows.spec, clients=len(ids))
+    return replace(rows, spec=spec, names=rows.names[first:stop], offsets=span - span[0])
 
 
 def _name_of(parcel: Parcel) -> Letter:

@@ -6,8 +6,9 @@ site that was restarted says that it has no session, and the coordinator sets up
 **Guarantee:** of a round one sum is opened at most, whatever a coordinator asks. The numbers of a
 round are the same however often they are masked (`SiteRun.contribution`). Before a site takes part
 in opening a round it notes the survivors on its disk, and from then on helps to open that round for
-no others. An opening takes more than half of all sites; so for openings of a round about two lists
-of survivors some site would have to help with both. Tests: tests/engines/test_masked.py.
+no others. An opening takes `sites_needed` of all n sites; so for openings of a round about two
+lists some site would have to help with both, and an honest one, if 2 `sites_needed` exceeds n by
+more than the number of dishonest sites. Tests: tests/engines/test_masked.py.
 """
 
 import math
@@ -100,8 +101,10 @@ def unmask(run: "SiteRun", letter: Letter) -> Reply:
     opened, number = run.state["opened"], str(letter.round)
     if opened.get(number, sorted(survivors)) != sorted(survivors):
         raise RefusedError(f"round {number} was opened for other survivors")
+    revealed = masking.member.reveal(session, survivors)
+    # On disk before it leaves; a list that the member refuses is not kept.
     run.keep(opened={**opened, number: sorted(survivors)})
-    return "unmask", {"revealed": masking.member.reveal(session, survivors)}, {}
+    return "unmask", {"revealed": revealed}, {}
 
 
 def _masking(run: "SiteRun", letter: Letter) -> Masking:

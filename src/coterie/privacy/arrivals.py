@@ -1,4 +1,4 @@
-r"""Arrivals: what a sum that travelled may be, whoever sent it.
+"""Arrivals: what a sum that travelled may be, whoever sent it.
 
 A site hosts one client or several and sends the sum of their bounded contributions as plain
 numbers. It may be broken or hostile. Before its numbers meet anybody else's they are brought into
@@ -19,8 +19,9 @@ touched. That room is harmless: it only says how much a *hostile* site may send,
 client's sensitivity depends on it. Over rounds: the others choose s_i after they saw all earlier
 posts, but not this round's contributions. Given those posts s_i is fixed, or drawn from coins of
 their own, so each round is dominated by the pair of distributions that the ledger counts, and
-adaptive composition holds for such pairs (Dong, Roth and Su 2022, theorem 4; Zhu, Dong and Wang
-2022, theorem 10). Cohorts are as hidden as the plan's account assumes; nothing here adds to that.
+adaptive composition holds for such pairs (Dong, Roth and Su 2022; Zhu, Dong and Wang 2022).
+Cohorts are as hidden as the plan's account assumes; nothing here adds to that. Where clients add
+the noise themselves a message is private before it arrives, and all of this is post-processing.
 
 `hold_sum`: one sum over all sites, out of secure aggregation
 -------------------------------------------------------------

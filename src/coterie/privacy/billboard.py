@@ -2,7 +2,8 @@
 
 Clients hand over a `Bounded` (clipped, under local noise perturbed, and summed inside `bound`), the
 server may only `post` it: charge the ledger, add, perturb, keep. What comes out is a `Post`, the
-only thing `server_update` takes. Both types carry a seal that exists in this file alone, as an
+only thing `server_update` takes. A sum that travelled as plain numbers comes in through `admit`,
+which believes nothing of it. Both types carry a seal that exists in this file alone, as an
 `InitVar`, so that neither a constructor nor `dataclasses.replace` can forge one. Python cannot stop
 a determined author: the seal is a fence, and the contract tests stand behind it.
 
@@ -59,7 +60,7 @@ class Bounded:
     seal: InitVar[object] = None
 
     def __post_init__(self, seal: object) -> None:
-        _check(seal, "Bounded", "bound()")
+        _check(seal, "Bounded", "bound() or admit()")
 
     def __init_subclass__(cls) -> None:
         raise ForgedError("a Bounded is made by bound() alone; it cannot be subclassed")

@@ -1,6 +1,7 @@
 """What is guaranteed: a section of a report, in words and symbols, by view, against attackers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, OTHERS, THEOREM, chosen_alone, statement
@@ -22,12 +23,17 @@ _LEFT_OUT = (
     "This page leaves out clients' names and whatever is one client's own; its means over clients "
     "are still made of their rows."
 )
+_NO_METRICS = (
+    "This page shows nothing of single clients: scores stayed at the sites. Choices made by "
+    "looking at them there are not covered by epsilon."
+)
 _VIEWS = {
     "other_clients": "the other clients, even all together",
     "server": "the server",
     "server_secure_aggregation": "the server, under secure aggregation",
     "released": "an outsider who is given the shared model",
 }
+_SERVERS = ("server", "server_secure_aggregation")
 _RELEASED = (
     "the shared model is made of posts alone, and a client's own model is not in it; a client who "
     "is given it is one of the other clients"
@@ -61,6 +67,8 @@ def show_guarantees(runs: Sequence[FinishedRun], *, clients: bool = True) -> Htm
         head.append("accountant")
         parts += [element("h3", "Further guarantees, in short"), table(head, further)]
     told = _NOT_COVERED + (_KEEP if clients else _LEFT_OUT)
+    if not any(run.is_scored for run in runs):
+        told = _NO_METRICS
     parts.append(element("p", told, class_="note"))
     return element("section", *parts)
 
@@ -80,7 +88,7 @@ def _one(stated: Stated, run: FinishedRun, key: str) -> list[str]:
     if run.private and chosen is not None:
         parts += [_chosen_views(guarantee, chosen), show_limits(chosen, guarantee.delta)]
     elif run.private:
-        parts += [_views(guarantee), show_attack(guarantee, key)]
+        parts += [_views(guarantee, run.deployment), show_attack(guarantee, key)]
     return parts
 
 
@@ -161,14 +169,17 @@ def _sampling(guarantee: Guarantee) -> str:
     return f"{_SAMPLED[who.kind]}, a share of {who.rate:.4g} of clients in a round{seen}"
 
 
-def _views(guarantee: Guarantee) -> Html:
-    """Give epsilon by who looks, and why."""
+def _views(guarantee: Guarantee, deployment: Mapping[str, Any]) -> Html:
+    """Give epsilon by who looks, and why; of a deployment, by who does look."""
     views = dict(guarantee.views)
+    away = set(_SERVERS) - {deployment.get("coordinator_view")} if deployment else set()
     # Posts are all that a shared model is made of: it is seen as an outsider sees the posts.
     views["released"] = views.get("outsider", guarantee.epsilon)
     why = {**reasons(guarantee), "released": _RELEASED}
     rows = []
     for view, told in _VIEWS.items():
+        if view in away:
+            continue
         epsilon: str = round_up(views[view])
         if epsilon == "inf":
             epsilon = element("span", "no bound (inf)", class_="bad")

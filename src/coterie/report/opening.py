@@ -74,8 +74,22 @@ def _by_epsilon(runs: Sequence[FinishedRun]) -> Iterator[str]:
     yield f"The best at each epsilon: {'; '.join(told)}."
 
 
+def _deployed(run: FinishedRun) -> str:
+    """Answer for a run whose scores stayed at its sites."""
+    told, clients = run.deployment, run.guarantee.clients
+    sites = "1 site" if told.get("sites") == 1 else f"{told.get('sites')} sites"
+    lead = "without any privacy" if run.shares else "without sharing anything"
+    lead = f"at epsilon {round_up(run.epsilon)}" if run.private else lead
+    return (
+        f"Deployed over {sites}: {run.name} made a model for each of {clients} clients {lead}; "
+        "models and their scores stayed at the sites"
+    )
+
+
 def _answer(best: Group) -> str:
     run, result = best.first, best.first.result
+    if not run.is_scored:
+        return _deployed(run)
     lead = "Without any privacy" if run.shares else "Without sharing anything"
     if run.private:
         lead = f"At epsilon {round_up(run.epsilon)}"
@@ -103,18 +117,23 @@ def _tiles(best: Group) -> Html:
     run = best.first
     share, alone = best.mean("share_better_than_local"), best.mean("local_value")
     what = _VALUES.get(run.result["metric"], f"test {run.result['metric']}")
+    clients = run.guarantee.clients if run.deployment else run.result["clients"]
     way = "smaller" if run.result["metric"] == "nmse" else "larger"
     spent = round_up(run.epsilon) if run.private else "0" if not run.shares else "\u221e"
     against = "" if math.isnan(alone) or not run.shares else f"; alone {short(alone)}"
     against_whom = f" against {run.view}" if run.private else ""
     tiles = [
         (spent, f"epsilon at delta {run.guarantee.delta:.3g}: what a client risks{against_whom}"),
-        (short(best.mean("value")), f"{what}{against} ({way} is better)"),
     ]
-    if run.shares:
+    if run.is_scored:
+        tiles.append((short(best.mean("value")), f"{what}{against} ({way} is better)"))
+    if run.deployment:
+        tiles.append((str(run.deployment.get("sites")), "sites that keep their clients' models"))
+    if run.shares and run.is_scored:
         gained = DASH if math.isnan(share) else percent(share)
         tiles.append((gained, "of clients are better off joined than on their own"))
-        told = f"rounds with {run.result['clients']} clients"
+    if run.shares:
+        told = f"rounds with {clients} clients"
         tiles.append((str(run.result["rounds"]), told))
     parts = (
         element("div", element("strong", number), element("span", told), class_="tile")

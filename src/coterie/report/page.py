@@ -18,8 +18,8 @@ from coterie import __version__
 from coterie.privacy.files import write_atomically
 from coterie.report import charts
 from coterie.report.clients import show_spread
-from coterie.report.elements import Html, can_draw, element, join
 from coterie.report.deployed import show_deployed
+from coterie.report.elements import Html, can_draw, element, join
 from coterie.report.finished import FinishedRun, read_finished
 from coterie.report.glossary import show_glossary
 from coterie.report.groups import one_by_one

@@ -7,6 +7,7 @@ import numpy as np
 
 from coterie.privacy.words import add_up, round_up
 from coterie.report import figures
+from coterie.report.deployed import STAYED
 from coterie.report.elements import (
     DASH,
     Html,
@@ -55,13 +56,14 @@ def show_results(runs: Sequence[FinishedRun], findings: Sequence[str] = ()) -> H
     badges = not all(run.result["simulation"] for run in runs)
     rows = []
     for one in groups:
-        cells = _row(one, "" if scored else f" {one.first.result['metric']}", own, badges)
+        metric = one.first.result["metric"] or ""
+        cells = _row(one, "" if scored else f" {metric}".rstrip(), own, badges)
         cells[-1:-1] = [of(one.first) for of in apart.values()]
         rows.append([cells[0], str(len(one.runs)), *cells[1:]] if together else cells)
     parts: list[str] = [element("h2", "Results", id="results"), table(head, rows, class_="cards")]
     parts += [element("p", caution, class_="note") for caution in _cautions(runs)]
     parts.append(_show_findings(findings))
-    if len(groups) > 1 and scored and can_draw():
+    if len(groups) > 1 and scored and all(run.is_scored for run in runs) and can_draw():
         parts.append(side_by_side(_drawn(groups, scored), wide=len(groups) > APART))
     parts.append(show_frontier(runs))
     return element("section", *parts)
@@ -127,7 +129,7 @@ def _row(one: Group, metric: str, own: Sequence[str], badges: bool) -> list[str]
     rounds = result["rounds"]
     return [
         name,
-        _plus_minus(one, "value", "standard_error") + metric,
+        _plus_minus(one, "value", "standard_error") + metric if run.is_scored else DASH,
         DASH if math.isnan(alone) else short(alone),
         "learns alone" if not run.shares else DASH if math.isnan(share) else percent(share),
         *(DASH if result.get(key) is None else _own(one, key) for key in own),
@@ -156,7 +158,10 @@ def _plus_minus(one: Group, key: str, error: str) -> str:
 def _cautions(runs: Sequence[FinishedRun]) -> Iterator[str]:
     several = are_grouped(runs) and any(len(one.runs) > 1 for one in rows_of(runs))
     over = "clients and seeds" if several else "clients"
-    yield f"\u00b1 is one standard error over {over}. Metrics are not covered by epsilon."
+    if any(run.is_scored for run in runs):
+        yield f"\u00b1 is one standard error over {over}. Metrics are not covered by epsilon."
+    if away := [run for run in runs if not run.is_scored]:
+        yield f"{named(away, runs)}: deployed; {STAYED[0].lower()}{STAYED[1:]}"
     if shared := _shared_by_all(runs):
         yield shared
     if _differ(runs):

@@ -3,7 +3,7 @@
 An advertisement is a small table of strings: run, setup, site, the X25519 key that shares are
 sealed for, for each session an X25519 key for masks and a commitment to the seed of the site's own
 mask, and the site's Ed25519 signature over all of that. Whoever hands it on cannot alter it: sites
-verify it against the keys of the federation. A setup with s sessions takes about 86 s + 400 bytes.
+verify it against the keys of the federation. With s sessions it takes about 86 s + 400 bytes.
 
 A `Roster` is a whole set of advertisements, understood. Its digest is bound into all sealed shares,
 so that sites can only complete a setup with others that were shown the same set.
@@ -112,6 +112,16 @@ def read_roster(
         seeds={name: seeds for name, (_, _, seeds) in split.items()},
         digest=hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest(),
     )
+
+
+def sessions_within(content: int, sites: int) -> int:
+    """Give how many sessions a setup can have whose letters are to stay within some bytes.
+
+    The largest letter holds the shares for, or from, all other sites: see docs for its size.
+    """
+    others = max(sites - 1, 1)
+    for_each = 44 * (sites + 3) * others  # 33 bytes a share are 44 of text
+    return max(0, min(MOST_SESSIONS, (content - 200 * others) // for_each))
 
 
 def encode(content: bytes) -> str:

@@ -17,6 +17,7 @@ from coterie.verification.accounting import (
     recompute_delta,
 )
 from coterie.verification.archives import read_posts, stray_bytes
+from coterie.verification.deployed import of_deployment
 from coterie.verification.planned import disagreements, is_silent, spends
 from coterie.verification.selections import of_chosen
 from coterie.verification.verdict import Check, Makes, Verdict, compared, guarded, judge, point
@@ -62,6 +63,7 @@ class _Run:
             ),
             "epsilon": self._epsilons,
             "selection": lambda: of_chosen(plan, self.told),
+            "deployment": lambda: of_deployment(self.folder, self.told),
             "log": self._log,
         }
         for name, make in parts.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 FORMAT = "coterie certificate"
 FORMAT_VERSION = 1
-CERTIFICATE = "guarantee.json"
+CERTIFICATE, FEDERATION = "guarantee.json", "federation.toml"
 MOST = 10**7
 """Rounds of a run that can be checked."""
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -65,12 +65,19 @@ def read_certificate(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        onward = f"finish it with `coterie run --resume {folder}`"
+        if (folder / FEDERATION).exists():
+            onward = f"see what it needs to go on: `coterie deploy status {folder}`"
         raise UnreadableError(
-            f"{folder}: no {CERTIFICATE}; give the folder of a finished run, or finish it with "
-            f"`coterie run --resume {folder}`"
+            f"{folder}: no {CERTIFICATE}; give the folder of a finished run, or {onward}"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UnreadableError(f"{path} cannot be read ({error}); restore it") from error
+    if is_of_site(folder):
+        raise UnreadableError(
+            f"{folder} is a site's folder of a deployment, which has models and no account: check "
+            "the coordinator's folder of the run, or the public files that it gives out"
+        )
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise UnreadableError(
             f"{path} is not a certificate (format = {FORMAT!r}); it was written by an earlier "
@@ -83,6 +90,21 @@ def read_certificate(folder: Path) -> dict[str, Any]:
             "with the version of coterie that wrote it"
         )
     return found
+
+
+def is_of_site(folder: Path) -> bool:
+    """Say whether a folder is what a site keeps of a deployment: it never has an account."""
+    return (folder / "run.json").exists() and not (folder / "ledger.jsonl").exists()
+
+
+def read_federation(folder: Path) -> dict[str, Any] | None:
+    """Read the federation of a deployment; None where there is none, empty if it is damaged."""
+    try:
+        return tomllib.loads((folder / FEDERATION).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def faults(certificate: Mapping[str, Any]) -> list[str]:

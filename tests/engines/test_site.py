@@ -1,0 +1,523 @@
+"""A site answers the coordinator alone, each round once, and says nothing of its rows.
+
+Hostile questions are refused in a word and leave its disk as it was. A site that dies at any of
+its acts of writing goes on as if it had not, or as if its clients had not been drawn.
+"""
+
+import json
+import math
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from coterie.data.synthetic import synthetic
+from coterie.engines import site as site_module
+from coterie.engines import store as store_module
+from coterie.engines.rounds import RoundState, client_half
+from coterie.engines.site import SHARED, SUM, Site, SiteSetting, expected_tree
+from coterie.engines.store import Store
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.pmtl import PMTL
+from coterie.plan import Plan, Privacy
+from coterie.rng import Rng
+from coterie.wire import Expected, Letter, Parcel, seal, unseal
+from federations import federate, rows_of
+
+pytestmark = pytest.mark.full
+
+DATA = synthetic("mean", clients=5, rows=(3, 9), features=3, spread=0.3, seed=2).data
+ROUNDS = 5
+PLAN = Plan(method=PMTL(), privacy=Privacy(noise_multiplier=1.0), rounds=ROUNDS, simulation_seed=4)
+FEDERATION, KEYS = federate(DATA, {"south": (0, 1), "north": (2, 3, 4)})
+ROWS = rows_of(DATA, FEDERATION, "north")
+OWN = [2, 3, 4]
+"""The numbers of the clients of the site that is asked: the second of two."""
+
+
+class World:
+    """A coordinator's voice and one site."""
+
+    def __init__(self, folder, plan=PLAN, **settings):
+        self.plan, self.folder, self.settings = plan, folder, settings
+        self.federation, self.keys = FEDERATION, KEYS
+        self.run = "run1"
+        self.mechanisms = plan.mechanisms(len(DATA))
+        self.shared = plan.method.init(DATA.spec, Rng.seeded(0))
+        self.shared = {k: v + 0.1 for k, v in self.shared.items()}
+        self.site = self.open()
+
+    def open(self):
+        self.site = Site(
+            SiteSetting(
+                name="north",
+                plan=self.plan,
+                federation=self.federation,
+                agreement="agreed",
+                rows=ROWS,
+                folder=self.folder / "north",
+                key=self.keys.sites["north"],
+                **self.settings,
+            )
+        )
+        return self.site
+
+    def letter(self, kind, number=-1, body=None, **changes):
+        arrays = {}
+        if kind in ("round", "finish"):
+            arrays = {SHARED + k: v.numpy() for k, v in self.shared.items()}
+        base = Letter(kind, self.run, "north", number, secrets.token_hex(16), body or {}, arrays)
+        return replace(base, **changes)
+
+    def round(self, number, counted=-1, clients=None, **changes):
+        body = {"clients": OWN if clients is None else clients, "counted": counted}
+        return self.letter("round", number, body, **changes)
+
+    def send(self, letter, key=None):
+        return self.read(self.site.answer(seal(letter, key or self.keys.coordinator)))
+
+    def read(self, parcel):
+        totals = self.mechanisms[0].totals({k: tuple(v.shape) for k, v in self.shared.items()})
+        expected = {SUM + k: Expected("float64", shape) for k, shape in totals.items()}
+        wanted = expected if parcel.arrays else {}
+        return unseal(parcel, self.keys.sites["north"].public_key(), wanted)
+
+    def join(self):
+        answer = self.send(self.letter("hello", body={"agreement": "agreed"}))
+        assert answer.kind == "hello", answer.body
+        return self
+
+    def disk(self):
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_disks(monkeypatch):
+    """A process that dies leaves what it wrote; only a machine that dies needs fsync."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path).join()
+
+
+def expect(answer, kind, word=""):
+    assert answer.kind == kind and word in answer.body.get("why", ""), answer.body
+    return answer
+
+
+def refused(answer, word=""):
+    assert not answer.arrays
+    assert len(answer.body["why"]) < 300
+    return expect(answer, "refused", word)
+
+
+def same(one, two):
+    assert one.arrays.keys() == two.arrays.keys() and one.arrays
+    return all(one.arrays[name].tobytes() == two.arrays[name].tobytes() for name in one.arrays)
+
+
+def test_a_round_is_the_clients_half_of_it(world):
+    """The oracle is `client_half` on the whole data: the site adds nothing and leaves nothing."""
+    answer = expect(world.send(world.round(0)), "round")
+    method, shared = PLAN.method, world.shared
+    state = RoundState(method, world.mechanisms[0], shared, Rng.seeded(4), 0, 4)
+    block = DATA.clients(np.array(OWN))
+    part, _ = client_half(state, method.enrol(shared, DATA.spec, 3), block)
+    for name, leaf in part.total.items():
+        assert answer.arrays[SUM + name].tobytes() == leaf.numpy().tobytes()
+
+
+def test_nobody_drawn_is_answered_with_zeros(world):
+    answer = expect(world.send(world.round(0, clients=[])), "round")
+    assert answer.arrays and all(not array.any() for array in answer.arrays.values())
+
+
+def test_a_site_is_opened_with_its_own_key_and_name(world):
+    setting = world.site.setting
+    with pytest.raises(ValueError, match=r"'west' is not in the federation.*south, north"):
+        Site(replace(setting, name="west"))
+    with pytest.raises(ValueError, match=r"not the one that federation\.toml lists"):
+        Site(replace(setting, key=Ed25519PrivateKey.generate()))
+    with pytest.raises(ValueError, match="not the one"):
+        Site(replace(setting, key=world.keys.sites["south"]))
+
+
+HOSTILE = {
+    "unknown kind": lambda w: w.letter("steal"),
+    "no kind": lambda w: w.letter(""),
+    "a dunder": lambda w: w.letter("__init__"),
+    "a method": lambda w: w.letter("contribution", 1),
+    "another site": lambda w: w.round(1, site="south"),
+    "no nonce": lambda w: w.round(1, nonce=""),
+    "a short nonce": lambda w: w.round(1, nonce="x" * 15),
+    "no run": lambda w: w.round(1, run=""),
+    "a path for a run": lambda w: w.round(1, run="../run1"),
+    "a path for a hello": lambda w: w.letter("hello", run="a/b", body={"agreement": "agreed"}),
+    "another run": lambda w: w.round(1, run="run2"),
+    "another plan": lambda w: w.letter("hello", run="run2", body={"agreement": "other"}),
+    "no plan": lambda w: w.letter("hello", run="run2"),
+    "a second run": lambda w: w.letter("hello", run="run2", body={"agreement": "agreed"}),
+    "a negative round": lambda w: w.round(-1),
+    "a round after the last": lambda w: w.round(ROUNDS),
+    "a round beyond numbers": lambda w: w.round(10**30),
+    "a client of another site": lambda w: w.round(1, clients=[1, 2]),
+    "a client of nobody": lambda w: w.round(1, clients=[2, 99]),
+    "a negative client": lambda w: w.round(1, clients=[-1]),
+    "a huge client": lambda w: w.round(1, clients=[2**80]),
+    "a client twice": lambda w: w.round(1, clients=[2, 2]),
+    "out of order": lambda w: w.round(1, clients=[3, 2]),
+    "clients that are truths": lambda w: w.round(1, clients=[True]),
+    "clients that are fractions": lambda w: w.round(1, clients=[2.0]),
+    "clients in words": lambda w: w.round(1, clients=["2"]),
+    "clients in a table": lambda w: w.round(1, clients={"2": 1}),
+    "no clients": lambda w: w.letter("round", 1, {"counted": -1}),
+    "no count": lambda w: w.letter("round", 1, {"clients": OWN}),
+    "a true count": lambda w: w.round(1, counted=True),
+    "a count in words": lambda w: w.round(1, counted="0"),
+    "a count of now": lambda w: w.round(1, counted=1),
+    "a count below all": lambda w: w.round(1, counted=-2),
+    "a count of a round never answered": lambda w: w.round(3, counted=2),
+    "another cohort": lambda w: w.round(0, clients=[2]),
+    "another cohort, empty": lambda w: w.round(0, clients=[]),
+    "keys": lambda w: w.letter("keys", 0, {"setup": "s", "sessions": 3}),
+    "shares": lambda w: w.letter("shares", 0, {"setup": "s", "advertisements": {}}),
+    "unmask": lambda w: w.letter("unmask", 0, {"setup": "s", "session": 0, "survivors": []}),
+    "no arrays": lambda w: w.round(1, arrays={}),
+    "more arrays": lambda w: w.round(1, arrays={**w.round(1).arrays, "x": np.zeros(1)}),
+    "other names": lambda w: w.round(1, arrays={"sum/w": np.zeros(3)}),
+    "other types": lambda w: w.round(
+        1, arrays={k: v.astype(np.float64) for k, v in w.round(1).arrays.items()}
+    ),
+    "other shapes": lambda w: w.round(
+        1, arrays={k: v.reshape(1, *v.shape) for k, v in w.round(1).arrays.items()}
+    ),
+    "an early end that lies": lambda w: w.letter("finish", -1, {"counted": 3}),
+    "an end without a count": lambda w: w.letter("finish"),
+}
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_questions_are_refused_and_leave_no_trace(world, make):
+    first = expect(world.send(world.round(0)), "round")
+    before = world.disk()
+    letter = make(world)
+    answer = refused(world.send(letter))
+    assert (answer.run, answer.round, answer.nonce) == (letter.run, letter.round, letter.nonce)
+    assert world.disk() == before
+    assert same(first, world.send(world.round(0)))
+    assert same(first, (world.open(), world.send(world.round(0)))[1])
+    expect(world.send(world.round(1, counted=0)), "round")
+
+
+def test_only_the_coordinators_signature_opens_a_site(world):
+    before = world.disk()
+    stranger = Ed25519PrivateKey.generate()
+    for key in (stranger, world.keys.sites["south"], world.keys.sites["north"]):
+        refused(world.send(world.round(0), key), "signature")
+        hello = world.letter("hello", run="run2", body={"agreement": "agreed"})
+        refused(world.send(hello, key), "signature")
+    parcel = seal(world.round(0), world.keys.coordinator)
+    for forged in (
+        replace(parcel, signature=b""),
+        replace(parcel, head=parcel.head.replace(b'"round": 0', b'"round": 1')),
+        replace(parcel, head=b"garbage"),
+        replace(parcel, head=b"[" * 10**5),
+        Parcel(b"", b""),
+    ):
+        refused(world.read(world.site.answer(forged)))
+    assert world.disk() == before
+
+
+def test_a_site_that_never_joined_answers_nothing_but_a_hello(tmp_path):
+    world = World(tmp_path)
+    refused(world.send(world.round(0)), "never joined")
+    refused(world.send(world.letter("finish", body={"counted": -1})), "never joined")
+    (tmp_path / "north" / "run1").mkdir(parents=True)
+    refused(world.send(world.round(0)), "never joined")
+
+
+def test_a_round_has_one_answer_however_often_and_whoever_asks(tmp_path):
+    """Without a seed: coins are new in every process, the contribution is not."""
+    world = World(tmp_path, replace(PLAN, simulation_seed=None)).join()
+    first = expect(world.send(world.round(0)), "round")
+    for _ in range(3):
+        assert same(first, world.send(world.round(0)))
+        world.open()
+    world.shared = {k: v + 1 for k, v in world.shared.items()}
+    refused(world.send(world.round(0)), "another question")
+    refused(world.send(world.round(0, clients=[2, 3])), "another question")
+
+
+def another(world):
+    return {k: v + 1 for k, v in world.shared.items()}
+
+
+def test_an_answer_that_was_thrown_away_is_not_given_anew(world):
+    """The end of a run, told to be without the answer, must not open its round again."""
+    expect(world.send(world.round(1)), "round")
+    expect(world.send(world.letter("finish", body={"counted": -1})), "finish")
+    world.shared = another(world)
+    for _ in range(2):
+        refused(world.send(world.round(1)), "answered once")
+        refused(world.send(world.round(0)), "after round 1")
+        world.open()
+    expect(world.send(world.round(2)), "round")
+
+
+def test_a_round_that_failed_does_not_open_the_one_before(world, monkeypatch):
+    expect(world.send(world.round(1)), "round")
+    with monkeypatch.context() as patch:
+        patch.setattr(PMTL, "local_update", lambda *_: 1 / 0)
+        expect(world.send(world.round(2)), "failed", "ZeroDivisionError")
+    world.shared = another(world)
+    refused(world.send(world.round(1)), "answered once")
+    expect(world.send(world.round(2)), "round")
+
+
+def test_rounds_are_never_rolled_back(world):
+    expect(world.send(world.round(0)), "round")
+    expect(world.send(world.round(2, counted=0)), "round")
+    for number in (0, 1):
+        refused(world.send(world.round(number)))
+        refused(world.send(world.round(number, counted=number - 1)))
+    refused(world.send(world.round(3, counted=-1)), "counted last")
+    refused(world.send(world.round(3, counted=1)), "counted last")
+    expect(world.send(world.round(3, counted=2)), "round")
+
+
+@pytest.mark.parametrize("permitted", [1, 2])
+def test_runs_are_limited_also_over_restarts(tmp_path, permitted):
+    world = World(tmp_path, runs=permitted)
+    for number in range(4):
+        world.run = f"run{number}"
+        answer = world.send(world.letter("hello", body={"agreement": "agreed"}))
+        if number < permitted:
+            expect(answer, "hello")
+            expect(world.send(world.round(0)), "round")
+        else:
+            refused(answer, f"permits {permitted}")
+            refused(world.send(world.round(0)), "never joined")
+        world.open()
+    world.run = "run0"
+    world.join()  # the one that it is in goes on
+
+
+def test_a_run_is_not_taken_over_by_another_plan(world):
+    setting = world.site.setting
+    other = Site(replace(setting, agreement="other", plan=replace(PLAN, rounds=9)))
+    world.site = other
+    refused(world.send(world.round(0)), "under another plan")
+    refused(world.send(world.letter("hello", body={"agreement": "agreed"})), "another plan")
+
+
+CANARY = 271828.25
+
+
+def test_words_hold_nothing_of_the_rows(tmp_path, monkeypatch):
+    """Neither what an error says, nor its line at the site, leaves the site."""
+    features = DATA.features.clone()
+    features[int(DATA.offsets[2])] = CANARY
+    world = World(tmp_path)
+    rows = rows_of(replace(DATA, features=features), world.federation, "north")
+    world.site = Site(replace(world.site.setting, rows=rows))
+    world.join()
+
+    def quote(self, shared, personal, clients, *_):
+        worst = float(clients.features.max())
+        raise ValueError(f"cannot take the root of {worst}\nat row {worst:.0f} \ud800")
+
+    monkeypatch.setattr(PMTL, "local_update", quote)
+    monkeypatch.setattr(PMTL, "personalise", quote)
+    told = [
+        world.site.answer(seal(letter, world.keys.coordinator))
+        for letter in (
+            world.round(0),
+            world.letter("finish", body={"counted": -1}),
+            world.round(0, clients=[9]),
+            world.letter("steal"),
+        )
+    ]
+    for parcel in told:
+        answer = world.read(parcel)
+        assert answer.kind in ("failed", "refused") and not answer.arrays
+        assert "271828" not in parcel.head.decode()
+    assert world.read(told[0]).body == {"why": "ValueError"}
+    lines = (tmp_path / "north" / "errors.log").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 2 and all("271828.25" in line for line in lines)
+
+
+def test_a_full_disk_is_a_word(world, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "/secret/place")
+
+    monkeypatch.setattr(site_module, "write_atomically", full)
+    monkeypatch.setattr(Path, "open", full)
+    answer = expect(world.send(world.round(0)), "failed")
+    assert answer.body == {"why": "OSError"}
+
+
+def test_broken_numbers_from_the_coordinator_are_no_crash(world):
+    for number, value in enumerate((math.nan, math.inf, 1e38)):
+        world.shared = {k: torch.full_like(v, value) for k, v in world.shared.items()}
+        with np.errstate(all="ignore"):
+            answer = world.send(world.round(number))
+        assert answer.kind in ("round", "failed")
+        assert all(np.isfinite(array).all() for array in answer.arrays.values())
+
+
+class Killed(BaseException):
+    """A kill: nothing that catches errors catches it."""
+
+
+ACTS = [
+    (site_module, "write_atomically"),
+    (store_module, "write_atomically"),
+    (Store, "stage"),
+    (Store, "seal"),
+    (Store, "put"),
+    (Store, "flush"),
+    (Store, "discard"),
+]
+
+
+def kill_at(patch, act, when):
+    """Die at an act of writing, counted over all of them, before it or after it."""
+    acts = {"count": 0}
+    for owner, name in ACTS:
+        original = getattr(owner, name)
+
+        def die(*args, _original=original, **named):
+            acts["count"] += 1
+            is_it = acts["count"] == act
+            if is_it and when == "before":
+                raise Killed
+            found = _original(*args, **named)
+            if is_it and when == "after":
+                raise Killed
+            return found
+
+        patch.setattr(owner, name, die)
+    return acts
+
+
+def personal(world):
+    store = world.site._run.store
+    started = store.started
+    return {
+        "started": started.clone(),
+        **{name: leaf[started].clone() for name, leaf in store.leaves.items()},
+    }
+
+
+SCRIPT = [(0, -1, OWN), (1, 0, [2, 4]), (2, 1, [3]), (4, 1, OWN)]
+"""Rounds, which answer counted last, who was drawn: round 2 did not count, round 3 was missed."""
+
+
+def act_out(world, after=None):
+    """Ask the rounds of the script, and give answers and state; a killed site is asked again."""
+    answers, deaths = [], 0
+    questions = [world.round(n, counted, ids) for n, counted, ids in SCRIPT]
+    for letter in [*questions, world.letter("finish", body={"counted": 4})]:
+        while True:
+            try:
+                answers.append(world.send(replace(letter, nonce=secrets.token_hex(16))))
+                break
+            except Killed:
+                deaths += 1
+                world.open()
+    return answers, personal(world), deaths
+
+
+@pytest.mark.parametrize("method", [PMTL(), FedAvg()], ids=["pmtl", "fedavg"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_site_may_die_at_any_act_of_writing(tmp_path, monkeypatch, method, when):
+    plan = replace(PLAN, method=method)
+    answers, state, _ = act_out(World(tmp_path / "whole", plan).join())
+    assert [answer.kind for answer in answers] == ["round"] * 4 + ["finish"]
+    act, deaths = 0, 1
+    while deaths:
+        act += 1
+        world = World(tmp_path / f"{when}{act}", plan).join()
+        with monkeypatch.context() as patch:
+            kill_at(patch, act, when)
+            found, after, deaths = act_out(world)
+        for one, two in zip(answers, found, strict=True):
+            assert one.kind == two.kind and (one.kind == "finish" or same(one, two)), act
+        assert state.keys() == after.keys()
+        assert all(torch.equal(state[name], after[name]) for name in state), act
+    assert act > 20, "the acts of a site were not found"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_without_a_seed_no_death_changes_an_answer_that_left(tmp_path, monkeypatch, when):
+    plan = replace(PLAN, simulation_seed=None)
+    for act in range(1, 12):
+        world = World(tmp_path / f"{when}{act}", plan).join()
+        with monkeypatch.context() as patch:
+            kill_at(patch, act, when)
+            try:
+                world.send(world.round(0))
+            except Killed:
+                world.open()
+        first = expect(world.send(world.round(0)), "round")
+        assert same(first, world.send(world.round(0)))
+        world.open()
+        assert same(first, world.send(world.round(0)))
+
+
+def test_personal_state_is_that_of_the_rounds_that_counted(world, tmp_path):
+    """Oracle: `client_half` over the rounds of the script that counted, by hand."""
+    _, found, _ = act_out(world)
+    method, rng, rows = PLAN.method, Rng.seeded(4), {}
+    for number, ids in ((0, OWN), (1, [2, 4]), (4, OWN)):
+        state = RoundState(method, world.mechanisms[number], world.shared, rng, number, 4)
+        for client in ids:
+            before = rows.get(client) or method.enrol(world.shared, DATA.spec, 1)
+            _, rows[client] = client_half(state, before, DATA.clients(np.array([client])))
+    assert bool(found["started"].all())
+    for name, leaf in found.items():
+        if name != "started":
+            expected = torch.cat([rows[client][name] for client in OWN])
+            torch.testing.assert_close(leaf, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_models_are_made_once_more_when_asked_once_more(tmp_path):
+    made = []
+    world = World(tmp_path, finished=lambda folder, models, shared: made.append(models)).join()
+    expect(world.send(world.round(0)), "round")
+    for _ in range(2):
+        expect(world.send(world.letter("finish", body={"counted": 0})), "finish")
+        world.open()
+    assert made[0].keys() == made[1].keys()
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+    assert all(len(leaf) == len(OWN) for leaf in made[0].values())
+
+
+def test_the_state_of_a_site_names_no_numbers_of_rows(world):
+    """state.json and run.json are read by people: they hold rounds and the agreement alone."""
+    expect(world.send(world.round(0)), "round")
+    folder = world.folder / "north" / "run1"
+    assert set(json.loads((folder / "state.json").read_text())) <= {
+        "settled", "answered", "opened",
+    }  # fmt: skip
+    assert json.loads((folder / "run.json").read_text()) == {"agreement": "agreed"}
+
+
+def test_what_is_expected_of_a_question_is_the_shared_tree():
+    tree = {"a": torch.zeros(2, 3), "n": torch.zeros((), dtype=torch.float64)}
+    assert expected_tree("p/", tree) == {
+        "p/a": Expected("float32", (2, 3)),
+        "p/n": Expected("float64", ()),
+    }
