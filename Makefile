@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 # The CPU wheel of torch is pinned in constraints.txt; a plain `pip install torch` would pull CUDA.
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+FLOWER := $(VENV)/.installed-flower
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 export DO_NOT_TRACK := 1
 # Two workers on two cores: a thread each, or they wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
-.PHONY: mutants docs setup dev run test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
+.PHONY: mutants docs setup dev run demo-flower test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,14 +25,21 @@ $(STAMP): pyproject.toml constraints.txt
 	$(INSTALL) -e '.[report,examples]'
 	touch $(STAMP)
 
+$(FLOWER): $(STAMP)
+	$(INSTALL) -e '.[flower,report,examples]'
+	touch $(FLOWER)
+
 dev: $(DEV)      ## the same for work on the project: tests, checks, docs
 
 $(DEV): $(STAMP)
 	$(INSTALL) -e '.[dev]'
-	touch $(DEV)
+	touch $(DEV) $(FLOWER)
 
 run: setup       ## auto (PFEB) beside local, FedAvg and PMTL on real data at epsilon 1, with a report
 	$(BIN)/coterie demo --data districts --epsilon 1
+
+demo-flower: $(FLOWER) ## a federation on this machine: SuperLink, 4 SuperNodes, TLS, keys, a report
+	$(BIN)/coterie deploy demo
 
 test: lint type imports  ## lint, types and the whole test suite but the slow tables
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
@@ -73,6 +81,7 @@ bench: dev     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/svm.py
 	$(BIN)/python benchmarks/svm_joint.py --clients 100
 	$(BIN)/python benchmarks/pfeb_speed.py
+	$(BIN)/python benchmarks/flower.py
 
 study-mpmtl: dev ## remake the tables and plots of docs/methods/mpmtl.md
 	$(BIN)/python benchmarks/mpmtl.py

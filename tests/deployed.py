@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives import serialization
-from federations import Neighbourhood, federate, rows_of
+from tests.federations import Neighbourhood, federate, rows_of
 
 import coterie as ct
 from coterie.choice import DataChoice
@@ -72,9 +72,7 @@ def deploy(root: Path, clients: int = 12, sites: int = 3, **settings: Any) -> De
     return Deployment(agreement, root, whole, keys, hood)
 
 
-def _open(
-    agreement: Agreement, root: Path, whole: FederatedDataset, keys: Any
-) -> dict[str, Site]:
+def _open(agreement: Agreement, root: Path, whole: FederatedDataset, keys: Any) -> dict[str, Site]:
     federation, choice = agreement.federation, agreement.run_plan.data
     found = {}
     for name in federation.sites:

@@ -40,9 +40,7 @@ def explained(folder: Path) -> Iterator[None]:
         named = f" ({error.filename})" if error.filename else ""
         begun = (folder / "plan.toml").exists()
         deployed = (folder / "federation.toml").exists()
-        onward = (
-            f"coterie run --resume {folder}" if begun and not deployed else "the same command"
-        )
+        onward = f"coterie run --resume {folder}" if begun and not deployed else "the same command"
         spent = (
             "what is paid for is in the ledger, and nothing of it is lost"
             if begun

@@ -30,7 +30,7 @@ from coterie.newcomers import score_alone
 from coterie.privacy.accounting import Guarantee
 from coterie.recognition import recognise_model
 from coterie.rng import Rng
-from coterie.run_plan import load_plan
+from coterie.run_plan import load_plan, read_toml
 from coterie.scores import Score, evaluate
 from coterie.tree import Tree, take
 
@@ -137,10 +137,17 @@ def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
 def _known(folder: Path, names: list[str]) -> list[str] | None:
     """List those who were trained with, by name; None where nobody knows."""
     try:
-        trained = set(client_names(folder))
+        trained = set(_federated(folder) or client_names(folder))
     except (OSError, ValueError):
         return None
     return [name for name in names if name in trained]
+
+
+def _federated(folder: Path) -> list[str]:
+    """Name the clients of a deployment, whose models are not here; none of a simulated run."""
+    path = folder / "federation.toml"
+    sites = read_toml(path).get("sites", {}) if path.exists() else {}
+    return [str(name) for site in sites.values() for name in site.get("clients", ())]
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -123,6 +123,11 @@ def peek(parcel: Parcel) -> Letter:
             json.dumps(told, ensure_ascii=False).encode()
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise RefusedError(f"a head that is not JSON ({type(error).__name__})") from error
+    _check_head(told)
+    return Letter(**{name: told[name] for name in _FIELDS})
+
+
+def _check_head(told: Any) -> None:
     if not isinstance(told, dict) or set(told) != {"version", *_FIELDS}:
         raise RefusedError("a head without the fields of a letter")
     for name, kind in _TYPES.items():
@@ -131,7 +136,8 @@ def peek(parcel: Parcel) -> Letter:
             raise RefusedError(f"{name} is {type(told[name]).__name__}, expected {kind.__name__}")
     if told["version"] != VERSION:
         raise RefusedError(f"another format version; this is version {VERSION}")
-    return Letter(**{name: told[name] for name in _FIELDS})
+    if not -1 <= told["round"] < 1 << 31:
+        raise RefusedError("a round that no plan has")
 
 
 def unseal(parcel: Parcel, key: Ed25519PublicKey, expected: Mapping[str, Expected]) -> Letter:

@@ -200,3 +200,27 @@ def test_a_message_that_cannot_be_read_does_not_hide_the_others(ask):
     found = dict(transport._pull(list("abc")))
     assert found["a"] == found["c"] == parcel()
     assert found["b"] == "a message that cannot be read (ValueError)"
+
+
+class Loud(Grid):
+    """Gives every answer twice, and one that nobody waits for."""
+
+    def __init__(self, ask):
+        replies = {n: Message(to_records(parcel()), reply_to=ask(n)) for n in ("1", "2", "9")}
+        super().__init__(replies)
+        self.sent = 0
+
+    def push_messages(self, messages):
+        first, self.sent = self.sent + 1, self.sent + len(messages)
+        return [str(number) for number in range(first, self.sent + 1)]
+
+    def pull_messages(self, numbers):
+        return super().pull_messages([*numbers, *numbers, "9"])
+
+
+def test_replies_that_nobody_waits_for_are_left_alone(ask):
+    transport = flower.GridTransport(Loud(ask), lambda *_, **__: None)
+    transport._nodes = {"north": 7, "south": 8}
+    found = list(transport.ask({"north": parcel(), "south": parcel()}, 5.0))
+    assert [site for site, _ in found] == ["north", "south"]
+    assert all(answer == parcel() for _, answer in found)

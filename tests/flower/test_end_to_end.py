@@ -7,6 +7,7 @@ nothing.
 import base64
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -84,7 +85,8 @@ def told(tmp_path_factory) -> Told:
         folder, "districts", SIZES, rounds=ROUNDS, sampler=Poisson(cohort=300), deadline=120.0
     )
     found = Told(trial, folder / "run", folder / "heard.txt")
-    hearing = {"PYTHONPATH": str(folder / "ear"), "HEARD": str(found.heard)}
+    path = os.pathsep.join([str(folder / "ear"), os.environ.get("PYTHONPATH", "")])
+    hearing = {"PYTHONPATH": path.rstrip(os.pathsep), "HEARD": str(found.heard)}
     nodes = {site: trial.node(site, runs=1) for site in trial.sites}
     started = time.monotonic()
     with LocalFederation(

@@ -31,7 +31,7 @@ copied as it is. Sites come from a federation.toml, or from --sites, --task and 
 then made inside the app's folder unless --keys names them. What cannot be run, or cannot be
 accounted for, is refused here.
 
---json prints one object: folder, app, keys (or null), sites, clients, method, rounds, trust,
+--json prints one object: folder, app, keys (or null), sites, clients, agreement, method, rounds, trust,
 epsilon_by_view, delta, simulation."""
 _SUPERLINK = """\
 All arguments after -- are those of flower-superlink. Telemetry and update checks are off. Paths
@@ -255,6 +255,7 @@ def _told(app: "App") -> dict[str, Any]:
         "keys": None if app.keys is None else str(app.keys),
         "sites": len(federation.sites),
         "clients": len(federation.clients),
+        "agreement": agreement.digest,
         "method": agreement.plan.method.kind,
         "rounds": agreement.plan.posts,
         "trust": federation.trust,
@@ -288,5 +289,6 @@ def _words(app: "App") -> str:
         lines.append(
             f"keys for development only: {app.keys}; whoever has them can act as everybody"
         )
+    lines.append(f"agreement, for sites that pin it: {told['agreement']}")
     lines.append(f"next: {app.folder / 'README.md'}")
     return "\n".join(lines)

@@ -23,6 +23,7 @@ start here
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "plan, before anything is spent": ("plan", "account", "calibrate"),
     "train": ("run", "compare", "tune", "demo", "join"),
+    "deploy, over a network": ("deploy",),
     "look": ("report", "data", "methods"),
     "check": ("verify", "doctor", "audit"),
     "keep and use": ("export", "predict", "completion"),

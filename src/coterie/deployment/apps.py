@@ -60,6 +60,12 @@ def open_site(app: Path, config: Mapping[str, Any]) -> "Site":
     from coterie.engines.site import Site, SiteSetting
 
     agreement, name = load_agreement(app), str(config["site"])
+    pinned = str(config.get("agreement", agreement.digest))
+    if pinned != agreement.digest:
+        raise ValueError(
+            f"the app holds agreement {agreement.digest}, and this site permits {pinned} alone "
+            "(agreement=... in --node-config): look at plan.toml and federation.toml of the app"
+        )
     train, test, moments = load_scaled(agreement, name, app, config)
     return Site(
         SiteSetting(

@@ -108,6 +108,7 @@ def _keep_federation(folder: Path, agreement: Agreement) -> None:
     """Keep the federation beside the plan; refuse to go on with another."""
     text = to_toml(to_table(agreement.federation))
     path = folder / FEDERATION
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    if not path.exists():
+        write_atomically(path, text.encode())
+    elif path.read_text(encoding="utf-8") != text:
         raise FileExistsError(f"{folder} holds a run of another federation; choose another folder")
-    write_atomically(path, text.encode())

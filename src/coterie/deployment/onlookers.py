@@ -106,6 +106,7 @@ def deployment_told(guarantee: Guarantee, federation: Federation) -> dict[str, A
         "patience": federation.patience,
         "threshold": federation.threshold if masked else None,
         "coordinator_view": VIEWS[federation.trust],
+        "coordinator_sees": coordinator_sees(guarantee, federation),
         "epsilon_coordinator": json_number(coordinator),
         "sees": [
             {"who": who, "sees": sees, "epsilon": json_number(epsilon)}

@@ -141,8 +141,13 @@ class LocalFederation:
         Raises:
             FederationError: If it takes longer, or the SuperLink ends.
         """
+        # A question takes the SuperLink some milliseconds, which the run itself could use.
         self._wait(
-            lambda: self.run_status(run).startswith("finished"), LINK, f"run {run} to end", seconds
+            lambda: self.run_status(run).startswith("finished"),
+            LINK,
+            f"run {run} to end",
+            seconds,
+            pause=0.5,
         )
         return self.run_status(run)
 
@@ -315,7 +320,9 @@ class LocalFederation:
                 ) from error
         return begun
 
-    def _wait(self, done: Callable[[], bool], name: str, what: str, seconds: float) -> None:
+    def _wait(
+        self, done: Callable[[], bool], name: str, what: str, seconds: float, pause: float = 0.1
+    ) -> None:
         """Wait until something holds; fail if the process it depends on ends first."""
         end = time.monotonic() + seconds
         while not done():
@@ -325,7 +332,7 @@ class LocalFederation:
                 raise FederationError(
                     f"waited for {what}: {why}; the end of {self.log(name)}:\n{self.tail(name)}"
                 )
-            time.sleep(0.1)
+            time.sleep(pause)
 
     def tail(self, name: str, lines: int = 20) -> str:
         """Give the end of a log."""

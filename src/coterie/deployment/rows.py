@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.data.federated import DataError, FederatedDataset
+from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.scaling import client_moments
 from coterie.deployment.agreement import Agreement
 from coterie.engines.federation import Federation
@@ -64,11 +64,25 @@ def _call(hook: Path, config: Mapping[str, Any]) -> Any:
     if not hook.is_file() or spec is None or spec.loader is None:
         raise DataError(f"{hook}: no such data hook; give a Python file with rows(config)")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise DataError(f"{hook}: cannot be loaded ({_line(error)}); mend it") from error
     function = getattr(module, "rows", None)
     if not callable(function):
         raise DataError(f"{hook}: expected a function rows(config) that returns the site's rows")
-    return function(config)
+    try:
+        return function(config)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{hook}: rows(config) failed ({_line(error)}); mend it") from error
+
+
+def _line(error: Exception) -> str:
+    """Say what went wrong in one line; it is read at the site alone."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
 def _by_client(found: Any, hook: Path) -> dict[str, Rows]:
@@ -86,13 +100,33 @@ def _by_client(found: Any, hook: Path) -> dict[str, Rows]:
             f"{hook}: rows(config) returned {type(found).__name__}; expected "
             "{client name: (X, y)} or a FederatedDataset"
         )
-    return {str(name): (np.asarray(x), np.asarray(y)) for name, (x, y) in found.items()}
+    if len({str(name) for name in found}) < len(found):
+        raise DataError(f"{hook}: two clients have the same name; give each client's rows once")
+    return {str(name): _pair(f"{hook}: client {name!r}", pair) for name, pair in found.items()}
+
+
+def _pair(who: str, pair: Any) -> Rows:
+    try:
+        x, y = pair
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{who}: expected a pair (X, y), got {type(pair).__name__}") from error
+    if hasattr(x, "toarray"):
+        raise DataError(f"{who}: sparse rows: return dense arrays")
+    try:
+        return np.asarray(x), np.asarray(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{who}: X or y is no array: expected rows of one length") from error
 
 
 def spread(
     rows: Mapping[str, Rows], federation: Federation, site: str, where: str
 ) -> FederatedDataset:
     """Put a site's rows among the clients of the whole federation."""
+    if site not in federation.sites:
+        raise DataError(
+            f"{where}: site {site!r} is not in the federation: expected one of "
+            f"{', '.join(federation.sites)}"
+        )
     own = federation.sites[site].clients
     odd = sorted(set(rows) - set(own))
     if odd:
@@ -123,6 +157,8 @@ def spread(
 
 def _check(who: str, x: NDArray[Any], y: NDArray[Any], federation: Federation) -> None:
     spec = federation.spec
+    if y.ndim == 0 or not len(y):
+        raise DataError(f"{who}: no rows; expected at least 1, or leave the client out of the list")
     if x.shape != (len(y), *spec.shape):
         raise DataError(
             f"{who}: X has shape {x.shape}, expected ({len(y)}, "
@@ -131,19 +167,30 @@ def _check(who: str, x: NDArray[Any], y: NDArray[Any], federation: Federation) -
     wide = (len(y), spec.outputs) if spec.task == "multilabel" else (len(y),)
     if y.shape != wide:
         raise DataError(f"{who}: y has shape {y.shape}, expected {wide}")
+    _check_finite(who, x)
+    _check_finite(who, y)
+    _check_targets(who, np.asarray(y, dtype=float), spec)
+
+
+def _check_finite(who: str, array: NDArray[Any]) -> None:
+    words = DataError(f"{who}: rows that are not numbers; encode them first")
+    if array.dtype.kind not in "biufO":
+        raise words
     try:
-        finite = np.isfinite(np.asarray(x, dtype=float)).all()
-        finite = finite and np.isfinite(np.asarray(y, dtype=float)).all()
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(np.asarray(array, dtype=np.float32)).all()
     except (TypeError, ValueError) as error:
-        raise DataError(f"{who}: rows that are not numbers; encode them first") from error
+        raise words from error
     if not finite:
-        raise DataError(f"{who}: rows with gaps or infinite numbers; drop or fill them")
-    whole = np.asarray(y, dtype=float)
+        raise DataError(
+            f"{who}: rows with gaps, or with numbers beyond those of float32; drop or fill them"
+        )
+
+
+def _check_targets(who: str, y: NDArray[np.float64], spec: Spec) -> None:
     if spec.task == "multiclass" and (
-        (whole != np.floor(whole)).any()
-        or whole.min(initial=0) < 0
-        or whole.max(initial=0) >= spec.outputs
+        (y != np.floor(y)).any() or y.min() < 0 or y.max() >= spec.outputs
     ):
         raise DataError(f"{who}: y holds other classes than 0 to {spec.outputs - 1}")
-    if spec.task in ("binary", "multilabel") and not np.isin(whole, (0, 1)).all():
+    if spec.task in ("binary", "multilabel") and not np.isin(y, (0, 1)).all():
         raise DataError(f"{who}: y holds other numbers than 0 and 1")

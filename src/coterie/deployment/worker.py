@@ -40,7 +40,8 @@ def relay(content: bytes, app: Path, config: Mapping[str, Any]) -> bytes:
         config: What the site was started with: site, key, folder and what its hook needs.
     """
     folder = Path(str(config["folder"])).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # personal state is for nobody else
     task = {"app": str(app), "config": dict(config)}
     identity = _identity(app, config)
     address = socket_of(folder)

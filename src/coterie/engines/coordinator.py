@@ -36,6 +36,7 @@ from coterie.privacy.arrivals import Verdict, check_sum
 from coterie.privacy.billboard import Bounded, admit
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.files import write_atomically
+from coterie.privacy.local import LocalGaussianSum
 from coterie.privacy.mechanisms import Mechanism, Shapes
 from coterie.rng import Rng
 from coterie.tree import Tree
@@ -216,7 +217,7 @@ class Coordinator:
                 yield self.take_in(site, mechanism, letter.arrays, ids)
                 answered.add(site)
             self.tally.answered = sum(len(asked[site]) for site in answered)
-            if self.is_enough(self.tally.answered, len(cohort)):
+            if self.is_enough(mechanism, self.tally.answered, len(cohort)):
                 break
             self.conduct.note("short", round=number, attempt=attempt, **self.tally.told())
         else:
@@ -240,9 +241,14 @@ class Coordinator:
             self.tally.scaled += 1
         self.conduct.note("cut", site=site, why=verdict.why)
 
-    def is_enough(self, answered: int, asked: int) -> bool:
-        """Say whether so many answers make a round."""
-        return answered >= self.federation.minimum * asked
+    def is_enough(self, mechanism: Mechanism, answered: int, asked: int) -> bool:
+        """Say whether so many answers make a round.
+
+        Where clients add the noise, fewer than those whose noise is counted on make none: whoever
+        sees sums alone would see them through less noise than stated.
+        """
+        trusted = mechanism.honest if isinstance(mechanism, LocalGaussianSum) else 0
+        return answered >= max(self.federation.minimum * asked, min(trusted, asked))
 
     def short(self, number: int) -> ShortRoundError:
         """Say what a round lacked, and what to do."""

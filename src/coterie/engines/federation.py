@@ -23,6 +23,12 @@ from coterie.config import to_table
 from coterie.data.federated import TASKS, Spec, Task
 
 Trust = Literal["server", "secure_aggregation"]
+_OUTPUTS: Mapping[str, tuple[int, float]] = {
+    "regression": (1, 1),
+    "binary": (1, 1),
+    "multiclass": (2, math.inf),
+    "multilabel": (1, math.inf),
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -39,6 +45,8 @@ class SiteEntry:
     key: str
 
     def __post_init__(self) -> None:
+        if isinstance(self.clients, str):
+            raise ValueError(f"clients = {self.clients[:40]!r}: expected a list of names")
         object.__setattr__(self, "clients", tuple(str(name) for name in self.clients))
         if not self.clients:
             raise ValueError("a site without clients: list their names, or leave the site out")
@@ -102,6 +110,15 @@ class Federation:
             raise ValueError(
                 f"shape = {self.shape}, outputs = {self.outputs}: expected positive numbers"
             )
+        least, most = _OUTPUTS[self.task]
+        if not least <= self.outputs <= most:
+            raise ValueError(
+                f"outputs = {self.outputs}: expected {'1' if most == 1 else f'{least} or more'}, "
+                f"since the task is {self.task}"
+            )
+        self._check_rounds()
+
+    def _check_rounds(self) -> None:
         if not 0 < self.deadline < math.inf:
             raise ValueError(f"deadline = {self.deadline}: expected seconds above 0")
         if not 0 <= self.minimum <= 1:
@@ -161,14 +178,15 @@ class Federation:
 
     def digest(self) -> str:
         """Name what all have to agree on."""
-        text = json.dumps(to_table(self), sort_keys=True)
+        # The order of sites as well, which decides the numbers of clients.
+        text = json.dumps([to_table(self), list(self.sites)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_key(key: str) -> None:
     """Refuse what is not a public key."""
-    if not re.fullmatch(r"[0-9a-f]{64}", key):
+    if not isinstance(key, str) or not re.fullmatch(r"[0-9a-f]{64}", key):
         raise ValueError(
-            f"key = {key[:70]!r}: expected an Ed25519 public key as 64 hexadecimal digits; "
+            f"key = {str(key)[:70]!r}: expected an Ed25519 public key as 64 hexadecimal digits; "
             "`coterie deploy certificates` makes them"
         )

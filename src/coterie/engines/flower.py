@@ -115,7 +115,9 @@ class GridTransport:
             self._look_around(end - time.monotonic())
             self._send(questions, unsent, waiting, end)
             for number, answer in self._pull(list(waiting)):
-                site = waiting.pop(number)
+                site = waiting.pop(number, None)
+                if site is None:  # twice, or a reply to something else
+                    continue
                 if isinstance(answer, str) and answer.startswith("flower: "):
                     self._note("node_error", site=site, why=answer)
                     unsent[site] = time.monotonic() + _AGAIN
@@ -166,13 +168,12 @@ class GridTransport:
             found += self._pull([number])
         return found
 
-    def _look_around(self, seconds: float) -> None:
-        """Greet nodes that are new, and read what greeted ones answered."""
-        greet, recognise, now = self._greet, self._recognise, time.monotonic()
-        if greet is None or recognise is None:
-            return
+    def _read_greetings(self, recognise: Callable[[Parcel], str]) -> None:
+        """Take nodes that answered a greeting for the sites that they are."""
         for number, answer in self._pull(list(self._greetings)):
-            node = self._greetings.pop(number)
+            node = self._greetings.pop(number, None)
+            if node is None:
+                continue
             try:
                 if isinstance(answer, str):
                     raise RefusedError(answer)
@@ -181,6 +182,13 @@ class GridTransport:
                 self._note("stranger", why=str(refusal))
                 continue
             self._nodes[site] = node
+
+    def _look_around(self, seconds: float) -> None:
+        """Greet nodes that are new, and read what greeted ones answered."""
+        greet, recognise, now = self._greet, self._recognise, time.monotonic()
+        if greet is None or recognise is None:
+            return
+        self._read_greetings(recognise)
         if now < self._next_look:
             return
         self._next_look = now + _AGAIN

@@ -24,7 +24,6 @@ from coterie.engines.site_masks import MASKED, MOST_SESSIONS, NO_SESSION, sites_
 from coterie.engines.store import Ids
 from coterie.privacy.arrivals import steps
 from coterie.privacy.billboard import Bounded, admit_sum
-from coterie.privacy.local import LocalGaussianSum
 from coterie.privacy.mechanisms import Mechanism, count_numbers
 from coterie.secagg.opening import open_sum
 from coterie.secagg.ring import from_ring
@@ -147,12 +146,8 @@ class Masks:
 
     def _may_open(self, number: int, vectors: Vectors, asked: int) -> bool:
         lead, mechanism = self._lead, self._lead.billboard.mechanism(number)
-        if len(vectors) < self._needed:
-            return False
-        trusted = mechanism.honest if isinstance(mechanism, LocalGaussianSum) else 0
-        if asked > 0 and lead.tally.answered < trusted:
-            return False  # they add less noise than the view of sums counts on
-        return lead.is_enough(lead.tally.answered, asked)
+        enough = lead.is_enough(mechanism, lead.tally.answered, asked)
+        return enough and len(vectors) >= self._needed
 
     def _open(self, number: int, session: int, vectors: Vectors) -> Iterator[Bounded]:
         lead, mechanism = self._lead, self._lead.billboard.mechanism(number)

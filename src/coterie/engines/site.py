@@ -66,7 +66,7 @@ class SiteSetting:
         rows: Training rows, shaped like the whole federation; others' clients have none.
         folder: The site's own, for state and models of its clients.
         key: The site's signing key.
-        runs: In how many runs of this plan the site takes part; each spends its epsilon anew.
+        runs: In how many runs the site takes part in all; each spends its epsilon anew.
         finished: Called with the models when a run ends.
     """
 
@@ -189,15 +189,12 @@ class SiteRun:
             if _read_json(note, {}).get("agreement") != setting.agreement:
                 raise RefusedError("a run that this site joined under another plan")
             return
-        joined = [
-            path
-            for path in setting.folder.glob("*/run.json")
-            if _read_json(path, {}).get("agreement") == setting.agreement
-        ]
-        if len(joined) >= setting.runs:
+        joined = len(list(setting.folder.glob("*/run.json")))
+        if joined >= setting.runs:
+            # Of whatever plan: a coordinator that sends another plan must not get another budget.
             raise RefusedError(
-                f"this site took part in {len(joined)} runs of this plan, and permits "
-                f"{setting.runs}: each run spends its epsilon anew (runs=... in --node-config)"
+                f"this site took part in {joined} runs, and permits {setting.runs}: each run spends "
+                "its epsilon anew (runs=... in --node-config)"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         promise = setting.plan.guarantee(setting.federation.spec.clients)

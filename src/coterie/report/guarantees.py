@@ -176,8 +176,13 @@ def _views(guarantee: Guarantee, deployment: Mapping[str, Any]) -> Html:
     # Posts are all that a shared model is made of: it is seen as an outsider sees the posts.
     views["released"] = views.get("outsider", guarantee.epsilon)
     why = {**reasons(guarantee), "released": _RELEASED}
+    labels = dict(_VIEWS)
+    if deployment:
+        view = deployment.get("coordinator_view")
+        labels |= {str(view): "the coordinator"}
+        why |= {str(view): f"it sees {deployment.get('coordinator_sees')}"}
     rows = []
-    for view, told in _VIEWS.items():
+    for view, told in labels.items():
         if view in away:
             continue
         epsilon: str = round_up(views[view])

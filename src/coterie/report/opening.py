@@ -31,7 +31,7 @@ def show_opening(runs: Sequence[FinishedRun], places: Mapping[str, str]) -> Html
     run = best.first
     parts: list[str] = [element("h1", title_of(runs))]
     parts.append(element("p", f"{_answer(best)}.", class_="answer"))
-    if several > 1:
+    if several > 1 and run.is_scored:
         kind = "private " if run.private else ""
         of = "groups of runs" if are_grouped(runs) else "runs"
         told = f"This is {best.label}, the best of {several} {kind}{of} by these same metrics."
@@ -54,6 +54,7 @@ def show_opening(runs: Sequence[FinishedRun], places: Mapping[str, str]) -> Html
 def _best(runs: Sequence[FinishedRun]) -> tuple[Group, int]:
     """Choose what to speak of, and say of how many it is the best."""
     groups = rows_of(runs)
+    groups = [one for one in groups if one.first.is_scored] or groups
     private = [one for one in groups if one.first.private]
     several = private or [one for one in groups if one.first.shares] or groups
     return min(several, key=lambda one: one.badness), len(several)
@@ -63,7 +64,7 @@ def _by_epsilon(runs: Sequence[FinishedRun]) -> Iterator[str]:
     """Name the best of every epsilon, where there are several of one metric."""
     found: dict[str, list[Group]] = {}
     for one in rows_of(runs):
-        if one.first.private:
+        if one.first.private and one.first.is_scored:
             found.setdefault(round_up(one.first.epsilon), []).append(one)
     if len(found) < 2 or len({run.scored for run in runs}) > 1:
         return

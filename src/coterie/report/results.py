@@ -48,8 +48,10 @@ def show_results(runs: Sequence[FinishedRun], findings: Sequence[str] = ()) -> H
     groups = rows_of(runs)
     together = are_grouped(runs)
     own = [key for key in TITLES if any(run.result.get(key) is not None for run in runs)]
-    head = ["method", *(["runs"] if together else []), scored or "test metric", "alone"]
-    head += ["better off than alone", *(f"test {TITLES[key]}" for key in own)]
+    known = any(run.is_scored for run in runs)
+    head = ["method", *(["runs"] if together else [])]
+    head += [scored or "test metric", "alone", "better off than alone"] if known else []
+    head += [*(f"test {TITLES[key]}" for key in own)]
     apart = _apart(runs)
     head += ["epsilon", *apart, "rounds"]
     # What is true of all runs is said once, above; in every row it would push columns off a page.
@@ -58,6 +60,7 @@ def show_results(runs: Sequence[FinishedRun], findings: Sequence[str] = ()) -> H
     for one in groups:
         metric = one.first.result["metric"] or ""
         cells = _row(one, "" if scored else f" {metric}".rstrip(), own, badges)
+        cells = cells if known else [cells[0], *cells[4:]]
         cells[-1:-1] = [of(one.first) for of in apart.values()]
         rows.append([cells[0], str(len(one.runs)), *cells[1:]] if together else cells)
     parts: list[str] = [element("h2", "Results", id="results"), table(head, rows, class_="cards")]

@@ -1,0 +1,369 @@
+"""The coordinator's run folder, checked with code that shares nothing with what wrote it.
+
+Oracles: `coterie verify`, which computes every epsilon anew; a simulation of the same plan, whose
+posts and models a deployment must have; and the files as they were before a crash.
+"""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.deployed import Deployment, deploy
+
+import coterie as ct
+from coterie.cli import main
+from coterie.config import ConfigError
+from coterie.deployment import conduct, finish
+from coterie.engines.coordinator import Coordinator
+from coterie.finished_models import stacked_models
+from coterie.privacy.sampling import Everyone
+from coterie.report.page import write_report
+from coterie.run import execute
+from coterie.verification.checks import verify
+
+pytestmark = pytest.mark.full
+PUBLIC = ("plan.toml", "federation.toml", "ledger.jsonl", "posts.npz", "shared.npz")
+ACCOUNT = (*PUBLIC, "guarantee.json", "result.json", "coordinator.json", "data.json", "model.json")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Deployment:
+    """Give a deployment that is done; whoever changes its folder works on a copy."""
+    made = deploy(tmp_path_factory.mktemp("deployment"))
+    made.conduct()
+    return made
+
+
+@pytest.fixture
+def copy(done, tmp_path) -> Path:
+    shutil.copytree(done.run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def content(folder: Path, names=ACCOUNT) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def site_run(deployment: Deployment, site: str) -> Path:
+    (note,) = deployment.site(site).glob("*/run.json")
+    return note.parent
+
+
+def strict(path: Path) -> dict:
+    def refuse(word):
+        raise AssertionError(f"{word} is not strict JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+class CutError(RuntimeError):
+    """Stands for a process that ends there and then."""
+
+
+def test_posts_and_models_are_those_of_a_simulation(done):
+    data = done.agreement.run_plan.data
+    train, _ = data.split(done.whole)
+    outcome = ct.simulate(done.agreement.plan, train)
+    with np.load(done.run / "posts.npz") as posts:
+        for post in outcome.posts:
+            for name, leaf in post.value.items():
+                assert np.array_equal(posts[f"{post.index:06d}.{name}"], leaf.numpy())
+    with np.load(done.run / "shared.npz") as shared:
+        assert all(np.array_equal(shared[n], leaf.numpy()) for n, leaf in outcome.shared.items())
+    parts = [stacked_models(site_run(done, name)) for name in done.agreement.federation.sites]
+    for name, leaf in outcome.models.leaves.items():
+        assert torch.equal(torch.cat([part[name] for part in parts]), leaf)
+
+
+def test_verify_holds(done, capsys):
+    assert main(["verify", str(done.run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    checks = {check["name"]: check["status"] for check in told["runs"][0]["checks"]}
+    assert checks.pop("clients") == "not here"
+    assert set(checks.values()) == {"ok"}
+    assert {"deployment", "posts", "epsilon", "log", "ledger", "public files"} <= set(checks)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "check"),
+    [
+        ("federation.toml", 'trust = "server"', 'trust = "secure_aggregation"', "deployment"),
+        ("federation.toml", "deadline = 5.0", "deadline = 6.0", "deployment"),
+        ("plan.toml", "rounds = 3", "rounds = 4", "plan"),
+        ("ledger.jsonl", '{"charge": 1}\n', "", "ledger"),
+        ("guarantee.json", 'coordinator": "inf"', 'coordinator": 1.0', "deployment"),
+        ("guarantee.json", "operator of its own site", "operator of no site", "deployment"),
+        ("guarantee.json", '"site0": 4', '"site0": 3', "deployment"),
+    ],
+)  # fmt: skip
+def test_tampering_is_found(copy, name, old, new, check):
+    text = (copy / name).read_text()
+    assert old in text
+    (copy / name).write_text(text.replace(old, new, 1))
+    verdict = verify(copy)
+    failed = {one.name for one in verdict.checks if one.status == "FAILED"}
+    assert not verdict.verified
+    assert check in failed or "public files" in failed
+    assert check != "deployment" or "deployment" in failed
+
+
+def test_a_lost_federation_and_an_undeclared_one_are_found(copy, tmp_path):
+    (copy / "federation.toml").unlink()
+    assert "deployment" in {one.name for one in verify(copy).checks if one.status == "FAILED"}
+    simulated = tmp_path / "simulated"
+    line = "run --data synthetic --option clients=8 --rounds 2 --simulation-seed 1 --quiet --out"
+    assert main([*line.split(), str(simulated)]) == 0
+    assert verify(simulated).verified
+    assert "deployment" not in {one.name for one in verify(simulated).checks}
+    (simulated / "federation.toml").write_text("")
+    assert not verify(simulated).verified
+
+
+def test_a_post_that_was_altered_is_found(copy):
+    with np.load(copy / "posts.npz") as posts:
+        arrays = {name: posts[name] for name in posts.files}
+    next(iter(arrays.values()))[...] += 1
+    np.savez(copy / "posts.npz", **arrays)
+    assert not verify(copy).verified
+
+
+def test_the_summary_has_the_keys_of_a_simulated_run(done, tmp_path):
+    run_plan = replace(done.agreement.run_plan, history=False, references="none", rounds=2)
+    execute(run_plan, folder=tmp_path / "simulated")
+    there, here = (strict(path / "result.json") for path in (tmp_path / "simulated", done.run))
+    assert set(here) - set(there) == {"deployment"}
+    assert set(there) <= set(here)
+    told = here["deployment"]
+    assert (told["trust"], told["sites"], told["coordinator_view"]) == ("server", 3, "server")
+    assert told["clients_by_site"] == {"site0": 4, "site1": 4, "site2": 4}
+    assert here["metric"] is here["value"] is here["local_value"] is here["seconds"] is None
+    assert here["views"] == strict(done.run / "guarantee.json")["views"]
+
+
+@pytest.mark.parametrize(
+    ("trust", "noise", "view", "finite"),
+    [
+        ("server", "gaussian", "server", False),
+        ("secure_aggregation", "gaussian", "server_secure_aggregation", False),
+        ("server", "local", "server", True),
+        ("secure_aggregation", "local", "server_secure_aggregation", True),
+    ],
+)
+def test_the_view_that_applies_is_said(tmp_path, trust, noise, view, finite):
+    privacy = ct.Privacy(epsilon=1.0, noise=noise)
+    made = deploy(tmp_path, trust=trust, privacy=privacy, sampler=Everyone(), rounds=2)
+    told = made.conduct()
+    deployed = told["deployment"]
+    assert deployed["coordinator_view"] == view
+    assert deployed["epsilon_coordinator"] == told["views"][view]
+    assert (deployed["epsilon_coordinator"] != "inf") is finite
+    said = " ".join(told["caveats"])
+    assert f'trust = "{trust}"' in said
+    assert ("adds the noise itself" in said or "adds itself" in said) is not finite
+    assert "not protected against the operator of its own site" in said
+    assert strict(made.run / "guarantee.json")["caveats"] == told["caveats"]
+    assert verify(made.run).verified
+
+
+def test_what_is_public_tells_nobody_who_answered(tmp_path):
+    """Two runs that differ in who answered leave the same words, but for posts and their hashes."""
+    texts = []
+    for name, absent in (("all", set()), ("one away", {"site1"})):
+        made = deploy(tmp_path / name / "x", minimum=0.0, patience=0, deadline=0.01)
+        made.hood.absent = absent
+        told = made.conduct()
+        write_report([made.run], made.run / "report.html")
+        counts = [json.loads(line) for line in (made.run / "log.jsonl").read_text().splitlines()]
+        answered = [line["answered"] for line in counts if line["event"] == "round"]
+        page = (made.run / "report.html").read_text()
+        keys = made.agreement.federation
+        for word in (*(site.key for site in keys.sites.values()), keys.coordinator, str(tmp_path)):
+            page = page.replace(word, "")
+        certificate = strict(made.run / "guarantee.json")
+        for part in ("posts", "files", "sha256", "started", "finished"):
+            certificate.pop(part)
+        certificate["deployment"].pop("federation")  # keys of their own
+        told.pop("run")
+        texts.append((told, certificate, page, answered))
+    assert texts[0][3] != texts[1][3]
+    assert texts[0][:3] == texts[1][:3]
+
+
+def test_the_page_says_what_was_deployed(done, tmp_path):
+    page = write_report([done.run], tmp_path / "page.html").read_text()
+    text = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.S)
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+    for said in (
+        "Deployed over 3 sites",
+        "stayed at the sites",
+        "the coordinator sees each site's sum".replace("'", "&#x27;"),
+        "5 s for the answers",
+        "no bound (inf)",
+        "Epsilon spent by round",
+        "z = ",
+    ):
+        assert said in text, said
+    assert not re.search(r"\b(nan|None|not a number)\b", text)
+    assert "Does joining help me" not in text and "How clients fare" not in text
+
+
+def test_a_page_of_a_deployment_beside_a_simulation(done, tmp_path):
+    run_plan = replace(done.agreement.run_plan, references="none", rounds=2)
+    execute(run_plan, folder=tmp_path / "simulated")
+    folders = [done.run, tmp_path / "simulated"]
+    page = write_report(folders, tmp_path / "page.html", clients=False).read_text()
+    assert "Does joining help me" in page and "How it was deployed" in page
+    two = write_report([done.run, done.run], tmp_path / "two.html").read_text()
+    assert "the best of" not in two and "How it was deployed" in two
+
+
+@pytest.mark.parametrize(
+    "step", ["keep_shared", "keep_facts", "keep_certificate", "keep_summary", "pack"]
+)
+def test_a_crash_between_the_last_files_is_mended(tmp_path, monkeypatch, step):
+    made = deploy(tmp_path)
+
+    def cut(*arguments, **named):
+        raise CutError(step)
+
+    with monkeypatch.context() as patch:
+        place = "coterie.privacy.billboard.Billboard.pack" if step == "pack" else None
+        patch.setattr(place or f"coterie.deployment.finish.{step}", cut)
+        with pytest.raises(CutError):
+            made.conduct()
+    assert not (made.run / "result.json").exists()
+    ledger = (made.run / "ledger.jsonl").read_bytes()
+    posts = _posts(made.run)
+    made.hood.asked.clear()
+    made.conduct()
+    assert (made.run / "ledger.jsonl").read_bytes() == ledger
+    assert _posts(made.run) == posts
+    kinds = {json.loads(head)["kind"] for _, head in made.hood.asked}
+    assert kinds == {"finish"}
+    assert verify(made.run).verified
+
+
+def test_a_crash_before_the_folder_is_done_needs_no_site(tmp_path, monkeypatch):
+    made = deploy(tmp_path, deadline=0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(conduct, "finish", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made.conduct()
+    made.hood.absent = set(made.agreement.federation.sites)
+    made.conduct()
+    assert verify(made.run).verified
+
+
+def test_a_run_that_is_done_stays_as_it_is_and_tells_those_who_missed_it(tmp_path):
+    made = deploy(tmp_path, minimum=0.0, patience=0)
+    told = _conduct_without(made, "site2")
+    before = content(made.run)
+    assert not (site_run(made, "site2") / "models").exists()
+    models = {name: _models(made, name) for name in ("site0", "site1")}
+    made.reopen()
+    again = made.conduct()
+    assert again == told
+    assert content(made.run) == before
+    assert (site_run(made, "site2") / "models").exists()
+    assert {name: _models(made, name) for name in ("site0", "site1")} == models
+    assert verify(made.run).verified
+
+
+def test_models_of_fresh_coins_are_not_drawn_a_second_time(tmp_path):
+    steps = ct.FedAvg(model=ct.Linear())
+    method = ct.Finetune(base=steps) if hasattr(ct, "Finetune") else steps
+    made = deploy(tmp_path, method=method, simulation_seed=None, simulation=False, rounds=1)
+    made.conduct()
+    models = _models(made, "site0")
+    made.reopen()
+    made.conduct()
+    assert _models(made, "site0") == models
+
+
+def test_a_summary_that_is_damaged_is_refused(copy):
+    assert finish.finished_summary(copy)["method"] == "pmtl"
+    (copy / "guarantee.json").write_text("{")
+    with pytest.raises(ConfigError, match="damaged"):
+        finish.finished_summary(copy)
+    (copy / "result.json").unlink()
+    assert finish.finished_summary(copy) is None
+
+
+@pytest.mark.parametrize("command", ["predict RUN --data districts", "export RUN --all OUT"])
+def test_commands_that_need_models_say_where_they_are(done, tmp_path, capsys, command):
+    words = [w.replace("RUN", str(done.run)).replace("OUT", str(tmp_path)) for w in command.split()]
+    assert main(words) == 2
+    said = capsys.readouterr().err.strip()
+    assert "models stayed at the sites" in said and "\n" not in said
+
+
+def test_a_deployment_is_not_gone_on_with_as_a_simulation(copy, capsys):
+    (copy / "result.json").unlink()
+    before = content(copy, PUBLIC)
+    assert main(["run", "--resume", str(copy)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "deployment" in said and "coterie deploy status" in said and "\n" not in said
+    assert content(copy, PUBLIC) == before and not (copy / "personal").exists()
+    for command in ("report", "verify"):
+        (copy / "guarantee.json").unlink(missing_ok=True)
+        assert main([command, str(copy)]) == 2
+        assert "coterie deploy status" in capsys.readouterr().err
+
+
+def test_a_finished_deployment_is_shown(copy, capsys):
+    assert main(["run", "--resume", str(copy)]) == 0
+    said = capsys.readouterr().out
+    assert "stayed at" in said and "None" not in said and "nan" not in said
+
+
+def test_newcomers_join_a_deployment(done, tmp_path, capsys):
+    words = f"join {done.run} --data districts --clients 14 --out {tmp_path / 'joined'} --json"
+    assert main(words.split()) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["newcomers"], told["took_part"]) == (14, 12)
+    assert told["caveats"] == strict(done.run / "result.json")["caveats"]
+
+
+def test_nothing_is_posted_and_nothing_is_claimed(tmp_path):
+    made = deploy(tmp_path, method=ct.Local(model=ct.Linear()))
+    told = made.conduct()
+    assert told["rounds"] == 0 and told["epsilon"] == 0
+    assert told["deployment"]["epsilon_coordinator"] == 0
+    assert verify(made.run).verified
+
+
+def _posts(folder: Path) -> dict[str, bytes]:
+    """Read posts, packed or one by one."""
+    if (folder / "posts.npz").exists():
+        with np.load(folder / "posts.npz") as kept:
+            return {name: kept[name].tobytes() for name in kept.files}
+    found = {}
+    for path in sorted((folder / "posts").glob("*.npz")):
+        with np.load(path) as kept:
+            for name in kept.files:
+                place = f"{path.stem}.{name.partition('.')[2]}"
+                found[place] = kept[name].tobytes()
+    return found
+
+
+def _models(made: Deployment, site: str) -> bytes:
+    return (site_run(made, site) / "models" / "clients.safetensors").read_bytes()
+
+
+def _conduct_without(made: Deployment, site: str) -> dict:
+    """Conduct a run whose last words a site does not hear."""
+    heard = Coordinator._finish
+
+    def finish_without(self):
+        made.hood.absent = {site}
+        heard(self)
+        made.hood.absent = set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Coordinator, "_finish", finish_without)
+        return made.conduct()
