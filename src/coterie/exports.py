@@ -29,7 +29,8 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import client_moments
 from coterie.data.source import Source
 from coterie.data.text import plan_tags, read_words
-from coterie.finished_models import client_model, client_names, client_scaling, how_to_finish
+from coterie.finished_models import client_model, client_names, client_scaling
+from coterie.full_disks import how_to_finish
 from coterie.models import Model
 from coterie.newcomers import FOLDER, hold_out
 from coterie.privacy.accounting import Guarantee

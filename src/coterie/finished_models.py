@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from coterie.full_disks import how_to_finish
 from coterie.privacy.files import replacing, write_atomically
 from coterie.tree import Tree
 
@@ -172,13 +173,6 @@ def _read(place: Path, clients: int, rows: slice) -> Iterator[tuple[str, Tensor]
 def _leaves(metadata: Mapping[str, str], names: Sequence[str]) -> list[str]:
     told = metadata.get("leaves")
     return [str(name) for name in json.loads(told)] if told else list(names)
-
-
-def how_to_finish(folder: Path) -> str:
-    """Say what finishes the run in a folder: the command that began it."""
-    if (folder / "federation.toml").exists():
-        return f"it is a deployment: `coterie deploy status {folder}` says what it needs to go on"
-    return f"resume it with `coterie run --resume {folder}`"
 
 
 def _unfinished(folder: Path, path: Path) -> FileNotFoundError:

@@ -22,6 +22,13 @@ _CLOSED = {
 }
 
 
+def how_to_finish(folder: Path) -> str:
+    """Say what finishes the run in a folder: the command that began it."""
+    if (folder / "federation.toml").exists():
+        return f"it is a deployment: `coterie deploy status {folder}` says what it needs to go on"
+    return f"resume it with `coterie run --resume {folder}`"
+
+
 def is_of_disk(error: Exception) -> bool:
     """Say whether an error is of the disk, and not of what was asked of it."""
     return isinstance(error, OSError) and error.errno in {**_FULL, **_CLOSED}

@@ -24,7 +24,8 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.table_files import TABLES
 from coterie.data.unlabelled import file_columns
 from coterie.engines.outcome import join_shared
-from coterie.finished_models import client_names, how_to_finish, write_models
+from coterie.finished_models import client_names, write_models
+from coterie.full_disks import how_to_finish
 from coterie.methods.base import Method
 from coterie.newcomers import score_alone
 from coterie.privacy.accounting import Guarantee

@@ -11,10 +11,10 @@ from scipy import sparse
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from coterie.config import from_table
-from coterie.data.federated import DataError
+from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.rows import load_rows, load_scaled, spread
+from coterie.deployment.rows import load_rows, load_scaled, place, spread
 from coterie.run_plan import RunPlan
 from federations import federate, rows_of
 
@@ -241,3 +241,30 @@ def test_rows_are_put_in_the_order_of_the_federation():
 def test_a_site_that_is_not_listed():
     with pytest.raises(DataError, match=r"'west' is not in the federation.*north, south"):
         spread(GOOD, FEDERATION, "west", "here")
+
+
+def test_a_data_set_keeps_its_own_split_and_its_sparsity():
+    """As `simulate` sees them: the source's split, rows as CSR, clients in the agreed order."""
+    draw = np.random.default_rng(0)
+    x = sparse.csr_matrix(draw.normal(size=(12, 4)) * (draw.random((12, 4)) < 0.5), dtype="float32")
+    data = FederatedDataset(
+        spec=Spec((4,), 1, "regression", 3),
+        names=["a", "b", "c"],
+        offsets=np.array([0, 4, 8, 12]),
+        features=x,
+        targets=torch.arange(12.0),
+        source_split=np.tile(np.array([0, 0, 0, 1], dtype=np.int8), 3),
+    )
+    federation, _ = federate(data, {"one": (0, 1), "two": (2,)})
+    train, test = data.split_by_source()
+    for site, ids in (("one", [1, 0]), ("two", [2])):
+        whole = place(data.only(ids), federation, site, "test")
+        mine, held = whole.split_by_source()
+        for k in ids:
+            for ours, theirs in ((mine, train), (held, test)):
+                a, b = ours.clients(np.array([k])), theirs.clients(np.array([k]))
+                np.testing.assert_array_equal(a.x, b.x)
+                np.testing.assert_array_equal(a.y, b.y)
+        assert sum(mine.counts) == 3 * len(ids)
+    with pytest.raises(DataError, match="not at site"):
+        place(data, federation, "one", "test")

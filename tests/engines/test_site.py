@@ -17,6 +17,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
 from coterie.engines import site as site_module
 from coterie.engines import store as store_module
@@ -24,6 +25,7 @@ from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.site import SHARED, SUM, Site, SiteSetting, expected_tree
 from coterie.engines.store import Store
 from coterie.methods.fedavg import FedAvg
+from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
 from coterie.rng import Rng
@@ -154,6 +156,18 @@ def test_a_site_is_opened_with_its_own_key_and_name(world):
         Site(replace(setting, key=world.keys.sites["south"]))
 
 
+def test_a_site_is_judged_by_its_own_clients_rows(world):
+    """Others' clients have no rows here, and one site's targets may all be alike."""
+    setting = replace(world.site.setting, plan=replace(PLAN, method=MPMTL()))
+    Site(setting)
+    alike = replace(ROWS, targets=torch.ones_like(ROWS.targets))
+    Site(replace(setting, rows=alike))
+    offsets = ROWS.offsets.copy()
+    offsets[3] = offsets[2]
+    with pytest.raises(DataError, match="1 of 3 clients have no rows"):
+        Site(replace(setting, rows=replace(ROWS, offsets=offsets)))
+
+
 HOSTILE = {
     "unknown kind": lambda w: w.letter("steal"),
     "no kind": lambda w: w.letter(""),
@@ -249,9 +263,11 @@ def test_a_site_that_never_joined_answers_nothing_but_a_hello(tmp_path):
     refused(world.send(world.round(0)), "never joined")
 
 
-def test_a_round_has_one_answer_however_often_and_whoever_asks(tmp_path):
-    """Without a seed: coins are new in every process, the contribution is not."""
-    world = World(tmp_path, replace(PLAN, simulation_seed=None)).join()
+@pytest.mark.parametrize("noise", ["gaussian", "local"])
+def test_a_round_has_one_answer_however_often_and_whoever_asks(tmp_path, noise):
+    """Without a seed: coins are new in every process, the contribution and its noise are not."""
+    privacy = Privacy(noise_multiplier=1.0, noise=noise)
+    world = World(tmp_path, replace(PLAN, simulation_seed=None, privacy=privacy)).join()
     first = expect(world.send(world.round(0)), "round")
     for _ in range(3):
         assert same(first, world.send(world.round(0)))

@@ -31,8 +31,8 @@ copied as it is. Sites come from a federation.toml, or from --sites, --task and 
 then made inside the app's folder unless --keys names them. What cannot be run, or cannot be
 accounted for, is refused here.
 
---json prints one object: folder, app, keys (or null), sites, clients, agreement, method, rounds, trust,
-epsilon_by_view, delta, simulation."""
+--json prints one object: folder, app, keys (or null), sites, clients, agreement, method, rounds,
+trust, epsilon_by_view, delta, simulation."""
 _SUPERLINK = """\
 All arguments after -- are those of flower-superlink. Telemetry and update checks are off. Paths
 other than /v1/fleet/ and /health answer 403 to every address but this machine's own, since

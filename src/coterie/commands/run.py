@@ -18,7 +18,7 @@ from coterie.commands.results_table import about_newcomers, clients_table, name_
 from coterie.commands.tracked import tracked
 from coterie.commands.watch import Watch
 from coterie.config import ConfigError, to_table
-from coterie.finished_models import how_to_finish
+from coterie.full_disks import how_to_finish
 from coterie.interrupts import stop_status, stoppable
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method

@@ -51,7 +51,10 @@ def load_scaled(
     hook = Path(str(config.get("hook", app / "rows.py")))
     found = _call(hook, {**config, "app": str(app), "site": site})
     federation, choice = agreement.federation, agreement.run_plan.data
-    whole = spread(_by_client(found, hook), federation, site, str(hook))
+    if isinstance(found, FederatedDataset):
+        whole = place(found, federation, site, str(hook))
+    else:
+        whole = spread(_by_client(found, hook), federation, site, str(hook))
     moments = None
     if choice.standardise == "client":
         bare = replace(choice, standardise="none").split(whole)[0]
@@ -86,15 +89,6 @@ def _line(error: Exception) -> str:
 
 
 def _by_client(found: Any, hook: Path) -> dict[str, Rows]:
-    if isinstance(found, FederatedDataset):
-        if not isinstance(found.features, torch.Tensor):
-            raise DataError(f"{hook}: sparse rows: return dense arrays by client")
-        spans = zip(found.offsets[:-1].tolist(), found.offsets[1:].tolist(), strict=True)
-        features, targets = found.features.numpy(), found.targets.numpy()
-        return {
-            name: (features[a:b], targets[a:b])
-            for name, (a, b) in zip(found.names, spans, strict=True)
-        }
     if not isinstance(found, Mapping):
         raise DataError(
             f"{hook}: rows(config) returned {type(found).__name__}; expected "
@@ -122,21 +116,7 @@ def spread(
     rows: Mapping[str, Rows], federation: Federation, site: str, where: str
 ) -> FederatedDataset:
     """Put a site's rows among the clients of the whole federation."""
-    if site not in federation.sites:
-        raise DataError(
-            f"{where}: site {site!r} is not in the federation: expected one of "
-            f"{', '.join(federation.sites)}"
-        )
-    own = federation.sites[site].clients
-    odd = sorted(set(rows) - set(own))
-    if odd:
-        raise DataError(
-            f"{where}: rows of client {odd[0]!r}, who is not at site {site}: expected "
-            f"{', '.join(own[:5])}{', ...' if len(own) > 5 else ''}"
-        )
-    missing = [name for name in own if name not in rows]
-    if missing:
-        raise DataError(f"{where}: no rows of client {missing[0]!r} of site {site}: return them")
+    own = _check_clients(list(rows), federation, site, where)
     spec = federation.spec
     for name, (x, y) in rows.items():
         _check(f"{where}: client {name!r}", x, y, federation)
@@ -153,6 +133,59 @@ def spread(
         title=f"site {site}",
         assumed=federation.assumed,
     )
+
+
+def place(
+    data: FederatedDataset, federation: Federation, site: str, where: str
+) -> FederatedDataset:
+    """Put a data set of a site's clients, dense or sparse, among those of the whole federation."""
+    own = _check_clients(list(data.names), federation, site, where)
+    spec, wanted = data.spec, federation.spec
+    if (spec.shape, spec.outputs, spec.task) != (wanted.shape, wanted.outputs, wanted.task):
+        raise DataError(
+            f"{where}: rows of shape {spec.shape}, {spec.outputs} outputs, {spec.task}; the "
+            f"federation has agreed on {wanted.shape}, {wanted.outputs}, {wanted.task}"
+        )
+    places = {name: at for at, name in enumerate(data.names)}
+    data = data.only([places[name] for name in own])
+    empty = [name for name, count in zip(own, data.counts, strict=True) if not count]
+    if empty:
+        raise DataError(f"{where}: client {empty[0]!r}: no rows; expected at least 1")
+    values = data.features if isinstance(data.features, torch.Tensor) else data.features.data
+    if not (np.isfinite(np.asarray(values)).all() and np.isfinite(data.targets.numpy()).all()):
+        raise DataError(f"{where}: rows with gaps or infinite numbers; drop or fill them")
+    counts = np.zeros(wanted.clients, dtype=np.int64)
+    counts[federation.numbers[site]] = data.counts
+    return replace(
+        data,
+        spec=wanted,
+        names=federation.clients,
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        title=f"site {site}",
+        assumed=federation.assumed,
+    )
+
+
+def _check_clients(
+    names: list[str], federation: Federation, site: str, where: str
+) -> tuple[str, ...]:
+    """Give a site's clients; refuse rows of others, and clients without."""
+    if site not in federation.sites:
+        raise DataError(
+            f"{where}: site {site!r} is not in the federation: expected one of "
+            f"{', '.join(federation.sites)}"
+        )
+    own = federation.sites[site].clients
+    odd = sorted(set(names) - set(own))
+    if odd:
+        raise DataError(
+            f"{where}: rows of client {odd[0]!r}, who is not at site {site}: expected "
+            f"{', '.join(own[:5])}{', ...' if len(own) > 5 else ''}"
+        )
+    missing = [name for name in own if name not in names]
+    if missing:
+        raise DataError(f"{where}: no rows of client {missing[0]!r} of site {site}: return them")
+    return own
 
 
 def _check(who: str, x: NDArray[Any], y: NDArray[Any], federation: Federation) -> None:

@@ -193,8 +193,8 @@ class SiteRun:
         if joined >= setting.runs:
             # Of whatever plan: a coordinator that sends another plan must not get another budget.
             raise RefusedError(
-                f"this site took part in {joined} runs, and permits {setting.runs}: each run spends "
-                "its epsilon anew (runs=... in --node-config)"
+                f"this site took part in {joined} runs, and permits {setting.runs}: each run "
+                "spends its epsilon anew (runs=... in --node-config)"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         promise = setting.plan.guarantee(setting.federation.spec.clients)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from coterie.finished_models import how_to_finish
+from coterie.full_disks import how_to_finish
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, chosen_alone
 from coterie.privacy.words import OTHERS, OUTSIDER, round_up, view_of

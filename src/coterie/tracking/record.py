@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.finished_models import how_to_finish
+from coterie.full_disks import how_to_finish
 from coterie.privacy.accounting import Guarantee, epsilon_by_round
 from coterie.privacy.charged import ALONE, chosen_alone, statement
 
