@@ -146,7 +146,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_the_run_completes_and_everything_is_stopped(told):
+def check_the_run_completes_and_everything_is_stopped(told: Told) -> None:
     assert told.status == ["finished:completed", "finished:completed"]
     assert told.left == {}
     rounds = [line for line in json_lines(told.run / "log.jsonl") if line["event"] == "round"]
@@ -154,7 +154,7 @@ def test_the_run_completes_and_everything_is_stopped(told):
     assert len(rounds) == ROUNDS
 
 
-def test_posts_are_those_of_the_simulation(told):
+def check_posts_are_those_of_the_simulation(told: Told) -> None:
     posts = releases(told.run)
     assert len(posts) == ROUNDS
     assert posts == told.trial.expected()
@@ -164,7 +164,7 @@ def test_posts_are_those_of_the_simulation(told):
             np.testing.assert_allclose(found, leaf.numpy(), rtol=1e-6)
 
 
-def test_every_site_has_the_models_of_the_simulation_and_the_coordinator_none(told):
+def check_every_site_has_the_models_of_the_simulation_and_the_coordinator_none(told: Told) -> None:
     assert same_models(told.trial, told.run)
     models = site_models(told.trial, told.run)
     assert all(len(rows) == sum(SIZES.values()) for rows in models.values())
@@ -172,18 +172,17 @@ def test_every_site_has_the_models_of_the_simulation_and_the_coordinator_none(to
     assert "metrics.parquet" not in told.after
 
 
-def test_the_second_run_spends_nothing(told):
+def check_the_second_run_spends_nothing(told: Told) -> None:
     assert set(told.before) == set(told.after)
     changed = {name for name in told.after if told.after[name] != told.before[name]}
     assert changed <= {"log.jsonl"}
     assert told.after["log.jsonl"].startswith(told.before["log.jsonl"])
 
 
-def test_the_run_folder_is_accepted_and_a_page_is_made_of_it(told, capsys):
+def check_the_run_folder_is_accepted_and_a_page_is_made_of_it(told: Told) -> None:
     assert main(["verify", str(told.run)]) == 0
     page = told.run.parent / "report.html"
     assert main(["report", str(told.run), "--out", str(page)]) in (0, None)
-    capsys.readouterr()
     assert b"</html>" in page.read_bytes()
 
 
@@ -233,7 +232,7 @@ def _written(told: Told) -> Iterator[tuple[str, bytes]]:
             yield f"the packed app: {name}", archive.read(name)
 
 
-def test_no_key_and_no_row_is_anywhere_but_at_home(told):
+def check_no_key_and_no_row_is_anywhere_but_at_home(told: Told) -> None:
     """Also in what Flower keeps, in every log, and in what travels."""
     written = dict(_written(told))
     assert any(name.startswith("flower/logs/") for name in written)
@@ -247,7 +246,7 @@ def test_no_key_and_no_row_is_anywhere_but_at_home(told):
     assert found == []
 
 
-def test_the_scan_would_find_what_it_looks_for(told):
+def check_the_scan_would_find_what_it_looks_for(told: Told) -> None:
     """The sites' own files hold what the scan looks for: keys in `keys`, numbers in rows."""
     kept = b"".join(path.read_bytes() for path in told.trial.keys.rglob("*") if path.is_file())
     lines = [secret for what, secret in _secrets(told.trial.keys) if what.startswith("a line")]
@@ -259,7 +258,7 @@ def test_the_scan_would_find_what_it_looks_for(told):
     assert all(row in rows for row in singles)
 
 
-def test_the_certificate_names_no_key_and_no_seed(told):
+def check_the_certificate_names_no_key_and_no_seed(told: Told) -> None:
     certificate = json.loads((told.run / "guarantee.json").read_text())
     text = json.dumps(certificate)
     assert "PRIVATE" not in text
@@ -267,7 +266,7 @@ def test_the_certificate_names_no_key_and_no_seed(told):
     assert "coordinator.key" not in text
 
 
-def test_telemetry_and_update_checks_are_off_in_every_process(told):
+def check_telemetry_and_update_checks_are_off_in_every_process(told: Told) -> None:
     seen = " ".join(told.environments)
     for word in ("superlink", "flower-supernode", "flwr-serverapp", "deployment.worker"):
         assert word in seen, f"no process of {word} was seen"
@@ -275,10 +274,31 @@ def test_telemetry_and_update_checks_are_off_in_every_process(told):
         assert {name: said.get(name) for name in SWITCHES} == SWITCHES, words
 
 
-def test_no_process_tries_to_reach_another_machine(told):
+def check_no_process_tries_to_reach_another_machine(told: Told) -> None:
     """Every process of Python is heard; that the SuperLink is reached shows that this works."""
     lines = set(told.heard.read_text().splitlines())
     assert any(line.startswith("socket.connect ('127.0.0.1'") for line in lines)
     assert any(".sock" in line for line in lines), "no worker was reached"
     near = re.compile(r"""\S+ (\(?b?'(127\.0\.0\.1|localhost|::1)'|'/|None)""")
     assert [line for line in lines if not near.match(line)] == []
+
+
+CHECKS = (
+    check_the_run_completes_and_everything_is_stopped,
+    check_posts_are_those_of_the_simulation,
+    check_every_site_has_the_models_of_the_simulation_and_the_coordinator_none,
+    check_the_second_run_spends_nothing,
+    check_the_run_folder_is_accepted_and_a_page_is_made_of_it,
+    check_no_key_and_no_row_is_anywhere_but_at_home,
+    check_the_scan_would_find_what_it_looks_for,
+    check_the_certificate_names_no_key_and_no_seed,
+    check_telemetry_and_update_checks_are_off_in_every_process,
+    check_no_process_tries_to_reach_another_machine,
+)
+
+
+def test_a_plan_runs_over_flower_as_it_does_in_simulation(told, subtests):
+    """One test: several could be dealt to several workers, each with a federation of its own."""
+    for check in CHECKS:
+        with subtests.test(check.__name__):
+            check(told)

@@ -128,7 +128,7 @@ def _closed(node: Node, registered: bool = True, authority: Path | None = None) 
     return Node(node.config, node.keys, authority, registered=registered, started=False)
 
 
-def test_only_the_site_that_is_who_it_says_and_agreed_takes_part(seen):
+def check_only_the_site_that_is_who_it_says_and_agreed_takes_part(seen: Seen) -> None:
     attempt = seen.attempts["genuine"]
     assert seen.status["genuine"] == "finished:completed"
     (gathered,) = attempt.log("gathered")
@@ -138,20 +138,20 @@ def test_only_the_site_that_is_who_it_says_and_agreed_takes_part(seen):
     assert attempt.released() == attempt.trial.expected_without({0: {"south", "east", "west"}})
 
 
-def test_an_unregistered_key_is_not_let_in(seen):
+def check_an_unregistered_key_is_not_let_in(seen: Seen) -> None:
     assert "SuperNode ID:" not in seen.logs["east"]
     assert "east" not in seen.online
     assert not (seen.folder / "sites" / "east").exists()
 
 
-def test_a_node_turns_away_from_a_superlink_with_a_wrong_certificate(seen):
+def check_a_node_turns_away_from_a_superlink_with_a_wrong_certificate(seen: Seen) -> None:
     assert "SuperNode ID:" not in seen.logs["west"]
     assert "CERTIFICATE_VERIFY_FAILED" in seen.logs["west"]
     assert "west" not in seen.online
     assert not (seen.folder / "sites" / "west").exists()
 
 
-def test_a_site_with_another_plan_answers_nothing(seen):
+def check_a_site_with_another_plan_answers_nothing(seen: Seen) -> None:
     """Its SuperNode is let in, its owner's hook gives no rows to this plan."""
     assert {"north", "south"} <= seen.online
     assert [line["why"] for line in seen.attempts["genuine"].log("stranger")]
@@ -159,7 +159,7 @@ def test_a_site_with_another_plan_answers_nothing(seen):
     assert "another plan than was agreed" in _text(seen.folder / "sites" / "south" / "worker.log")
 
 
-def test_a_coordinator_with_another_key_gets_nothing_from_sites(seen):
+def check_a_coordinator_with_another_key_gets_nothing_from_sites(seen: Seen) -> None:
     attempt = seen.attempts["false"]
     assert seen.status["false"] == "finished:failed"
     assert charges(attempt.folder) == 0
@@ -171,7 +171,9 @@ def test_a_coordinator_with_another_key_gets_nothing_from_sites(seen):
     assert not list((seen.folder / "sites").glob(f"*/{run}"))
 
 
-def test_a_key_that_the_federation_does_not_list_is_refused_before_anything_is_asked(seen):
+def check_a_key_that_the_federation_does_not_list_is_refused_before_anything_is_asked(
+    seen: Seen,
+) -> None:
     attempt = seen.attempts["wrong key"]
     assert seen.status["wrong key"] == "finished:failed"
     (line,) = [line for line in json_lines(attempt.folder / "log.jsonl") if "why" in line]
@@ -181,3 +183,20 @@ def test_a_key_that_the_federation_does_not_list_is_refused_before_anything_is_a
 
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
+
+
+CHECKS = (
+    check_only_the_site_that_is_who_it_says_and_agreed_takes_part,
+    check_an_unregistered_key_is_not_let_in,
+    check_a_node_turns_away_from_a_superlink_with_a_wrong_certificate,
+    check_a_site_with_another_plan_answers_nothing,
+    check_a_coordinator_with_another_key_gets_nothing_from_sites,
+    check_a_key_that_the_federation_does_not_list_is_refused_before_anything_is_asked,
+)
+
+
+def test_nobody_is_let_in_who_should_not_be(seen, subtests):
+    """One test: several could be dealt to several workers, each with a federation of its own."""
+    for check in CHECKS:
+        with subtests.test(check.__name__):
+            check(seen)

@@ -7,6 +7,7 @@ the site hosts its rows.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from coterie.engines.federation import Federation
@@ -72,31 +73,7 @@ def caveats(guarantee: Guarantee, federation: Federation) -> list[str]:
 
 def deployment_told(guarantee: Guarantee, federation: Federation) -> dict[str, Any]:
     """Give what a run says of how it was deployed; public facts of federation.toml alone."""
-    views = guarantee.views
-    others, coordinator = views["other_clients"], views[VIEWS[federation.trust]]
-    posts = "every post, and each client its own model"
-    seen = " and who took part" if guarantee.participation.visible else ""
-    # The survivors of a round are listed to all, who open the sum for them alone.
     masked = federation.trust == "secure_aggregation"
-    there = "which sites were there to the end of a round, " if masked else ""
-    rows = (
-        ("other clients, even all together", posts + seen, others),
-        (
-            "operators of other sites",
-            f"every post, {there}and which of their own clients were asked",
-            others,
-        ),
-        (
-            "the coordinator, and whoever runs its SuperLink",
-            coordinator_sees(guarantee, federation),
-            coordinator,
-        ),
-        (
-            "the operator of a client's own site",
-            "its rows, its contributions and its model: nothing here protects against it",
-            math.inf,
-        ),
-    )
     return {
         "trust": federation.trust,
         "sites": len(federation.sites),
@@ -107,9 +84,27 @@ def deployment_told(guarantee: Guarantee, federation: Federation) -> dict[str, A
         "threshold": federation.threshold if masked else None,
         "coordinator_view": VIEWS[federation.trust],
         "coordinator_sees": coordinator_sees(guarantee, federation),
-        "epsilon_coordinator": json_number(coordinator),
+        "epsilon_coordinator": json_number(coordinator_epsilon(guarantee, federation)),
         "sees": [
             {"who": who, "sees": sees, "epsilon": json_number(epsilon)}
-            for who, sees, epsilon in rows
+            for who, sees, epsilon in _onlookers(guarantee, federation)
         ],
     }
+
+
+def _onlookers(guarantee: Guarantee, federation: Federation) -> Iterator[tuple[str, str, float]]:
+    """List who looks, what is seen, and at which epsilon."""
+    others = guarantee.views["other_clients"]
+    seen = " and who took part" if guarantee.participation.visible else ""
+    posts = f"every post{seen}, and each client its own model"
+    yield "other clients, even all together", posts, others
+    # The survivors of a masked round are listed to all, who open the sum for them alone.
+    masked = federation.trust == "secure_aggregation"
+    there = "which sites were there to the end of a round, " if masked else ""
+    told = f"every post, {there}and which of their own clients were asked"
+    yield "operators of other sites", told, others
+    told = coordinator_sees(guarantee, federation)
+    epsilon = coordinator_epsilon(guarantee, federation)
+    yield "the coordinator, and whoever runs its SuperLink", told, epsilon
+    told = "its rows, its contributions and its model: nothing here protects against it"
+    yield "the operator of a client's own site", told, math.inf

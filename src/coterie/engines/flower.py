@@ -126,8 +126,8 @@ class GridTransport:
                     yield site, answer
             if unsent or waiting:
                 time.sleep(_PAUSE)
-        for site in unsent:
-            if site in errors:
+        for site in (*unsent, *waiting.values()):
+            if site in errors:  # told as such, also where it was asked once more in vain
                 yield site, errors[site]
 
     def _send(
