@@ -324,11 +324,15 @@ def keep_certificate(
         more |= {"selection": selection, "view": BEFORE}
         more["statement"] = statement(guarantee, selection)
     finished = now()
+    begun = log.begun or finished
+    if deployment is not None:
+        # To the day: how long rounds were waited for would tell who was drawn.
+        begun, finished = (f"{time[:10]}T00:00" for time in (begun, finished))
     certificate = certify(
         folder,
         guarantee,
         released,
-        begun=log.begun or finished,
+        begun=begun,
         finished=finished,
         versions=versions(),
         more=more,

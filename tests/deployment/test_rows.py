@@ -141,9 +141,9 @@ def test_a_hook_with_a_mistake_names_its_file(text, word, tmp_path):
 
 
 def test_no_hook_is_said_to_be_none(tmp_path):
-    for place in (tmp_path / "rows.py", tmp_path, tmp_path / "rows.txt"):
+    for hook in (tmp_path / "rows.py", tmp_path, tmp_path / "rows.txt"):
         with pytest.raises(DataError, match="no such data hook"):
-            load_rows(agreement(), "north", tmp_path, {"hook": str(place)})
+            load_rows(agreement(), "north", tmp_path, {"hook": str(hook)})
 
 
 def one(x=X, y=Y):

@@ -26,7 +26,7 @@ from coterie.engines import coordinator as coordinator_module
 from coterie.engines.conducting import ShortRoundError
 from coterie.engines.coordinator import Coordinator
 from coterie.engines.simulate import _Simulation, simulate
-from coterie.engines.site import SUM
+from coterie.engines.site_run import SUM
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL

@@ -19,10 +19,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
-from coterie.engines import site as site_module
+from coterie.engines import site_run as site_module
 from coterie.engines import store as store_module
 from coterie.engines.rounds import RoundState, client_half
-from coterie.engines.site import SHARED, SUM, Site, SiteSetting, expected_tree
+from coterie.engines.site import Site, SiteSetting
+from coterie.engines.site_run import SHARED, SUM, expected_tree
 from coterie.engines.store import Store
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
@@ -41,6 +42,7 @@ FEDERATION, KEYS = federate(DATA, {"south": (0, 1), "north": (2, 3, 4)})
 ROWS = rows_of(DATA, FEDERATION, "north")
 OWN = [2, 3, 4]
 """The numbers of the clients of the site that is asked: the second of two."""
+RUNS = [f"{number:016x}" for number in range(9)]
 
 
 class World:
@@ -49,7 +51,7 @@ class World:
     def __init__(self, folder, plan=PLAN, **settings):
         self.plan, self.folder, self.settings = plan, folder, settings
         self.federation, self.keys = FEDERATION, KEYS
-        self.run = "run1"
+        self.run = RUNS[1]
         self.mechanisms = plan.mechanisms(len(DATA))
         self.shared = plan.method.init(DATA.spec, Rng.seeded(0))
         self.shared = {k: v + 0.1 for k, v in self.shared.items()}
@@ -177,12 +179,12 @@ HOSTILE = {
     "no nonce": lambda w: w.round(1, nonce=""),
     "a short nonce": lambda w: w.round(1, nonce="x" * 15),
     "no run": lambda w: w.round(1, run=""),
-    "a path for a run": lambda w: w.round(1, run="../run1"),
+    "a path for a run": lambda w: w.round(1, run=f"../{RUNS[1]}"),
     "a path for a hello": lambda w: w.letter("hello", run="a/b", body={"agreement": "agreed"}),
-    "another run": lambda w: w.round(1, run="run2"),
-    "another plan": lambda w: w.letter("hello", run="run2", body={"agreement": "other"}),
-    "no plan": lambda w: w.letter("hello", run="run2"),
-    "a second run": lambda w: w.letter("hello", run="run2", body={"agreement": "agreed"}),
+    "another run": lambda w: w.round(1, run=RUNS[2]),
+    "another plan": lambda w: w.letter("hello", run=RUNS[2], body={"agreement": "other"}),
+    "no plan": lambda w: w.letter("hello", run=RUNS[2]),
+    "a second run": lambda w: w.letter("hello", run=RUNS[2], body={"agreement": "agreed"}),
     "a negative round": lambda w: w.round(-1),
     "a round after the last": lambda w: w.round(ROUNDS),
     "a round beyond numbers": lambda w: w.round(10**30),
@@ -241,7 +243,7 @@ def test_only_the_coordinators_signature_opens_a_site(world):
     stranger = Ed25519PrivateKey.generate()
     for key in (stranger, world.keys.sites["south"], world.keys.sites["north"]):
         refused(world.send(world.round(0), key), "signature")
-        hello = world.letter("hello", run="run2", body={"agreement": "agreed"})
+        hello = world.letter("hello", run=RUNS[2], body={"agreement": "agreed"})
         refused(world.send(hello, key), "signature")
     parcel = seal(world.round(0), world.keys.coordinator)
     for forged in (
@@ -259,7 +261,7 @@ def test_a_site_that_never_joined_answers_nothing_but_a_hello(tmp_path):
     world = World(tmp_path)
     refused(world.send(world.round(0)), "never joined")
     refused(world.send(world.letter("finish", body={"counted": -1})), "never joined")
-    (tmp_path / "north" / "run1").mkdir(parents=True)
+    (tmp_path / "north" / RUNS[1]).mkdir(parents=True)
     refused(world.send(world.round(0)), "never joined")
 
 
@@ -318,7 +320,7 @@ def test_rounds_are_never_rolled_back(world):
 def test_runs_are_limited_also_over_restarts(tmp_path, permitted):
     world = World(tmp_path, runs=permitted)
     for number in range(4):
-        world.run = f"run{number}"
+        world.run = RUNS[number]
         answer = world.send(world.letter("hello", body={"agreement": "agreed"}))
         if number < permitted:
             expect(answer, "hello")
@@ -327,7 +329,7 @@ def test_runs_are_limited_also_over_restarts(tmp_path, permitted):
             refused(answer, f"permits {permitted}")
             refused(world.send(world.round(0)), "never joined")
         world.open()
-    world.run = "run0"
+    world.run = RUNS[0]
     world.join()  # the one that it is in goes on
 
 
@@ -525,7 +527,7 @@ def test_models_are_made_once_more_when_asked_once_more(tmp_path):
 def test_the_state_of_a_site_names_no_numbers_of_rows(world):
     """state.json and run.json are read by people: they hold rounds and the agreement alone."""
     expect(world.send(world.round(0)), "round")
-    folder = world.folder / "north" / "run1"
+    folder = world.folder / "north" / RUNS[1]
     assert set(json.loads((folder / "state.json").read_text())) <= {
         "settled", "answered", "opened",
     }  # fmt: skip

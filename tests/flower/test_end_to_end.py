@@ -43,7 +43,7 @@ from coterie.deployment.superlink import SWITCHES
 from coterie.privacy.sampling import Poisson
 
 pytestmark = pytest.mark.full
-SIZES = {"north": 179, "south": 179, "east": 179}
+SIZES = {"north": 269, "south": 268}
 ROUNDS = 2
 EAR = """
 import os, sys

@@ -171,7 +171,7 @@ def check_a_coordinator_with_another_key_gets_nothing_from_sites(seen: Seen) -> 
     assert not list((seen.folder / "sites").glob(f"*/{run}"))
 
 
-def check_a_key_that_the_federation_does_not_list_is_refused_before_anything_is_asked(
+def check_a_key_that_is_not_listed_is_refused_before_anything_is_asked(
     seen: Seen,
 ) -> None:
     attempt = seen.attempts["wrong key"]
@@ -191,7 +191,7 @@ CHECKS = (
     check_a_node_turns_away_from_a_superlink_with_a_wrong_certificate,
     check_a_site_with_another_plan_answers_nothing,
     check_a_coordinator_with_another_key_gets_nothing_from_sites,
-    check_a_key_that_the_federation_does_not_list_is_refused_before_anything_is_asked,
+    check_a_key_that_is_not_listed_is_refused_before_anything_is_asked,
 )
 
 

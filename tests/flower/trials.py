@@ -127,6 +127,7 @@ class Trial:
             "folder": str(self.site_folder(site)),
             "data": str(self.folder / f"{site}.parquet"),
             "runs": 99,
+            "simulation": True,
             **more,
         }
         return Node(config, keys=self.keys / "sites" / site)

@@ -66,12 +66,12 @@ def test_derivation_is_that_of_rfc_5869():
 
 def test_keys_for_masks_are_derived_as_documented():
     """HKDF by hand: extract with a salt of zeros, one block of expansion."""
-    parts = ["coterie secure aggregation v1", "pair", "run", "setup", "7", "a", "b"]
+    parts = ["coterie secure aggregation v1", "pair", "run", "setup", "7", "a", "b", "told"]
     info = b"".join(struct.pack("<I", len(part)) + part.encode() for part in parts)
     key = hmac.digest(bytes(32), b"secret", sha256)
     expected = hmac.digest(key, info + b"\1", sha256)
-    assert pair_key(b"secret", SCOPE, 7, "b", "a") == expected
-    assert pair_key(b"secret", SCOPE, 7, "a", "b") == expected
+    assert pair_key(b"secret", SCOPE, 7, "b", "a", "told") == expected
+    assert pair_key(b"secret", SCOPE, 7, "a", "b", "told") == expected
 
 
 def test_every_key_has_one_purpose():
@@ -79,6 +79,7 @@ def test_every_key_has_one_purpose():
     made = [
         pair_key(seed, SCOPE, 0, "a", "b"),
         pair_key(seed, SCOPE, 1, "a", "b"),
+        pair_key(seed, SCOPE, 0, "a", "b", "told"),
         pair_key(seed, SCOPE, 0, "a", "c"),
         pair_key(seed, Scope("run", "other"), 0, "a", "b"),
         pair_key(seed, Scope("other", "setup"), 0, "a", "b"),

@@ -43,7 +43,7 @@ def test_masked_inputs_are_those_of_the_paper(ready, slow):
         for v in group.members:
             if v != u:
                 agreed = slow.ladder(secret[u].masking, public[v])
-                key = slow.derived(agreed, "pair", "run", "setup-0", "1", *sorted((u, v)))
+                key = slow.derived(agreed, "pair", "run", "setup-0", "1", *sorted((u, v)), "")
                 masks.append((1 if u < v else -1, slow.words_of(key, WORDS)))
         expected = [
             (x + sum(sign * mask[at] for sign, mask in masks)) % 2**64

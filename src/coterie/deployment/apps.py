@@ -66,6 +66,11 @@ def open_site(app: Path, config: Mapping[str, Any]) -> "Site":
             f"the app holds agreement {agreement.digest}, and this site permits {pinned} alone "
             "(agreement=... in --node-config): look at plan.toml and federation.toml of the app"
         )
+    if agreement.plan.simulation_seed is not None and config.get("simulation") is not True:
+        raise ValueError(
+            "the plan has a seed: its noise is known and protects nobody; a site takes part in a "
+            "rehearsal only if it was started with simulation=true in --node-config"
+        )
     train, test, moments = load_scaled(agreement, name, app, config)
     return Site(
         SiteSetting(

@@ -45,6 +45,7 @@ def conduct_run(
         recognise_model(folder, agreement.run_plan.method.model, agreement.federation.spec)
         log = Log(folder / "log.jsonl")
         log.open()
+        log.path.chmod(0o600)  # it says who answered
         with _noted(log):
             done = finished_summary(folder)
             coordinator = Coordinator(

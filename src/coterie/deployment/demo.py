@@ -123,10 +123,11 @@ def write_rows(path: Path, data: FederatedDataset, first: int, last: int) -> Non
     pq.write_table(pa.table(columns), path)
 
 
-def site_config(folder: Path, app: App, site: str) -> Mapping[str, str]:
+def site_config(folder: Path, app: App, site: str) -> Mapping[str, str | bool]:
     """Give what a site's SuperNode is started with."""
     assert app.keys is not None
     return {
+        "simulation": app.agreement.plan.simulation_seed is not None,
         "site": site,
         "key": str(app.keys / "sites" / site / "signing.key"),
         "folder": str(folder / "sites" / site),

@@ -11,7 +11,10 @@ In between letters travel, and may be late, lost, broken or hostile:
 - answers are admitted one site at a time (`billboard.admit`); what is not an answer to this
   question, signed by this site, is refused, counted and logged;
 - a round that fewer than the planned minimum of clients answer is asked again, and then the run
-  stops, to be resumed when sites are back.
+  stops, to be resumed when sites are back. Under a hidden cohort all sites are asked, those with
+  nobody drawn for zeros, and what counts is how many clients the sites that answered host, drawn or
+  not: otherwise sites that stay silent on purpose would learn from being asked again whether
+  others' clients were drawn. With `minimum = 0` those drawn alone are asked, once.
 
 **Guarantee:** that of the plan, for every client of a site that follows the protocol, whatever
 other sites send: `billboard.admit`. Who answered, and when, is seen by the coordinator alone.
@@ -20,7 +23,8 @@ Tests: tests/engines/test_coordinator.py.
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +32,8 @@ import numpy as np
 from coterie.engines.conducting import Answer, Conduct, Kept, ShortRoundError, Tally
 from coterie.engines.masked import Masks
 from coterie.engines.rounds import server_half
-from coterie.engines.site import SHARED, SUM, Arrays, public_bytes
+from coterie.engines.site import public_bytes
+from coterie.engines.site_run import SHARED, SUM, Arrays
 from coterie.engines.store import Ids
 from coterie.interrupts import raise_if_asked
 from coterie.methods.base import Shape
@@ -60,6 +65,8 @@ class Coordinator:
             for name, leaf in self.plan.method.contribution(self.shared).items()
         }
         self.billboard = self.plan.open(spec, self.shared, conduct.folder)
+        rate = self.plan.sampler.participation(spec.clients).rate
+        self.is_hidden = rate < 1 and not self.plan.shows_cohort(spec.clients)
         self.tally = Tally()
         self.words: dict[str, str] = {}
         self._greetings: set[str] = set()
@@ -103,7 +110,7 @@ class Coordinator:
     ) -> Iterator[tuple[str, Letter]]:
         """Ask sites; give the answers that are ones, count and log all others."""
         parcels = {site: seal(letter, self.conduct.key) for site, letter in questions.items()}
-        silent, self.words = set(questions), {}
+        silent, self.words, started = set(questions), {}, time.monotonic()
         for site, answer in self.conduct.transport.ask(parcels, self.federation.deadline):
             if site not in silent:
                 self.refuse(site, "an answer twice, or of a site that was not asked")
@@ -117,8 +124,12 @@ class Coordinator:
             if letter.kind in ("refused", "failed"):
                 self._declined(site, letter)
                 continue
+            if "failed" in letter.body:
+                self._declined(site, letter)  # it sent zeros, and counts as an answer
             yield site, letter
         self.tally.silent += len(silent)
+        if self.federation.steady:
+            time.sleep(max(0.0, self.federation.deadline - (time.monotonic() - started)))
 
     def _read(self, question: Letter, answer: Answer, expected: Expectations) -> Letter:
         if isinstance(answer, str):
@@ -140,7 +151,7 @@ class Coordinator:
 
     def _declined(self, site: str, letter: Letter) -> None:
         self.tally.failed += 1
-        why = self.words[site] = str(letter.body.get("why", ""))[:200]
+        why = self.words[site] = str(letter.body.get("why", letter.body.get("failed", "")))[:200]
         self.conduct.note("declined", site=site, kind=letter.kind, why=why)
 
     def greeting(self) -> Parcel:
@@ -198,13 +209,15 @@ class Coordinator:
         return {site: clients for site, clients in by_site.items() if clients}
 
     def _parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
-        """Ask those drawn, and again those who are missing while too few answered."""
-        asked = self.drawn(cohort)
+        """Ask sites, and again those who are missing while too few answered."""
+        drawn, mechanism = self.drawn(cohort), self.billboard.mechanism(number)
         self.tally.asked = len(cohort)
-        mechanism = self.billboard.mechanism(number)
         expected = {"round": expected_sum(mechanism, self.template)}
-        missing, answered = dict(asked), set[str]()
-        for attempt in range(self.federation.patience + 1):
+        open_minded = self.is_hidden and self.federation.minimum == 0
+        everyone = self.is_hidden and not open_minded
+        missing = {site: drawn.get(site, []) for site in self.federation.sites if everyone}
+        missing, answered = missing or dict(drawn), set[str]()
+        for attempt in range(1 if open_minded else self.federation.patience + 1):
             raise_if_asked()
             questions = {
                 site: self.question(
@@ -216,8 +229,8 @@ class Coordinator:
                 ids = np.array(missing.pop(site), dtype=np.int64)
                 yield self.take_in(site, mechanism, letter.arrays, ids)
                 answered.add(site)
-            self.tally.answered = sum(len(asked[site]) for site in answered)
-            if self.is_enough(mechanism, self.tally.answered, len(cohort)):
+            self.tally.answered = sum(len(drawn.get(site, ())) for site in answered)
+            if self.is_enough(mechanism, answered, cohort):
                 break
             self.conduct.note("short", round=number, attempt=attempt, **self.tally.told())
         else:
@@ -241,22 +254,32 @@ class Coordinator:
             self.tally.scaled += 1
         self.conduct.note("cut", site=site, why=verdict.why)
 
-    def is_enough(self, mechanism: Mechanism, answered: int, asked: int) -> bool:
-        """Say whether so many answers make a round.
+    def is_enough(self, mechanism: Mechanism, answered: Collection[str], cohort: Ids) -> bool:
+        """Say whether the answers of these sites make a round.
 
-        Where clients add the noise, fewer than those whose noise is counted on make none: whoever
-        sees sums alone would see them through less noise than stated.
+        Under a hidden cohort by public facts alone: the clients that sites host, not those drawn.
+        Where clients add the noise, fewer than those whose noise is counted on make no round:
+        whoever sees sums alone would see them through less noise than stated.
         """
+        drawn = self.drawn(cohort)
+        weights = {
+            site: len(numbers) if self.is_hidden else len(drawn.get(site, ()))
+            for site, numbers in self.federation.numbers.items()
+        }
+        there, all_ = sum(weights[site] for site in answered), sum(weights.values())
         trusted = mechanism.honest if isinstance(mechanism, LocalGaussianSum) else 0
-        return answered >= max(self.federation.minimum * asked, min(trusted, asked))
+        return there >= max(self.federation.minimum * all_, min(trusted, all_))
 
     def short(self, number: int) -> ShortRoundError:
         """Say what a round lacked, and what to do."""
+        mechanism = self.billboard.mechanism(number)
+        trusted = mechanism.honest if isinstance(mechanism, LocalGaussianSum) else 0
+        counts = f", and {trusted} clients whose noise is counted on" if trusted > 1 else ""
         return ShortRoundError(
-            f"round {number}: {self.tally.answered} of {self.tally.asked} clients answered, "
-            f"expected at least {self.federation.minimum:.0%} (minimum); it is charged and not "
-            "posted. Bring the sites back and run again: the run goes on with this round, which "
-            "is not charged twice"
+            f"round {number}: {self.tally.answered} of {self.tally.asked} clients answered; "
+            f"expected are sites with at least {self.federation.minimum:.0%} of the clients "
+            f"(minimum){counts}. The round is charged and not posted. Bring the sites back and run "
+            "again: the run goes on with this round, which is not charged twice"
         )
 
     def pend(self, sites: list[str]) -> None:
@@ -315,6 +338,7 @@ class Coordinator:
     def _keep(self) -> None:
         path = self.conduct.folder / "coordinator.json"
         write_atomically(path, json.dumps(vars(self.kept)).encode())
+        path.chmod(0o600)  # it says who was drawn
 
 
 def expected_sum(mechanism: Mechanism, template: Shapes) -> dict[str, Expected]:

@@ -71,12 +71,15 @@ class Federation:
         trust: "server": the coordinator sees each site's bounded sum, and adds the noise.
             "secure_aggregation": it sees the sum over sites alone, and adds the noise.
         deadline: Seconds that answers to a question are waited for; later ones are dropped.
-        minimum: The share of the clients asked that must have answered for a round to be posted.
-            With fewer the same clients are asked again; the noise is made for all that are
-            planned, so that fewer answers are safe, and only tell less.
+        minimum: The share of clients whose sites must have answered for a round to be posted: of
+            those asked, or of all where the cohort is hidden. With fewer the same are asked again;
+            the noise is made for all that are planned, so that fewer answers are safe, and only
+            tell less.
         patience: How often a round is asked again before the run stops (it can be resumed).
         threshold: Under secure aggregation: the share of sites that must stay to the end of a
             round for its sum to be opened; above one half.
+        steady: Let every question last until its deadline, so that the length of a round tells
+            others nothing of who was drawn; slow.
         assumed: What is taken for public knowledge, in words; stated with every guarantee.
         simulation: Permit a plan with a seed: its noise is known, and it protects nobody.
     """
@@ -91,6 +94,7 @@ class Federation:
     minimum: float = 0.5
     patience: int = 2
     threshold: float = 2 / 3
+    steady: bool = False
     assumed: tuple[str, ...] = ()
     simulation: bool = field(default=False)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.engines.site_masks import MASKED, MOST_SESSIONS, NO_SESSION, sites_needed
+from coterie.engines.site_masks import MASKED, MOST_SESSIONS, NO_SESSION, sites_needed, told_of
 from coterie.engines.store import Ids
 from coterie.privacy.arrivals import steps
 from coterie.privacy.billboard import Bounded, admit_sum
@@ -48,6 +48,7 @@ class Masks:
         self._advertisements: dict[str, Any] = {}
         self._dealt: dict[str, dict[str, str]] = {}
         self._ready: set[str] = set()
+        self._told = ""
         self._is_stale = True
 
     def parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
@@ -62,7 +63,7 @@ class Masks:
             session, self._next = self._next, self._next + 1
             vectors = self._collect(number, session, drawn)
             lead.tally.answered = sum(len(drawn.get(site, ())) for site in vectors)
-            if self._may_open(number, vectors, len(cohort)):
+            if self._may_open(number, vectors, cohort):
                 yield from self._open(number, session, vectors)
                 return
             lead.conduct.note("short", round=number, attempt=attempt, **lead.tally.told())
@@ -116,7 +117,8 @@ class Masks:
         questions = {}
         for site in lead.federation.sites:
             if site not in self._dealt:
-                questions[site] = lead.question("hello", site, number)
+                agreed = {"agreement": lead.conduct.agreement}
+                questions[site] = lead.question("hello", site, number, agreed)
                 continue
             # Shares are large: they travel until a site has answered with them.
             dealt = {} if site in self._ready else self._shares_for(site)
@@ -128,6 +130,7 @@ class Masks:
                 "shares": dealt,
             }
             questions[site] = lead.question(MASKED, site, number, body)
+            self._told = told_of(number, questions[site].arrays)
         vectors = {}
         expected = {MASKED: {MASKED: Expected("uint64", (numbers,))}}
         for site, letter in lead.ask(questions, expected):
@@ -144,10 +147,9 @@ class Masks:
         boxes = ((sender, box) for sender, box in self._dealt.items() if sender != site)
         return {sender: str(box.get(site, "")) for sender, box in boxes}
 
-    def _may_open(self, number: int, vectors: Vectors, asked: int) -> bool:
+    def _may_open(self, number: int, vectors: Vectors, cohort: Ids) -> bool:
         lead, mechanism = self._lead, self._lead.billboard.mechanism(number)
-        enough = lead.is_enough(mechanism, lead.tally.answered, asked)
-        return enough and len(vectors) >= self._needed
+        return len(vectors) >= self._needed and lead.is_enough(mechanism, vectors, cohort)
 
     def _open(self, number: int, session: int, vectors: Vectors) -> Iterator[Bounded]:
         lead, mechanism = self._lead, self._lead.billboard.mechanism(number)
@@ -161,7 +163,9 @@ class Masks:
             if len(revealed) >= self._needed:
                 break
         try:
-            opened = open_sum(session, vectors, revealed, self._advertisements, self._needed)
+            opened = open_sum(
+                session, vectors, revealed, self._advertisements, self._needed, self._told
+            )
         except RefusedError as error:
             self._is_stale = True
             yield from self._void(number, str(error))

@@ -15,14 +15,17 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from coterie.engines.federation import Federation
 from coterie.privacy.arrivals import steps
+from coterie.privacy.local import LocalGaussianSum
 from coterie.secagg.member import Member
 from coterie.secagg.ring import to_ring
-from coterie.wire import Letter, RefusedError
+from coterie.wire import Letter, RefusedError, digest
 
 if TYPE_CHECKING:
-    from coterie.engines.site import Arrays, SiteRun
+    from coterie.engines.site_run import Arrays, SiteRun
 
 MASKED = "masked"
 NO_SESSION = "no session"
@@ -31,16 +34,28 @@ Reply = tuple[str, dict[str, Any], "Arrays"]
 
 
 def sites_needed(federation: Federation) -> int:
-    """Give how many sites an opening takes: a public number, which no coordinator can lower."""
+    """Give how many sites t an opening takes: a public number, which no coordinator can lower.
+
+    2 t > n + 1: one site that colludes with a coordinator gains nothing by it (see `secagg.gate`).
+    """
     sites = len(federation.sites)
-    return max(2, sites // 2 + 1, math.ceil(federation.threshold * sites - 1e-9))
+    return max((sites + 1) // 2 + 1, math.ceil(federation.threshold * sites - 1e-9))
+
+
+def told_of(round: int, arrays: "Arrays") -> str:
+    """Name what a round is about: its number and the shared tree, the same at all sites.
+
+    It goes into the masks between sites. Sites that were told different things have masks that do
+    not cancel: a coordinator that gives one site another tree, or another round, opens nothing.
+    """
+    return digest({**arrays, "round": np.array([round], dtype=np.int64)})
 
 
 class Masking:
     """One setup of a site: its member of the protocol, and which round each session was for."""
 
-    def __init__(self, setup: str, member: Member) -> None:
-        self.setup, self.member = setup, member
+    def __init__(self, setup: str, member: Member, advertisement: dict[str, str]) -> None:
+        self.setup, self.member, self.advertisement = setup, member, advertisement
         self.rounds: dict[int, int] = {}
 
 
@@ -52,13 +67,15 @@ def keys(run: "SiteRun", letter: Letter) -> Reply:
     setup, sessions = letter.body.get("setup"), letter.body.get("sessions")
     if type(setup) is not str or type(sessions) is not int or not 1 <= sessions <= MOST_SESSIONS:
         raise RefusedError("a setup without a name or a number of sessions")
+    if run.masking is not None and run.masking.setup == setup:
+        return "keys", {"advertisement": run.masking.advertisement}, {}
     opened: dict[Hashable, list[str]] = {
         int(number): names for number, names in run.state["opened"].items()
     }
     member, advertisement = Member.begin(
         run.name, setup, setting.name, sessions, setting.key, opened
     )
-    run.masking = Masking(setup, member)
+    run.masking = Masking(setup, member, advertisement)
     return "keys", {"advertisement": advertisement}, {}
 
 
@@ -87,7 +104,9 @@ def masked(run: "SiteRun", letter: Letter) -> Reply:
     if grid is None:
         raise RefusedError("sums without noise lie on no grid, and cannot be masked")
     masking.rounds[session] = letter.round
-    return MASKED, {}, {MASKED: masking.member.mask(session, to_ring(total, grid), letter.round)}
+    told = told_of(letter.round, letter.arrays)
+    vector = masking.member.mask(session, to_ring(total, grid), letter.round, told)
+    return MASKED, run.failure, {MASKED: vector}
 
 
 def unmask(run: "SiteRun", letter: Letter) -> Reply:
@@ -101,10 +120,19 @@ def unmask(run: "SiteRun", letter: Letter) -> Reply:
     opened, number = run.state["opened"], str(letter.round)
     if opened.get(number, sorted(survivors)) != sorted(survivors):
         raise RefusedError(f"round {number} was opened for other survivors")
+    _check_noise(run, letter.round, survivors)
     revealed = masking.member.reveal(session, survivors)
     # On disk before it leaves; a list that the member refuses is not kept.
     run.keep(opened={**opened, number: sorted(survivors)})
     return "unmask", {"revealed": revealed}, {}
+
+
+def _check_noise(run: "SiteRun", round: int, survivors: list[str]) -> None:
+    """Refuse to open a sum of fewer clients than those whose noise is counted on."""
+    mechanism, federation = run.site.mechanisms[round], run.site.setting.federation
+    hosted = sum(len(federation.sites[one].clients) for one in survivors if one in federation.sites)
+    if isinstance(mechanism, LocalGaussianSum) and hosted < mechanism.honest:
+        raise RefusedError(f"survivors with {hosted} clients: noise of {mechanism.honest} counts")
 
 
 def _masking(run: "SiteRun", letter: Letter) -> Masking:

@@ -66,10 +66,16 @@ def told(*parts: str) -> bytes:
     return b"".join(struct.pack("<I", len(part)) + part for part in encoded)
 
 
-def pair_key(secret: bytes, scope: Scope, session: int, one: str, other: str) -> bytes:
-    """Derive the key of the mask between two sites, the same at both."""
+def pair_key(
+    secret: bytes, scope: Scope, session: int, one: str, other: str, context: str = ""
+) -> bytes:
+    """Derive the key of the mask between two sites, the same at both.
+
+    `context` is what both were told their inputs are about: with other words masks do not cancel.
+    """
     first, second = sorted((one, other))
-    return hkdf(secret, told("pair", scope.run, scope.setup, str(session), first, second))
+    words = ("pair", scope.run, scope.setup, str(session), first, second, context)
+    return hkdf(secret, told(*words))
 
 
 def self_key(seed: bytes, scope: Scope, session: int, name: str) -> bytes:

@@ -218,7 +218,11 @@ class Member:
         self._received = dict(shares)
 
     def mask(
-        self, session: int, vector: NDArray[np.uint64], about: Hashable = None
+        self,
+        session: int,
+        vector: NDArray[np.uint64],
+        about: Hashable = None,
+        context: str = "",
     ) -> NDArray[np.uint64]:
         """Mask this site's input; the session is then used up.
 
@@ -228,6 +232,8 @@ class Member:
             about: What the input is a contribution to, such as a round. Sessions that are about
                 the same are only ever revealed for one list of survivors: the difference of two
                 sums would be the part of a single site.
+            context: What all sites must have been told alike; the masks of sites that were told
+                otherwise do not cancel, and no sum opens.
 
         Raises:
             RefusedError: If this session has masked another input, or is closed.
@@ -236,6 +242,7 @@ class Member:
         if vector.dtype != np.uint64 or vector.ndim != 1:
             raise ValueError(f"{vector.dtype} {vector.shape}: expected one row of uint64")
         given = hashlib.sha256(np.ascontiguousarray(vector).tobytes()).hexdigest()
+        given = f"{given} {context}"
         if one.answer or (one.given and (one.given, one.about) != (given, about)):
             raise RefusedError(f"session {session} is used up: every input takes one of its own")
         keys = {
@@ -245,6 +252,7 @@ class Member:
                 session,
                 self._name,
                 other,
+                context,
             )
             for other in self._others(roster)
         }

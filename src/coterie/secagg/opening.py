@@ -74,6 +74,7 @@ def open_sum(
     revealed: Mapping[str, Any],
     advertisements: Mapping[str, Any],
     threshold: int,
+    context: str = "",
 ) -> Opened:
     """Take the masks off the sum of masked inputs.
 
@@ -83,6 +84,7 @@ def open_sum(
         revealed: Answers to that, by name; of at least `threshold` of the survivors.
         advertisements: Of the setup.
         threshold: Of the setup.
+        context: What all sites were told: see `Member.mask`.
 
     Raises:
         UnopenedError: If too few answers came, or too few that fit together.
@@ -109,7 +111,8 @@ def open_sum(
             private = _recover_key(roster, session, name, points, threshold, answers)
             for other in survivors:
                 # As the site that fell out would have worn it: its sign undoes the survivor's.
-                add_pair(total, _pair(roster, session, private, name, other), name, other)
+                key = _pair(roster, session, private, (name, other), context)
+                add_pair(total, key, name, other)
     return Opened(total, dict(answers.wrong))
 
 
@@ -264,9 +267,11 @@ def _choices(
                 yield chosen
 
 
-def _pair(roster: Roster, session: int, private: bytes, name: str, other: str) -> bytes:
-    secret = agree(private, roster.masking[other][session])
-    return pair_key(secret, roster.scope, session, name, other)
+def _pair(
+    roster: Roster, session: int, private: bytes, names: tuple[str, str], context: str
+) -> bytes:
+    secret = agree(private, roster.masking[names[1]][session])
+    return pair_key(secret, roster.scope, session, *names, context)
 
 
 def _secret(value: int) -> bytes | None:
