@@ -29,6 +29,8 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
+from coterie.privacy.noise import LocalNoise
+from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 from coterie.rng import Rng
 from coterie.wire import Expected, Letter, Parcel, seal, unseal
 from federations import federate, rows_of
@@ -37,7 +39,13 @@ pytestmark = pytest.mark.full
 
 DATA = synthetic("mean", clients=5, rows=(3, 9), features=3, spread=0.3, seed=2).data
 ROUNDS = 5
-PLAN = Plan(method=PMTL(), privacy=Privacy(noise_multiplier=1.0), rounds=ROUNDS, simulation_seed=4)
+PLAN = Plan(
+    method=PMTL(),
+    privacy=Privacy(noise_multiplier=1.0),
+    sampler=Poisson(4.0),  # below all: a coordinator may ask for some of a site's clients
+    rounds=ROUNDS,
+    simulation_seed=4,
+)
 FEDERATION, KEYS = federate(DATA, {"south": (0, 1), "north": (2, 3, 4)})
 ROWS = rows_of(DATA, FEDERATION, "north")
 OWN = [2, 3, 4]
@@ -295,14 +303,65 @@ def test_an_answer_that_was_thrown_away_is_not_given_anew(world):
     expect(world.send(world.round(2)), "round")
 
 
-def test_a_round_that_failed_does_not_open_the_one_before(world, monkeypatch):
+def full(*_):
+    raise OSError(28, "No space left on device", "/secret/place")
+
+
+def test_a_round_whose_state_cannot_be_kept_does_not_open_the_one_before(world, monkeypatch):
+    """Nothing left the site, so the round is still to be answered; the one before is not."""
     expect(world.send(world.round(1)), "round")
     with monkeypatch.context() as patch:
-        patch.setattr(PMTL, "local_update", lambda *_: 1 / 0)
-        expect(world.send(world.round(2)), "failed", "ZeroDivisionError")
+        patch.setattr(PMTL, "local_update", full)
+        expect(world.send(world.round(2)), "failed", "OSError")
     world.shared = another(world)
     refused(world.send(world.round(1)), "answered once")
     expect(world.send(world.round(2)), "round")
+
+
+def test_work_that_fails_is_an_answer_of_zeros(world, monkeypatch):
+    """As from a site with nobody drawn: others must not see from a gap that its clients were.
+
+    Only the signed body, which the coordinator alone reads, names the error. Nothing is staged:
+    when the answer counts, clients have the state that they had.
+    """
+    expect(world.send(world.round(1)), "round")
+    expect(world.send(world.round(2, counted=1, clients=[])), "round")
+    before = personal(world)
+    with monkeypatch.context() as patch:
+        patch.setattr(PMTL, "local_update", lambda *_: 1 / 0)
+        failed = expect(world.send(world.round(3, counted=2)), "round")
+    assert failed.body == {"failed": "ZeroDivisionError"}
+    assert failed.arrays and all(not array.any() for array in failed.arrays.values())
+    for _ in range(2):  # it is not computed anew, though it would succeed now
+        assert same(failed, world.send(world.round(3, counted=2)))
+        world.open()
+    shared, world.shared = world.shared, another(world)
+    refused(world.send(world.round(3, counted=2)), "another question")
+    refused(world.send(world.round(1)))
+    world.shared = shared
+    expect(world.send(world.round(4, counted=3, clients=[])), "round")
+    after = personal(world)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    lines = (world.folder / "north" / "errors.log").read_text().splitlines()
+    assert lines == ["round 3: ZeroDivisionError: division by zero"]
+
+
+def test_a_failure_is_told_of_its_round_alone(world, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(PMTL, "local_update", lambda *_: 1 / 0)
+        assert world.send(world.round(0)).body == {"failed": "ZeroDivisionError"}
+    assert world.send(world.round(1, counted=0)).body == {}
+
+
+def test_noise_that_could_not_be_added_is_not_counted_on(tmp_path, monkeypatch):
+    """Zeros for clients whose own noise is counted on would leave the sum with less than stated."""
+    privacy = Privacy(noise_multiplier=1.0, noise="local")
+    world = World(tmp_path, replace(PLAN, privacy=privacy)).join()
+    with monkeypatch.context() as patch:
+        patch.setattr(PMTL, "local_update", lambda *_: 1 / 0)
+        failed = expect(world.send(world.round(0)), "failed", "ZeroDivisionError")
+    assert not failed.arrays
+    expect(world.send(world.round(0)), "round")
 
 
 def test_rounds_are_never_rolled_back(world):
@@ -359,7 +418,7 @@ def test_words_hold_nothing_of_the_rows(tmp_path, monkeypatch):
 
     monkeypatch.setattr(PMTL, "local_update", quote)
     monkeypatch.setattr(PMTL, "personalise", quote)
-    told = [
+    failed, *told = [
         world.site.answer(seal(letter, world.keys.coordinator))
         for letter in (
             world.round(0),
@@ -373,14 +432,14 @@ def test_words_hold_nothing_of_the_rows(tmp_path, monkeypatch):
         assert answer.kind in ("failed", "refused") and not answer.arrays
         assert "271828" not in parcel.head.decode()
     assert world.read(told[0]).body == {"why": "ValueError"}
+    assert world.read(failed).body == {"failed": "ValueError"}
+    assert "271828" not in failed.head.decode()
+    assert all(not array.any() for array in world.read(failed).arrays.values())
     lines = (tmp_path / "north" / "errors.log").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 and all("271828.25" in line for line in lines)
 
 
 def test_a_full_disk_is_a_word(world, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device", "/secret/place")
-
     monkeypatch.setattr(site_module, "write_atomically", full)
     monkeypatch.setattr(Path, "open", full)
     answer = expect(world.send(world.round(0)), "failed")

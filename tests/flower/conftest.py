@@ -1,6 +1,5 @@
 """Federations of real processes that several tests share."""
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.flower.trials import QUICK, Attempt, Trial, write_trial
+from tests.flower.trials import QUICK, Attempt, write_trial
 
 from coterie.deployment import descendants
 from coterie.deployment.certificates import make_certificates
@@ -67,15 +66,8 @@ def place(tmp_path_factory) -> Iterator[Place]:
     make_certificates(keys, list(SIZES))
     trial = write_trial(folder, "first", SIZES, rounds=1, keys=keys)
     nodes = {site: trial.node(site, other="north") for site in SIZES}
-    with contextlib.ExitStack() as stack:
-        federation = stack.enter_context(
-            LocalFederation(folder / "flower", keys, nodes, environment=QUICK, patience=180)
-        )
+    with LocalFederation(
+        folder / "flower", keys, nodes, environment=QUICK, patience=180
+    ) as federation:
         yield Place(folder, federation)
     assert descendants.marked(federation.mark) == {}
-
-
-@pytest.fixture
-def trial_of() -> Callable[..., Trial]:
-    """Write an app with keys of its own."""
-    return write_trial
