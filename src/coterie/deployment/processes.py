@@ -31,7 +31,12 @@ from coterie.deployment.superlink import SWITCHES
 __all__ = ["LINK", "FederationError", "LocalFederation", "Node", "free_port", "node_config"]
 
 LINK = "superlink"
-_LEAST = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+_LEAST = {
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; on one machine 1 is long
+}
 _ATTEMPTS = 3
 _TAKEN = "address already in use"
 
