@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +193,47 @@ def test_what_is_public_tells_nobody_who_answered(tmp_path):
         texts.append((told, certificate, page, answered))
     assert texts[0][3] != texts[1][3]
     assert texts[0][:3] == texts[1][:3]
+
+
+def test_the_length_of_a_run_does_not_tell_who_was_drawn(tmp_path, monkeypatch):
+    """A site that is away keeps the others waiting when its clients are drawn: a round each time.
+
+    Two runs on a clock that is moved by hand: neither the certificate nor the result may tell how
+    often somebody was waited for. The log, which does, is the coordinator's own.
+    """
+    told, waits = [], []
+    for name, seed in (("one", 3), ("other", 4)):
+        clock = [datetime(2026, 1, 1, tzinfo=UTC)]
+        for module in ("log", "summary"):
+            monkeypatch.setattr(
+                f"coterie.{module}.now", lambda c=clock: c[0].strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            )
+        made = deploy(
+            tmp_path / name, minimum=0.0, patience=0, simulation_seed=seed, rounds=4,
+            sampler=ct.Poisson(2), sites=6,
+        )  # fmt: skip
+        made.hood.absent, count, ask = {"site1"}, [0], made.hood.ask
+
+        def waiting(questions, seconds, ask=ask, count=count, clock=clock):
+            if "site1" in questions and b'"kind": "round"' in questions["site1"].head:
+                count[0] += 1
+                clock[0] += timedelta(seconds=120)
+            yield from ask(questions, seconds)
+
+        made.hood.ask = waiting
+        result = made.conduct()
+        certificate = strict(made.run / "guarantee.json")
+        told.append((certificate["started"], certificate["finished"], result["seconds"]))
+        waits.append(count[0])
+        assert verify(made.run).verified
+    assert waits[0] != waits[1], "choose other seeds"
+    assert told[0] == told[1]
+    assert told[0][0] == told[0][1] and told[0][0].startswith("2026-01-01T00:00")
+
+
+def test_what_tells_who_answered_is_the_coordinators_own(done):
+    modes = {name: (done.run / name).stat().st_mode & 0o777 for name in ("log.jsonl", *ACCOUNT)}
+    assert modes["log.jsonl"] == modes["coordinator.json"] == 0o600
 
 
 def test_the_page_says_what_was_deployed(done, tmp_path):

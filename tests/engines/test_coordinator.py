@@ -10,6 +10,7 @@ import json
 import math
 import secrets
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from coterie.models import CNN, MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.ledger import Ledger
+from coterie.privacy.noise import LocalNoise
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 from coterie.privacy.transcript import FolderTranscript
 from coterie.wire import Letter, Parcel, RefusedError, peek, seal
@@ -262,6 +264,26 @@ def test_samplers_and_kinds_of_noise(name, sampler, noise, sites, tmp_path):
     check_equal(found, simulate(plan, DATA), exact=exactly(name))
 
 
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("minimum", [0.5, 0.0])
+def test_hidden_cohorts_post_what_a_simulation_posts(name, minimum, tmp_path):
+    """All sites are asked, those with nobody drawn for zeros; or those drawn alone."""
+    plan = make_plan(registered()[name](), Poisson(2.0))
+    sites = {"a": (0,), "b": (1, 2), "c": (3,), "d": (4, 5)}
+    found = Federated(plan, tmp_path, sites=sites, settings={"minimum": minimum}).run()
+    check_equal(found, simulate(plan, DATA), exact=exactly(name))
+    assert not any(event in ("refused", "declined", "cut", "short") for event, _ in found.log)
+    heads = [json.loads(head) for _, head in found.street.asked]
+    drawn = [head["body"]["clients"] for head in heads if head["kind"] == "round"]
+    if found.plan.posts == 0:
+        return
+    # In three rounds of two clients of six somebody is not drawn.
+    assert ([] in drawn) is (minimum > 0)
+    if minimum > 0:
+        asked = Counter(head["round"] for head in heads if head["kind"] == "round")
+        assert set(asked.values()) == {len(sites)}
+
+
 VARIANTS = {
     "finetune mean": ("finetune", {"base": PMTL(), "how": "mean"}),
     "finetune kl": ("finetune", {"base": FedAvg(prox=0.1), "how": "kl"}),
@@ -460,13 +482,54 @@ class TestShortRounds:
             with pytest.raises(ShortRoundError):
                 found.run()
 
-    def test_an_empty_cohort_posts_noise_and_asks_nobody(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("minimum", [1.0, 0.0])
+    def test_an_empty_cohort_posts_noise(self, minimum, tmp_path, monkeypatch):
+        """All are asked for zeros, so that nobody sees that it is empty; or, if so agreed, none."""
         monkeypatch.setattr(Poisson, "draw", lambda *_: np.array([], dtype=np.int64))
         plan = make_plan(sampler=Poisson(0.5))
-        found = Federated(plan, tmp_path, settings={"minimum": 1.0}).run()
+        found = Federated(plan, tmp_path, settings={"minimum": minimum}).run()
         check_equal(found, simulate(plan, DATA))
-        kinds = {json.loads(head)["kind"] for _, head in found.street.asked}
-        assert kinds == {"finish"} and found.account()["charge"] == once()
+        rounds = [json.loads(head) for _, head in found.street.asked if '"round"' in head]
+        asked = [head["body"]["clients"] for head in rounds if head["kind"] == "round"]
+        assert asked == ([[]] * len(SITES) * ROUNDS if minimum else [])
+        assert found.account() == {"charge": once(), "release": once()}
+
+    @pytest.mark.parametrize(
+        "minimum,absent,is_enough",
+        [(0.5, "c", True), (0.51, "c", False), (0.8, "b", True), (0.84, "b", False),
+         (1.0, "", True), (0.01, "abc", False), (0.17, "ac", False), (0.16, "ac", True)],
+    )  # fmt: skip
+    @pytest.mark.parametrize("cohort", [[], [2], [3, 4, 5], [0, 1, 2]], ids=str)
+    def test_under_a_hidden_cohort_the_minimum_is_of_clients_that_sites_host(
+        self, minimum, absent, is_enough, cohort, tmp_path, monkeypatch
+    ):
+        """Who was drawn decides nothing that others can see."""
+        monkeypatch.setattr(Poisson, "draw", lambda *_: np.array(cohort, dtype=np.int64))
+        plan = replace(make_plan(sampler=Poisson(4.0)), rounds=1)
+        found = Federated(plan, tmp_path, settings={"minimum": minimum, "patience": 0})
+        found.street.silent = {(site, 0) for site in absent}
+        if is_enough:
+            found.run()
+            gone = {client for site in absent for client in SITES[site]}
+            tally = found.tallies[0]
+            assert (tally.asked, tally.answered) == (len(cohort), len(set(cohort) - gone))
+        else:
+            with pytest.raises(
+                ShortRoundError, match=r"clients \(minimum\)\. The round is charged"
+            ):
+                found.run()
+
+    def test_without_a_minimum_those_drawn_are_asked_once(self, tmp_path, monkeypatch):
+        """Asked again, a site would learn that nobody needed to; here nobody ever is."""
+        monkeypatch.setattr(Poisson, "draw", lambda *_: np.array([0, 2]))
+        plan = make_plan(sampler=Poisson(4.0))
+        found = Federated(plan, tmp_path, settings={"minimum": 0.0, "patience": 3})
+        found.street.lost = {("b", 1)}
+        found.run()
+        heads = [(site, json.loads(head)) for site, head in found.street.asked]
+        asked = [(site, head["round"]) for site, head in heads if head["kind"] == "round"]
+        assert asked == [(site, number) for number in range(ROUNDS) for site in "ab"]
+        check_equal(found, simulated(plan, DATA, {(2, 1)}, monkeypatch))
 
     def test_nobody_there_is_said_before_anything_is_charged(self, tmp_path):
         found = Federated(make_plan(), tmp_path)
@@ -476,6 +539,79 @@ class TestShortRounds:
         assert found.account()["charge"] == {}
         found.street.absent = set()
         check_equal(found.run(), simulate(make_plan(), DATA))
+
+
+def fail_at(patch, clients, time):
+    """Let the work of a block that begins with one of these clients fail once: that time."""
+    update, calls = PMTL.local_update, [0]
+
+    def fail(self, shared, personal, block, *rest):
+        if int(block.ids[0]) in clients:
+            calls[0] += 1
+            if calls[0] == time:
+                raise ValueError("a secret number")
+        return update(self, shared, personal, block, *rest)
+
+    patch.setattr(PMTL, "local_update", fail)
+
+
+def test_a_site_whose_work_fails_is_not_missed(tmp_path, monkeypatch):
+    """It answers zeros: asking again, or a gap, would tell others that its clients were drawn."""
+    plan = make_plan(sampler=Poisson(4.0))
+    monkeypatch.setattr(Poisson, "draw", lambda *_: np.array([0, 2, 3, 5]))
+    found = Federated(plan, tmp_path, settings={"minimum": 1.0, "patience": 2})
+    with monkeypatch.context() as patch:
+        fail_at(patch, SITES["c"], 2)
+        found.run()
+    tallies = [(t.asked, t.answered, t.failed, t.refused) for t in found.tallies]
+    assert tallies == [(4, 4, 0, 0), (4, 4, 1, 0), (4, 4, 0, 0)]
+    asked = [json.loads(head) for _, head in found.street.asked]
+    counts = Counter(head["round"] for head in asked if head["kind"] == "round")
+    assert counts == dict.fromkeys(range(ROUNDS), len(SITES)), "nobody is asked again"
+    noted = [(facts["site"], facts["why"]) for facts in found.events("declined")]
+    assert noted == [("c", "ValueError")]
+    gone = {(client, 1) for client in SITES["c"]}
+    check_equal(found, simulated(plan, DATA, gone, monkeypatch))
+
+
+def test_a_failed_site_adds_no_noise_that_is_counted_on(tmp_path, monkeypatch):
+    """Where clients add the noise, zeros are no part of a round: it would have less than stated."""
+    plan = make_plan(sampler=Everyone(), noise=LocalNoise(honest=6))
+    found = Federated(plan, tmp_path, settings={"minimum": 0.0, "patience": 0})
+    with monkeypatch.context() as patch:
+        fail_at(patch, SITES["c"], 2)
+        with pytest.raises(ShortRoundError, match="6 clients whose noise is counted on"):
+            found.run()
+    assert found.account() == {"charge": once(2), "release": once(1)}
+    found.run()
+    check_equal(found, simulate(plan, DATA))
+
+
+def test_steady_questions_last_until_their_deadline(tmp_path):
+    """So that how long a round takes tells nobody who had work to do."""
+    plan = replace(make_plan(sampler=Poisson(2.0)), rounds=2)
+    found = Federated(plan, tmp_path, settings={"steady": True, "deadline": 0.4})
+    times = []
+    ask = found.street.ask
+
+    def timed(questions, seconds):
+        times.append(time.monotonic())
+        yield from ask(questions, seconds)
+
+    found.street.ask = timed
+    found.run()
+    times.append(time.monotonic())
+    assert len(times) == 4 and min(np.diff(times)) >= 0.4
+    check_equal(found, simulate(plan, DATA))
+
+
+@pytest.mark.parametrize("trust", ["server", "secure_aggregation"])
+def test_who_was_drawn_is_for_the_coordinator_alone(trust, tmp_path):
+    """Cohorts stand in coordinator.json, which nobody else on its machine may read."""
+    found = Federated(make_plan(sampler=Poisson(2.0)), tmp_path, settings={"trust": trust}).run()
+    path = found.folder / "run" / "coordinator.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "cohort" in json.loads(path.read_text())
 
 
 def said(parcel):
@@ -684,6 +820,35 @@ def test_second_moments_that_are_none(make, noise, tmp_path):
     assert found.tallies[1].zeroed + found.tallies[1].scaled == 1
     assert len(found.posts) == ROUNDS
     assert all(np.isfinite(leaf.numpy()).all() for p in found.posts for leaf in p.value.values())
+
+
+@pytest.mark.parametrize("value", [1.0, 1e308, math.nan])
+@pytest.mark.parametrize(
+    "method,noise",
+    [
+        ("pmtl", "gaussian"),
+        ("pmtl", "laplace"),
+        ("mpmtl", "gaussian"),
+        ("dpmtrl", "gaussian"),
+    ],
+)
+def test_a_site_with_nobody_drawn_moves_nothing(value, method, noise, tmp_path, monkeypatch):
+    """It is asked all the same, for zeros: whatever it sends instead is cut to nobody's bound."""
+    monkeypatch.setattr(Poisson, "draw", lambda *_: np.array([0, 3, 4]))
+    plan = make_plan(registered()[method](), Poisson(4.0), noise)
+    found = Federated(plan, tmp_path, settings={"patience": 0})
+    hostile = Hostile(found)
+
+    def tamper(site, question, answer):
+        if (site, peek(question).round) != ("b", 1):
+            return answer
+        return hostile.numbers(answer, lambda x: np.full_like(x, value))
+
+    found.street.tamper = tamper
+    found.run()
+    check_equal(found, simulate(plan, DATA))
+    assert found.tallies[1].zeroed + found.tallies[1].scaled == 1
+    assert [facts["site"] for facts in found.events("cut")] == ["b"]
 
 
 def test_rows_of_others_are_not_written(tmp_path):

@@ -400,6 +400,104 @@ def test_a_run_is_not_taken_over_by_another_plan(world):
     refused(world.send(world.letter("hello", body={"agreement": "agreed"})), "another plan")
 
 
+@pytest.mark.parametrize(
+    "sampler,takes_all",
+    [(Everyone(), True), (Poisson(), True), (Poisson(5.0), True), (Poisson(4.9), False),
+     (FixedSize(5), True), (FixedSize(4), False)],
+)  # fmt: skip
+def test_where_the_plan_takes_all_a_site_answers_for_all(tmp_path, sampler, takes_all):
+    """A coordinator that asks for one client alone would hold that client's contribution."""
+    relation = "replace" if isinstance(sampler, FixedSize) else "zero_out"
+    privacy = replace(PLAN.privacy, relation=relation)
+    world = World(tmp_path, replace(PLAN, sampler=sampler, privacy=privacy)).join()
+    before = world.disk()
+    for number, some in enumerate(([], [2], [2, 4])):
+        answer = world.send(world.round(number, clients=some))
+        if takes_all:
+            refused(answer, "the plan takes all")
+            assert world.disk() == before
+        else:
+            expect(answer, "round")
+    expect(world.send(world.round(3)), "round")
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "local"])
+def test_a_seed_is_for_simulations_alone(tmp_path, noise):
+    """Whoever knows the plan knows its seed, and takes the noise off: clients' own too."""
+    setting = World(tmp_path, runs=1).site.setting
+    earnest = replace(setting.federation, simulation=False)
+    privacy = Privacy(noise_multiplier=1.0, noise=noise)
+    for seed in (0, 4):
+        plan = replace(PLAN, privacy=privacy, simulation_seed=seed)
+        Site(replace(setting, plan=plan))
+        with pytest.raises(ValueError, match=f"simulation_seed = {seed}: .*leave the seed out"):
+            Site(replace(setting, plan=plan, federation=earnest))
+    Site(replace(setting, plan=replace(plan, simulation_seed=None), federation=earnest))
+
+
+def greet(world, run):
+    world.run = run
+    return world.send(world.letter("hello", body={"agreement": "agreed"}))
+
+
+def test_a_run_that_never_asked_for_anything_is_no_run(tmp_path):
+    """A greeting that was recorded and is played again must not use up what the site permits."""
+    world = World(tmp_path)
+    for run in RUNS[2:]:
+        expect(greet(world, run), "hello")
+        world.open()
+    expect(greet(world, RUNS[1]), "hello")
+    expect(world.send(world.round(0)), "round")
+
+
+@pytest.mark.parametrize("permitted", [1, 2])
+def test_runs_that_were_joined_early_are_limited_when_they_ask(tmp_path, permitted):
+    """Joining many runs before the first asks gives no more answers than runs that are permitted.
+
+    Of whatever plan, and over restarts.
+    """
+    world = World(tmp_path, runs=permitted)
+    for run in RUNS:
+        expect(greet(world, run), "hello")
+    answers = []
+    for run in RUNS:
+        world.run = run
+        answers.append(world.send(world.round(0)))
+        world.open()
+    assert [answer.kind for answer in answers].count("round") == permitted
+    for answer in answers[permitted:]:
+        refused(answer, f"permits {permitted}")
+    world.site = Site(replace(world.site.setting, agreement="other", plan=replace(PLAN, rounds=9)))
+    world.run = "f" * 16
+    hello = world.letter("hello", body={"agreement": "other"})
+    refused(world.send(hello), f"permits {permitted}")
+    world.open()
+    world.run = RUNS[0]
+    expect(world.send(world.round(1, counted=0)), "round")  # the one that it is in goes on
+
+
+def test_a_run_whose_answer_was_zeros_is_a_run(tmp_path, monkeypatch):
+    world = World(tmp_path).join()
+    with monkeypatch.context() as patch:
+        patch.setattr(PMTL, "local_update", lambda *_: 1 / 0)
+        expect(world.send(world.round(0)), "round")
+    refused(greet(world, RUNS[2]), "permits 1")
+
+
+NAMES = [
+    "run1", "Real", "a/b", "..", ".", "", "x" * 300, "0" * 15, "0" * 17, "A" * 16, "0" * 15 + "g",
+    "0" * 16 + "\n", "\uff10" * 16, "\u0663" * 16, "\u200b" + "0" * 15, "../" + "0" * 13,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_runs_are_named_by_sixteen_digits(tmp_path, name):
+    world = World(tmp_path)
+    refused(greet(world, name))
+    assert world.disk() == {}
+    expect(greet(world, "0123456789abcdef"), "hello")
+
+
 CANARY = 271828.25
 
 
@@ -553,6 +651,77 @@ def test_without_a_seed_no_death_changes_an_answer_that_left(tmp_path, monkeypat
         assert same(first, world.send(world.round(0)))
         world.open()
         assert same(first, world.send(world.round(0)))
+
+
+def write_number(patch, at, error):
+    """Let one act of writing fail, counted over all of them: before it, as on a full disk."""
+    count = [0]
+    for owner in (site_module, store_module):
+        original = owner.write_atomically
+
+        def write(path, content, _original=original):
+            count[0] += 1
+            if count[0] == at:
+                raise error
+            _original(path, content)
+
+        patch.setattr(owner, "write_atomically", write)
+    return count
+
+
+def left_of_round(world, letters, restarts):
+    """Ask in turn, with a restart before some; give all sums of round 0 that left the site."""
+    found = []
+    for at, letter in enumerate(letters):
+        if at in restarts:
+            world.open()
+        try:
+            answer = world.send(replace(letter, nonce=secrets.token_hex(16)))
+        except Killed:
+            world.open()
+            continue
+        if answer.kind == "round" and letter.round == 0:
+            found.append(b"".join(answer.arrays[name].tobytes() for name in sorted(answer.arrays)))
+    return found
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), Killed()], ids=["full disk", "kill"])
+@pytest.mark.parametrize("restarts", [(3,), (2, 3), (1, 2, 3, 4), (4,), ()], ids=str)
+def test_no_failed_write_lets_two_messages_of_a_round_leave(tmp_path, monkeypatch, error, restarts):
+    """Clients' own noise is drawn anew with a new message: the second would tell more.
+
+    The write of state.json fails, an answer leaves all the same, the site is restarted, is told
+    that its answer did not count, and is asked for the round again.
+    """
+    plan = replace(
+        PLAN, simulation_seed=None, privacy=Privacy(noise_multiplier=1.0, noise=LocalNoise())
+    )
+    for at in range(1, 7):
+        world = World(tmp_path / str(at), plan).join()
+        ask, end = world.round(0), world.letter("finish", body={"counted": -1})
+        with monkeypatch.context() as patch:
+            write_number(patch, at, error)
+            found = left_of_round(world, [ask, ask, ask, end, ask, ask], restarts)
+        assert len(set(found)) == 1, at
+
+
+def test_what_could_not_be_noted_is_not_remembered(world, monkeypatch):
+    """Else an answer leaves that a restart forgets: state is on disk before it is in memory."""
+    with monkeypatch.context() as patch:
+        original = site_module.write_atomically
+
+        def write(path, content):
+            if path.name == "state.json":
+                full()
+            original(path, content)
+
+        patch.setattr(site_module, "write_atomically", write)
+        for _ in range(3):
+            expect(world.send(world.round(0)), "failed", "OSError")
+        assert world.site._run.state["answered"] == -1
+    expect(world.send(world.round(0)), "round")
+    folder = world.folder / "north" / RUNS[1]
+    assert json.loads((folder / "state.json").read_text())["answered"] == 0
 
 
 def test_personal_state_is_that_of_the_rounds_that_counted(world, tmp_path):

@@ -49,6 +49,8 @@ def demo(arguments: argparse.Namespace) -> None:
 
     if not 0 < arguments.epsilon < math.inf:
         raise ValueError(f"--epsilon {arguments.epsilon}: expected a number above 0")
+    if arguments.rounds < 1:
+        raise ValueError(f"--rounds {arguments.rounds}: expected at least 1")
     out, started = Path(arguments.out), time.monotonic()
     _make_room(out)
 
@@ -77,10 +79,12 @@ def demo(arguments: argparse.Namespace) -> None:
 
 def _make_room(out: Path) -> None:
     """Take an earlier demo away; never anything else."""
+    from coterie.deployment.demo import MARK
+
     if not out.exists():
         return
-    if any(out.iterdir()) and not (out / "app" / "federation.toml").exists():
-        raise FileExistsError(f"{out} holds something else than a demo: choose another --out")
+    if not out.is_dir() or (any(out.iterdir()) and not (out / MARK).exists()):
+        raise FileExistsError(f"{out} is there, and is not an earlier demo: choose another --out")
     shutil.rmtree(out)
 
 

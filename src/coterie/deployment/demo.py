@@ -8,7 +8,7 @@ TLS, with keys; the run's folder and the sites' folders are left behind, the pro
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from coterie.privacy.sampling import Everyone
 from coterie.run_plan import RunPlan
 
 SITES = ("north", "south", "east", "west")
+MARK = ".coterie-demo"
+"""Marks a folder as a demo's, which another demo may take away."""
 Say = Callable[[str], None]
 
 
@@ -56,6 +58,8 @@ class Demo:
 
 def run_demo(demo: Demo, say: Say) -> dict[str, Any]:
     """Run it; give the summary of the run, with the sites' own scores beside it."""
+    # Other processes work in other folders: a relative path would be another place there.
+    demo = replace(demo, folder=demo.folder.resolve())
     data = DataChoice(name="districts").open()
     app = write_demo(demo, data)
     run, started = demo.folder / "run", time.monotonic()
@@ -81,6 +85,7 @@ def run_demo(demo: Demo, say: Say) -> dict[str, Any]:
 def write_demo(demo: Demo, data: FederatedDataset) -> App:
     """Deal the clients to sites, write their rows, the plan and the app."""
     demo.folder.mkdir(parents=True, exist_ok=True)
+    (demo.folder / MARK).touch()
     sites = {
         site: [data.names[i] for i in part]
         for site, part in zip(SITES, np.array_split(np.arange(len(data)), len(SITES)), strict=True)
@@ -153,15 +158,23 @@ def _follow(federation: LocalFederation, number: int, run: Path, demo: Demo, say
         for line in lines[told:]:
             if line["event"] == "round":
                 say(f"round {line['round']} of {demo.rounds}: {line['answered']} clients answered")
-            elif line["event"] in ("gathered", "set_up", "short", "void", "failed"):
-                facts = {k: v for k, v in line.items() if k not in ("time", "event")}
-                say(f"{line['event']}: {facts}")
+            elif line["event"] in _TOLD:
+                say(_TOLD[line["event"]](line))
         told = len(lines)
         if status.startswith("finished"):
             return status
         if time.monotonic() > end:
             raise FederationError(f"the run did not end within {demo.limit:g} s: it is {status}")
         time.sleep(0.5)
+
+
+_TOLD: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "gathered": lambda line: f"{len(line['sites'])} of {len(SITES)} sites are there",
+    "set_up": lambda line: f"keys of {line['sites']} sites for {line['sessions']} sums are shared",
+    "short": lambda line: "too few sites answered: they are asked again",
+    "void": lambda line: f"a round is void: {line['why']}",
+    "failed": lambda line: f"failed: {line.get('why', line.get('kind', ''))}",
+}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
