@@ -57,7 +57,7 @@ quick = false
 _SERVER = """\
 import json, time
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 

@@ -13,9 +13,9 @@ from coterie.deployment.rows import spread
 from coterie.engines.conducting import Answer, Conduct
 from coterie.engines.coordinator import Coordinator
 from coterie.engines.federation import Federation, SiteEntry
-from coterie.engines.site import Site, SiteSetting, public_bytes
+from coterie.engines.site import Site, SiteSetting
 from coterie.plan import Plan
-from coterie.wire import Parcel, RefusedError, pack, unpack
+from coterie.wire import Parcel, RefusedError, pack, public_hex, unpack
 
 Tamper = Callable[[str, Parcel, Parcel], Answer | None]
 """Takes site, question and answer; gives what arrives instead, or None for nothing at all."""
@@ -39,7 +39,7 @@ def federate(
     keys = Keys(sites={name: Ed25519PrivateKey.generate() for name in sites})
     entries = {
         name: SiteEntry(
-            clients=tuple(data.names[i] for i in ids), key=public_bytes(keys.sites[name])
+            clients=tuple(data.names[i] for i in ids), key=public_hex(keys.sites[name])
         )
         for name, ids in sites.items()
     }
@@ -49,7 +49,7 @@ def federate(
         shape=spec.shape,
         outputs=spec.outputs,
         sites=entries,
-        coordinator=public_bytes(keys.coordinator),
+        coordinator=public_hex(keys.coordinator),
         **{"deadline": 5.0, "simulation": True, **settings},
     )
     return federation, keys

@@ -85,7 +85,16 @@ def _is_users(error: Exception) -> bool:
     """Tell a user's mistake (bad values, files, folders) from a fault of ours."""
     from coterie.privacy.ledger import LedgerError
 
-    return isinstance(error, ValueError | OSError | LedgerError)
+    return isinstance(error, ValueError | OSError | LedgerError) or _is_of_flower(error)
+
+
+def _is_of_flower(error: Exception) -> bool:
+    """Tell what went wrong in other processes or on the SuperLink; its words say where to look."""
+    kinds = {"coterie.deployment.processes": "FederationError"}
+    kinds["coterie.deployment.control"] = "ControlError"
+    # A command that raised one of them has loaded it; all others do without Flower.
+    known = [getattr(sys.modules[name], kinds[name]) for name in kinds if name in sys.modules]
+    return isinstance(error, tuple(known))
 
 
 def _account(arguments: argparse.Namespace) -> None:

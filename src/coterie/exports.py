@@ -19,14 +19,13 @@ from urllib.parse import quote
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from coterie import __version__
 from coterie.config import ConfigError, from_table, to_table
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.scaling import client_moments
+from coterie.data.scaling import Moments, client_moments
 from coterie.data.source import Source
 from coterie.data.text import plan_tags, read_words
 from coterie.finished_models import client_model, client_names, client_scaling
@@ -43,7 +42,6 @@ from coterie.tree import Tree
 
 FORMAT = "coterie-client-model/1"
 _CENTER, _SCALE, _LEAF = "scaling.center", "scaling.scale", "model."
-Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,11 @@ class Plan:
         """Say whether somebody from whom data is kept sees who takes part in a round."""
         return self.sampler.participation(clients).visible or self.privacy.noise.local
 
+    def hides_cohort(self, clients: int) -> bool:
+        """Say whether some are drawn for a round, and nobody else may know who, or how many."""
+        rate = self.sampler.participation(clients).rate
+        return rate < 1 and not self.shows_cohort(clients)
+
     def relative_error(self, spec: Spec) -> float | None:
         """Say whether the plan can learn at all: the noise of a posted mean over the clip.
 

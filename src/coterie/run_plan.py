@@ -11,6 +11,7 @@ from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.federated import Spec
 from coterie.engines.clock import Stragglers
 from coterie.engines.simulate import Speed
+from coterie.full_disks import how_to_finish
 from coterie.methods.base import Method
 from coterie.plan import Plan, Privacy
 from coterie.privacy.charged import Charged
@@ -163,11 +164,22 @@ def claim(folder: Path, run_plan: RunPlan) -> None:
     if path.exists():
         if not _is_same(read_toml(path), tomllib.loads(text)):
             raise FileExistsError(
-                f"{folder} holds a run of another plan; resume it with --resume {folder}, "
-                "or choose another folder"
+                f"{folder} holds a run of another plan; {how_to_finish(folder)}, or choose another "
+                f"folder{_unspent(folder)}"
             )
         return
     write_atomically(path, text.encode())
+
+
+def _unspent(folder: Path) -> str:
+    """Say of a folder with no charge in its ledger, and no result, that it may go."""
+    if (folder / "result.json").exists():
+        return ""
+    try:
+        charged = b'"charge"' in (folder / "ledger.jsonl").read_bytes()
+    except FileNotFoundError:
+        charged = False
+    return "" if charged else "; nothing was charged in this one: it may be removed"
 
 
 def check_charged(run_plan: RunPlan, folder: Path | None) -> None:

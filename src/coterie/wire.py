@@ -99,6 +99,12 @@ class Parcel:
     arrays: Mapping[str, RawArray] = field(default_factory=dict)
 
 
+def public_hex(key: Ed25519PrivateKey | Ed25519PublicKey) -> str:
+    """Write a public key as federation.toml has it: 64 hexadecimal digits."""
+    public = key.public_key() if isinstance(key, Ed25519PrivateKey) else key
+    return public.public_bytes_raw().hex()
+
+
 def seal(letter: Letter, key: Ed25519PrivateKey) -> Parcel:
     """Pack a letter and sign it."""
     told = {name: getattr(letter, name) for name in _FIELDS}

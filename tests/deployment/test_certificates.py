@@ -22,10 +22,10 @@ from coterie.deployment.certificates import (
     PublicKeys,
     load_private,
     make_certificates,
-    public_hex,
     read_public,
 )
 from coterie.engines.federation import Federation, SiteEntry
+from coterie.wire import public_hex
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,11 @@ from coterie.cli import main
 from coterie.config import ConfigError, from_table, to_toml
 from coterie.data.federated import DataError
 from coterie.deployment.agreement import load_agreement
-from coterie.deployment.certificates import load_private, make_certificates, public_hex
+from coterie.deployment.certificates import load_private, make_certificates
 from coterie.deployment.layout import name_of, package_of, read_rows
 from coterie.deployment.rows import load_rows
 from coterie.engines.federation import Federation
+from coterie.wire import public_hex
 
 pytestmark = pytest.mark.full
 PLAN = """\
@@ -148,12 +149,12 @@ def test_every_command_of_the_readme_is_one_that_exists(app):
     from coterie.cli import build_parser
 
     told = [words[1:] for words in commands if words[0] == "coterie"]
-    assert [words[1] for words in told] == ["certificates", "superlink", "status"]
+    assert [words[1] for words in told] == ["superlink", "status", "runs/Ward-7", "runs/Ward-7"]
     for words in told:
         build_parser().parse_args(words)
     link = pytest.importorskip("flwr.superlink.cli.flower_superlink")
     node = pytest.importorskip("flwr.supernode.cli.flower_supernode")
-    link._parse_args_run_superlink().parse_args(told[1][told[1].index("--") + 1 :])
+    link._parse_args_run_superlink().parse_args(told[0][told[0].index("--") + 1 :])
     for words in commands:
         if words[0] == "flower-supernode":
             node._parse_args_run_supernode().parse_args(words[1:])
@@ -172,7 +173,7 @@ def test_the_usual_hook_reads_a_sites_rows(app, tmp_path, site):
     federation = load_agreement(app).federation
     data = read_rows({**config, "app": str(app)})
     assert tuple(data.names) == federation.sites[site].clients
-    train, test = load_rows(load_agreement(app), site, app, config)
+    train, test, _ = load_rows(load_agreement(app), site, app, config)
     assert tuple(train.names) == federation.clients
     own = [place for place, name in enumerate(train.names) if name in data.names]
     assert train.counts[own].tolist() == [6] * len(own)

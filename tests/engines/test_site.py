@@ -298,7 +298,7 @@ def test_an_answer_that_was_thrown_away_is_not_given_anew(world):
     world.shared = another(world)
     for _ in range(2):
         refused(world.send(world.round(1)), "answered once")
-        refused(world.send(world.round(0)), "after round 1")
+        refused(world.send(world.round(0)), "after round 2")  # words count from 1
         world.open()
     expect(world.send(world.round(2)), "round")
 
@@ -342,8 +342,8 @@ def test_work_that_fails_is_an_answer_of_zeros(world, monkeypatch):
     expect(world.send(world.round(4, counted=3, clients=[])), "round")
     after = personal(world)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    lines = (world.folder / "north" / "errors.log").read_text().splitlines()
-    assert lines == ["round 3: ZeroDivisionError: division by zero"]
+    (line,) = (world.folder / "north" / "errors.log").read_text().splitlines()
+    assert line.endswith(": ZeroDivisionError: division by zero")
 
 
 def test_a_failure_is_told_of_its_round_alone(world, monkeypatch):

@@ -48,9 +48,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from coterie.deployment.agreement import load_agreement
-from coterie.deployment.certificates import load_private, public_hex
+from coterie.deployment.certificates import load_private
 from coterie.deployment.conduct import conduct_run
 from coterie.engines.flower import GridTransport, make_server_app
+from coterie.wire import public_hex
 
 
 def conduct(grid, context):
@@ -154,7 +155,7 @@ def check_a_node_turns_away_from_a_superlink_with_a_wrong_certificate(seen: Seen
 def check_a_site_with_another_plan_answers_nothing(seen: Seen) -> None:
     """Its SuperNode is let in, its owner's hook gives no rows to this plan."""
     assert {"north", "south"} <= seen.online
-    assert [line["why"] for line in seen.attempts["genuine"].log("stranger")]
+    assert [line["why"] for line in seen.attempts["genuine"].log("node_error")]
     assert list((seen.folder / "sites" / "south").glob("*/run.json")) == []
     assert "another plan than was agreed" in _text(seen.folder / "sites" / "south" / "worker.log")
 

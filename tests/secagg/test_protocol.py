@@ -11,6 +11,7 @@ from scipy.stats import chi2
 
 from coterie.secagg.opening import UnopenedError, open_sum
 from coterie.secagg.roster import MOST_SESSIONS, sessions_within
+from coterie.wire import RefusedError
 
 PROFILE = settings(
     derandomize=True,
@@ -76,6 +77,30 @@ def test_sums_are_plain_sums_whoever_falls_out_where(ready, count, data):
         assert opened.total.tolist() == plain_sum([given_[name] for name in survivors])
         assert opened.total.dtype == np.uint64
         assert opened.wrong == {}
+
+
+@pytest.mark.parametrize("fallen", [None, "site-01"])
+def test_sums_open_only_of_inputs_under_the_same_words(ready, fallen):
+    """A site that was told otherwise leaves masks on the sum, whatever words open it."""
+    for other, opens in (("told", True), ("told otherwise", False)):
+        group = ready(4, 3)
+        names = [name for name in group.members if name != fallen]
+        words = dict.fromkeys(group.members, "told") | {"site-00": other}
+        given_ = inputs(group.members, 8)
+        masked = {name: group.members[name].mask(0, given_[name], 0, words[name]) for name in names}
+        revealed = {name: group.members[name].reveal(0, names) for name in names}
+        for word in {"told", other}:
+            total = open_sum(0, masked, revealed, group.advertisements, 3, word).total.tolist()
+            assert (total == plain_sum([given_[name] for name in names])) is opens
+
+
+def test_a_session_is_masked_under_the_same_words_again(ready):
+    member = ready(3, 2).members["site-00"]
+    vector = np.zeros(5, np.uint64)
+    first = member.mask(0, vector, 0, "told")
+    assert np.array_equal(member.mask(0, vector, 0, "told"), first)
+    with pytest.raises(RefusedError, match="used up"):
+        member.mask(0, vector, 0, "told otherwise")
 
 
 def test_sites_that_fall_out_in_a_setup_are_left_out_of_the_next(begin, ready):

@@ -3,24 +3,18 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.commands.deploy_demo import add_demo
-from coterie.commands.deploy_status import add_status
+from coterie.commands.deploy_status import VIEWS, add_status
 from coterie.commands.options import Commands, _command
 
 if TYPE_CHECKING:
     from coterie.deployment.layout import App
 
 _MORE = """\
-certificates  keys and certificates for a trial
-init          a Flower app from a plan and a list of sites
-superlink     Flower's SuperLink, whose Control answers to this machine alone
-status        rounds, answers and epsilon of a run, or of a site
-demo          a whole federation on this machine
-
 A trial, in order: init (it makes keys too), superlink, then what README.md in the app says."""
 _CERTIFICATES = """\
 Prints the public keys as federation.toml needs them. For development: whoever makes all keys could
@@ -32,17 +26,12 @@ then made inside the app's folder unless --keys names them. What cannot be run, 
 accounted for, is refused here.
 
 --json prints one object: folder, app, keys (or null), sites, clients, agreement, method, rounds,
-trust, epsilon_by_view, delta, simulation."""
+trust, epsilon_by_view, delta, simulation, verdict (or null),
+notices."""
 _SUPERLINK = """\
 All arguments after -- are those of flower-superlink. Telemetry and update checks are off. Paths
 other than /v1/fleet/ and /health answer 403 to every address but this machine's own, since
 Flower's Control has no authentication and shares the port."""
-_VIEWS = {
-    "coordinator": "the coordinator",
-    "other_clients": "the other clients, all together",
-    "outsider": "an outsider who sees the posts alone",
-    "coalition_of_all_others": "a coalition of all others",
-}
 
 
 def add(commands: Commands) -> None:
@@ -205,13 +194,19 @@ def _sites(given: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"--sites {word}: expected NAME=CLIENT,CLIENT or NAME=@FILE")
         if name in found:
             raise ValueError(f"--sites: {name} is given twice; list all its clients at once")
-        lines = (
-            Path(listed[1:]).read_text(encoding="utf-8").splitlines()
-            if listed.startswith("@")
-            else listed.split(",")
-        )
+        lines = _listed(word, listed[1:]) if listed.startswith("@") else listed.split(",")
         found[name] = [line.strip() for line in lines if line.strip()]
     return found
+
+
+def _listed(word: str, path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise ValueError(
+            f"--sites {word}: {path} cannot be read ({why}); give a file with one client a line"
+        ) from error
 
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -248,7 +243,11 @@ def _refuse_facts(arguments: argparse.Namespace) -> None:
 
 
 def _told(app: "App") -> dict[str, Any]:
+    from coterie.run_plan import advice_of
+    from coterie.summary import json_number
+
     agreement, federation = app.agreement, app.agreement.federation
+    advice = advice_of(agreement.run_plan, federation.spec)
     return {
         "folder": str(app.folder),
         "app": app.name,
@@ -259,14 +258,12 @@ def _told(app: "App") -> dict[str, Any]:
         "method": agreement.plan.method.kind,
         "rounds": agreement.plan.posts,
         "trust": federation.trust,
-        "epsilon_by_view": _plain(app.views),
+        "epsilon_by_view": {view: json_number(value) for view, value in app.views.items()},
         "delta": agreement.plan.delta(len(federation.clients)),
         "simulation": agreement.plan.simulation_seed is not None,
+        "verdict": None if advice is None else advice.to_json(),
+        "notices": list(app.notices),
     }
-
-
-def _plain(views: Mapping[str, float]) -> dict[str, float | str]:
-    return {view: "inf" if value == float("inf") else value for view, value in views.items()}
 
 
 def _words(app: "App") -> str:
@@ -278,17 +275,20 @@ def _words(app: "App") -> str:
         f"{told['sites']} sites; trust: {told['trust']}",
         f"epsilon at delta = {told['delta']:.3g}, by who looks:",
     ]
-    width = max(len(_VIEWS.get(view, view)) for view in app.views)
+    width = max(len(VIEWS.get(view, view)) for view in app.views)
     lines += [
-        f"  {_VIEWS.get(view, view):<{width}}  {round_up(value)}"
+        f"  {VIEWS.get(view, view):<{width}}  {round_up(value)}"
         for view, value in app.views.items()
     ]
+    if told["verdict"] is not None:
+        lines.append(f"{told['verdict']['verdict']}: {told['verdict']['words']}")
     if told["simulation"]:
         lines.append("a simulation: its noise comes from a seed, and protects nobody")
     if app.keys is not None:
         lines.append(
             f"keys for development only: {app.keys}; whoever has them can act as everybody"
         )
+    lines += app.notices
     lines.append(f"agreement, for sites that pin it: {told['agreement']}")
     lines.append(f"next: {app.folder / 'README.md'}")
     return "\n".join(lines)

@@ -20,16 +20,26 @@ that it joined, how far they are settled, models, and what its clients have spen
 Reads only, while the run goes on too. Who answered a round is private: keep what is shown as you
 keep the folder.
 
---json prints one object. Coordinator: kind, folder, run, state, trust, rounds, done, charged,
-released, epsilon (spent, planned, delta, relation, simulation), by_round, sites, strangers,
-taken_home, failure, needed, private. Site: kind, folder, site, runs, errors, spent."""
+--json prints one object. Coordinator: kind, folder, run, state, trust, began, last_word, rounds,
+done, charged, released, epsilon (spent, planned, delta, relation, simulation), by_round, sites,
+strangers, node_errors, taken_home, failure, needed, private. Site: kind, folder, site, runs,
+errors, worker, spent."""
 _EVERY = 2.0
 _SHOWN = 12
-_VIEWS = {
+VIEWS = {
     "other_clients": "the other clients, even all together",
     "coordinator": "the coordinator",
     "outsider": "an outsider who sees the posts alone",
     "coalition_of_all_others": "a coalition of all others",
+}
+_COUNTED = {
+    "asked": "clients asked",
+    "answered": "clients answered",
+    "refused": "answers refused",
+    "failed": "sites failed",
+    "silent": "sites silent",
+    "scaled": "sums scaled",
+    "zeroed": "sums zeroed",
 }
 _HUES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow"}
 
@@ -101,7 +111,7 @@ def _run(told: Mapping[str, Any]) -> Iterator["RenderableType"]:
     state = told["state"]
     head = Text.assemble(
         (state, f"bold {_HUES[state]}"),
-        f": round {told['done']} of {told['rounds']} is out; {told['charged']} charged, "
+        f": {told['done']} of {told['rounds']} rounds are posted; {told['charged']} charged, "
         f"{told['released']} released; trust {told['trust']}",
     )
     yield head
@@ -111,6 +121,11 @@ def _run(told: Mapping[str, Any]) -> Iterator["RenderableType"]:
     yield _sites(told["sites"])
     if told["strangers"]:
         yield Text(f"{told['strangers']} answers of nodes that are not in the federation")
+    if told["node_errors"]:
+        yield Text(
+            f"nodes answered with an error {told['node_errors']} times before they were known as "
+            "sites: look at worker.log at the sites that were not met"
+        )
     yield Text(f"needed: {told['needed']}")
     yield Text(f"private: {told['private']}", style="dim")
 
@@ -125,7 +140,7 @@ def _epsilons(told: Mapping[str, Any]) -> "RenderableType":
     for name in ("spent so far", "planned"):
         table.add_column(name, justify="right")
     for view, planned in told["planned"].items():
-        table.add_row(_VIEWS.get(view, view), _bound(told["spent"].get(view)), _bound(planned))
+        table.add_row(VIEWS.get(view, view), _bound(told["spent"].get(view)), _bound(planned))
     return table
 
 
@@ -144,7 +159,7 @@ def _rounds(rounds: list[dict[str, Any]]) -> "RenderableType":
     title = "rounds" if len(rounds) <= _SHOWN else f"the last {_SHOWN} of {len(rounds)} rounds"
     table = Table(title=title, title_justify="left")
     for name in ("round", "asked", "answered", *shown):
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(_COUNTED.get(name, name.replace("_", " ")), justify="right")
     for one in rounds[-_SHOWN:]:
         counts = [str(one.get(name) or 0) for name in ("asked", "answered", *shown)]
         table.add_row(f"{one['round']}{'' if one['posted'] else ' (not posted)'}", *counts)
@@ -182,6 +197,8 @@ def _site(told: Mapping[str, Any]) -> Iterator["RenderableType"]:
     named = f"site {told['site']}" if told["site"] else "site"
     joined = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     yield Text(f"{named}: {joined} joined; {told['errors']} lines in errors.log")
+    if told["worker"]:
+        yield Text(f"worker.log ends: {told['worker']}")
     if runs:
         table = Table()
         for name in ("run", "joined", "settled", "staged", "models", "epsilon", "delta"):

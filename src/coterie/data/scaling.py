@@ -17,6 +17,8 @@ from torch import Tensor
 from coterie.data.contract import LIMIT, cut_note
 from coterie.data.federated import DataError, Features, FederatedDataset
 
+Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Means and deviations, (clients, features) each."""
 _BLOCK = 1 << 23  # numbers worked on at a time, in float64
 _BY_OWN = f"by each client's own training rows, cut at +-{LIMIT:g}"
 
@@ -76,7 +78,7 @@ def standardise_clients(
     )
 
 
-def client_moments(train: FederatedDataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def client_moments(train: FederatedDataset) -> Moments:
     """Give what `standardise_clients` centres and scales by, (clients, features) each.
 
     A row of them is its client's own data, and no one else's. A column that does not vary inside a

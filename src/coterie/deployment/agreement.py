@@ -6,12 +6,13 @@ first letter of a run, so that a site with another plan never answers.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coterie.config import ConfigError, from_table, to_table
 from coterie.engines.federation import Federation
 from coterie.plan import Plan
+from coterie.privacy.accounting import Guarantee
 from coterie.run_plan import RunPlan, load_plan, read_toml, resolve
 
 PLAN, FEDERATION = "plan.toml", "federation.toml"
@@ -72,3 +73,10 @@ def agree(run_plan: RunPlan, federation: Federation) -> Agreement:
     if run_plan.data.clients is not None:
         raise ConfigError("plan.toml sets data.clients: the federation lists its clients itself")
     return Agreement(resolve(run_plan, federation.spec), federation)
+
+
+def promise(agreement: Agreement) -> Guarantee:
+    """Give what a run of the agreement guarantees."""
+    federation = agreement.federation
+    promised = agreement.plan.guarantee(federation.spec.clients)
+    return replace(promised, assumed=federation.assumed)

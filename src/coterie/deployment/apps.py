@@ -4,7 +4,7 @@ An app folder holds plan.toml, federation.toml and the data hook; `coterie deplo
 Heavy imports wait until they are needed: a ClientApp is a new process for every message.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,17 +46,26 @@ def server_app(app: Path) -> ServerApp:
 
         folder = Path(str(context.run_config["folder"])).expanduser()
         key = Path(str(context.run_config["key"])).expanduser()
-        conduct_run(load_agreement(app), folder, key, lambda note: GridTransport(grid, note))
+
+        def say(line: str) -> None:
+            print(f"coterie: {line}", flush=True)  # what `flwr run --stream` shows
+
+        told = conduct_run(
+            load_agreement(app), folder, key, lambda note: GridTransport(grid, note), say
+        )
+        say(f"done: {told['run']}; coterie verify {told['run']}")
 
     return make_server_app(conduct)
 
 
-def open_site(app: Path, config: Mapping[str, Any]) -> "Site":
-    """Open a site: agreement, key and rows."""
+def open_site(
+    app: Path, config: Mapping[str, Any], say: Callable[[str], None] = lambda _: None
+) -> "Site":
+    """Open a site: agreement, key and rows; `say` takes hints on the rows, for the site alone."""
     from coterie.deployment.agreement import load_agreement
     from coterie.deployment.certificates import load_private
     from coterie.deployment.keeping import keep_models
-    from coterie.deployment.rows import load_scaled
+    from coterie.deployment.rows import hints_on, load_rows
     from coterie.engines.site import Site, SiteSetting
 
     agreement, name = load_agreement(app), str(config["site"])
@@ -71,7 +80,10 @@ def open_site(app: Path, config: Mapping[str, Any]) -> "Site":
             "the plan has a seed: its noise is known and protects nobody; a site takes part in a "
             "rehearsal only if it was started with simulation=true in --node-config"
         )
-    train, test, moments = load_scaled(agreement, name, app, config)
+    train, test, moments = load_rows(agreement, name, app, config)
+    hints = hints_on(agreement, name, train)
+    for hint in hints:
+        say(hint)
     return Site(
         SiteSetting(
             name=name,
@@ -82,6 +94,6 @@ def open_site(app: Path, config: Mapping[str, Any]) -> "Site":
             folder=Path(str(config["folder"])).resolve(),
             key=load_private(Path(str(config["key"]))),
             runs=int(config.get("runs", 1)),
-            finished=keep_models(agreement, name, train, test, moments),
+            finished=keep_models(agreement, name, train, test, moments, hints),
         )
     )

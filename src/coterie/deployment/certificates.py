@@ -28,11 +28,12 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.config import to_toml
 from coterie.privacy.files import sync_folder
+from coterie.wire import public_hex
 
 HOSTS = ("localhost", "127.0.0.1")
 _MOST_DAYS = 825
@@ -130,12 +131,6 @@ def load_private(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def public_hex(key: Ed25519PrivateKey | Ed25519PublicKey) -> str:
-    """Write the public key as federation.toml has it: 64 hexadecimal digits."""
-    public = key.public_key() if isinstance(key, Ed25519PrivateKey) else key
-    return public.public_bytes_raw().hex()
-
-
 def read_public(folder: Path) -> PublicKeys:
     """Read the public keys that `make_certificates` wrote beside the private ones.
 
@@ -159,8 +154,8 @@ def _check_sites(sites: Sequence[str]) -> None:
     for name in sites:
         if not _SITE.fullmatch(name):
             raise ValueError(
-                f"site {name!r}: expected letters, digits, '.', '_' and '-', at most 64, beginning "
-                "with a letter or a digit"
+                f"site {name!r}: expected ASCII letters, digits, '.', '_' and '-', at most 64, "
+                "beginning with a letter or a digit"
             )
     # Folders of two names that differ in case would be one on some disks.
     if len({name.lower() for name in sites}) < len(sites):

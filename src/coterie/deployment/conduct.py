@@ -1,14 +1,13 @@
 """A run of a deployment, at the coordinator: from the agreement to its run folder."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coterie.config import to_table, to_toml
-from coterie.deployment.agreement import FEDERATION, Agreement
+from coterie.deployment.agreement import FEDERATION, Agreement, promise
 from coterie.deployment.certificates import load_private
 from coterie.deployment.finish import finish, finished_summary
 from coterie.engines.conducting import Conduct, Note, ShortRoundError, Tally, Transport
@@ -16,16 +15,21 @@ from coterie.engines.coordinator import Coordinator
 from coterie.full_disks import explained
 from coterie.interrupts import as_interrupt
 from coterie.log import Log
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import locked
 from coterie.recognition import recognise_model
 from coterie.run_plan import claim
 from coterie.tree import Tree
 
+_TROUBLE = ("silent", "refused", "failed", "scaled", "zeroed")
+
 
 def conduct_run(
-    agreement: Agreement, folder: Path, key: Path, transport: Callable[[Note], Transport]
+    agreement: Agreement,
+    folder: Path,
+    key: Path,
+    transport: Callable[[Note], Transport],
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Conduct a run, or go on with the one in the folder; give its summary.
 
@@ -36,6 +40,7 @@ def conduct_run(
         folder: The run folder.
         key: The coordinator's private key.
         transport: Makes what carries letters, given where to note what it meets.
+        say: Takes a line a round, for whoever watches.
     """
     started = time.perf_counter()
     folder = folder.resolve()
@@ -59,7 +64,7 @@ def conduct_run(
                     note=log.note,
                 )
             )
-            shared = _do_rounds(coordinator, log)
+            shared = _do_rounds(coordinator, log, say)
             if done is not None:
                 return done
             seconds = time.perf_counter() - started
@@ -67,13 +72,15 @@ def conduct_run(
             return finish(folder, agreement, billboard, shared, promised, log, seconds)
 
 
-def _do_rounds(coordinator: Coordinator, log: Log) -> Tree:
+def _do_rounds(coordinator: Coordinator, log: Log, say: Callable[[str], None]) -> Tree:
     """Do what rounds are to do; where none are, sites that are away do not keep it from ending."""
     done = coordinator.billboard.next >= coordinator.plan.posts
 
     def observe(number: int, shared: Tree, tally: Tally) -> None:
         told: dict[str, Any] = tally.told()
         log.note("round", round=number + 1, **told)
+        rounds, hidden = coordinator.plan.posts, coordinator.is_hidden
+        say(round_line(number + 1, rounds, told, hidden=hidden))
 
     try:
         return coordinator.run(observe)
@@ -82,6 +89,20 @@ def _do_rounds(coordinator: Coordinator, log: Log) -> Tree:
             raise
         log.note("taken_home", sites=0, names=[], why=str(error)[:500])
         return coordinator.shared
+
+
+def round_line(number: int, rounds: int, told: Mapping[str, Any], *, hidden: bool) -> str:
+    """Say what became of a round, in a line; rounds are counted from 1.
+
+    Under a hidden cohort no counts: Flower keeps what is said, for whoever may ask its SuperLink.
+    """
+    if hidden:
+        return f"round {number} of {rounds} is posted"
+    if told.get("void"):
+        return f"round {number} of {rounds}: void, posted without contributions"
+    trouble = ", ".join(f"{told[name]} {name}" for name in _TROUBLE if told.get(name))
+    line = f"round {number} of {rounds}: {told['answered']} of {told['asked']} clients answered"
+    return f"{line} (sites: {trouble})" if trouble else line
 
 
 @contextmanager
@@ -96,13 +117,6 @@ def _noted(log: Log) -> Iterator[None]:
         with suppress(OSError):  # a full disk must not hide what went wrong
             log.note("failed", sync=True, kind=type(error).__name__, why=str(error)[:500])
         raise
-
-
-def promise(agreement: Agreement) -> Guarantee:
-    """Give what a run of the agreement guarantees."""
-    federation = agreement.federation
-    promised = agreement.plan.guarantee(federation.spec.clients)
-    return replace(promised, assumed=federation.assumed)
 
 
 def _keep_federation(folder: Path, agreement: Agreement) -> None:

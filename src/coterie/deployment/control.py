@@ -1,7 +1,7 @@
-"""Flower's Control API, as much as a federation needs: register SuperNodes, submit, ask, stop.
+"""Flower's Control API, as much as a federation needs: register SuperNodes, submit, ask.
 
-The same requests as those of `flwr supernode register`, `flwr run`, `flwr ls` and `flwr stop`, from
-one process: the program takes a second or two for each.
+The same requests as those of `flwr supernode register`, `flwr run` and `flwr ls`, from one
+process: the program takes a second or two for each.
 """
 
 import hashlib
@@ -86,13 +86,6 @@ class Control:
         told = known[run].status
         named = f"{told.status}:{told.sub_status}" if told.sub_status else str(told.status)
         return named, str(told.details)
-
-    def stop(self, run: int) -> None:
-        """Stop a run."""
-        from flwr.proto.control_pb2 import StopRunRequest
-
-        with self._open() as client:
-            client.StopRun(StopRunRequest(run_id=run))
 
     def leave(self, private_key: Path, node: int) -> None:
         """Say in a SuperNode's name that it is gone; nothing happens if that is known.

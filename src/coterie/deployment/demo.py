@@ -22,6 +22,7 @@ from coterie.data.embedded import DISTRICTS_TEST_ROWS
 from coterie.data.federated import FederatedDataset
 from coterie.deployment.layout import App, begin_app
 from coterie.deployment.processes import FederationError, LocalFederation
+from coterie.deployment.status import read_lines
 from coterie.engines.federation import Trust
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
@@ -75,7 +76,7 @@ def run_demo(demo: Demo, say: Say) -> dict[str, Any]:
     say(f"everything is stopped again, {_since(started)}")
     if status != "finished:completed" or not (run / "result.json").exists():
         raise FederationError(
-            f"the run ended as {status!r}: see {run / 'log.jsonl'}, and logs in "
+            f"the run ended as {status!r}{_why(run)}; see {run / 'log.jsonl'}, and logs in "
             f"{demo.folder / 'flower'}"
         )
     summary: dict[str, Any] = json.loads((run / "result.json").read_text(encoding="utf-8"))
@@ -154,7 +155,7 @@ def _follow(federation: LocalFederation, number: int, run: Path, demo: Demo, say
     told, end = 0, time.monotonic() + demo.limit
     while True:
         status = federation.run_status(number)
-        lines = _lines(run / "log.jsonl")
+        lines = list(read_lines(run / "log.jsonl"))
         for line in lines[told:]:
             if line["event"] == "round":
                 say(f"round {line['round']} of {demo.rounds}: {line['answered']} clients answered")
@@ -177,11 +178,10 @@ _TOLD: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines() if line]
+def _why(run: Path) -> str:
+    """Quote what the log says of a failure, if it does."""
+    failed = [line for line in read_lines(run / "log.jsonl") if line["event"] == "failed"]
+    return f" ({failed[-1].get('why') or failed[-1].get('kind')})" if failed else ""
 
 
 def _since(started: float) -> str:

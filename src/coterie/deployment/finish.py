@@ -106,6 +106,7 @@ def summary_of(
     plan, federation, run_plan = agreement.plan, agreement.federation, agreement.run_plan
     advice = advice_of(run_plan, federation.spec)
     noised = plan.posts > 0 and guarantee.epsilon < math.inf
+    hidden = plan.hides_cohort(federation.spec.clients)
     return {
         "method": plan.method.title,
         "data": run_plan.data.name,
@@ -125,19 +126,14 @@ def summary_of(
             *caveats(guarantee, federation),
         ],
         "notices": [],
-        "seconds": None if hides_cohort(guarantee) else round(seconds, 3),
+        "seconds": None if hidden and guarantee.epsilon < math.inf else round(seconds, 3),
         "verdict": None if advice is None else advice.to_json(),
         "chosen": run_plan.chosen,
         "references": [],
         "references_missing": [_STAYED] if score is None else [],
         "gap": None,
-        "deployment": deployment_told(guarantee, federation),
+        "deployment": deployment_told(guarantee, federation, hidden=hidden),
     }
-
-
-def hides_cohort(guarantee: Guarantee) -> bool:
-    """Say whether there is a budget, and nobody may know who, or how many, took part."""
-    return guarantee.epsilon < math.inf and not guarantee.participation.visible
 
 
 def keep_facts(folder: Path, agreement: Agreement) -> None:

@@ -2,23 +2,23 @@
 
 In the site's folder of the run lie, beside the state between rounds:
 
-- `plan.toml`, `federation.toml`, `shared.npz`: what all have agreed on, and what all share
+- `plan.toml`, `federation.toml`, `shared.npz`, `guarantee.json`: what all have agreed on, what all
+  share, and what the plan promises; the certificate of the posts is the coordinator's
 - `models/`: the models of this site's clients; `coterie predict` and `coterie export` read them
 - `scaling.npz`: where rows are scaled by each client's own, these clients' means and deviations, so
   that models can be used without the rows that they were trained on
 - `data.json`: a fingerprint of the site's training rows, and public facts of them
 - `metrics.parquet`, `result.json`: how the models do on this site's test rows (`coterie report`)
-- `guarantee.json`: what the plan promises; the certificate of the posts is the coordinator's
 - `site.json`: whose folder it is; written last
 
-All but the first three are private to the site. Nothing of it is sent to anybody. A run that was
+All but the first four are private to the site. Nothing of it is sent to anybody. A run that was
 told to finish twice keeps the models that it has: a second draw of a client's own coins would make
 others.
 """
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from coterie.config import to_table, to_toml
 from coterie.data.federated import FederatedDataset
-from coterie.deployment.agreement import FEDERATION, PLAN, Agreement
-from coterie.deployment.conduct import promise
+from coterie.data.scaling import Moments
+from coterie.deployment.agreement import FEDERATION, PLAN, Agreement, promise
 from coterie.deployment.finish import summary_of
 from coterie.finished_models import MODELS, SCALING, write_models
 from coterie.newcomers import score_alone
@@ -40,7 +40,6 @@ from coterie.tree import Tree
 from coterie.wire import digest
 
 SITE = "site.json"
-Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
 _NOTE = "scores of this site's rows; not covered by epsilon, and sent to nobody"
 
 
@@ -50,6 +49,7 @@ def keep_models(
     train: FederatedDataset,
     test: FederatedDataset,
     moments: Moments | None = None,
+    notices: Sequence[str] = (),
 ) -> Callable[[Path, Tree, Tree], None]:
     """Give what keeps models and scores when a run ends.
 
@@ -59,6 +59,7 @@ def keep_models(
         train: The site's training rows, shaped like the whole federation.
         test: Its test rows, likewise.
         moments: Means and deviations of its clients, where rows are scaled by each client's own.
+        notices: Hints on its rows.
     """
     numbers = agreement.federation.numbers[site]
     own_train, own_test = train.only(numbers), test.only(numbers)
@@ -76,7 +77,7 @@ def keep_models(
         score, local = _scores(agreement, models, own_train, own_test)
         write_metrics(folder / "metrics.parquet", own_train, score, local)
         summary = _summary(agreement, site, score, local, time.perf_counter() - started)
-        keep_summary(folder, {**summary, "run": str(folder)})
+        keep_summary(folder, {**summary, "notices": list(notices), "run": str(folder)})
         about = {
             "site": site,
             "clients": list(own_train.names),

@@ -42,6 +42,7 @@ from coterie.run_plan import load_plan
 
 VERSION = "1.0.0"
 _KEYS = "keys"
+_SHOWN = 12
 _ROWS = '''\
 """This site's rows: fill a copy of this file, and name it by hook="/path/rows.py"."""
 
@@ -80,6 +81,11 @@ class App:
     agreement: Agreement
     views: Mapping[str, float]
     keys: Path | None = None
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a site would stumble over later."""
+        return tuple(_undeclared(self.agreement))
 
     @property
     def package(self) -> str:
@@ -147,7 +153,7 @@ def begin_app(
         public = make_certificates(made / _KEYS, list(sites), hosts)
         federation = make_federation(sites, public, facts)
         text = _federation_text(federation)
-        _write_files(made, folder, plan.read_bytes(), text, folder / _KEYS)
+        _write_files(made, folder, plan.read_bytes(), text, folder / _KEYS, hosts)
         made.rename(folder)
     sync_folder(folder.parent)
     agreement = load_agreement(folder)
@@ -190,6 +196,21 @@ def check_agreement(agreement: Agreement) -> dict[str, float]:
             "federation.toml if all rows are public"
         )
     return epsilon_by_view(agreement)
+
+
+def _undeclared(agreement: Agreement) -> Iterator[str]:
+    """Say that classes are not declared: the usual hook refuses to read them off a site's rows."""
+    data, spec = agreement.run_plan.data, agreement.federation.spec
+    source = data.source
+    guessed = source.task is None and spec.task == "binary" and not source.positives
+    if data.name in NAMES or source.class_count is not None:
+        return
+    if guessed or spec.task == "multiclass":
+        classes = 2 if spec.task == "binary" else spec.outputs
+        yield (
+            f"sites will refuse to read classes off their rows: declare classes = {classes} in "
+            "[data.source] of the plan, unless all of them fill rows.py"
+        )
 
 
 def epsilon_by_view(agreement: Agreement) -> dict[str, float]:
@@ -250,6 +271,7 @@ def _check_like(data: FederatedDataset, federation: Federation, given: str) -> N
         raise DataError(
             f"{given}: rows of shape {spec.shape}, {spec.outputs} outputs, {spec.task}; the "
             f"federation has agreed on {wanted.shape}, {wanted.outputs}, {wanted.task}"
+            f"{_columns(data)}"
         )
     if data.assumed and given not in NAMES:
         # Read off one site's rows, the same word could be another class than elsewhere.
@@ -257,6 +279,14 @@ def _check_like(data: FederatedDataset, federation: Federation, given: str) -> N
             f"{given}: {data.assumed[0]}; sites could read it off differently: declare it in the "
             "plan's [data.source]"
         )
+
+
+def _columns(data: FederatedDataset) -> str:
+    """Say which columns were read as features, and what the reader says of others."""
+    read = f"; columns read: {', '.join(list(data.columns)[:_SHOWN])}" if data.columns else ""
+    more = ", ..." if len(data.columns) > _SHOWN else ""
+    left_out = [note for note in data.notes if "left out" in note]
+    return read + more + "".join(f"; {note}" for note in left_out)
 
 
 def _federation_text(federation: Path | Federation) -> bytes:
@@ -291,7 +321,12 @@ def _aside(folder: Path) -> Iterator[Path]:
 
 
 def _write_files(
-    made: Path, folder: Path, plan: bytes, federation: bytes, keys: Path | None
+    made: Path,
+    folder: Path,
+    plan: bytes,
+    federation: bytes,
+    keys: Path | None,
+    hosts: Sequence[str] | None = None,
 ) -> None:
     name = name_of(folder)
     package = package_of(name)
@@ -305,7 +340,7 @@ def _write_files(
         "pyproject.toml": to_toml(_project(name, package, f"{place}/coordinator.key")),
         "rows.py": _ROWS,
         ".gitignore": f"{_KEYS}/\nruns/\n",
-        "README.md": readme(name, agreement.federation, place),
+        "README.md": readme(name, agreement.federation, place, hosts, given=keys is not None),
         f"{package}/__init__.py": f'"""The apps of {name}."""\n',
         f"{package}/server.py": _APP.format(side="server"),
         f"{package}/client.py": _APP.format(side="client"),

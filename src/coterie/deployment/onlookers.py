@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coterie.engines.federation import Federation
+from coterie.engines.site_masks import sites_needed
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.events import NonPrivate
 from coterie.privacy.views import is_central
@@ -71,8 +72,16 @@ def caveats(guarantee: Guarantee, federation: Federation) -> list[str]:
     ]
 
 
-def deployment_told(guarantee: Guarantee, federation: Federation) -> dict[str, Any]:
-    """Give what a run says of how it was deployed; public facts of federation.toml alone."""
+def deployment_told(
+    guarantee: Guarantee, federation: Federation, *, hidden: bool
+) -> dict[str, Any]:
+    """Give what a run says of how it was deployed; public facts of plan and federation alone.
+
+    Args:
+        guarantee: What is promised.
+        federation: Who takes part.
+        hidden: Whether nobody may know who takes part in a round.
+    """
     masked = federation.trust == "secure_aggregation"
     return {
         "trust": federation.trust,
@@ -82,6 +91,8 @@ def deployment_told(guarantee: Guarantee, federation: Federation) -> dict[str, A
         "minimum": federation.minimum,
         "patience": federation.patience,
         "threshold": federation.threshold if masked else None,
+        "sites_needed": sites_needed(federation) if masked else None,
+        "hidden_cohort": hidden,
         "coordinator_view": VIEWS[federation.trust],
         "coordinator_sees": coordinator_sees(guarantee, federation),
         "epsilon_coordinator": json_number(coordinator_epsilon(guarantee, federation)),

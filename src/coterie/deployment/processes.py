@@ -156,10 +156,6 @@ class LocalFederation:
         )
         return self.run_status(run)
 
-    def stop_run(self, run: int) -> None:
-        """Have the SuperLink stop a run."""
-        self.control.stop(run)
-
     def start_node(self, name: str, *, wait: bool = True) -> None:
         """Start a SuperNode that was stopped or killed, with the same key and config.
 

@@ -1,5 +1,7 @@
 """The README of an app: the commands that start a federation, in order, for this app."""
 
+from collections.abc import Sequence
+
 from coterie.engines.federation import Federation
 
 _PORT = 9100
@@ -15,14 +17,10 @@ Everywhere: `pip install 'coterie[flower]'`, and
 
 ## Keys
 
-{keys} holds the keys, or is to hold them, as `coterie deploy certificates` writes them (`coterie
-deploy init` does it too where it is given none). Whoever makes all keys could act as everybody:
-that is for a trial. In earnest every site makes its own, and sends the public ones.
+{made}
 
-    coterie deploy certificates {keys} --sites {names} --host LINK 127.0.0.1
-
-LINK is the name under which sites reach the coordinator's machine; the certificate has to name it.
-Give each site its folder `{keys}/sites/NAME`, and nothing else of `{keys}`.
+LINK below is the name under which sites reach the coordinator's machine; the SuperLink's
+certificate has to name it, and 127.0.0.1.
 
 ## The coordinator
 
@@ -59,8 +57,10 @@ heard of for a minute: have it started again until then (a service with `Restart
 
 ## Run
 
-    flwr run . {name}
+    flwr run . {name} --stream
     coterie deploy status runs/{name}
+    coterie verify runs/{name}
+    coterie report runs/{name}
 
 `folder` (the coordinator's run folder) and `key` (its private key) are in pyproject.toml, relative
 to where the SuperLink was started; others: `--run-config 'folder="/path" key="/path"'`. A run that
@@ -68,14 +68,42 @@ was interrupted goes on from its ledger when it is submitted again with the same
 """
 
 
-def readme(name: str, federation: Federation, keys: str) -> str:
+_FOR_TRIAL = """\
+Whoever makes all keys could act as everybody: that is for a trial. Give each site its folder
+`{keys}/sites/NAME`, and nothing else of `{keys}`. In earnest every site makes its own keys, and
+sends the public ones."""
+_MADE = """\
+`{keys}` holds the keys: `coterie deploy init` made them, and a certificate for
+{hosts}. For another name make the app again, with `--host LINK 127.0.0.1`.
+
+"""
+_GIVEN = """\
+`{keys}` holds the keys, as `coterie deploy certificates` made them.
+
+"""
+_OWN = """\
+federation.toml lists the public keys. Each party puts its own private key in place, and shows it to
+nobody. Yours are
+
+- `{keys}/coordinator.key`: the coordinator's signing key, which pyproject.toml names;
+- `{keys}/server.pem`, `{keys}/server.key`, `{keys}/ca.pem`: the SuperLink's certificate, from your
+  authority, and the authority's;
+- `{keys}/sites/NAME/supernode.pub`: what each site sent of its SuperNode's key."""
+
+
+def readme(
+    name: str, federation: Federation, keys: str, hosts: Sequence[str] | None, *, given: bool
+) -> str:
     """Write the page.
 
     Args:
         name: The app's.
         federation: Who takes part.
         keys: The folder of keys, as seen from the app's.
+        hosts: Names that the SuperLink's certificate is for, where it was made with the app.
+        given: Whether all keys were given, made for a trial.
     """
+    about = _MADE + _FOR_TRIAL if hosts is not None else _GIVEN + _FOR_TRIAL if given else _OWN
     sites = list(federation.sites)
     register = "\n".join(
         f"    flwr supernode register {keys}/sites/{site}/supernode.pub {name} --name {site}"
@@ -86,7 +114,7 @@ def readme(name: str, federation: Federation, keys: str) -> str:
         sites=len(sites),
         clients=len(federation.clients),
         trust=federation.trust,
-        names=" ".join(sites),
+        made=about.format(keys=keys, hosts=" and ".join(hosts or ())),
         port=_PORT,
         keys=keys,
         ca=f"{keys}/ca.pem" if keys.startswith("/") else f"/path/to/this/folder/{keys}/ca.pem",

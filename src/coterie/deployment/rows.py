@@ -18,35 +18,25 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.data.federated import DataError, FederatedDataset, Spec
-from coterie.data.scaling import client_moments
+from coterie.data.scaling import Moments, client_moments, scaling_hint
 from coterie.deployment.agreement import Agreement
 from coterie.engines.federation import Federation
 
 Rows = tuple[NDArray[Any], NDArray[Any]]
-Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def load_rows(
     agreement: Agreement, site: str, app: Path, config: Mapping[str, Any]
-) -> tuple[FederatedDataset, FederatedDataset]:
-    """Give a site's training and test rows, as the plan splits them.
+) -> tuple[FederatedDataset, FederatedDataset, Moments | None]:
+    """Give a site's training and test rows, and what its clients' own are scaled by, if they are.
+
+    The means and deviations are kept at the site beside the models, which answer scaled rows.
 
     Args:
         agreement: Plan and federation.
         site: Its name.
         app: The app's folder, where the usual hook lies.
         config: What the site was started with (`--node-config`).
-    """
-    train, test, _ = load_scaled(agreement, site, app, config)
-    return train, test
-
-
-def load_scaled(
-    agreement: Agreement, site: str, app: Path, config: Mapping[str, Any]
-) -> tuple[FederatedDataset, FederatedDataset, Moments | None]:
-    """Give a site's rows as `load_rows`, and what its clients' own rows are scaled by, if they are.
-
-    The means and deviations are kept at the site beside the models, which answer scaled rows.
     """
     hook = Path(str(config.get("hook", app / "rows.py")))
     found = _call(hook, {**config, "app": str(app), "site": site})
@@ -60,6 +50,14 @@ def load_scaled(
         bare = replace(choice, standardise="none").split(whole)[0]
         moments = client_moments(bare.only(federation.numbers[site]))
     return *choice.split(whole), moments
+
+
+def hints_on(agreement: Agreement, site: str, train: FederatedDataset) -> tuple[str, ...]:
+    """Say what the owner of a site's rows should know of them; for the site alone."""
+    own = train.only(agreement.federation.numbers[site])
+    scaled = scaling_hint(replace(own, title=train.title))
+    method = agreement.run_plan.method
+    return (*([] if scaled is None else [scaled]), *method.notices(own))
 
 
 def _call(hook: Path, config: Mapping[str, Any]) -> Any:
@@ -104,6 +102,8 @@ def _pair(who: str, pair: Any) -> Rows:
         x, y = pair
     except (TypeError, ValueError) as error:
         raise DataError(f"{who}: expected a pair (X, y), got {type(pair).__name__}") from error
+    if np.ma.is_masked(x) or np.ma.is_masked(y):
+        raise DataError(f"{who}: masked entries: drop these rows, or fill them")
     if hasattr(x, "toarray"):
         raise DataError(f"{who}: sparse rows: return dense arrays")
     try:

@@ -16,6 +16,8 @@ _SPENT = (
     "at most, of all runs joined, each counted whole: for other clients who see all of their posts"
 )
 
+_MOST = 500
+
 
 def status_of_site(folder: Path, runs: Sequence[Path]) -> dict[str, Any]:
     """Say what a site has taken part in.
@@ -34,6 +36,7 @@ def status_of_site(folder: Path, runs: Sequence[Path]) -> dict[str, Any]:
         "site": names.pop() if len(names) == 1 else None,
         "runs": [_run(path, promise) for path, promise in zip(known, guarantees, strict=True)],
         "errors": _errors(folder / "errors.log"),
+        "worker": _last_line(folder / "worker.log"),
         "spent": _spent(guarantees),
     }
 
@@ -98,6 +101,15 @@ def _errors(path: Path) -> int:
         return path.read_bytes().count(b"\n")
     except OSError:
         return 0
+
+
+def _last_line(path: Path) -> str | None:
+    """Give the last words of the worker; for the site alone, which may see the folder."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return None
+    return next((line.strip()[:_MOST] for line in reversed(lines) if line.strip()), None)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coterie.deployment.agreement import FEDERATION, PLAN, Agreement, load_agreement
-from coterie.deployment.conduct import promise
+from coterie.deployment.agreement import FEDERATION, PLAN, Agreement, load_agreement, promise
 from coterie.deployment.onlookers import by_view
 from coterie.deployment.site_status import status_of_site
 from coterie.summary import json_number
@@ -43,6 +42,11 @@ def status_of(folder: Path) -> dict[str, Any]:
     runs = [path.parent for path in folder.glob("*/run.json")]
     if runs or (folder / "worker.log").exists():
         return status_of_site(folder, runs)
+    began = [path.parent for path in folder.glob(f"runs/*/{FEDERATION}")]
+    if began and (folder / "pyproject.toml").exists():
+        raise ValueError(
+            f"{folder}: an app's folder; its run is `coterie deploy status {began[0]}`"
+        )
     raise ValueError(
         f"{folder}: neither a coordinator's run folder (it has {PLAN} and {FEDERATION}) nor a "
         "site's folder; the app names the first as `folder` in pyproject.toml, --node-config the "
@@ -72,6 +76,7 @@ def _status_of_run(folder: Path) -> dict[str, Any]:
         "by_round": _by_round(lines),
         "sites": _sites(folder, agreement, lines),
         "strangers": sum(line["event"] == "stranger" for line in lines),
+        "node_errors": sum(line["event"] == "node_error" and "site" not in line for line in lines),
         "taken_home": _home(lines),
         "failure": _failure(lines) if state == "failed" else None,
         "private": PRIVATE,
@@ -136,7 +141,7 @@ def _by_round(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if line["event"] not in ("round", "short") or type(line.get("round")) is not int:
             continue
         posted = line["event"] == "round"
-        number = line["round"] if posted else line["round"] + 1  # attempts are noted from 0
+        number = line["round"]
         one = found.setdefault(number, {"round": number, "asked_again": 0})
         one |= {name: line.get(name, 0) for name in _COUNTS}
         one |= {"posted": posted, "time": line["time"]}
@@ -174,6 +179,8 @@ def _note(found: dict[str, dict[str, Any]], line: Mapping[str, Any]) -> None:
         for name in line.get("sites") or ():
             if name in found:
                 found[name]["met"] = line["time"]
+    if line["event"] == "met" and line.get("site") in found:
+        found[line["site"]]["met"] = line["time"]
     kinds = {"refused": "refused", "declined": "declined", "cut": "cut", "node_error": "errors"}
     kind, name = kinds.get(line["event"]), line.get("site")
     if kind is not None and name in found:

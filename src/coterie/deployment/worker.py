@@ -22,8 +22,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie.engines.site import Site
 
 _START = 120.0
 _IDLE = 1800.0
@@ -76,6 +80,9 @@ def _identity(app: Path, config: Mapping[str, Any]) -> bytes:
     told = hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode())
     for name in sorted(path.name for path in app.glob("*") if path.is_file()):
         told.update(name.encode() + hashlib.sha256((app / name).read_bytes()).digest())
+    for path in (Path(str(config[name])) for name in ("hook", "data") if name in config):
+        if path.is_file():  # rows that were changed are to be read anew
+            told.update(f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode())
     return told.digest()
 
 
@@ -90,11 +97,25 @@ def _start(
             stderr=log,
             start_new_session=True,
         )
+    _sweep(address.parent)
     told = {**task, "address": str(address), "identity": identity.hex(), "watch": os.getppid()}
     assert child.stdin is not None
     with child.stdin as pipe:
         pipe.write(json.dumps(told).encode())
     return child
+
+
+def _sweep(place: Path) -> None:
+    """Remove addresses that killed workers left behind: nobody listens there."""
+    for path in place.glob("*.sock"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
+            if time.time() - path.stat().st_mtime < _START:
+                continue  # a worker that is just starting does not listen yet
+            line.settimeout(0.5)
+            try:
+                line.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 def _try(address: Path, identity: bytes, content: bytes) -> bytes | None:
@@ -162,14 +183,13 @@ def _lives(process: int) -> bool:
 
 def serve(task: Mapping[str, Any]) -> None:
     """Answer parcels for a site until it is time to go."""
-    from coterie.deployment.apps import open_site
     from coterie.wire import RefusedError, pack, unpack
 
     folder = Path(str(task["config"]["folder"])).resolve()
     address, identity = Path(task["address"]), bytes.fromhex(task["identity"])
     watch = _Watch(int(task["watch"]))
     with _hold(folder):
-        site = open_site(Path(task["app"]), task["config"])
+        site = _opened(task)
         address.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.bind(str(address))
@@ -191,6 +211,26 @@ def serve(task: Mapping[str, Any]) -> None:
                     _send(line, answer)
 
 
+def _opened(task: Mapping[str, Any]) -> "Site":
+    """Open the site; what its owner can mend is said in one line, and ends the worker."""
+    from coterie.deployment.apps import open_site
+
+    try:
+        site = open_site(Path(task["app"]), task["config"], _say)
+    except (ValueError, OSError) as error:  # of rows, hook, plan, keys
+        _say(f"{type(error).__name__}: {error}")
+        sys.exit(1)
+    _say(f"ready: site {site.setting.name}, agreement {site.setting.agreement}")
+    return site
+
+
+def _say(text: str) -> None:
+    """Write a line of worker.log, which is where the worker's stderr goes."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    sys.stderr.write(f"{now} {' '.join(text.split())}\n")
+    sys.stderr.flush()
+
+
 def _hold(folder: Path) -> IO[bytes]:
     """Hold a site's folder; wait for a worker on its way out."""
     file = (folder / ".lock").open("ab")
@@ -201,9 +241,8 @@ def _hold(folder: Path) -> IO[bytes]:
             return file
         except OSError as error:
             if time.monotonic() > end:
-                raise RuntimeError(
-                    f"{folder} is in use by another process; every site needs a folder of its own"
-                ) from error
+                _say(f"{folder} is in use by another process; every site needs its own folder")
+                raise SystemExit(1) from error
             time.sleep(0.1)
 
 

@@ -65,7 +65,18 @@ class Conduct:
 
 @dataclass
 class Tally:
-    """What became of the questions of a round."""
+    """What became of the questions of a round: of the clients drawn, and of sites.
+
+    Attributes:
+        asked: Clients that were drawn.
+        answered: Those of them whose sites answered.
+        refused: Answers that are none, in the last attempt.
+        failed: Sites that said that they could not, in the last attempt.
+        silent: Sites that said nothing in time, in the last attempt.
+        scaled: Sums that were too long.
+        zeroed: Sums that were not finite.
+        void: 1 if masked sums came and could not be opened.
+    """
 
     asked: int = 0
     answered: int = 0
@@ -75,6 +86,10 @@ class Tally:
     scaled: int = 0
     zeroed: int = 0
     void: int = 0
+
+    def ask_again(self) -> None:
+        """Forget what became of sites in an attempt before; what was cut stays in the sum."""
+        self.refused = self.failed = self.silent = 0
 
     def told(self) -> dict[str, int]:
         """Give the counts for the log; zeros are left out but for who was asked and answered."""

@@ -32,7 +32,6 @@ import numpy as np
 from coterie.engines.conducting import Answer, Conduct, Kept, ShortRoundError, Tally
 from coterie.engines.masked import Masks
 from coterie.engines.rounds import server_half
-from coterie.engines.site import public_bytes
 from coterie.engines.site_run import SHARED, SUM, Arrays
 from coterie.engines.store import Ids
 from coterie.interrupts import raise_if_asked
@@ -45,7 +44,7 @@ from coterie.privacy.local import LocalGaussianSum
 from coterie.privacy.mechanisms import Mechanism, Shapes
 from coterie.rng import Rng
 from coterie.tree import Tree
-from coterie.wire import Expected, Letter, Parcel, RefusedError, peek, seal, unseal
+from coterie.wire import Expected, Letter, Parcel, RefusedError, peek, public_hex, seal, unseal
 
 Expectations = Mapping[str, Mapping[str, Expected]]
 """The arrays that answers carry, by their kind; none where a kind is not listed."""
@@ -65,8 +64,7 @@ class Coordinator:
             for name, leaf in self.plan.method.contribution(self.shared).items()
         }
         self.billboard = self.plan.open(spec, self.shared, conduct.folder)
-        rate = self.plan.sampler.participation(spec.clients).rate
-        self.is_hidden = rate < 1 and not self.plan.shows_cohort(spec.clients)
+        self.is_hidden = self.plan.hides_cohort(spec.clients)
         self.tally = Tally()
         self.words: dict[str, str] = {}
         self._greetings: set[str] = set()
@@ -187,7 +185,8 @@ class Coordinator:
         if not found:
             raise ShortRoundError(
                 f"no site of {wanted} answered within {seconds:g} s; start their SuperNodes, check "
-                "keys and plan (log.jsonl says what was refused), and run again: the run goes on"
+                "keys and plan (log.jsonl says what was refused; worker.log at each site, what "
+                "failed there), and run again: the run goes on"
             )
 
     def _cohort(self, number: int) -> Ids:
@@ -219,6 +218,7 @@ class Coordinator:
         missing, answered = missing or dict(drawn), set[str]()
         for attempt in range(1 if open_minded else self.federation.patience + 1):
             raise_if_asked()
+            self.tally.ask_again()
             questions = {
                 site: self.question(
                     "round", site, number, {"clients": ids, "counted": self.counted(site)}
@@ -232,7 +232,7 @@ class Coordinator:
             self.tally.answered = sum(len(drawn.get(site, ())) for site in answered)
             if self.is_enough(mechanism, answered, cohort):
                 break
-            self.conduct.note("short", round=number, attempt=attempt, **self.tally.told())
+            self.conduct.note("short", round=number + 1, attempt=attempt, **self.tally.told())
         else:
             raise self.short(number)
         self.pend(sorted(answered))
@@ -276,11 +276,15 @@ class Coordinator:
         trusted = mechanism.honest if isinstance(mechanism, LocalGaussianSum) else 0
         counts = f", and {trusted} clients whose noise is counted on" if trusted > 1 else ""
         return ShortRoundError(
-            f"round {number}: {self.tally.answered} of {self.tally.asked} clients answered; "
+            f"round {number + 1}: {self.tally.answered} of {self.tally.asked} clients answered; "
             f"expected are sites with at least {self.federation.minimum:.0%} of the clients "
-            f"(minimum){counts}. The round is charged and not posted. Bring the sites back and run "
-            "again: the run goes on with this round, which is not charged twice"
+            f"(minimum){counts}. The round is charged and not posted.{self._refusals()} Bring the "
+            "sites back and run again: the run goes on with this round, which is not charged twice"
         )
+
+    def _refusals(self) -> str:
+        told = "; ".join(f"{site}: {word}" for site, word in sorted(self.words.items())[:3])
+        return f" Sites said: {told}." if told else ""
 
     def pend(self, sites: list[str]) -> None:
         """Keep whose answers are in the post, before it is out."""
@@ -322,7 +326,12 @@ class Coordinator:
                     "restore it, or start a new run in a new folder"
                 )
             return self._begin()
-        kept = Kept(**json.loads(path.read_text(encoding="utf-8")))
+        try:
+            kept = Kept(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path}: damaged ({error}); restore it, or start a new run in a new folder"
+            ) from error
         if kept.pending and kept.round < self.billboard.next:
             # The post was out when the process ended; its answers count.
             kept.counted |= dict.fromkeys(kept.pending, kept.round)
@@ -350,7 +359,7 @@ def expected_sum(mechanism: Mechanism, template: Shapes) -> dict[str, Expected]:
 def _check(conduct: Conduct) -> None:
     """Refuse what cannot be conducted, before anything is written or asked."""
     plan, federation = conduct.plan, conduct.federation
-    if public_bytes(conduct.key) != federation.coordinator:
+    if public_hex(conduct.key) != federation.coordinator:
         raise ValueError(
             "the coordinator's signing key is not the one that federation.toml lists; give the "
             "private key that belongs to it"

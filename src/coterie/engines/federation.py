@@ -141,7 +141,7 @@ class Federation:
         odd = [name for name in self.sites if not _NAME.fullmatch(name)]
         if odd:
             raise ValueError(
-                f"site {odd[0]!r}: expected letters, digits, '.', '_' and '-', at most 64"
+                f"site {odd[0]!r}: expected ASCII letters, digits, '.', '_' and '-', at most 64"
             )
         names = self.clients
         if len(set(names)) < len(names):

@@ -11,6 +11,7 @@ process for every message, and must be light.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeGuard
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -19,8 +20,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from coterie.wire import Parcel, RawArray, RefusedError, peek
 
-Note = Callable[..., None]
 _LETTER, _ARRAYS, _RAW = "letter", "arrays", "coterie.raw"
+_ERROR = "flower: "
 _PAUSE = 0.25
 """Seconds between looks for answers; Flower's own loop waits 3."""
 _AGAIN = 3.0
@@ -78,7 +79,7 @@ class GridTransport:
     later, or come back under another number, are greeted as they appear.
     """
 
-    def __init__(self, grid: Grid, note: Note) -> None:
+    def __init__(self, grid: Grid, note: Callable[..., None]) -> None:
         self._grid, self._note = grid, note
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, float] = {}
@@ -118,7 +119,7 @@ class GridTransport:
                 site = waiting.pop(number, None)
                 if site is None:  # twice, or a reply to something else
                     continue
-                if isinstance(answer, str) and answer.startswith("flower: "):
+                if _is_of_node(answer):
                     self._note("node_error", site=site, why=answer)
                     unsent[site] = time.monotonic() + _AGAIN
                     errors[site] = answer
@@ -174,6 +175,11 @@ class GridTransport:
             node = self._greetings.pop(number, None)
             if node is None:
                 continue
+            if _is_of_node(answer):
+                # Nobody knows which site it is. It may be mended: it is greeted again, soon.
+                self._note("node_error", why=answer)
+                self._greeted[node] = time.monotonic() + _AGAIN
+                continue
             try:
                 if isinstance(answer, str):
                     raise RefusedError(answer)
@@ -182,6 +188,7 @@ class GridTransport:
                 self._note("stranger", why=str(refusal))
                 continue
             self._nodes[site] = node
+            self._note("met", site=site)
 
     def _look_around(self, seconds: float) -> None:
         """Greet nodes that are new, and read what greeted ones answered."""
@@ -203,11 +210,16 @@ class GridTransport:
                 self._greetings[str(number)] = node
 
 
+def _is_of_node(answer: Parcel | str) -> TypeGuard[str]:
+    """Say whether Flower, not the site, has answered: its app could not start, or raised."""
+    return isinstance(answer, str) and answer.startswith(_ERROR)
+
+
 def _opened(message: Message) -> tuple[str, Parcel | str]:
     number = message.metadata.reply_to_message_id
     if message.has_error():
         # Its code alone: the reason is an exception's text, which may quote rows.
-        return number, f"flower: error {message.error.code}"
+        return number, f"{_ERROR}error {message.error.code}"
     try:
         return number, from_records(message.content)
     except RefusedError as refusal:

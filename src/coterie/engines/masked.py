@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.engines.site_masks import MASKED, MOST_SESSIONS, NO_SESSION, sites_needed, told_of
+from coterie.engines.site_masks import MASKED, NO_SESSION, SETUP_SESSIONS, sites_needed, told_of
 from coterie.engines.store import Ids
 from coterie.privacy.arrivals import steps
 from coterie.privacy.billboard import Bounded, admit_sum
@@ -57,8 +57,9 @@ class Masks:
         drawn = lead.drawn(cohort)
         lead.tally.asked = len(cohort)
         for attempt in range(lead.federation.patience + 1):
+            lead.tally.ask_again()
             if not self._is_ready() and not self._set_up(number):
-                lead.conduct.note("short", round=number, attempt=attempt, why="too few sites")
+                lead.conduct.note("short", round=number + 1, attempt=attempt, why="too few sites")
                 continue
             session, self._next = self._next, self._next + 1
             vectors = self._collect(number, session, drawn)
@@ -66,7 +67,7 @@ class Masks:
             if self._may_open(number, vectors, cohort):
                 yield from self._open(number, session, vectors)
                 return
-            lead.conduct.note("short", round=number, attempt=attempt, **lead.tally.told())
+            lead.conduct.note("short", round=number + 1, attempt=attempt, **lead.tally.told())
         raise lead.short(number)
 
     def _is_ready(self) -> bool:
@@ -83,7 +84,7 @@ class Masks:
         wanted = lead.plan.posts - number + lead.federation.patience
         # Half a head: names and the rest must fit beside the shares.
         room = sessions_within(MOST_HEAD // 2, len(there))
-        self._sessions = max(1, min(wanted, MOST_SESSIONS, room))
+        self._sessions = max(1, min(wanted, SETUP_SESSIONS, room))
         while len(there) >= self._needed:
             body: dict[str, Any] = {"setup": secrets.token_hex(16), "sessions": self._sessions}
             answers = self._ask("keys", there, number, body)
@@ -130,7 +131,9 @@ class Masks:
                 "shares": dealt,
             }
             questions[site] = lead.question(MASKED, site, number, body)
-            self._told = told_of(number, questions[site].arrays)
+        # The same at all sites: one of the questions names it for all.
+        asked = next(one for one in questions.values() if one.kind == MASKED)
+        self._told = told_of(number, asked.arrays)
         vectors = {}
         expected = {MASKED: {MASKED: Expected("uint64", (numbers,))}}
         for site, letter in lead.ask(questions, expected):
@@ -168,12 +171,11 @@ class Masks:
             )
         except RefusedError as error:
             self._is_stale = True
-            yield from self._void(number, str(error))
+            self._void(number, str(error))
             return
         for site, why in opened.wrong.items():
             lead.refuse(site, why)
-        total = opened.total
-        yield self._take_in(mechanism, total, survivors)
+        yield self._take_in(mechanism, opened.total, survivors)
         lead.pend(survivors)
 
     def _take_in(
@@ -187,9 +189,9 @@ class Masks:
         ids = np.concatenate([lead.federation.numbers[site] for site in survivors])
         return admit_sum(mechanism, from_ring(total, shapes, grid), np.sort(ids), lead.template)
 
-    def _void(self, number: int, why: str) -> Iterator[Bounded]:
+    def _void(self, number: int, why: str) -> None:
+        """Note that a round is posted without contributions."""
         lead = self._lead
         lead.tally.void, lead.tally.answered = 1, 0
-        lead.conduct.note("void", round=number, why=why)
+        lead.conduct.note("void", round=number + 1, why=why)
         lead.pend([])
-        return iter(())

@@ -36,7 +36,7 @@ from coterie.engines.store import Ids
 from coterie.plan import Plan
 from coterie.rng import Rng
 from coterie.tree import Tree
-from coterie.wire import Letter, Parcel, RefusedError, peek, seal, unseal
+from coterie.wire import Letter, Parcel, RefusedError, peek, public_hex, seal, unseal
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 Finished = Callable[[Path, Tree, Tree], None]
@@ -81,7 +81,7 @@ class Site:
                 f"site {name!r} is not in the federation: expected one of "
                 f"{', '.join(federation.sites)}"
             )
-        if public_bytes(setting.key) != federation.sites[name].key:
+        if public_hex(setting.key) != federation.sites[name].key:
             raise ValueError(
                 f"the signing key of site {name} is not the one that federation.toml lists; give "
                 "the private key that belongs to it"
@@ -164,9 +164,7 @@ _HANDLERS: Mapping[str, Callable[[SiteRun, Letter], Reply]] = {
 }
 
 
-def public_bytes(key: Ed25519PrivateKey) -> str:
-    """Give the public half of a key as federation.toml lists it."""
-    return key.public_key().public_bytes_raw().hex()
+public_bytes = public_hex
 
 
 def _own(rows: FederatedDataset, ids: Ids) -> FederatedDataset:

@@ -13,7 +13,7 @@ more than the number of dishonest sites. Tests: tests/engines/test_masked.py.
 
 import math
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,12 +25,12 @@ from coterie.secagg.ring import to_ring
 from coterie.wire import Letter, RefusedError, digest
 
 if TYPE_CHECKING:
-    from coterie.engines.site_run import Arrays, SiteRun
+    from coterie.engines.site_run import Arrays, Reply, SiteRun
 
 MASKED = "masked"
 NO_SESSION = "no session"
-MOST_SESSIONS = 256
-Reply = tuple[str, dict[str, Any], "Arrays"]
+SETUP_SESSIONS = 256
+"""Sums that one setup makes keys for, at most; the protocol itself allows more."""
 
 
 def sites_needed(federation: Federation) -> int:
@@ -59,13 +59,13 @@ class Masking:
         self.rounds: dict[int, int] = {}
 
 
-def keys(run: "SiteRun", letter: Letter) -> Reply:
+def keys(run: "SiteRun", letter: Letter) -> "Reply":
     """Begin a setup: make keys for many sessions, and advertise the public ones."""
     setting = run.site.setting
     if setting.federation.trust != "secure_aggregation":
         raise RefusedError("this federation does not mask its sums")
     setup, sessions = letter.body.get("setup"), letter.body.get("sessions")
-    if type(setup) is not str or type(sessions) is not int or not 1 <= sessions <= MOST_SESSIONS:
+    if type(setup) is not str or type(sessions) is not int or not 1 <= sessions <= SETUP_SESSIONS:
         raise RefusedError("a setup without a name or a number of sessions")
     if run.masking is not None and run.masking.setup == setup:
         return "keys", {"advertisement": run.masking.advertisement}, {}
@@ -79,7 +79,7 @@ def keys(run: "SiteRun", letter: Letter) -> Reply:
     return "keys", {"advertisement": advertisement}, {}
 
 
-def shares(run: "SiteRun", letter: Letter) -> Reply:
+def shares(run: "SiteRun", letter: Letter) -> "Reply":
     """Share secrets with the sites whose keys came, each under its own key."""
     masking, federation = _masking(run, letter), run.site.setting.federation
     advertisements = letter.body.get("advertisements")
@@ -90,7 +90,7 @@ def shares(run: "SiteRun", letter: Letter) -> Reply:
     return "shares", {"shares": dealt}, {}
 
 
-def masked(run: "SiteRun", letter: Letter) -> Reply:
+def masked(run: "SiteRun", letter: Letter) -> "Reply":
     """Give the round's sum under this session's masks."""
     masking, session = _masking(run, letter), _session(letter)
     if masking.rounds.get(session, letter.round) != letter.round:
@@ -109,7 +109,7 @@ def masked(run: "SiteRun", letter: Letter) -> Reply:
     return MASKED, run.failure, {MASKED: vector}
 
 
-def unmask(run: "SiteRun", letter: Letter) -> Reply:
+def unmask(run: "SiteRun", letter: Letter) -> "Reply":
     """Help to open the sum of a round, once."""
     masking, session = _masking(run, letter), _session(letter)
     survivors = letter.body.get("survivors")
@@ -119,7 +119,7 @@ def unmask(run: "SiteRun", letter: Letter) -> Reply:
         raise RefusedError("an opening without a list of survivors")
     opened, number = run.state["opened"], str(letter.round)
     if opened.get(number, sorted(survivors)) != sorted(survivors):
-        raise RefusedError(f"round {number} was opened for other survivors")
+        raise RefusedError(f"round {letter.round + 1} was opened for other survivors")
     _check_noise(run, letter.round, survivors)
     revealed = masking.member.reveal(session, survivors)
     # On disk before it leaves; a list that the member refuses is not kept.

@@ -55,6 +55,9 @@ class SiteRun:
         self.rng = Rng.fresh() if seed is None else Rng.seeded(seed)
         fresh: dict[str, Any] = {"settled": -1, "answered": -1, "opened": {}}
         self.state = {**fresh, **_read_json(self.folder / "state.json", {})}
+        if self.store.is_new and self.state["settled"] >= 0:
+            # Fresh state would pass for the old one, and its clients would start anew unseen.
+            raise RefusedError("personal state of this site is gone; restore its folder")
         self.masking: Masking | None = None
         self.failure: dict[str, str] = {}
 
@@ -62,9 +65,13 @@ class SiteRun:
         """Enter a run, unless the site has taken part in as many as it permits."""
         setting = self.site.setting
         note = self.folder / "run.json"
+        rows = setting.rows.fingerprint()
         if note.exists():
-            if _read_json(note, {}).get("agreement") != setting.agreement:
+            kept = _read_json(note, {})
+            if kept.get("agreement") != setting.agreement:
                 raise RefusedError("a run that this site joined under another plan")
+            if kept.get("rows", rows) != rows:
+                raise RefusedError("rows of this site are not those that it joined the run with")
             return
         self._check_runs()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +79,7 @@ class SiteRun:
         told = {
             "agreement": setting.agreement,
             "site": setting.name,
+            "rows": rows,  # made of private rows; it never leaves
             # What the run will have spent of its clients at most, for the site's own books.
             "guarantee": replace(promise, assumed=setting.federation.assumed).to_json(),
         }
@@ -115,7 +123,7 @@ class SiteRun:
         kept = self._answered(number)
         if kept is not None and kept[0] != question:
             raise RefusedError(
-                f"round {number} was answered to another question; a round is answered once"
+                f"round {number + 1} was answered to another question; a round is answered once"
             )
         self._settle(letter.body.get("counted"), number)
         total = self._make(number, question, shared, ids) if kept is None else kept[1]
@@ -136,15 +144,15 @@ class SiteRun:
                 raise  # zeros without the clients' noise must not count as if they had it
             # Zeros, as from a site with nobody drawn: that it fell out must not tell others that
             # its clients were. The coordinator is told the error's name alone.
-            self.site.note(f"round {number}: {type(error).__name__}: {error}")
+            self.site.note(f"round {number + 1}: {type(error).__name__}: {error}")
             self.failure = {"failed": type(error).__name__}
             self.store.discard()
             total = self._nothing(number, shared)
         buffer = io.BytesIO()
         told = np.frombuffer(question.encode(), dtype=np.uint8)
-        np.savez(
-            buffer, allow_pickle=False, question=told, **{SUM + n: a for n, a in total.items()}
-        )
+        # That it is zeros is told again with the same answer, after a restart too.
+        about = {"question": told, "failed": np.array(self.failure.get("failed", ""))}
+        np.savez(buffer, allow_pickle=False, **about, **{SUM + n: a for n, a in total.items()})
         write_atomically(self.folder / "answer.npz", buffer.getvalue())
         self.store.seal(number)
         return total
@@ -162,14 +170,14 @@ class SiteRun:
 
     def _check_round(self, number: int) -> None:
         if not 0 <= number < len(self.site.mechanisms):
-            raise RefusedError(f"round {number}: the plan has {len(self.site.mechanisms)}")
+            raise RefusedError(f"round {number + 1}: the plan has {len(self.site.mechanisms)}")
         if number <= self.state["settled"]:
-            raise RefusedError(f"round {number} is over at this site")
+            raise RefusedError(f"round {number + 1} is over at this site")
         answered = self.state["answered"]
         if number < answered:
-            raise RefusedError(f"round {number}, after round {answered} was answered")
+            raise RefusedError(f"round {number + 1}, after round {answered + 1} was answered")
         if number == answered and self.store.sealed() != number:
-            raise RefusedError(f"round {number} was answered; a round is answered once")
+            raise RefusedError(f"round {number + 1} was answered; a round is answered once")
 
     def _settle(self, counted: Any, number: int) -> None:
         """Bring personal state to the last round that counted."""
@@ -179,7 +187,8 @@ class SiteRun:
         if counted not in (settled, answered):
             # Every question says what became of the answer before it.
             raise RefusedError(
-                f"round {counted} counted last, it says; round {settled} did, or {answered}"
+                f"round {counted + 1} counted last, it says; round {settled + 1} did, or "
+                f"{answered + 1}"
             )
         staged = self.store.sealed()
         if staged is not None and staged <= counted:
@@ -195,6 +204,8 @@ class SiteRun:
             return None
         with np.load(path, allow_pickle=False) as kept:
             total = {n.removeprefix(SUM): kept[n] for n in kept.files if n.startswith(SUM)}
+            failed = str(kept["failed"]) if "failed" in kept.files else ""
+            self.failure = {"failed": failed} if failed else {}
             return kept["question"].tobytes().decode(), total
 
     def _work(self, number: int, shared: Tree, ids: Ids) -> Arrays:

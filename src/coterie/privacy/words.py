@@ -21,6 +21,7 @@ RELATIONS = {
     "replace": "the client is replaced by any other client",
 }
 UNIT = "one client: its whole data and its whole state"
+SERVER_SEES = "the server, which sees each bounded contribution before noise; "
 
 
 def round_up(bound: float, digits: int = 4) -> str:
@@ -83,7 +84,7 @@ def state(guarantee: "Guarantee") -> str:
 
 def _uncovered(guarantee: "Guarantee") -> str:
     if not is_local(guarantee) or is_central(guarantee):
-        return "the server, which sees each bounded contribution before noise; "
+        return SERVER_SEES
     return "whoever reads a client's memory before its noise is added; "
 
 

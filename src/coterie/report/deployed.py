@@ -44,18 +44,27 @@ def _facts(run: FinishedRun, *, clients: bool) -> Html:
         ["clients", str(run.guarantee.clients)],
         ["rounds", str(run.result["rounds"])],
         ["deadline", f"{float(told.get('deadline') or 0):g} s for the answers to a question"],
-        [
-            "minimum",
-            f"{percent(float(told.get('minimum') or 0))} of the clients asked; a round with fewer "
-            f"is asked again, up to {told.get('patience')} times",
-        ],
+        ["minimum", _least(told)],
     ]
-    if told.get("threshold") is not None:
-        share = percent(float(told["threshold"]))
-        rows.append(["threshold", f"{share} of sites stay to the end of a round, or it is void"])
+    if told.get("sites_needed") is not None:
+        needed = f"{told['sites_needed']} of {told.get('sites')} sites"
+        rows.append(
+            [
+                "sites needed",
+                f"{needed} must answer a round (else it is asked again) and its opening (else it "
+                "is void)",
+            ]
+        )
     if told.get("site"):
         rows.insert(0, ["this page", f"of site {told['site']}: its own clients' scores"])
     return table(["what", "here"], rows, class_="facts short")
+
+
+def _least(told: Mapping[str, Any]) -> str:
+    """Say with how many clients a round is posted, and what happens with fewer."""
+    share = percent(float(told.get("minimum") or 0))
+    of = "of all clients" if told.get("hidden_cohort") else "of the clients asked"
+    return f"{share} {of}; a round with fewer is asked again, up to {told.get('patience')} times"
 
 
 def _hosted(told: Mapping[str, Any]) -> str:

@@ -1,12 +1,13 @@
 """What is guaranteed: a section of a report, in words and symbols, by view, against attackers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, OTHERS, THEOREM, chosen_alone, statement
 from coterie.privacy.views import is_local, reasons
-from coterie.privacy.words import OUTSIDER, describe_noise, round_up, view_of
+from coterie.privacy.words import OUTSIDER, SERVER_SEES, describe_noise, round_up, view_of
 from coterie.report.attack import show_attack, show_limits
 from coterie.report.elements import Html, element, join, table
 from coterie.report.finished import FinishedRun
@@ -92,9 +93,19 @@ def _one(stated: Stated, run: FinishedRun, key: str) -> list[str]:
     return parts
 
 
+def _stated(run: FinishedRun) -> str:
+    """Give the words of a guarantee; of a deployment, with what its coordinator does see."""
+    said = statement(run.guarantee, run.selection)
+    if not run.deployment:
+        return said
+    bounded = math.isfinite(float(run.deployment.get("epsilon_coordinator", math.inf)))
+    sees = f"the coordinator, which sees {run.deployment.get('coordinator_sees')}; "
+    return said.replace(SERVER_SEES, "" if bounded else sees)
+
+
 def _words(run: FinishedRun, clip: float | None) -> Html:
     guarantee = run.guarantee
-    said = [_line(line) for line in statement(guarantee, run.selection).splitlines()]
+    said = [_line(line) for line in _stated(run).splitlines()]
     epsilon = guarantee.epsilon if run.selection is None else run.epsilon
     bound = "C" if clip is None else f"C = {clip:.4g}"
     symbols = Html(

@@ -102,16 +102,18 @@ def open_sum(
         np.add(total, vector, out=total)
     for name in roster.names:
         points = {holder: row[name] for holder, row in shares.items()}
+        fits = _fits(roster, session, name, survived=name in masked)
+        secret = _recover(roster, name, points, threshold, answers, fits)
+        if secret is None:
+            raise _unfit(name, "seed" if name in masked else "session key")
         if name in masked:
-            seed = _recover_seed(roster, session, name, points, threshold, answers)
             np.subtract(
-                total, keystream(self_key(seed, roster.scope, session, name), words), out=total
+                total, keystream(self_key(secret, roster.scope, session, name), words), out=total
             )
         else:
-            private = _recover_key(roster, session, name, points, threshold, answers)
             for other in survivors:
                 # As the site that fell out would have worn it: its sign undoes the survivor's.
-                key = _pair(roster, session, private, (name, other), context)
+                key = _pair(roster, session, secret, (name, other), context)
                 add_pair(total, key, name, other)
     return Opened(total, dict(answers.wrong))
 
@@ -192,43 +194,22 @@ def _open_answers(
     return opened
 
 
-def _recover_seed(
-    roster: Roster,
-    session: int,
-    name: str,
-    points: Mapping[str, int],
-    threshold: int,
-    answers: _Answers,
-) -> bytes:
+def _fits(
+    roster: Roster, session: int, name: str, *, survived: bool
+) -> Callable[[int], bytes | None]:
+    """Give what tells a site's secret: the seed of a survivor, the session key of another."""
+
     def fits(value: int) -> bytes | None:
-        seed = _secret(value)
-        known = roster.seeds[name][session]
-        found = seed is not None and commitment(seed, roster.scope, session, name) == known
-        return seed if found else None
+        secret = _secret(value)
+        if secret is None:
+            return None
+        if survived:
+            right = commitment(secret, roster.scope, session, name) == roster.seeds[name][session]
+        else:
+            right = public_key(secret) == roster.masking[name][session]
+        return secret if right else None
 
-    seed = _recover(roster, name, points, threshold, answers, fits)
-    if seed is None:
-        raise _unfit(name, "the seed that it committed to")
-    return seed
-
-
-def _recover_key(
-    roster: Roster,
-    session: int,
-    name: str,
-    points: Mapping[str, int],
-    threshold: int,
-    answers: _Answers,
-) -> bytes:
-    def fits(value: int) -> bytes | None:
-        private = _secret(value)
-        found = private is not None and public_key(private) == roster.masking[name][session]
-        return private if found else None
-
-    private = _recover(roster, name, points, threshold, answers, fits)
-    if private is None:
-        raise _unfit(name, "the session key that it advertised")
-    return private
+    return fits
 
 
 def _recover(
@@ -280,6 +261,6 @@ def _secret(value: int) -> bytes | None:
 
 def _unfit(name: str, what: str) -> UnopenedError:
     return UnopenedError(
-        f"the shares that {name} dealt do not give {what}: either it dealt wrong ones, or too many "
-        f"sites revealed wrong ones; begin a new setup without {name}"
+        f"the shares that {name} dealt do not give the {what} that it committed to: either it "
+        f"dealt wrong ones, or too many sites revealed wrong ones; begin a new setup without {name}"
     )
