@@ -38,9 +38,7 @@ def federate(
         sites = {f"site{i}": tuple(part.tolist()) for i, part in enumerate(parts)}
     keys = Keys(sites={name: Ed25519PrivateKey.generate() for name in sites})
     entries = {
-        name: SiteEntry(
-            clients=tuple(data.names[i] for i in ids), key=public_hex(keys.sites[name])
-        )
+        name: SiteEntry(clients=tuple(data.names[i] for i in ids), key=public_hex(keys.sites[name]))
         for name, ids in sites.items()
     }
     spec = data.spec

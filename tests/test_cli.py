@@ -657,7 +657,7 @@ def test_help_reads_as_a_page_of_groups(coterie, monkeypatch, columns):
     out = coterie("--help").out
     heads = [line for line in out.splitlines() if line and not line.startswith((" ", "usage", "`"))]
     assert [head.split(",")[0].split()[0] for head in heads[1:]] == [
-        "start", "plan", "train", "look", "check", "keep", "options",
+        "start", "plan", "train", "deploy", "look", "check", "keep", "options",
     ]  # fmt: skip
     page = out[out.index("\nplan, before") :]
     for name in (name for name in COMMANDS if " " not in name):

@@ -229,7 +229,7 @@ def read_posts(folder):
         return {name: posts[name] for name in posts.files}
 
 
-STEPS = ["pack", "write_models", "drop", "shared", "metrics", "_keep_certificate", "result"]
+STEPS = ["pack", "write_models", "drop", "shared", "metrics", "keep_certificate", "result"]
 
 
 @pytest.mark.parametrize("step", STEPS)

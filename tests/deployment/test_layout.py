@@ -193,7 +193,7 @@ def test_the_hook_refuses_what_was_not_agreed_on(app, tmp_path):
         read_rows({**config, "data": str(wide)})
 
 
-def test_classes_that_a_site_would_read_off_its_rows_are_refused(tmp_path):
+def test_classes_that_a_site_would_read_off_its_rows_are_refused(tmp_path, capsys):
     facts = ["--task", "multiclass", "--features", "3", "--classes", "2"]
     rows = _rows(tmp_path / "rows.csv", targets=[0, 1])
     for name, source, fine in (
@@ -205,6 +205,8 @@ def test_classes_that_a_site_would_read_off_its_rows_are_refused(tmp_path):
         given = ["deploy", "init", str(folder), "--plan", str(plan), "--sites", *SITES, *facts]
         assert main(given) == 0
         config = {"app": str(folder), "site": "south", "data": str(rows)}
+        # What sites will stumble over is said when the app is made.
+        assert ("declare classes = 2 in" in capsys.readouterr().out) is not fine
         if fine:
             assert read_rows(config).targets.tolist() == [0, 1] * 4
         else:
@@ -243,7 +245,8 @@ def test_what_cannot_run_is_refused_and_nothing_is_left(tmp_path, capsys, made, 
         (["north=a", "north=b"], "twice"),
         (["north=a", "south=a"], "listed twice"),
         (["../up=a"], "letters, digits"),
-        (["north=@absent.txt"], "absent.txt"),
+        (["north=@absent.txt"], "absent.txt cannot be read (No such file or directory); give"),
+        (["Charité=a"], "ASCII letters"),
         (["north="], "NAME=CLIENT"),
     ],
 )
@@ -352,3 +355,68 @@ def test_a_broken_federation_is_named(tmp_path, capsys):
         assert "federation" in capsys.readouterr().err
     with pytest.raises(ConfigError):
         from_table(Federation, tomllib.loads(to_toml({"task": "odd"})), "federation")
+
+
+@pytest.mark.parametrize(
+    ("source", "fine"),
+    [
+        ("", False),
+        ("[data.source]\nclasses = 2", True),
+        ('[data.source]\ntask = "binary"', True),
+        ('[data.source]\npositive = "1"', True),
+    ],
+)
+def test_undeclared_classes_are_said_exactly_where_sites_refuse_them(
+    tmp_path, capsys, source, fine
+):
+    """Oracle: what the usual hook does with a site's rows."""
+    plan = _plan(tmp_path / "plan.toml", source=source)
+    folder = tmp_path / "app"
+    given = ["deploy", "init", str(folder), "--plan", str(plan), "--sites", *SITES]
+    assert main([*given, "--task", "binary", "--features", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["notices"]
+    rows = _rows(tmp_path / "rows.csv", targets=[0, 1])
+    config = {"app": str(folder), "site": "south", "data": str(rows)}
+    try:
+        read_rows(config)
+    except DataError:
+        refused = True
+    else:
+        refused = False
+    assert refused is not fine and bool(told) is refused
+
+
+def test_columns_that_were_left_out_are_named(app, tmp_path):
+    path = tmp_path / "text.csv"
+    path.write_text("client,sex,u,v,y\na,f,1.5,2.5,0.5\na,m,1.0,2.0,1.5\nb,f,1.5,2.5,2.5\n")
+    with pytest.raises(DataError, match=r"columns read: u, v; text columns .* left out: sex"):
+        read_rows({"app": str(app), "site": "north", "data": str(path)})
+
+
+def test_the_readme_says_whose_keys_they_are(app, tmp_path):
+    made = (app / "README.md").read_text()
+    assert "link.example and 127.0.0.1. For another name make the app again" in made
+    plan = _plan(tmp_path / "plan.toml")
+    given = ["--plan", str(plan), "--federation", str(app / "federation.toml")]
+    assert main(["deploy", "init", str(tmp_path / "own"), *given]) == 0
+    own = (tmp_path / "own" / "README.md").read_text()
+    assert "Each party puts its own private key in place" in own and "keys/coordinator.key" in own
+    keys = ["--keys", str(app / "keys")]
+    assert main(["deploy", "init", str(tmp_path / "given"), *given, *keys]) == 0
+    for text in (made, own, (tmp_path / "given" / "README.md").read_text()):
+        # Keys made anew would not be those that federation.toml lists.
+        assert "deploy certificates keys" not in text and "{" not in text
+
+
+def test_whether_joining_pays_is_said_before_anything_is_spent(tmp_path, capsys):
+    from coterie.advice import Advice
+    from coterie.run_plan import advice_of
+
+    plan = _plan(tmp_path / "plan.toml")
+    given = ["deploy", "init", str(tmp_path / "a"), "--plan", str(plan), "--sites", *SITES, *FACTS]
+    assert main(given) == 0
+    said = capsys.readouterr().out
+    agreed = load_agreement(tmp_path / "a")
+    advice = advice_of(agreed.run_plan, agreed.federation.spec)
+    assert isinstance(advice, Advice) and advice.verdict == "learn alone"
+    assert f"learn alone: {advice.words}" in said

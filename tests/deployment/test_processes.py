@@ -23,7 +23,7 @@ from coterie.deployment.processes import (
     node_config,
 )
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 SERVER = """
 import json, pathlib, time

@@ -268,3 +268,24 @@ def test_a_data_set_keeps_its_own_split_and_its_sparsity():
         assert sum(mine.counts) == 3 * len(ids)
     with pytest.raises(DataError, match="not at site"):
         place(data, federation, "one", "test")
+
+
+def test_hints_are_of_the_sites_own_rows(tmp_path):
+    rows = dict.fromkeys(FEDERATION.sites["north"].clients, (50 * X, Y))
+    big = spread(rows, FEDERATION, "north", "test")
+    (hint,) = hints_on(agreement(), "north", big)
+    assert hint.startswith("site north: some features are of size") and "scale" in hint
+    small = spread(dict.fromkeys(rows, (X / 10, Y / 2)), FEDERATION, "north", "test")
+    assert hints_on(agreement(), "north", small) == ()
+
+
+def test_masked_entries_are_not_read_as_numbers(tmp_path):
+    hook = tmp_path / "rows.py"
+    hook.write_text(
+        "import numpy as np\n"
+        "def rows(config):\n"
+        "    x = np.ma.masked_array(np.ones((4, 3)), mask=np.eye(4, 3))\n"
+        f"    return dict.fromkeys({FEDERATION.sites['north'].clients!r}, (x, np.arange(4.0)))\n"
+    )
+    with pytest.raises(DataError, match="masked"):
+        load_rows(agreement(), "north", tmp_path, {"hook": str(hook)})

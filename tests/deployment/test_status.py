@@ -260,3 +260,92 @@ def test_watching_ends_with_the_run(tmp_path, capsys):
     found = command(str(made.run), "--watch")
     assert found.action(found) == 0
     assert "finished" in capsys.readouterr().out
+
+
+def test_counts_of_sites_are_of_the_last_attempt(tmp_path, capsys):
+    """Two of three sites are away twice, then come: nobody is counted three times."""
+    made = deploy(tmp_path, sampler=Everyone(), patience=2, minimum=1.0, rounds=1, deadline=0.05)
+    times = []
+
+    def away_at_first(site, question, answer):
+        if peek(question).kind == "round" and site != "site0":
+            times.append(site)
+            return answer if len(times) > 4 else None
+        return answer
+
+    made.hood.tamper = away_at_first
+    made.conduct()
+    short = [line for line in read_lines(made.run / "log.jsonl") if line["event"] == "short"]
+    assert [(line["round"], line["silent"]) for line in short] == [(1, 2), (1, 2)]
+    (one,) = status_of(made.run)["by_round"]
+    assert (one["asked"], one["answered"], one["silent"], one["asked_again"]) == (12, 12, 0, 2)
+    shown = command(str(made.run))
+    assert shown.action(shown) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "clients asked" in said and "1 of 1 rounds are posted" in said
+
+
+def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(tmp_path, capsys):
+    made = deploy(tmp_path)
+    made.conduct()
+    lines = (made.run / "log.jsonl").read_text().splitlines(True)
+    kept = [line for line in lines if '"gathered"' not in line]
+    more = [
+        {"time": "2026-01-02T03:04:05Z", "event": "met", "site": "site1"},
+        {"time": "2026-01-02T03:04:06Z", "event": "met", "site": "another"},
+        *({"time": "2026", "event": "node_error", "why": "flower: error 8"} for _ in range(3)),
+        {"time": "2026", "event": "node_error", "site": "site2", "why": "flower: error 2"},
+    ]
+    text = "".join([*kept, *(json.dumps(one) + "\n" for one in more)])
+    (made.run / "log.jsonl").write_text(text)
+    told = status_of(made.run)
+    assert told["sites"]["site1"]["met"] == "2026-01-02T03:04:05Z"
+    assert told["sites"]["site0"]["met"] is None
+    assert (told["node_errors"], told["strangers"]) == (3, 0)
+    assert told["sites"]["site2"]["errors"] == 1
+    shown = command(str(made.run))
+    assert shown.action(shown) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "with an error 3 times" in said and "worker.log" in said
+
+
+def test_a_site_whose_worker_fails_is_told_its_last_words(tmp_path, capsys):
+    (tmp_path / "worker.log").write_text("2026 ready\n2026 DataError: no rows of client 'b'\n\n")
+    told = status_of(tmp_path)
+    assert told["worker"] == "2026 DataError: no rows of client 'b'"
+    shown = command(str(tmp_path))
+    assert shown.action(shown) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "worker.log ends: 2026 DataError: no rows of client 'b'" in said
+
+
+def test_an_apps_folder_names_its_run(tmp_path):
+    run = tmp_path / "runs" / "ward"
+    run.mkdir(parents=True)
+    for path in (
+        tmp_path / "pyproject.toml",
+        tmp_path / "federation.toml",
+        run / "federation.toml",
+    ):
+        path.write_text("")
+    with pytest.raises(ValueError, match=rf"coterie deploy status {run}`"):
+        status_of(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage", "a line in the middle", "an odd entry"])
+def test_an_account_that_cannot_be_read_never_says_less_than_was_spent(tmp_path, damage):
+    made = deploy(tmp_path, sampler=Everyone())
+    made.conduct()
+    path = made.run / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "gone":
+        path.unlink()
+    elif damage == "garbage":
+        path.write_bytes(b"garbage\n")
+    elif damage == "a line in the middle":
+        path.write_bytes(b"".join([*lines[:2], b"junk\n", *lines[2:]]))
+    else:
+        path.write_bytes(path.read_bytes() + b'{"charge": []}\n')
+    told = status_of(made.run)
+    assert told["epsilon"]["spent"] == told["epsilon"]["planned"]
+    assert told["ledger"] != "sound" and "restore" in told["needed"]

@@ -10,11 +10,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.deployment.agreement import agree, load_federation
 from coterie.engines.federation import Federation, SiteEntry
-from coterie.engines.site import public_bytes
 from coterie.run_plan import RunPlan
+from coterie.wire import public_hex
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(5)]
-HEX = [public_bytes(key) for key in KEYS]
+HEX = [public_hex(key) for key in KEYS]
 
 
 def make(**changes):

@@ -7,6 +7,7 @@ its acts of writing goes on as if it had not, or as if its clients had not been 
 import json
 import math
 import secrets
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -769,3 +770,19 @@ def test_what_is_expected_of_a_question_is_the_shared_tree():
         "p/a": Expected("float32", (2, 3)),
         "p/n": Expected("float64", ()),
     }
+
+
+def test_lost_state_and_changed_rows_are_noticed(tmp_path):
+    """Fresh state, or other rows, would pass for those that the run began with."""
+    world = World(tmp_path).join()
+    expect(world.send(world.round(0)), "round")
+    expect(world.send(world.round(1, counted=0)), "round")
+    shutil.rmtree(tmp_path / "north" / RUNS[1] / "personal")
+    world.open()
+    expect(world.send(world.round(2, counted=0)), "refused", "gone")
+    other = World(tmp_path / "other").join()
+    expect(other.send(other.round(0)), "round")
+    other.open()
+    changed = replace(ROWS, targets=ROWS.targets + 1)
+    other.site.setting.__dict__["rows"] = changed
+    expect(other.send(other.round(1, counted=0)), "refused", "rows")

@@ -21,8 +21,8 @@ Reads only, while the run goes on too. Who answered a round is private: keep wha
 keep the folder.
 
 --json prints one object. Coordinator: kind, folder, run, state, trust, began, last_word, rounds,
-done, charged, released, epsilon (spent, planned, delta, relation, simulation), by_round, sites,
-strangers, node_errors, taken_home, failure, needed, private. Site: kind, folder, site, runs,
+done, charged, released, ledger, epsilon (spent, planned, delta, relation, simulation), by_round,
+sites, strangers, node_errors, taken_home, failure, needed, private. Site: kind, folder, site, runs,
 errors, worker, spent."""
 _EVERY = 2.0
 _SHOWN = 12
@@ -115,6 +115,8 @@ def _run(told: Mapping[str, Any]) -> Iterator["RenderableType"]:
         f"{told['released']} released; trust {told['trust']}",
     )
     yield head
+    if told["ledger"] != "sound":
+        yield Text(f"the ledger is {told['ledger']}", style="bold red")
     yield _epsilons(told["epsilon"])
     if told["by_round"]:
         yield _rounds(told["by_round"])

@@ -57,8 +57,9 @@ def status_of(folder: Path) -> dict[str, Any]:
 def _status_of_run(folder: Path) -> dict[str, Any]:
     agreement = load_agreement(folder)
     lines = list(read_lines(folder / "log.jsonl"))
-    charged, released = _account(folder)
     planned = agreement.plan.posts
+    begun = any(line["event"] in ("round", "packed", "finished") for line in lines)
+    charged, released, sound = _account(folder, planned, begun and planned > 0)
     state = _state(folder, lines)
     told: dict[str, Any] = {
         "kind": "coordinator",
@@ -72,6 +73,7 @@ def _status_of_run(folder: Path) -> dict[str, Any]:
         "done": released,
         "charged": charged,
         "released": released,
+        "ledger": "sound" if sound else "gone or damaged: all that is planned counts as spent",
         "epsilon": _epsilons(agreement, charged),
         "by_round": _by_round(lines),
         "sites": _sites(folder, agreement, lines),
@@ -99,22 +101,28 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def _account(folder: Path) -> tuple[int, int]:
-    """Count what the ledger charged and released; nothing of it is changed."""
+def _account(folder: Path, posts: int, begun: bool) -> tuple[int, int, bool]:
+    """Count what the ledger charged and released; nothing of it is changed.
+
+    Returns:
+        Both counts, and whether the ledger can be believed. If not (it is gone though a round was
+        begun, or a line other than the last cannot be read), all that is planned counts as charged:
+        what was spent is then not known, and never more.
+    """
     try:
         content = (folder / "ledger.jsonl").read_bytes()
     except FileNotFoundError:
-        return 0, 0
-    charged, released = set(), set()
-    for line in content.split(b"\n"):
+        return (posts, 0, False) if begun else (0, 0, True)
+    charged, released, sound = set[int](), set[int](), True
+    for line in content.split(b"\n")[:-1]:  # what follows the last line's end is being written
         try:
             entry = json.loads(line.decode())
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict):
-            charged |= {entry["charge"]} if "charge" in entry else set()
-            released |= {entry["release"]} if "release" in entry else set()
-    return len(charged), len(released)
+            charged |= {int(entry["charge"])} if "charge" in entry else set()
+            released |= {int(entry["release"])} if "release" in entry else set()
+        except (ValueError, TypeError, RecursionError):
+            sound = False
+    sound = sound and (bool(charged) or not begun)
+    return len(charged) if sound else posts, len(released), sound
 
 
 def _epsilons(agreement: Agreement, charged: int) -> dict[str, Any]:
@@ -245,6 +253,8 @@ def _failure(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _needed(told: Mapping[str, Any], agreement: Agreement) -> str:
     """Say what the run needs to go on."""
     sites, home = len(agreement.federation.sites), told["taken_home"]
+    if told["ledger"] != "sound":
+        return "ledger.jsonl is gone or damaged: restore it; nothing can go on without the account"
     if told["state"] == "finished":
         if home is None or home >= sites:
             return f"nothing: it is done; `coterie verify {told['folder']}` checks it"

@@ -164,9 +164,6 @@ _HANDLERS: Mapping[str, Callable[[SiteRun, Letter], Reply]] = {
 }
 
 
-public_bytes = public_hex
-
-
 def _own(rows: FederatedDataset, ids: Ids) -> FederatedDataset:
     """Leave the clients out who live elsewhere, and have no rows here."""
     first, stop = int(ids[0]), int(ids[-1]) + 1

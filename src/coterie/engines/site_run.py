@@ -65,21 +65,22 @@ class SiteRun:
         """Enter a run, unless the site has taken part in as many as it permits."""
         setting = self.site.setting
         note = self.folder / "run.json"
-        rows = setting.rows.fingerprint()
+        rows = {"fingerprint": setting.rows.fingerprint()}
         if note.exists():
             kept = _read_json(note, {})
             if kept.get("agreement") != setting.agreement:
                 raise RefusedError("a run that this site joined under another plan")
-            if kept.get("rows", rows) != rows:
+            if _read_json(self.folder / "rows.json", rows) != rows:
                 raise RefusedError("rows of this site are not those that it joined the run with")
             return
         self._check_runs()
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Made of private rows: apart from what people read, and it never leaves.
+        write_atomically(self.folder / "rows.json", json.dumps(rows).encode())
         promise = setting.plan.guarantee(setting.federation.spec.clients)
         told = {
             "agreement": setting.agreement,
             "site": setting.name,
-            "rows": rows,  # made of private rows; it never leaves
             # What the run will have spent of its clients at most, for the site's own books.
             "guarantee": replace(promise, assumed=setting.federation.assumed).to_json(),
         }
