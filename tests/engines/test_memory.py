@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import gc
