@@ -174,27 +174,30 @@ def _wronged(trial):
 
 
 def test_secure_aggregation_survives_a_site_that_is_killed_in_the_middle_of_a_round(place):
-    """The others' masks are taken off without it, and it is set up with them again."""
+    """Of three sites all are needed: the round is asked again, with new keys, and nothing is lost.
+
+    That others' masks come off without a site is shown for four sites in tests/engines.
+    """
     attempt = place.attempt(
         "masked",
         {"masked/1": "wait"},
-        rounds=5,
+        rounds=3,
         minimum=0.5,
-        deadline=40.0,
+        patience=5,
+        deadline=30.0,
         trust="secure_aggregation",
     )
     attempt.submit()
     attempt.until(place.waits("east"))
     attempt.federation.kill_node("east")
     place.honest("east")
-    attempt.until(lambda: len(attempt.log("round")) == 2)
     attempt.federation.start_node("east")
     assert attempt.wait(400) == COMPLETED
-    absent = attempt.absent()
-    assert (absent[0], absent[1], absent[4]) == (set(), {"east"}, set())
     assert not attempt.log("void")
+    assert attempt.log("short")
     assert len(attempt.log("set_up")) >= 2
-    assert attempt.released() == attempt.trial.expected_without(absent)
+    assert attempt.released() == attempt.trial.expected()
+    assert charges(attempt.folder) == 3
     assert main(["verify", str(attempt.folder)]) == 0
     lines = json_lines(attempt.folder / "log.jsonl")
     assert not [line for line in lines if line["event"] == "failed"]
