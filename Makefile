@@ -9,8 +9,7 @@ FLOWER := $(VENV)/.installed-flower
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 export DO_NOT_TRACK := 1
-# A thread each: workers would wait for one another. Three on two cores, since some tests wait for
-# processes of their own.
+# Two workers on two cores: a thread each, or they wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
 .PHONY: mutants docs setup dev run demo-flower test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
@@ -43,7 +42,7 @@ demo-flower: $(FLOWER) ## a federation on this machine: SuperLink, 4 SuperNodes,
 	$(BIN)/coterie deploy demo
 
 test: lint type imports  ## lint, types and the whole test suite but the slow tables
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 3 -m 'not slow and not gpu'
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 
 fast: dev      ## the daily subset, about a minute and a half
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not full and not gpu'
