@@ -90,7 +90,7 @@ def needed():
 
 
 def composed(name, noise_multiplier):
-    """Give the account of a plan's rounds, hidden Poisson cohorts, zero_out."""
+    """Return the account of a plan's rounds, hidden Poisson cohorts, zero_out."""
     clients, cohort, rounds = PLANS[name]
     return Guarantee(
         events=(Gaussian(noise_multiplier),) * rounds,

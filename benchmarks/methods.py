@@ -64,7 +64,7 @@ class Network(nn.Module):
         self.head = nn.Linear(1024, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the scores of images."""
+        """Return the scores of images."""
         return self.head(self.encoder(x[:, None]))
 
 
@@ -84,7 +84,7 @@ class Entry:
 
 
 def entries(model: Model, clients: int, sgd: SGD, device: str) -> Iterator[Entry]:
-    """Give the methods that a model can be trained by, fedavg first."""
+    """Return the methods that a model can be trained by, fedavg first."""
     last = replace(sgd, steps=None, epochs=1)
     base = FedAvg(model=model, sgd=sgd)
     yield Entry("fedavg", base, (sgd,))
@@ -164,7 +164,7 @@ def client_steps(
 
 
 def measure(model: Model, clients: int, steps: int, given: argparse.Namespace) -> dict[str, list]:
-    """Give the speeds of each method, one for every sweep."""
+    """Return the speeds of each method, one for every sweep."""
     sgd = SGD(lr=LR, steps=steps, batch=BATCH)
     data = rows_of(model, clients).to(given.device)
     speed = Speed(device=given.device)

@@ -166,7 +166,7 @@ class Table:
                     self.rows[tuple(row[key] for key in keys)] = row
 
     def row(self, key, make):
-        """Give a row, made if it is not there yet by `make`, which gives the other columns."""
+        """Return a row, made if it is not there yet by `make`, which gives the other columns."""
         named = tuple(_cell(value) for value in key)
         self.asked[named] = True
         if named not in self.rows:
@@ -201,7 +201,7 @@ def _cell(value):
 
 
 def summary(values, against=None):
-    """Give mean, standard error and, against other values of the same seeds, the difference."""
+    """Return mean, standard error and, against other values of the same seeds, the difference."""
     values = np.asarray(values)
     found = {"nmse": float(values.mean()), "se": _se(values), "seeds": len(values)}
     if against is not None:

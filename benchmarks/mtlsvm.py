@@ -114,7 +114,7 @@ class Runs:
                 self.kept = {(name, seed): found for name, seed, found in csv.reader(file)}
 
     def get(self, name, seed, make):
-        """Give the numbers of a run, made if they are not there yet: a dict of tuples."""
+        """Return the numbers of a run, made if they are not there yet: a dict of tuples."""
         key = (name, str(seed))
         if key not in self.kept:
             found = make()
@@ -151,7 +151,7 @@ def cell(value):
 
 
 def summary(values):
-    """Give mean, standard error over seeds, and the values of the seeds."""
+    """Return mean, standard error over seeds, and the values of the seeds."""
     values = np.asarray(values)
     error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
     listed = " ".join(f"{value:.4f}" for value in values)
@@ -226,7 +226,7 @@ def pooled(method, c2, tol, train, test):
 
 
 def chosen(given, name, kind):
-    """Give the setting that was chosen for a method, as its fields."""
+    """Return the setting that was chosen for a method, as its fields."""
     path = given.out / "constants.csv"
     if not path.exists():
         constants(given)
@@ -279,7 +279,7 @@ class Curve:
     hardware: str = "equal"
 
     def stragglers(self):
-        """Give the clock's settings."""
+        """Return the clock's settings."""
         return Stragglers(wait=self.wait, hardware=self.hardware)
 
 
@@ -290,7 +290,7 @@ def plan_of(method, rounds, seed):
 
 
 def rounds_of(curve, name, given):
-    """Give as many rounds as fit into the time of the one that waits for all."""
+    """Return as many rounds as fit into the time of the one that waits for all."""
     train, _ = federation(name, 0)
     plan = plan_of(curve.method, 1, 0)
     own = set_clock(curve.stragglers(), plan, train).deadline.period
@@ -464,7 +464,7 @@ def ends(given):
 
 
 def compare(number, points):
-    """Give a row for every curve of a figure."""
+    """Return a row for every curve of a figure."""
     own = {name: [p for p in points if p["curve"] == name] for name in {p["curve"] for p in points}}
     names = dict.fromkeys(p["curve"] for p in points)
     first = own[next(name for name in names if len(own[name]) > 1)][:-1]

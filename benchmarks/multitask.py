@@ -55,7 +55,7 @@ def make(n: int, d: int, m: int) -> tuple[Floats, Floats, FederatedDataset]:
 
 
 def relative_gap(x: Floats, y: Floats, weight: Floats, lam: float) -> float:
-    """Give the duality gap of weights (m, d) over their objective."""
+    """Return the duality gap of weights (m, d) over their objective."""
     n = len(x)
     rest = y - x @ weight.T
     primal = (rest**2).sum() / (2 * n) + lam * np.sqrt((weight**2).sum(axis=0)).sum()

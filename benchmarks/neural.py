@@ -85,7 +85,7 @@ class Setting:
         self.sgd = SGD(lr=0.1, steps=8, batch=20)
 
     def methods(self, epsilon: float) -> dict:
-        """Give the methods that share something; under noise a weaker pull is better."""
+        """Return the methods that share something; under noise a weaker pull is better."""
         lam = 1.0 if epsilon == math.inf else 0.1
         model, sgd = self.model, self.sgd
         return {
@@ -96,11 +96,11 @@ class Setting:
         }
 
     def local(self) -> Local:
-        """Give learning alone."""
+        """Return learning alone."""
         return Local(model=self.model, lam=0.0, sgd=replace(self.sgd, steps=480))
 
     def finetune(self, how: str) -> Finetune:
-        """Give a way of finetuning, with its weight."""
+        """Return a way of finetuning, with its weight."""
         lam = {"mean": 0.1, "kl": 0.5, "ewc": 1.0}.get(how, 0.0)
         return Finetune(how=how, lam=lam, sgd=replace(self.sgd, lr=0.05, steps=160))
 

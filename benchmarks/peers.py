@@ -104,17 +104,17 @@ class Network(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the scores of images."""
+        """Return the scores of images."""
         return self.layers(x)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Give the loss of a local step, and count the step."""
+        """Return the loss of a local step, and count the step."""
         self.steps += 1
         return functional.cross_entropy(self(x), y)
 
     @torch.no_grad()
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        """Give what pfl evaluates in its first round."""
+        """Return what pfl evaluates in its first round."""
         from pfl.metrics import Weighted
 
         return {"loss": Weighted(float(functional.cross_entropy(self(x), y)) * len(y), len(y))}
@@ -312,7 +312,7 @@ class Clock:
         self.seconds.append(time.perf_counter() - self.begun)
 
     def speed(self) -> float:
-        """Give the median speed of the rounds after the warm-up."""
+        """Return the median speed of the rounds after the warm-up."""
         pairs = zip(self.work[self.warm_up :], self.seconds[self.warm_up :], strict=True)
         return statistics.median(work / seconds for work, seconds in pairs)
 

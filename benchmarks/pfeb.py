@@ -359,7 +359,7 @@ def coverage(outcome, federation, split):
 
 
 def measure(federation, name, epsilon, splits):
-    """Give the line of a cell: one method at one epsilon, over all splits."""
+    """Return the line of a cell: one method at one epsilon, over all splits."""
     method, begin = METHODS[name][1], time.perf_counter()
     values, gains, covered, plan = [], [], [], None
     for split in range(splits):
@@ -500,7 +500,7 @@ class Sheet:
     epsilons: list
 
     def one(self, name, method, epsilon, what="nmse", digits=3):
-        """Give a number of a cell, or a dash."""
+        """Return a number of a cell, or a dash."""
         row = lookup(self.rows).get((name, method, f"{epsilon:g}"))
         if row is None or row[what] == "":
             return "-"
@@ -508,24 +508,24 @@ class Sheet:
         return f"{100 * value:.0f} %" if what == "worse_off" else short(value, digits)
 
     def line(self, label, text):
-        """Give a line: a label, and a text of each federation."""
+        """Return a line: a label, and a text of each federation."""
         return f"| {label} | " + " | ".join(text(name) for name in self.names) + " |"
 
     def over(self, label, method, what="nmse", digits=3):
-        """Give a line of all epsilons."""
+        """Return a line of all epsilons."""
         label = f"{label}: {'/'.join(f'{epsilon:g}' for epsilon in self.epsilons)}"
         cells = lambda n: (self.one(n, method, e, what, digits) for e in self.epsilons)  # noqa: E731
         return self.line(label, lambda n: "/".join(cells(n)))
 
     def head(self, words):
-        """Give the first two lines."""
+        """Return the first two lines."""
         facts = {row["data"]: row for row in self.rows}
         titles = (f"{n} m={facts[n]['clients']} p={facts[n]['weights']}" for n in self.names)
         return [f"| {words} | " + " | ".join(titles) + " |", "|---" * (len(self.names) + 1) + "|"]
 
 
 def errors_table(sheet):
-    """Give nMSE of all methods."""
+    """Return nMSE of all methods."""
     one, free = sheet.one, math.inf
     both = ("local", "local_star")
     alone = sheet.line("local / local*", lambda n: " / ".join(one(n, m, free) for m in both))
@@ -541,7 +541,7 @@ def errors_table(sheet):
 
 
 def shares_table(sheet):
-    """Give who is worse off than alone, and how many outcomes intervals hold."""
+    """Return who is worse off than alone, and how many outcomes intervals hold."""
     one, free = sheet.one, math.inf
     lines = [*sheet.head("shares"), sheet.over("worse off, PFEB", "pfeb", "worse_off")]
     lines.append(sheet.line("worse off, mixed", lambda n: one(n, "mixed", free, "worse_off")))
@@ -554,7 +554,7 @@ def shares_table(sheet):
 
 
 def apart(row, other):
-    """Give the difference of two cells, with its standard error over splits."""
+    """Return the difference of two cells, with its standard error over splits."""
     ours, theirs = (np.array([float(v) for v in r["values"].split()]) for r in (row, other))
     gap = ours - theirs
     error = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else math.nan
@@ -562,7 +562,7 @@ def apart(row, other):
 
 
 def differences(rows, names, epsilons):
-    """Give PFEB less the mixed model on the same splits, and what the prototype had of it."""
+    """Return PFEB less the mixed model on the same splits, and what the prototype had of it."""
     found = lookup(rows)
     lines = ["| PFEB less the mixed model | " + " | ".join(f"{e:g}" for e in epsilons) + " |"]
     lines.append("|---" * (len(epsilons) + 1) + "|")
@@ -580,7 +580,7 @@ def differences(rows, names, epsilons):
 
 
 def shown(rows, names, epsilons):
-    """Give all tables, of each group by itself."""
+    """Return all tables, of each group by itself."""
     groups = {title: [one.name for one in group] for title, group in GROUPS.items()}
     groups["Your own"] = [name for name in names if name not in HERE]
     for title, group in groups.items():
@@ -667,7 +667,7 @@ def pairs(texts):
 
 
 def chosen(given):
-    """Give the federations that were asked for."""
+    """Return the federations that were asked for."""
     if given.data:
         source = Source(
             task="regression",

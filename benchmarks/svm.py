@@ -55,7 +55,7 @@ class Task:
     c2: float
 
     def objectives(self, data: FederatedDataset, models: Floats) -> Floats:
-        """Give the objective: one a client if alone, one in all if joint."""
+        """Return the objective: one a client if alone, one in all if joint."""
         x, signs = data.features.numpy(), 2 * data.targets.numpy().astype(np.float64) - 1
         owner = np.repeat(np.arange(len(data)), data.counts)
         used = models if self.kind == "alone" else models[0] + models[1:]
@@ -69,7 +69,7 @@ class Task:
         return np.array([hinge.sum() + squares[0] + self.c2 * squares[1:].sum()])
 
     def bounds(self, data: FederatedDataset) -> Floats:
-        """Give lower bounds of the objectives, by weak duality."""
+        """Return lower bounds of the objectives, by weak duality."""
         clients, losses = everyone(data), Losses(c1=self.c1)
         if self.kind == "alone":
             fit = fit_alone(clients, losses, bias=False, tol=EXACT)

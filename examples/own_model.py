@@ -19,7 +19,7 @@ class Net(nn.Module):
         self.head = nn.Linear(8 * 4 * 4, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give a score for each digit, for rows of 64 pixels."""
+        """Return a score for each digit, for rows of 64 pixels."""
         return self.head(self.drop(torch.flatten(self.encoder(x.reshape(-1, 1, 8, 8)), 1)))
 
 

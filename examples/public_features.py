@@ -121,7 +121,7 @@ def together(method: PMTL, train: ct.FederatedDataset, epsilon: float, seed: int
 
 
 def table(lines: dict[str, list[Line]]) -> str:
-    """Give means over writers and seeds, with standard errors over writers."""
+    """Return means over writers and seeds, with standard errors over writers."""
     best = max((name for name in lines if ALONE in name), key=lambda name: _mean(lines[name]))
     rows = ["| | accuracy | standard error | gain | its standard error | worse off |"]
     rows.append("|---|---|---|---|---|---|")

@@ -118,7 +118,7 @@ class Browser:
         raise TimeoutError(f"{method}: no answer from the browser in {self._limit:g} seconds")
 
     def _messages(self, limit: float) -> Iterator[dict[str, Any]]:
-        """Give what the browser says, answers and events, until the time is over."""
+        """Return what the browser says, answers and events, until the time is over."""
         end = time.monotonic() + limit
         while True:
             *whole, self._left = self._left.split(b"\0")
@@ -149,7 +149,7 @@ class Browser:
         )
 
     def evaluate(self, script: str) -> Any:
-        """Give what JavaScript gives, as plain data."""
+        """Return what JavaScript gives, as plain data."""
         told = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -205,7 +205,7 @@ class Browser:
         return base64.b64decode(told["data"])
 
     def complaints(self) -> list[str]:
-        """Give errors of the console and exceptions so far."""
+        """Return errors of the console and exceptions so far."""
         found = []
         for event in self.events:
             method, told = event["method"], event["params"]
@@ -218,7 +218,7 @@ class Browser:
         return found
 
     def requests(self) -> list[str]:
-        """Give the addresses of everything that was asked for so far."""
+        """Return the addresses of everything that was asked for so far."""
         asked = (e for e in self.events if e["method"] == "Network.requestWillBeSent")
         return [event["params"]["request"]["url"] for event in asked]
 

@@ -54,7 +54,7 @@ def federate(
 
 
 def rows_of(data: FederatedDataset, federation: Federation, site: str) -> FederatedDataset:
-    """Give a site's rows, in the shape of the federation."""
+    """Return a site's rows, in the shape of the federation."""
     names = list(data.names)
     rows = {}
     for name in federation.sites[site].clients:

@@ -85,7 +85,7 @@ class Forks:
 
 
 def kept(folder):
-    """Give what a finished run leaves behind, less times and the run's own path."""
+    """Return what a finished run leaves behind, less times and the run's own path."""
     files = ("posts.npz", "shared.npz", "metrics.parquet", "plan.toml", "data.json", "model.json")
     found = {name: (folder / name).read_bytes() for name in files}
     for name in ("clients.safetensors", "clients.json"):
@@ -117,7 +117,7 @@ def account(folder):
 
 
 def visible(folder):
-    """Give the posts that anybody could read in a folder at this moment, by their content."""
+    """Return the posts that anybody could read in a folder at this moment, by their content."""
     found = {}
     for path in (folder / "posts").glob("*.npz"):
         with np.load(path) as arrays:

@@ -38,7 +38,7 @@ def forks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(forks, tmp_path_factory):
-    """Give what the run leaves behind where all goes well, and its acts of writing."""
+    """Return what the run leaves behind where all goes well, and its acts of writing."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     log = folder.parent / "acts"
     counted = {"kind": "none", "at": 0, "under": str(folder), "log": str(log)}

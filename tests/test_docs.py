@@ -260,7 +260,7 @@ def test_the_server_is_told_of_where_the_page_says(a_run):
 
 
 def shown(page):
-    """Give the text of a page of HTML, without programs and tags."""
+    """Return the text of a page of HTML, without programs and tags."""
     text = re.sub(r"<(script|style)\b.*?</\1>", " ", page.read_text(encoding="utf-8"), flags=re.S)
     return re.sub(r"<[^>]*>", " ", text)
 

@@ -137,7 +137,7 @@ KINDS = ("linear", "scaled", "cnn", "module")
 
 
 def raw_rows(choice, client):
-    """Give a client's rows before any constant, in the order of the features that are read."""
+    """Return a client's rows before any constant, in the order of the features that are read."""
     data = type(choice)(
         name=choice.name,
         source=type(choice.source)(
@@ -149,7 +149,7 @@ def raw_rows(choice, client):
 
 
 def outputs_of(outcome, choice, client):
-    """Give what the library says of the same rows, by the run in memory."""
+    """Return what the library says of the same rows, by the run in memory."""
     if choice.standardise == "client":
         train, test = choice.split()
         parts = [(train, True), (test, False)]

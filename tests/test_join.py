@@ -434,7 +434,7 @@ def test_newcomers_are_kept_and_told(tmp_path):
 
 
 def with_newcomers(path, *, far):
-    """Give the plan of a run whose first newcomer's features are `far` times too large."""
+    """Return the plan of a run whose first newcomer's features are `far` times too large."""
     rows = dict(np.load(write(path, clients=12)))
     table = {
         "data": {"name": str(path), "source": {"task": "regression"}},

@@ -47,7 +47,7 @@ def forks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(forks, tmp_path_factory):
-    """Give what the uninterrupted run leaves behind, and how long it takes."""
+    """Return what the uninterrupted run leaves behind, and how long it takes."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     seconds = []
     for part in (folder, folder.with_name("again")):

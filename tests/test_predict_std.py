@@ -52,7 +52,7 @@ def rows_of(data, client):
 
 
 def covered(outcome, train, test, wide=1.645, floor=False):
-    """Give each client's share of test outcomes inside prediction +- wide * std."""
+    """Return each client's share of test outcomes inside prediction +- wide * std."""
     answers, deviations = predict(outcome, test, return_std=True, train=train)
     if floor:
         deviations = [

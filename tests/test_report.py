@@ -140,7 +140,7 @@ def least_epsilon(weights: dict[float, float], delta: float = 1e-5) -> float:
 
 
 def known_cohort(rounds: int, rate: float, noise: float) -> float:
-    """Give epsilon (replace) against whoever knows in how many of the rounds a client was drawn."""
+    """Return epsilon (replace) against whoever knows in how many of the rounds a client was drawn."""
     times = range(rounds + 1)
     drawn = {2 * math.sqrt(n) / noise: float(binom.pmf(n, rounds, rate)) for n in times}
     return least_epsilon(drawn)
@@ -229,7 +229,7 @@ def check(page: str) -> Checker:
 
 
 def drawn(parts: Checker) -> dict[str, dict[str, Any]]:
-    """Give the specifications of a page's charts, by their titles, strict JSON all of them."""
+    """Return the specifications of a page's charts, by their titles, strict JSON all of them."""
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
@@ -249,7 +249,7 @@ def drawn(parts: Checker) -> dict[str, dict[str, Any]]:
 
 
 def chart(parts: Checker, title: str) -> dict[str, Any]:
-    """Give the one chart whose title holds this."""
+    """Return the one chart whose title holds this."""
     (found,) = [spec for name, spec in drawn(parts).items() if title in name]
     return found
 
@@ -1029,7 +1029,7 @@ def write_without(runs: list[Path], out: Path) -> tuple[str, str, Checker]:
 
 
 def numbers_in(spec: Any) -> set[str]:
-    """Give all numbers of a chart's rows, to six digits."""
+    """Return all numbers of a chart's rows, to six digits."""
     if isinstance(spec, dict):
         return {n for value in spec.values() for n in numbers_in(value)}
     if isinstance(spec, list):

@@ -30,7 +30,7 @@ def sweep(capsys, *arguments):
 
 
 def rows_of(out):
-    """Give the first line of each row of a table: a cell may take two."""
+    """Return the first line of each row of a table: a cell may take two."""
     rows = [line for line in out.splitlines() if line.startswith("│")]
     return [row for row in rows if row.split("│")[1].strip()]
 

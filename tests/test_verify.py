@@ -202,7 +202,7 @@ def test_a_run_without_privacy_may_end_early(tmp_path):
 
 
 def numbers_in(value, path=()):
-    """Give the paths of all numbers of a certificate."""
+    """Return the paths of all numbers of a certificate."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from numbers_in(part, (*path, key))
@@ -963,7 +963,7 @@ def test_whatever_a_certificate_holds_there_is_a_verdict(healthy, tmp_path_facto
 
 
 def places_in(value, path=()):
-    """Give the paths of everything in a certificate."""
+    """Return the paths of everything in a certificate."""
     parts = value.items() if isinstance(value, dict) else enumerate(value)
     for key, part in parts if isinstance(value, dict | list) else ():
         yield (*path, key)

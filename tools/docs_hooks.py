@@ -65,7 +65,7 @@ def _shown(parser: argparse.ArgumentParser) -> str:
 
 
 def _title(page: Path) -> str:
-    """Give the number and the heading of a decision."""
+    """Return the number and the heading of a decision."""
     heading = next(
         line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("# ")
     )

@@ -236,7 +236,7 @@ def normalise(ink: Tensor, inner: int = 20) -> tuple[Tensor, Tensor]:
 
 
 def _span(dark: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the first and the last dark place of every row; all of it, if none is."""
+    """Return the first and the last dark place of every row; all of it, if none is."""
     places = torch.arange(dark.shape[1], device=dark.device, dtype=torch.float32)
     dark = dark | ~dark.any(dim=1, keepdim=True)
     first = torch.where(dark, places, dark.shape[1]).amin(dim=1)

@@ -38,7 +38,7 @@ class Network(nn.Module):
         self.head = nn.Linear(FEATURES, len(CLASSES))
 
     def features(self, ink: Tensor) -> Tensor:
-        """Give the hidden layer of images, 0 for paper and 1 for ink."""
+        """Return the hidden layer of images, 0 for paper and 1 for ink."""
         fitted, box = normalise(ink)
         return torch.tanh(self.hidden(torch.cat([self.layers(fitted[:, None]), box], dim=1)))
 
@@ -62,7 +62,7 @@ class PublicMap(nn.Module):
         self.head = {"weight": (weight @ back).float(), "bias": (bias + weight @ middle).float()}
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Give the features of rows (n, 28, 28)."""
+        """Return the features of rows (n, 28, 28)."""
         return (self.network.features(1 - rows) - self.middle) @ self.turn
 
 

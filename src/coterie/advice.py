@@ -89,7 +89,7 @@ class Advice:
     needs: dict[str, dict[str, float]]
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as plain values; strict JSON."""
+        """Return it as plain values; strict JSON."""
         return asdict(self) | {"remedies": list(self.remedies)}
 
     def told(self) -> str:
@@ -100,7 +100,7 @@ class Advice:
 def mu_of(
     epsilon: float, delta: float, relation: Relation = "zero_out", replaced: float = 2.0
 ) -> float:
-    """Give 1 / z of the one release of everyone's clipped sum that spends the whole budget.
+    """Return 1 / z of the one release of everyone's clipped sum that spends the whole budget.
 
     `replaced`: how much further a replaced client moves the sum than a zeroed one.
 
@@ -128,7 +128,7 @@ def clients_for(
     relation: Relation = "zero_out",
     replaced: float = 2.0,
 ) -> int:
-    """Give the fewest clients with such a worth at this epsilon, all in every round.
+    """Return the fewest clients with such a worth at this epsilon, all in every round.
 
     The usual delta falls with the number of clients; so the answer is found by going up to it.
 
@@ -212,7 +212,7 @@ def _usual_rounds(reach: float, numbers: int, tolerance: float) -> int:
 
 
 def rounds_for(worth: float, between: tuple[int, int] = ROUNDS, knee: float = math.inf) -> int:
-    """Give the rounds for such a worth: all that it bears up to the knee, fewer beyond."""
+    """Return the rounds for such a worth: all that it bears up to the knee, fewer beyond."""
     few, many = between
     wanted = worth if worth <= knee else math.sqrt(knee * worth)
     return int(min(max(wanted, few), many))
@@ -226,7 +226,7 @@ def verdict_of(worth: float) -> Verdict:
 
 
 def worth_of(reach: float, numbers: float, tolerance: float = 1.0) -> float:
-    """Give the rounds that are borne, for clients times mu of `reach`."""
+    """Return the rounds that are borne, for clients times mu of `reach`."""
     return (ERROR * reach) ** 2 * tolerance / numbers
 
 
@@ -273,7 +273,7 @@ class Case:
         return worth_of(self.clients * self.mu, self.numbers, self.tolerance)
 
     def needs(self, worth: float) -> dict[str, float]:
-        """Give what would come to such a worth, if one fact at a time were changed."""
+        """Return what would come to such a worth, if one fact at a time were changed."""
         factor = math.sqrt(worth / self.worth)
         if self.epsilon is None or self.local:
             clients = math.ceil(self.clients * factor ** (2 if self.local else 1))
@@ -297,7 +297,7 @@ class Case:
 
 
 def judge(case: Case) -> Advice:
-    """Give the verdict on a case, why, and what would change it."""
+    """Return the verdict on a case, why, and what would change it."""
     worth = case.worth
     verdict = verdict_of(worth)
     least = {"small gain": SMALL_GAIN, "join": JOIN}

@@ -53,7 +53,7 @@ class Answers:
     strangers: tuple[str, ...] = ()
 
     def table(self) -> pa.Table:
-        """Give a line a row, in the file's order: client, prediction, decision values.
+        """Return a line a row, in the file's order: client, prediction, decision values.
 
         Predictions are values in the target's own units, names of classes, or a 0 or 1 for each
         label; a decision value decides for class 1 where it is positive, or for the class where it
@@ -184,7 +184,7 @@ def _read(
 
 
 def _as_trained(data: FederatedDataset, kind: Kind) -> FederatedDataset:
-    """Give rows the task of the models; targets, which nothing looks at, are zeros."""
+    """Return rows the task of the models; targets, which nothing looks at, are zeros."""
     width = (kind.spec.outputs,) if kind.spec.task == "multilabel" else ()
     number = torch.int64 if kind.spec.task == "multiclass" else torch.float32
     zeros = torch.zeros(len(data.targets), *width, dtype=number)
@@ -235,7 +235,7 @@ def _places(names: Sequence[str], wanted: Sequence[str]) -> NDArray[np.int64]:
 
 
 def _models(folder: Path, method: Method, data: FederatedDataset, strangers: Sequence[str]) -> Tree:
-    """Give the model of every client of the rows, stacked in their order."""
+    """Return the model of every client of the rows, stacked in their order."""
     if len(data) == 1 and not strangers:
         return stack(_one(folder, data.names[0]), 1)
     parts = [(list(client_names(folder)), stacked_models(folder))]
@@ -253,7 +253,7 @@ def _one(folder: Path, name: str) -> Tree:
 
 
 def _shared(folder: Path, method: Method, data: FederatedDataset, strangers: Sequence[str]) -> Tree:
-    """Give the shared model for each stranger.
+    """Return the shared model for each stranger.
 
     Raises:
         ValueError: If the method shares no whole model.
@@ -278,7 +278,7 @@ def _shared_tree(folder: Path) -> Tree:
 
 
 def _outputs(kind: Kind, models: Tree, data: FederatedDataset) -> Tensor:
-    """Give what the clients' models say of all rows, sorted by client."""
+    """Return what the clients' models say of all rows, sorted by client."""
     width = () if kind.spec.task in ("regression", "binary") else (kind.spec.outputs,)
     found = torch.empty(len(data.targets), *width)
     for clients, outputs in outputs_by_block(
@@ -315,7 +315,7 @@ def _deviations(
 
 
 def _told(kind: Kind, outputs: Tensor, deviations: Tensor | None, back: Any) -> dict[str, Any]:
-    """Give the columns that say what is predicted, how surely, and how uncertain it is."""
+    """Return the columns that say what is predicted, how surely, and how uncertain it is."""
     center, scale = target_constants(kind.source, kind.columns)
     spread = None if deviations is None else deviations[back]
     if kind.spec.task == "regression":

@@ -63,7 +63,7 @@ class Reliability:
 
 
 def confidence(task: Task, outputs: Tensor) -> Tensor:
-    """Give the confidence of each answer to rows (n,) or (n, outputs); 1 where it has no number."""
+    """Return the confidence of each answer to rows (n,) or (n, outputs); 1 where it has no number."""
     wide = outputs.double()
     # Infinite outputs leave a softmax without a value too: they are as sure as can be.
     sure = wide.softmax(dim=-1).amax(dim=-1) if task == "multiclass" else wide.abs().sigmoid()
@@ -92,7 +92,7 @@ def reliability(tallies: Array) -> Reliability:
 
 
 def own_errors(tallies: Array, rows: NDArray[np.int64]) -> Array:
-    """Give each client's own calibration error; NaN for clients with few rows."""
+    """Return each client's own calibration error; NaN for clients with few rows."""
     return np.where(rows >= OWN_ROWS, _errors(tallies), math.nan)
 
 

@@ -85,7 +85,7 @@ def check_noise() -> tuple[bool, str]:
 
 
 def noise_is_off(noise: NDArray[np.float64]) -> dict[str, float]:
-    """Give the statistics in which numbers are no standard normals, over their limits.
+    """Return the statistics in which numbers are no standard normals, over their limits.
 
     Five statistics with a false-alarm rate of 1e-7 each: the mean and the neighbours' correlation
     (normal), the sum of squares and the counts of 100 equally probable cells (chi-square), and the
@@ -211,7 +211,7 @@ CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
 
 
 def writable(folder: Path) -> bool:
-    """Say whether a file can be written into a folder, or into the first that exists above it."""
+    """Return whether a file can be written into a folder, or into the first that exists above it."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)

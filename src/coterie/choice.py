@@ -81,7 +81,7 @@ class DataChoice:
         return self._scale(train if self.validation is None else self._hold_back(train)[0], test)
 
     def split_validation(self) -> tuple[FederatedDataset, FederatedDataset]:
-        """Give the training rows of `split`, and those that are held back to choose by."""
+        """Return the training rows of `split`, and those that are held back to choose by."""
         return self._scale(*self._hold_back(self._split(self.open())[0]))
 
     def _hold_back(self, train: FederatedDataset) -> tuple[FederatedDataset, FederatedDataset]:

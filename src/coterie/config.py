@@ -145,7 +145,7 @@ def _import_here(module: str) -> Any:
 
 
 def _table_for(hint: Any, value: Any) -> Mapping[str, Any] | None:
-    """Give the table of a dataclass; text names a kind with its usual settings."""
+    """Return the table of a dataclass; text names a kind with its usual settings."""
     if isinstance(value, str) and hasattr(hint, "choices"):
         return {"kind": value}
     takes = dataclasses.is_dataclass(hint) or hasattr(hint, "choices")

@@ -158,7 +158,7 @@ def save_client(path: Path, model: ClientModel) -> None:
 
 
 def metadata(model: ClientModel) -> dict[str, str]:
-    """Give what a file says of a client's model: public facts alone, as text."""
+    """Return what a file says of a client's model: public facts alone, as text."""
     kind = model.kind
     promise = kind.guarantee
     epsilon, view = _risked(promise)
@@ -183,7 +183,7 @@ def metadata(model: ClientModel) -> dict[str, str]:
 
 
 def _risked(promise: Mapping[str, Any]) -> tuple[Any, str]:
-    """Give epsilon as a client reads it, and whose view it is: never an outsider's smaller one."""
+    """Return epsilon as a client reads it, and whose view it is: never an outsider's smaller one."""
     epsilon, view = promise.get("epsilon"), str(promise.get("view"))
     if view == OUTSIDER:
         return promise["views"]["other_clients"], OTHERS
@@ -306,7 +306,7 @@ def _promise(folder: Path) -> dict[str, Any]:
 
 
 def _moments(folder: Path, run_plan: RunPlan, names: Sequence[str]) -> Moments:
-    """Give some clients' means and deviations: as they were kept, or of the training rows."""
+    """Return some clients' means and deviations: as they were kept, or of the training rows."""
     kept = client_scaling(folder, names)
     if kept is not None:
         return kept
@@ -333,7 +333,7 @@ def _split(folder: Path, choice: Any) -> tuple[FederatedDataset, FederatedDatase
 
 
 def _portable(source: Source) -> Source:
-    """Give the options of reading without names of files, which others do not have."""
+    """Return the options of reading without names of files, which others do not have."""
     if not source.text:
         return replace(source, memory_map=None, tags=())
     words = read_words(

@@ -40,7 +40,7 @@ _KINDS = {
 
 
 def client_names(folder: Path, place: str = MODELS) -> list[str]:
-    """Give the names of the clients of a finished run, in the order of their models.
+    """Return the names of the clients of a finished run, in the order of their models.
 
     Args:
         folder: The run folder.
@@ -144,7 +144,7 @@ def _write(file: IO[bytes], models: Tree) -> None:
 
 
 def _pieces(leaf: Tensor) -> Iterator[bytes]:
-    """Give a leaf's numbers a few clients at a time: it may be larger than memory."""
+    """Return a leaf's numbers a few clients at a time: it may be larger than memory."""
     row = max(1, leaf[:1].numel() * leaf.element_size())
     step = max(1, _PIECE // row)
     for start in range(0, len(leaf) if leaf.numel() else 0, step):

@@ -30,7 +30,7 @@ def how_to_finish(folder: Path) -> str:
 
 
 def is_of_disk(error: Exception) -> bool:
-    """Say whether an error is of the disk, and not of what was asked of it."""
+    """Return whether an error is of the disk, and not of what was asked of it."""
     return isinstance(error, OSError) and error.errno in {**_FULL, **_CLOSED}
 
 

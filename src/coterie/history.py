@@ -43,7 +43,7 @@ _AT_ONCE = 1 << 24
 
 
 def is_cheap(method: Method, train: FederatedDataset, test: FederatedDataset, posts: int) -> bool:
-    """Say whether scoring every round takes so little that nobody needs to ask for it.
+    """Return whether scoring every round takes so little that nobody needs to ask for it.
 
     Every round makes each client's model as it stands, which may take a pass over its rows for
     each of the model's numbers (solvers), and scores it on all rows. A rule of sizes alone, so that
@@ -126,7 +126,7 @@ class History:
         }
 
     def _models(self, progress: Progress) -> Models:
-        """Give models by clients; where they fit into memory they are made once for both scores."""
+        """Return models by clients; where they fit into memory they are made once for both scores."""
         found = progress.models(self._method, self._train)
         numbers = size(self._method.model.init(self._train.spec, Rng.seeded(0)))
         if numbers * len(self._train) > _AT_ONCE:

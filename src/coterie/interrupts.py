@@ -82,7 +82,7 @@ def raise_if_asked() -> None:
 
 
 def stop_status() -> int:
-    """Give the exit status of a program that was asked to stop: 128 and the signal's number."""
+    """Return the exit status of a program that was asked to stop: 128 and the signal's number."""
     return 128 + (_ASKED[0][0] if _ASKED else signal.SIGINT)
 
 

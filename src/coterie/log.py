@@ -24,12 +24,12 @@ _MARKS = 8
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of what a run is computed with."""
+    """Return the versions of what a run is computed with."""
     return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
 
 
 def now() -> str:
-    """Give the time, in UTC."""
+    """Return the time, in UTC."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -93,7 +93,7 @@ class Logged:
 
 
 def _first(held: bytes) -> str:
-    """Give the time of the first line; empty if there is none that can be read."""
+    """Return the time of the first line; empty if there is none that can be read."""
     try:
         line: Mapping[str, Any] = json.loads(held.partition(b"\n")[0].decode())
         return str(line["time"])

@@ -85,7 +85,7 @@ class Newcomers:
     alone: Score | None
 
     def told(self) -> dict[str, Any]:
-        """Give the part of a summary that is about them; strict JSON."""
+        """Return the part of a summary that is about them; strict JSON."""
         alone = self.alone
         better = None if alone is None else json_number(self.score.share_better_than(alone))
         return {

@@ -41,7 +41,7 @@ class OfflineError(OSError):
 
 
 def is_offline() -> bool:
-    """Say whether this process is offline, or was asked to be."""
+    """Return whether this process is offline, or was asked to be."""
     return _state["on"] or os.environ.get(SWITCH, "") not in ("", "0")
 
 
@@ -66,7 +66,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _is_local(address: Any) -> bool:
-    """Say whether an address is of this machine: a path, a loopback, or none at all.
+    """Return whether an address is of this machine: a path, a loopback, or none at all.
 
     >>> _is_local(("127.0.0.1", 80)), _is_local("/run/socket"), _is_local(("192.0.2.1", 80))
     (True, True, False)

@@ -95,7 +95,7 @@ class Privacy:
             )
 
     def weights(self, rounds: int) -> tuple[float, ...]:
-        """Give the weights of so many rounds."""
+        """Return the weights of so many rounds."""
         return self.budget or self.spend.weights(rounds)
 
 
@@ -138,32 +138,32 @@ class Plan:
         return once.get(self.method.shape, self.rounds)
 
     def delta(self, clients: int) -> float:
-        """Give the delta at which epsilon is stated."""
+        """Return the delta at which epsilon is stated."""
         given = self.privacy.delta
         return self.privacy.noise.usual_delta(clients) if given is None else given
 
     def clip(self, clients: int) -> float:
-        """Give the bound on a client's contribution of one round."""
+        """Return the bound on a client's contribution of one round."""
         given = self.privacy.clip
         return self.method.usual_clip(clients, self.rounds) if given is None else given
 
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
-        """Give the noise multiplier of each round; empty without Gaussian noise or posts."""
+        """Return the noise multiplier of each round; empty without Gaussian noise or posts."""
         events = [mechanism.event() for mechanism in self.mechanisms(clients)]
         kinds = (Gaussian, LocalGaussian)
         return tuple(event.noise_multiplier for event in events if isinstance(event, kinds))
 
     def shows_cohort(self, clients: int) -> bool:
-        """Say whether somebody from whom data is kept sees who takes part in a round."""
+        """Return whether somebody from whom data is kept sees who takes part in a round."""
         return self.sampler.participation(clients).visible or self.privacy.noise.local
 
     def hides_cohort(self, clients: int) -> bool:
-        """Say whether some are drawn for a round, and nobody else may know who, or how many."""
+        """Return whether some are drawn for a round, and nobody else may know who, or how many."""
         rate = self.sampler.participation(clients).rate
         return rate < 1 and not self.shows_cohort(clients)
 
     def relative_error(self, spec: Spec) -> float | None:
-        """Say whether the plan can learn at all: the noise of a posted mean over the clip.
+        """Return whether the plan can learn at all: the noise of a posted mean over the clip.
 
         sqrt(numbers) z / (expected cohort) of the noisiest round, for sums with Gaussian noise; at
         full participation sqrt(numbers rounds) / (clients mu). Below 0.3 the noise is hardly felt;
@@ -180,7 +180,7 @@ class Plan:
         return math.sqrt(numbers) * max(deviations) / (share * self.sampler.expected(clients))
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
-        """Give the mechanism of each round, calibrated."""
+        """Return the mechanism of each round, calibrated."""
         privacy, shape = self.privacy, self.method.shape
         if self.posts == 0 or privacy.epsilon == math.inf:
             return (Exact(shape, clients if shape is Shape.ROWS else 0),) * self.posts
@@ -237,7 +237,7 @@ class Plan:
         return hashlib.sha256((to_toml(self.to_table()) + repr(spec)).encode()).hexdigest()
 
     def to_table(self) -> dict[str, Any]:
-        """Give the plan as plain tables."""
+        """Return the plan as plain tables."""
         table = to_table(self)
         assert isinstance(table, dict)
         return table
@@ -259,7 +259,7 @@ class Plan:
 
 
 def _noise_over_bound(mechanism: Mechanism) -> float | None:
-    """Give the deviation of a number of a posted sum over the bound, or of its first block."""
+    """Return the deviation of a number of a posted sum over the bound, or of its first block."""
     if isinstance(mechanism, BlockSum):
         return mechanism.noise_multiplier / math.sqrt(mechanism.first.share)
     if isinstance(mechanism, LocalGaussianSum):

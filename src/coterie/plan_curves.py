@@ -19,7 +19,7 @@ _SHORT = 0.01
 def noises_near(
     outline: Outline, noise_multiplier: float, epsilons: Sequence[float]
 ) -> dict[float, float]:
-    """Give about the noise for other epsilons, each from that for the nearest; good to 2 %."""
+    """Return about the noise for other epsilons, each from that for the nearest; good to 2 %."""
     assert outline.epsilon is not None
     centre = outline.epsilon
     known = {centre: noise_multiplier}
@@ -32,7 +32,7 @@ def noises_near(
 
 
 def noise_near(outline: Outline, noise_multiplier: float, epsilon: float) -> float:
-    """Give about the noise for another epsilon, from that for `outline.epsilon`.
+    """Return about the noise for another epsilon, from that for `outline.epsilon`.
 
     One or two looks at the account instead of a search: a guess by the central limit of sampled
     rounds (Bu, Dong, Long and Su 2020), scaled so that it is right at the known noise, then a step
@@ -63,7 +63,7 @@ def noise_near(outline: Outline, noise_multiplier: float, epsilon: float) -> flo
 
 
 def epsilon_by_rounds(outline: Outline, noise_multiplier: float, points: int = 6) -> Points:
-    """Give epsilon against rounds at this noise, up to three times those planned."""
+    """Return epsilon against rounds at this noise, up to three times those planned."""
     beyond = min(3 * outline.rounds, MOST_ROUNDS)
     return tuple(
         (float(rounds), outline.spent(noise_multiplier, rounds))
@@ -72,7 +72,7 @@ def epsilon_by_rounds(outline: Outline, noise_multiplier: float, points: int = 6
 
 
 def error_by_clients(outline: Outline, noise_multiplier: float, points: int = 8) -> Points:
-    """Give the error against clients at this noise, from a tenth to ten times as many."""
+    """Return the error against clients at this noise, from a tenth to ten times as many."""
     few, many = max(1, outline.clients // 10), 10 * outline.clients
     return tuple(
         (float(clients), outline.error(noise_multiplier, clients))
@@ -81,6 +81,6 @@ def error_by_clients(outline: Outline, noise_multiplier: float, points: int = 8)
 
 
 def _spaced(low: int, high: int, points: int) -> list[int]:
-    """Give whole numbers between two, evenly spread in their logarithms, both ends included."""
+    """Return whole numbers between two, evenly spread in their logarithms, both ends included."""
     step = math.log(high / low) / max(1, points - 1)
     return sorted({low, high, *(round(low * math.exp(step * turn)) for turn in range(points))})

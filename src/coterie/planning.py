@@ -104,7 +104,7 @@ class Outline:
         return self.sampler.participation(self.clients)
 
     def delta_of(self, clients: int) -> float:
-        """Give the delta for so many clients."""
+        """Return the delta for so many clients."""
         return default_delta(clients) if self.delta is None else self.delta
 
     def event(self, noise_multiplier: float) -> Event:
@@ -114,7 +114,7 @@ class Outline:
         return Gaussian(noise_multiplier, self.replaced)
 
     def noise(self, delta: float) -> float:
-        """Give the noise multiplier: as given, or the least that meets the budget."""
+        """Return the noise multiplier: as given, or the least that meets the budget."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.epsilon is not None
@@ -129,13 +129,13 @@ class Outline:
         )
 
     def error(self, noise_multiplier: float, clients: float) -> float:
-        """Give the noise of a posted mean over the clip, cohorts growing with the clients."""
+        """Return the noise of a posted mean over the clip, cohorts growing with the clients."""
         cohort = self.participation.rate * clients
         heard = math.sqrt(cohort) if self.local else cohort  # each client's own noise adds up
         return math.sqrt(self.numbers) * self.stretch * noise_multiplier / heard
 
     def spent(self, noise_multiplier: float, rounds: int) -> float:
-        """Give epsilon of so many rounds of such noise."""
+        """Return epsilon of so many rounds of such noise."""
         if noise_multiplier < 1e-5:
             return math.inf
         counted = ((self.event(noise_multiplier), rounds),)
@@ -212,7 +212,7 @@ class Outlook:
     grid: int
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as plain values; an infinite epsilon is the string "inf"."""
+        """Return it as plain values; an infinite epsilon is the string "inf"."""
         found: dict[str, Any] = _strict(asdict(self))
         return found
 
@@ -306,7 +306,7 @@ def _within(outline: Outline, z: float, *, full: bool) -> Within:
 
 
 def most_rounds(outline: Outline, noise_multiplier: float, epsilon: float, start: int = 1) -> int:
-    """Give the most rounds of such noise within epsilon; 0 if one is too many.
+    """Return the most rounds of such noise within epsilon; 0 if one is too many.
 
     Exact up to 1,000, beyond that at most 1 % too few. Looked for up to `most_looked_for`: that
     answer means as many or more. `start` is a guess, which only saves time.
@@ -365,7 +365,7 @@ def _close_in(
 
 
 def clients_within(outline: Outline, limit: float) -> int | None:
-    """Give the fewest clients whose posted mean has an error within a limit, in these rounds.
+    """Return the fewest clients whose posted mean has an error within a limit, in these rounds.
 
     Cohorts grow with the clients, so the share that takes part stays. The usual delta falls with
     the number of clients; so the answer is found by going up to it.

@@ -23,7 +23,7 @@ BLOCK = 1024  # clients computed side by side
 
 
 def decision_function(outcome: Outcome, data: FederatedDataset) -> list[NDArray[np.floating[Any]]]:
-    """Give the outputs of every client's model on its own rows of `data`.
+    """Return the outputs of every client's model on its own rows of `data`.
 
     Returns:
         One array per client, in their order: (rows,) for regression and binary tasks (class 1
@@ -55,7 +55,7 @@ def predict(
     return_std: bool = False,
     train: FederatedDataset | None = None,
 ) -> Answers | tuple[Answers, Answers]:
-    """Give what every client's model predicts for its own rows of `data`.
+    """Return what every client's model predicts for its own rows of `data`.
 
     Args:
         outcome: A finished run.
@@ -91,13 +91,13 @@ def predict(
 def outputs_by_block(
     model: Model, models: Models, data: FederatedDataset, block: int = BLOCK
 ) -> Iterator[tuple[Clients, Tensor]]:
-    """Give clients with rows in blocks, and what their models say of the padded rows."""
+    """Return clients with rows in blocks, and what their models say of the padded rows."""
     for clients in data.blocks(np.flatnonzero(data.counts > 0), block):
         yield clients, outputs_of(model, models(clients.ids.numpy()), clients)
 
 
 def outputs_of(model: Model, params: Tree, clients: Clients) -> Tensor:
-    """Give what stacked models say of the padded rows: (c, longest), or (c, longest, outputs)."""
+    """Return what stacked models say of the padded rows: (c, longest), or (c, longest, outputs)."""
     with torch.no_grad():
         moved = {name: leaf.to(clients.device) for name, leaf in params.items()}
         outputs = model.apply_stacked(moved, clients.x)
@@ -127,7 +127,7 @@ def wrong_answers(outputs: Tensor, clients: Clients) -> Tensor:
 
 
 def labels_of(clients: Clients) -> Tensor:
-    """Give the classes of the padded rows: numbers, or 0 and 1 (for each label)."""
+    """Return the classes of the padded rows: numbers, or 0 and 1 (for each label)."""
     return clients.y if clients.spec.task == "multiclass" else (clients.y > 0.5).long()
 
 

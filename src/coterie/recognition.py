@@ -39,7 +39,7 @@ def recognise_rows(folder: Path, train: FederatedDataset) -> None:
 
 
 def facts_of(data: FederatedDataset) -> dict[str, Any]:
-    """Give what is public of rows: enough to read others of the same kind."""
+    """Return what is public of rows: enough to read others of the same kind."""
     return {
         "shape": list(data.spec.shape),
         "outputs": data.spec.outputs,

@@ -116,12 +116,12 @@ class References:
         return self.scores.get("local")
 
     def told(self, score: Score) -> list[dict[str, Any]]:
-        """Give what a summary says of them beside a run of this score; strict JSON."""
+        """Return what a summary says of them beside a run of this score; strict JSON."""
         strong = self.scores.get("local_star")
         return [_told(name, other, score, strong) for name, other in self.scores.items()]
 
     def errors(self) -> dict[str, Array]:
-        """Give each client's own error by column of the metrics; that of `local` is there."""
+        """Return each client's own error by column of the metrics; that of `local` is there."""
         named = {name: other.clients for name, other in self.scores.items() if name != "local"}
         return {f"error_{name}": errors for name, errors in named.items()}
 
@@ -248,7 +248,7 @@ def _attempt(asked: Mapping[str, Callable[[], Score]], missing: tuple[str, ...])
 
 
 def _others(method: Method, private: bool, which: Which) -> Iterator[tuple[str, Method]]:
-    """Give the references that need all clients, by name; a run is not one to itself."""
+    """Return the references that need all clients, by name; a run is not one to itself."""
     if which == "local" or (which == "auto" and method.shape is Shape.NONE):
         return
     if method.kind != LocalStar.kind:

@@ -48,7 +48,7 @@ class Rng:
             return _mix(_mix(words + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(self.key))
 
     def words(self, ids: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Give a random word for each place of each client's own stream, e.g. for its rows."""
+        """Return a random word for each place of each client's own stream, e.g. for its rows."""
         with np.errstate(over="ignore"):
             steps = (places.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
             return _mix(self.keys(ids) + steps)

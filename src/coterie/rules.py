@@ -82,7 +82,7 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
 
 
 def _posting(method: Method) -> Method:
-    """Give the method whose posts these are."""
+    """Return the method whose posts these are."""
     return method.base if isinstance(method, Finetune) else method
 
 
@@ -95,7 +95,7 @@ def _replaced(method: Method) -> float:
 def reach_of(
     privacy: Privacy, clients: int, rounds: int | None = None, *, replaced: float = 2.0
 ) -> float:
-    """Give clients times mu, everyone in every round; infinity without privacy.
+    """Return clients times mu, everyone in every round; infinity without privacy.
 
     Where noise was given in place of a budget, mu grows with the rounds: these, else 50.
     `replaced`: how much further a replaced client moves the sum than a zeroed one.
@@ -163,7 +163,7 @@ def _tolerance(method: Method, spec: Spec) -> float:
 
 
 def usual(auto: Auto, privacy: Privacy | None = None) -> Method | None:
-    """Give the method that is picked whatever the data; None where it depends on their spec."""
+    """Return the method that is picked whatever the data; None where it depends on their spec."""
     if not isinstance(auto.model, Linear):
         return None
     if privacy is not None and _needs_one_clip(privacy):
@@ -172,7 +172,7 @@ def usual(auto: Auto, privacy: Privacy | None = None) -> Method | None:
 
 
 def _needs_one_clip(privacy: Privacy) -> bool:
-    """Say whether this noise is of sums under one clip alone, which pfeb's are not."""
+    """Return whether this noise is of sums under one clip alone, which pfeb's are not."""
     return Shape.SUM in privacy.noise.shapes and not privacy.noise.by_block
 
 

@@ -209,7 +209,7 @@ def _watching(
 
 
 def _keeps_history(run_plan: RunPlan, train: FederatedDataset, test: FederatedDataset) -> bool:
-    """Say whether rounds are scored: if asked for, always with a clock, else where it is cheap."""
+    """Return whether rounds are scored: if asked for, always with a clock, else where it is cheap."""
     if run_plan.stragglers is not None or run_plan.history is not None:
         return bool(run_plan.history) or run_plan.stragglers is not None
     return is_cheap(run_plan.method, train, test, run_plan.plan().posts)
@@ -243,7 +243,7 @@ def _beside(
 
 
 def _foretold(run_plan: RunPlan, spec: Spec) -> dict[str, Any]:
-    """Give what was known before the run: whether joining pays, and why the method was picked."""
+    """Return what was known before the run: whether joining pays, and why the method was picked."""
     advice = advice_of(run_plan, spec)
     return {"verdict": None if advice is None else advice.to_json(), "chosen": run_plan.chosen}
 

@@ -60,7 +60,7 @@ class RunPlan:
             )
 
     def plan(self) -> Plan:
-        """Give the part that owns the guarantee."""
+        """Return the part that owns the guarantee."""
         if self.rounds is None:
             raise ValueError("rounds are not resolved yet: call resolve(run_plan, spec) first")
         return Plan(
@@ -86,7 +86,7 @@ def resolve(run_plan: RunPlan, spec: Spec) -> RunPlan:
 
 
 def advice_of(run_plan: RunPlan, spec: Spec) -> Advice | None:
-    """Say whether joining pays under a resolved plan; None where the rule knows nothing of it."""
+    """Return whether joining pays under a resolved plan; None where the rule knows nothing of it."""
     return advice_for(run_plan.method, run_plan.privacy, run_plan.sampler, spec, run_plan.rounds)
 
 

@@ -114,7 +114,7 @@ class Score:
         return self.metric == "nmse"
 
     def share_better_than(self, other: "Score") -> float:
-        """Give the share of clients with test rows whose own error is below that under `other`."""
+        """Return the share of clients with test rows whose own error is below that under `other`."""
         known = self.rows > 0
         if not known.any():
             return math.nan
@@ -151,7 +151,7 @@ def evaluate(model: Model, models: Models, data: FederatedDataset, block: int = 
 
 
 def auc(model: Model, models: Models, data: FederatedDataset, block: int = BLOCK) -> PerClient:
-    """Give the mean over clients of their own AUC on their own rows of `data`.
+    """Return the mean over clients of their own AUC on their own rows of `data`.
 
     Exact, by ranks; an output that is not a number counts as ranked wrongly.
 
@@ -199,7 +199,7 @@ def noise_to_signal(outcome: Outcome) -> list[float | None]:
 def mean_loss(
     model: Model, models: Models, data: FederatedDataset, ids: NDArray[np.int64]
 ) -> float:
-    """Give the mean over some clients of their mean loss, for whoever watches. Not private."""
+    """Return the mean over some clients of their mean loss, for whoever watches. Not private."""
     total, count = 0.0, 0
     for clients in data.blocks(ids[data.counts[ids] > 0], 256):
         outputs = outputs_of(model, models(clients.ids.numpy()), clients)
@@ -209,7 +209,7 @@ def mean_loss(
 
 
 def _losses(model: Model, outputs: Tensor, clients: Clients) -> Array:
-    """Give each client's mean loss over its rows."""
+    """Return each client's mean loss over its rows."""
     losses = model.losses(clients.spec.task, outputs, clients.y)
     kept = torch.where(clients.mask, losses, torch.zeros_like(losses)).double()
     return (kept.sum(dim=1) / clients.mask.sum(dim=1)).cpu().numpy()
@@ -223,7 +223,7 @@ def _errors(outputs: Tensor, clients: Clients) -> Array:
 
 
 def _wrong(outputs: Tensor, clients: Clients) -> Tensor:
-    """Give each row's squared error, or whether (multilabel: how far) it is wrong."""
+    """Return each row's squared error, or whether (multilabel: how far) it is wrong."""
     task = clients.spec.task
     if task == "regression":
         return (outputs.double() - clients.y.double()).square()
@@ -232,7 +232,7 @@ def _wrong(outputs: Tensor, clients: Clients) -> Tensor:
 
 
 def _areas(outputs: Tensor, clients: Clients) -> Array:
-    """Give each client's AUC, from the ranks of its rows of class 1 (Mann and Whitney 1947)."""
+    """Return each client's AUC, from the ranks of its rows of class 1 (Mann and Whitney 1947)."""
     mask = clients.mask.cpu().numpy()
     owner = np.nonzero(mask)[0]  # ascending: rows of a client lie together
     positive = clients.y.cpu().numpy()[mask] > 0.5
@@ -252,7 +252,7 @@ def _areas(outputs: Tensor, clients: Clients) -> Array:
 
 
 def _balances(outputs: Tensor, clients: Clients) -> Array:
-    """Give each client's mean over the classes of its rows of the share of them that is right."""
+    """Return each client's mean over the classes of its rows of the share of them that is right."""
     mask = clients.mask.cpu().numpy()
     classes, count = max(2, clients.spec.outputs), len(clients)
     labels = labels_of(clients).cpu().numpy()[mask]
@@ -266,7 +266,7 @@ def _balances(outputs: Tensor, clients: Clients) -> Array:
 
 
 def _determinations(outputs: Tensor, clients: Clients) -> Array:
-    """Give each client's R^2."""
+    """Return each client's R^2."""
     mask = clients.mask
     zero = torch.zeros((), dtype=torch.float64, device=clients.device)
     targets = clients.y.double()

@@ -86,7 +86,7 @@ class Scoring:
         return BlockSum((Block("score", self.bound, 1.0, "single"),), noise)
 
     def contributions(self, errors: Array) -> Tensor:
-        """Give each client's score; 0 where its error is not a number, or it has no rows."""
+        """Return each client's score; 0 where its error is not a number, or it has no rows."""
         kept = self.bound - errors
         kept = np.where(np.isfinite(kept), np.clip(kept, 0, self.bound), 0.0)
         return torch.from_numpy(np.asarray(kept))

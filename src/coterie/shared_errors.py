@@ -21,7 +21,7 @@ COLUMN = "error_shared"
 def shared_errors(
     outcome: Outcome, train: FederatedDataset, test: FederatedDataset
 ) -> dict[str, Array]:
-    """Give clients' own errors under the shared model, as a further column of the metrics.
+    """Return clients' own errors under the shared model, as a further column of the metrics.
 
     Nothing where the method shares no whole model, or where clients' models are that model.
     """
@@ -42,7 +42,7 @@ def _has_whole(method: Method, train: FederatedDataset) -> bool:
 
 
 def _is_theirs(outcome: Outcome, train: FederatedDataset) -> bool:
-    """Say whether every client's model is the shared one."""
+    """Return whether every client's model is the shared one."""
     everyone = np.arange(len(train), dtype=np.int64)
     for start in range(0, len(everyone), BLOCK):
         ids = everyone[start : start + BLOCK]
@@ -55,7 +55,7 @@ def _is_theirs(outcome: Outcome, train: FederatedDataset) -> bool:
 def _stacked(
     outcome: Outcome, train: FederatedDataset, ids: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> Tree:
-    """Give the shared model once a client; some methods have one for each group of clients."""
+    """Return the shared model once a client; some methods have one for each group of clients."""
     method, clients = outcome.plan.method, train.clients(ids)
     shared, first = method.shared_model(outcome.shared, clients), _first(method, train)
     return {

@@ -53,7 +53,7 @@ def summarise(
     notices: Sequence[str] = (),
     newcomers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Give the summary that others may script against; strict JSON.
+    """Return the summary that others may script against; strict JSON.
 
     `newcomers` is what is said of clients who joined after training, see `coterie.newcomers`. A run
     that is one of a selection says more, see `paid`.
@@ -86,7 +86,7 @@ def summarise(
 
 
 def scores_told(score: Score | None, local: Score | None) -> dict[str, Any]:
-    """Give what scores say; all null where none were computed: those of a deployment stay away."""
+    """Return what scores say; all null where none were computed: those of a deployment stay away."""
     return {
         "metric": None if score is None else score.metric,
         "value": None if score is None else json_number(score.value),
@@ -132,7 +132,7 @@ def can_learn(error: float | None) -> tuple[str, ...]:
 
 
 def _per_client(score: Score | None) -> dict[str, Any]:
-    """Give the means over clients of what is each client's own; null where it does not apply."""
+    """Return the means over clients of what is each client's own; null where it does not apply."""
     found: dict[str, Any] = {}
     owned = dict.fromkeys(TITLES) if score is None else score.per_client
     for key, own in owned.items():
@@ -147,7 +147,7 @@ def _per_client(score: Score | None) -> dict[str, Any]:
 
 
 def spread_told(score: Score | None, prefix: str = "") -> dict[str, Any]:
-    """Give how clients fare one by one; null where it does not apply, or nothing was scored.
+    """Return how clients fare one by one; null where it does not apply, or nothing was scored.
 
     The tail is named by the percentile that it is: p10 of accuracies, p90 of errors.
     """
@@ -162,7 +162,7 @@ def spread_told(score: Score | None, prefix: str = "") -> dict[str, Any]:
 
 
 def _beside_local(score: Score | None, local: Score | None) -> dict[str, Any]:
-    """Give what learning alone comes to; null where nobody asked."""
+    """Return what learning alone comes to; null where nobody asked."""
     better = None
     if score is not None and local is not None:
         better = json_number(score.share_better_than(local))
@@ -175,7 +175,7 @@ def _beside_local(score: Score | None, local: Score | None) -> dict[str, Any]:
 
 
 def _calibration(score: Score | None, prefix: str = "") -> dict[str, Any]:
-    """Give calibration errors and what a reliability diagram shows; null for regression."""
+    """Return calibration errors and what a reliability diagram shows; null for regression."""
     pooled = None if score is None else score.reliability
     own = None if score is None else score.calibration
     return {
@@ -207,7 +207,7 @@ def _zeroed(outcome: Outcome) -> tuple[str, ...]:
 
 
 def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[str, Any]:
-    """Give what the summary of a run says otherwise that is one of a selection.
+    """Return what the summary of a run says otherwise that is one of a selection.
 
     What was never covered stays so, and is said first.
     """
@@ -220,7 +220,7 @@ def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[
 
 
 def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Give the part of a summary that the guarantee decides.
+    """Return the part of a summary that the guarantee decides.
 
     Of a run that was chosen (`selection`, of its certificate) epsilon is that of whoever sees it
     alone; what its events come to by themselves is true of nobody, and kept apart.

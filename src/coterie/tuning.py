@@ -213,7 +213,7 @@ def fold_numbers(data: FederatedDataset, folds: int, seed: int) -> NDArray[np.in
 
 
 def label(run_plan: RunPlan, *, public: bool, charged: bool = False) -> TunedOn:
-    """Say whether epsilon covers a choice of settings on the plan's data.
+    """Return whether epsilon covers a choice of settings on the plan's data.
 
     Once settings were chosen on private rows, later tuning on public ones does not undo it. A
     choice that was charged (`coterie.selection`) is covered, by more than the run's epsilon.

@@ -234,7 +234,7 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def _signed(head: bytes, arrays: Mapping[str, RawArray]) -> bytes:
-    """Give the bytes that a signature is of: every part with its length, so that none can move."""
+    """Return the bytes that a signature is of: every part with its length, so that none can move."""
     told = [_DOMAIN, hashlib.sha256(head).digest()]
     for name in sorted(arrays):
         raw = arrays[name]

@@ -220,7 +220,7 @@ def test_row_independence(name, task, model):
 @every_case
 @pytest.mark.parametrize("rows", [1, 30])
 def test_how_many_rows_a_client_has_is_nobody_elses_business(name, task, model, rows):
-    """Give one client fewer or more rows, far from the origin: no other may move by a bit."""
+    """Return one client fewer or more rows, far from the origin: no other may move by a bit."""
     method, data = make(name, model, task), toy(task)
     data = replace(data, features=data.features + 100)
     shared, personal = state_of(method, data)

@@ -34,7 +34,7 @@ ACCOUNT = (*PUBLIC, "guarantee.json", "result.json", "coordinator.json", "data.j
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> Deployment:
-    """Give a deployment that is done; whoever changes its folder works on a copy."""
+    """Return a deployment that is done; whoever changes its folder works on a copy."""
     made = deploy(tmp_path_factory.mktemp("deployment"))
     made.conduct()
     return made

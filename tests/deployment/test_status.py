@@ -25,7 +25,7 @@ pytestmark = pytest.mark.full
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Give epsilon of mu-Gaussian DP at delta (Dong, Roth and Su 2022, corollary 1)."""
+    """Return epsilon of mu-Gaussian DP at delta (Dong, Roth and Su 2022, corollary 1)."""
 
     def gap(epsilon: float) -> float:
         left = stats.norm.cdf(-epsilon / mu + mu / 2)

@@ -55,7 +55,7 @@ class Place:
             (self.folder / "sites" / site / name).unlink(missing_ok=True)
 
     def waits(self, site: str) -> Callable[[], bool]:
-        """Give what says whether a site waits in the middle of an answer."""
+        """Return what says whether a site waits in the middle of an answer."""
         return (self.folder / "sites" / site / "waiting").exists
 
 

@@ -187,7 +187,7 @@ def check_the_run_folder_is_accepted_and_a_page_is_made_of_it(told: Told) -> Non
 
 
 def _secrets(keys: Path) -> Iterator[tuple[str, bytes]]:
-    """Give private keys in every form in which they could be written down."""
+    """Return private keys in every form in which they could be written down."""
     for path in sorted(keys.rglob("*")):
         if path.is_file() and b"PRIVATE KEY" in path.read_bytes():
             for line in path.read_bytes().splitlines()[1:-1]:
@@ -201,7 +201,7 @@ def _secrets(keys: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _rows(trial: Trial) -> Iterator[tuple[str, bytes]]:
-    """Give some rows in every form: as numbers of two widths, and as text."""
+    """Return some rows in every form: as numbers of two widths, and as text."""
     for row in (0, len(trial.data.targets) // 2, len(trial.data.targets) - 1):
         numbers = np.asarray(trial.data.features[row])
         own = [float(x) for x in numbers if len(f"{float(x):.6g}".strip("-0.")) >= 6]
@@ -213,7 +213,7 @@ def _rows(trial: Trial) -> Iterator[tuple[str, bytes]]:
 
 
 def _written(told: Told) -> Iterator[tuple[str, bytes]]:
-    """Give all that was written, archives unpacked, but for keys and the sites' own rows."""
+    """Return all that was written, archives unpacked, but for keys and the sites' own rows."""
     base = told.trial.folder
     for path in sorted(base.rglob("*")):
         inner = path.relative_to(base)

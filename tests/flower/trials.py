@@ -120,7 +120,7 @@ class Trial:
         return tuple(self.app.agreement.federation.sites)
 
     def node(self, site: str, **more: Any) -> Node:
-        """Give a SuperNode of a site."""
+        """Return a SuperNode of a site."""
         config = {
             "site": site,
             "key": str(self.keys / "sites" / site / "signing.key"),
@@ -133,7 +133,7 @@ class Trial:
         return Node(config, keys=self.keys / "sites" / site)
 
     def site_folder(self, site: str) -> Path:
-        """Give what a site calls its own."""
+        """Return what a site calls its own."""
         return self.folder / "sites" / site
 
     @property
@@ -149,12 +149,12 @@ class Trial:
         return simulate(self.app.agreement.plan, self.train, folder=folder)
 
     def expected(self) -> list[str]:
-        """Give the digests of the posts that an undisturbed run makes."""
+        """Return the digests of the posts that an undisturbed run makes."""
         assert self.simulated
         return releases(self.folder / "simulated" / self.app.name)
 
     def expected_with(self, tamper: Tamper) -> list[str]:
-        """Give the digests of posts when answers are changed on their way, or do not come.
+        """Return the digests of posts when answers are changed on their way, or do not come.
 
         Sums are plain, whatever the federation's trust: masks must change nothing.
         """
@@ -171,7 +171,7 @@ class Trial:
         return releases(place / "run")
 
     def expected_without(self, absent: Mapping[int, set[str]]) -> list[str]:
-        """Give the digests of posts when some sites are silent in some rounds."""
+        """Return the digests of posts when some sites are silent in some rounds."""
 
         def silence(site: str, question: Parcel, answer: Parcel) -> Parcel | None:
             told = peek(question)
@@ -180,7 +180,7 @@ class Trial:
         return self.expected_with(silence)
 
     def signing_key(self, site: str) -> Ed25519PrivateKey:
-        """Give a site's key."""
+        """Return a site's key."""
         return load_private(self.keys / "sites" / site / "signing.key")
 
 
@@ -213,7 +213,7 @@ class Attempt:
         return [line for line in lines if event in (None, line["event"])]
 
     def released(self) -> list[str]:
-        """Give the digests of posts, in order; no post is there twice, none was not charged."""
+        """Return the digests of posts, in order; no post is there twice, none was not charged."""
         return releases(self.folder)
 
     def until(self, done: Callable[[], object], seconds: float = 240) -> None:
@@ -303,7 +303,7 @@ def charges(folder: Path) -> int:
 
 
 def site_run(trial: Trial, site: str, run: Path) -> Path:
-    """Give a site's folder of a run."""
+    """Return a site's folder of a run."""
     return trial.site_folder(site) / json.loads((run / "coordinator.json").read_text())["run"]
 
 
@@ -317,7 +317,7 @@ def site_models(trial: Trial, run: Path) -> dict[str, np.ndarray]:
 
 
 def same_models(trial: Trial, run: Path) -> bool:
-    """Say whether the sites' models are those of the simulation."""
+    """Return whether the sites' models are those of the simulation."""
     found = site_models(trial, run)
     leaves = trial.simulated.models.leaves
     assert set(found) == set(leaves)

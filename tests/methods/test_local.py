@@ -33,7 +33,7 @@ def made(task="regression", rows=(3, 9), **settings):
 
 
 def rows_of(data, client):
-    """Give a client's rows with a column of ones, and its targets."""
+    """Return a client's rows with a column of ones, and its targets."""
     at = slice(data.offsets[client], data.offsets[client + 1])
     x = data.features[at].double().numpy()
     return np.c_[x, np.ones(len(x))], data.targets[at].double().numpy()
@@ -52,7 +52,7 @@ def ridge(x, y, penalty):
 
 
 def left_out(x, y, penalty):
-    """Give squared errors of rows left out, by refits: the slow way."""
+    """Return squared errors of rows left out, by refits: the slow way."""
     errors = []
     for i in range(len(y)):
         rest = np.arange(len(y)) != i

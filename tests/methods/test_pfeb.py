@@ -49,7 +49,7 @@ def mixed(clients=60, rows=12, noise=0.6, seed=0):
 
 
 def parts(data):
-    """Give each client's rows, with a column of ones, and outcomes."""
+    """Return each client's rows, with a column of ones, and outcomes."""
     x = data.features if not data.is_sparse else torch.from_numpy(data.features.toarray())
     x = np.c_[x.double().numpy(), np.ones(len(x))]
     y = data.targets.double().numpy()
@@ -561,7 +561,7 @@ def averaged(x, y, w, t2, s2, doubt):
 
 
 def in_doubt(method, data, level, residual, noisy=1.0):
-    """Give a shared tree with a law of its own and so much in doubt."""
+    """Return a shared tree with a law of its own and so much in doubt."""
     shared = method.init(data.spec, Rng.seeded(0))
     return {
         **shared,

@@ -163,7 +163,7 @@ def test_one_class_only_sparse_rows_and_no_rows_break_nothing(task):
 
 
 def federation(path, task, outputs):
-    """Give rows that are scaled by constants of the whole table, taken for public ones here."""
+    """Return rows that are scaled by constants of the whole table, taken for public ones here."""
     z = np.load(path)
     x = (z["X"] - z["X"].mean(axis=0)) / z["X"].std(axis=0)
     assert (np.diff(z["client"]) >= 0).all()

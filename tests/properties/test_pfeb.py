@@ -88,7 +88,7 @@ def law_of(draw, method, spec):
 
 
 def sums(plan, shared, data, without=None):
-    """Give the sums that the billboard is handed, of all clients or of all but one."""
+    """Return the sums that the billboard is handed, of all clients or of all but one."""
     ids = np.array([k for k in range(len(data)) if k != without], dtype=np.int64)
     mechanism = plan.mechanisms(len(data))[0]
     state = RoundState(plan.method, mechanism, shared, Rng.seeded(0), 0)

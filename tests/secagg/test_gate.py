@@ -30,7 +30,7 @@ def reduced(rows, row):
 
 
 def spanned(rows, target):
-    """Say whether a target is a combination of rows."""
+    """Return whether a target is a combination of rows."""
     echelon = []
     for row in rows:
         left = reduced(echelon, row)

@@ -32,7 +32,7 @@ _CHUNK = 2000
 
 
 def span(messages: Array, tolerance: float = 1e-9) -> Array:
-    """Give an orthonormal basis, (d, m), of the space that messages lie in."""
+    """Return an orthonormal basis, (d, m), of the space that messages lie in."""
     _, sizes, basis = np.linalg.svd(messages, full_matrices=False)
     kept: Array = basis[sizes > tolerance * sizes.max(initial=0.0)].T
     return kept

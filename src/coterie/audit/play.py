@@ -110,7 +110,7 @@ def _local(
     mask: Array,
     coins: np.random.Generator,
 ) -> Array:
-    """Give the change of alpha in a round."""
+    """Return the change of alpha in a round."""
     low = 0.0 if np.isfinite(rule.c1) else -np.inf
     curve = rule.slope * (signed**2).sum(axis=1)
     if rule.steps == "simultaneous":

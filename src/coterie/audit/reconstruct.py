@@ -183,7 +183,7 @@ def _paired(
 
 
 def _null(rows: Array) -> Array:
-    """Give an orthonormal basis, (m, m - k), of what is 0 under k independent functionals."""
+    """Return an orthonormal basis, (m, m - k), of what is 0 under k independent functionals."""
     if not len(rows):
         return np.eye(rows.shape[1])
     full: Array = np.linalg.qr(rows.T, mode="complete")[0][:, len(rows) :]
@@ -206,7 +206,7 @@ def _last_movers(view: View, basis: Array, count: int, coins: np.random.Generato
 
 
 def _repeated(view: View, units: Array) -> Array:
-    """Give directions that several messages have: rounds in which one row moved alone."""
+    """Return directions that several messages have: rounds in which one row moved alone."""
     if view.rule.steps == "simultaneous" and view.mask == "none":
         return units[:0]  # rows that go from end to end of their boxes together repeat as well
     alike = np.abs(units @ units.T) > 1 - _PARALLEL
@@ -236,7 +236,7 @@ def _fitted(view: View, count: int, coins: np.random.Generator) -> Array:
 
 
 def _sized(view: View, units: Array) -> Array:
-    """Give directions e their signs and sizes r.
+    """Return directions e their signs and sizes r.
 
     Alpha starts at 0, so the first of m, a row's parts of the messages, is not negative, nor are
     their sums, r alpha. 1/r is the value that most rounds agree on of e . (w + v + a dw), where the
@@ -268,7 +268,7 @@ def _sized(view: View, units: Array) -> Array:
 
 
 def _densest(values: Array) -> float:
-    """Give the value that three or more of the sorted values agree on, else 0."""
+    """Return the value that three or more of the sorted values agree on, else 0."""
     wide = values + 1e-6 * np.abs(values)
     counts = np.searchsorted(values, wide, side="right") - np.arange(len(values))
     if counts.max(initial=0) < 3:

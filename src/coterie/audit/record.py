@@ -66,7 +66,7 @@ def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]
 
 
 def true_rows(data: FederatedDataset, client: int, *, bias: bool) -> tuple[Array, Array]:
-    """Give a client's rows, with a 1 behind them for a bias, and labels of -1 and +1."""
+    """Return a client's rows, with a 1 behind them for a bias, and labels of -1 and +1."""
     one = data.clients(np.array([client], dtype=np.int64))
     rows = one.x[0][one.mask[0].bool()].flatten(1).double().numpy()
     labels = one.y[0][one.mask[0].bool()].double().numpy().ravel()

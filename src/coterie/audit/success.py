@@ -70,7 +70,7 @@ def match(truth_rows: Array, truth_labels: Array, rows: Array, labels: Array) ->
 
 
 def chance(rows: Array, *, seed: int = 0, tries: int = 50) -> float:
-    """Give the mean |cos| that as many random directions reach: large if d is small or n large."""
+    """Return the mean |cos| that as many random directions reach: large if d is small or n large."""
     coins = Rng.seeded(seed).at("chance").numpy()
     labels = np.ones(len(rows))
     guesses = (coins.standard_normal(rows.shape) for _ in range(tries))

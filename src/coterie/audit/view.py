@@ -123,7 +123,7 @@ class View:
         )
 
     def others(self, posts: Array, sent: Array, *, noise: float = 0.0) -> "View":
-        """Give what all other clients together see of a run of which this is the server's view.
+        """Return what all other clients together see of a run of which this is the server's view.
 
         Args:
             posts: The posts, (T, D).

@@ -203,7 +203,7 @@ def _report(done: Mapping[Path, str], folder: Path, findings: Sequence[str]) -> 
 
 
 def _together(spent: Spent) -> dict[str, Any]:
-    """Give what all cells have spent; null where nothing was, or where there is no bound."""
+    """Return what all cells have spent; null where nothing was, or where there is no bound."""
     return {
         "together": spent.together,
         "unfinished_but_counted": [str(place) for place in spent.unfinished],

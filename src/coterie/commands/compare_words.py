@@ -125,7 +125,7 @@ def sentences(found: Findings) -> Iterator[str]:
 
 
 def findings_of(folder: Path) -> list[str]:
-    """Give the sentences on what is done of a comparison, anew from its runs."""
+    """Return the sentences on what is done of a comparison, anew from its runs."""
     cells = read_comparison(folder).cells()
     done = {n: Ended("done") for n, cell in enumerate(cells) if is_done(folder / cell.place)}
     return list(sentences(find(rows_of(cells, done, folder), folder)))
@@ -171,7 +171,7 @@ def troubles(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def as_json(found: Findings, rows: Sequence[Row]) -> dict[str, Any]:
-    """Give frontier and differences as one strict JSON object."""
+    """Return frontier and differences as one strict JSON object."""
     done = [row for row in rows if row["status"] == "done"]
     tuning = {row["label"]: row["tuning"] for row in done}
     return {

@@ -39,7 +39,7 @@ def add_completion(commands: Commands, action: Action) -> None:
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Give the script of a shell for a parser, which is changed on the way."""
+    """Return the script of a shell for a parser, which is changed on the way."""
     import shtab
 
     for action in _actions(parser):
@@ -97,7 +97,7 @@ def _data_function(shell: str) -> str:
 
 
 def names() -> Mapping[str, list[str]]:
-    """Give the names of methods, models and data, without loading any of them."""
+    """Return the names of methods, models and data, without loading any of them."""
     package = files("coterie")
     methods = {"auto", *_registered(package.joinpath("methods"), "register")}
     methods |= {point.name for point in entry_points(group="coterie.methods")}

@@ -128,7 +128,7 @@ def _lay_privacy(table: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Give the plan's choice of data, as far as flags say it."""
+    """Return the plan's choice of data, as far as flags say it."""
     source: dict[str, Any] = {
         "client": arguments.client_column,
         "target": _listed(arguments.target),

@@ -100,7 +100,7 @@ def grouped(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Give the word that was probably meant.
+    """Return the word that was probably meant.
 
     >>> closest("comapre", ["compare", "plan"]), closest("xyz", ["plan"])
     ('compare', None)

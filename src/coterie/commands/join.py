@@ -64,7 +64,7 @@ def _learnt(found: Joined) -> str:
 
 
 def _beside(found: Joined) -> str:
-    """Give what must be read beside that epsilon."""
+    """Return what must be read beside that epsilon."""
     lines = found.guarantee.statement().splitlines()
     said = [line for line in lines if line.startswith(("SIMULATION", "NOT "))]
     said += found.said.get("caveats") or []

@@ -66,7 +66,7 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def _members(folder: Path) -> dict[Path, str]:
-    """Give the finished runs of a folder of several, or the folder itself, and their names if any.
+    """Return the finished runs of a folder of several, or the folder itself, and their names if any.
 
     Those of a comparison have labels; other runs go by their method.
     """

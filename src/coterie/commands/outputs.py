@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def check_file(path: Path, flag: str) -> Path:
-    """Give a path that a file can be written to.
+    """Return a path that a file can be written to.
 
     Raises:
         ValueError: If it is a folder, or lies in none that is there.

@@ -120,7 +120,7 @@ def _outline(
 def _advice(
     arguments: argparse.Namespace, clients: int, numbers: int, epsilon: float | None
 ) -> Advice:
-    """Say whether joining pays; of noise that is given, by the rounds that it buys."""
+    """Return whether joining pays; of noise that is given, by the rounds that it buys."""
     relation: Relation = arguments.relation or "zero_out"
     rounds: int | None = arguments.rounds
     clip = CLIP if arguments.clip is None else arguments.clip
@@ -147,7 +147,7 @@ def _advice(
 
 
 def _case(outline: Outline, epsilon: float | None, rule: int) -> Case:
-    """Give the facts of an advice on an outline."""
+    """Return the facts of an advice on an outline."""
     delta = outline.delta_of(outline.clients)
     mu = math.sqrt(outline.rounds) / _felt(outline, delta) / outline.clients
     whole = None if epsilon is None else mu_of(epsilon, delta, outline.relation, outline.replaced)
@@ -169,7 +169,7 @@ def _case(outline: Outline, epsilon: float | None, rule: int) -> Case:
 
 
 def _felt(outline: Outline, delta: float) -> float:
-    """Give the noise of one number of a posted mean over the clip."""
+    """Return the noise of one number of a posted mean over the clip."""
     return outline.error(outline.noise(delta), outline.clients) / math.sqrt(outline.numbers)
 
 
@@ -222,7 +222,7 @@ def _existing(at: Callable[[float], Advice | None]) -> list[Advice]:
 
 
 def _outline_of(plan: "Plan", spec: "Spec", advice: Advice) -> Outline | None:
-    """Give the outline of a plan that posts a mean; None if its rounds differ in noise."""
+    """Return the outline of a plan that posts a mean; None if its rounds differ in noise."""
     events, clients = set(plan.guarantee(spec.clients).events), spec.clients
     error = plan.relative_error(spec)
     if len(events) != 1 or error is None:

@@ -41,7 +41,7 @@ class Found:
     usual: bool = False
 
     def error_under_pfeb(self) -> float | None:
-        """Give the noise of a posted mean under the usual method; None if another was asked for.
+        """Return the noise of a posted mean under the usual method; None if another was asked for.
 
         Its contributions have more parts than the mean, and these share the budget.
         """
@@ -59,7 +59,7 @@ class Found:
         return [*heavy, *(["epsilon_by_rounds"] if grid > HEAVY // 3 else [])]
 
     def curves(self) -> tuple[Points, Points]:
-        """Give epsilon by rounds, and the error of a posted mean by clients; empty if unknown."""
+        """Return epsilon by rounds, and the error of a posted mean by clients; empty if unknown."""
         if self.outline is None or self.outlook is None:
             return (), ()
         z, slow = self.outlook.noise_multiplier, "epsilon_by_rounds" in self.left_out()
@@ -125,7 +125,7 @@ def _protected(relation: str) -> str:
 
 
 def _noise(outlook: Outlook, *, local: bool) -> str:
-    """Give the noise multiplier, and what it is of."""
+    """Return the noise multiplier, and what it is of."""
     z, summed = outlook.noise_multiplier, outlook.over_clip * outlook.cohort
     if local:
         told = f"noise of one client's message over the clip; of a sum of {outlook.cohort:,.4g}: "
@@ -150,7 +150,7 @@ def _usual_error(error: float | None) -> list[tuple[str, str]]:
 
 
 def _views(outlook: Outlook) -> list[tuple[str, str]]:
-    """Give epsilon by who looks, each on a line."""
+    """Return epsilon by who looks, each on a line."""
     views = outlook.views
     names = {
         "other_clients": "other clients",

@@ -44,7 +44,7 @@ def _mean(row: Mapping[str, Any], key: str) -> str:
 
 
 def _own(row: Mapping[str, Any], key: str) -> str:
-    """Give a mean over clients; of R^2 below -1, which few clients make so, the median."""
+    """Return a mean over clients; of R^2 below -1, which few clients make so, the median."""
     if not _is_ruined(row, key):
         return _mean(row, key)
     median = row.get(f"{key}_median")
@@ -166,7 +166,7 @@ def _beside_one(row: Mapping[str, Any]) -> Table:
 
 
 def _beside_several(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Give each reference once, in the head, and each run's t and share of clients worse off."""
+    """Return each reference once, in the head, and each run's t and share of clients worse off."""
     title = f"t of own {_unit(rows[0])} less the reference's (below 0: better), clients worse off"
     table = Table(title=title, box=box.SIMPLE)
     table.add_column("method")

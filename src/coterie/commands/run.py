@@ -248,7 +248,7 @@ def _say_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _foreseen(row: Mapping[str, Any]) -> Iterator[str]:
-    """Give the verdict that came before the run, and why its method was picked."""
+    """Return the verdict that came before the run, and why its method was picked."""
     if (verdict := row.get("verdict")) is not None:
         yield f"the verdict before the run was {verdict['verdict']!r}: {verdict['words']}"
     if row.get("chosen"):
@@ -307,7 +307,7 @@ def _refuse_with_resume(arguments: argparse.Namespace) -> None:
 
 
 def _picked(run_plan: RunPlan) -> Method:
-    """Give the method that will be run, as far as that is known before data is opened."""
+    """Return the method that will be run, as far as that is known before data is opened."""
     method = run_plan.method
     found = usual(method, run_plan.privacy) if isinstance(method, Auto) else None
     return found or method

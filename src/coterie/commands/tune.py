@@ -220,7 +220,7 @@ def _table(trials: Sequence[Trial]) -> list[str]:
 
 
 def _refusals(trials: Sequence[Trial]) -> list[str]:
-    """Give every reason once, with the first combination that was refused for it."""
+    """Return every reason once, with the first combination that was refused for it."""
     refused = [trial for trial in trials if trial.refused is not None]
     if not refused:
         return []

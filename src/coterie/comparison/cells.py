@@ -101,7 +101,7 @@ def cells_of(
     grid: Mapping[str, Sequence[Any]],
     real_noise: bool,
 ) -> Iterator[Cell]:
-    """Give the runs of one entry, by epsilon, then by seed."""
+    """Return the runs of one entry, by epsilon, then by seed."""
     shape, chosen = shape_of(entry.settings), grid_of(grid, entry)
     asked: Sequence[float | None] = epsilons
     if shape in (Shape.NONE, Shape.POOLED):
@@ -151,7 +151,7 @@ def place_of(label: str, epsilon: float | None, seed: int, *, real: bool) -> str
 
 
 def grid_of(grid: Mapping[str, Sequence[Any]], entry: Entry) -> dict[str, Sequence[Any]]:
-    """Give what of a grid concerns an entry: its own keys win over those for all."""
+    """Return what of a grid concerns an entry: its own keys win over those for all."""
     found: dict[str, Sequence[Any]] = {}
     for key, values in grid.items():
         own = key.removeprefix(f"{entry.label}.")

@@ -116,7 +116,7 @@ def holm(levels: Sequence[float]) -> list[float]:
 
 
 def _variance(values: Array) -> float:
-    """Give the variance of the mean of these values."""
+    """Return the variance of the mean of these values."""
     return float(values.var(ddof=1)) / len(values)
 
 

@@ -81,7 +81,7 @@ class Comparison:
         return {**copy.deepcopy(dict(self.base)), "compare": compare}
 
     def cells(self) -> list[Cell]:
-        """Give every run, entry by entry, then by epsilon, then by seed."""
+        """Return every run, entry by entry, then by epsilon, then by seed."""
         return [
             cell
             for entry in self.entries
@@ -155,7 +155,7 @@ def _check_compare(compare: Any, base: Mapping[str, Any]) -> None:
 
 
 def _named(methods: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give (label, table) of every method asked for, however it was written."""
+    """Return (label, table) of every method asked for, however it was written."""
     if isinstance(methods, Mapping):
         listed = [{"label": label, "kind": label, **dict(told)} for label, told in methods.items()]
     elif isinstance(methods, list | tuple) and methods:

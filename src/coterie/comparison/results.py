@@ -128,12 +128,12 @@ class Findings:
         return self.metric == "nmse"
 
     def at(self, epsilon: float) -> list[Point]:
-        """Give the points of one epsilon."""
+        """Return the points of one epsilon."""
         return [point for point in self.points if point.epsilon == epsilon]
 
 
 def rows_of(cells: Sequence[Cell], ended: Mapping[int, Ended], folder: Path) -> list[Row]:
-    """Give the table's rows, one a cell."""
+    """Return the table's rows, one a cell."""
     return [_row(cell, ended.get(number), folder) for number, cell in enumerate(cells)]
 
 
@@ -162,7 +162,7 @@ def _row(cell: Cell, ended: Ended | None, folder: Path) -> Row:
 
 
 def _charged(record: Mapping[str, Any], tuned: TunedOn) -> Row:
-    """Give what a private choice cost: all runs and scores count for the other clients.
+    """Return what a private choice cost: all runs and scores count for the other clients.
 
     What an earlier choice has left uncovered stays so, and is said first.
     """
@@ -248,7 +248,7 @@ class _Errors:
         self._kept: dict[str, dict[str, dict[str, float]]] = {}
 
     def of(self, row: Row) -> dict[str, dict[str, float]]:
-        """Give {"error": {client: own error}, "error_alone": ...}."""
+        """Return {"error": {client: own error}, "error_alone": ...}."""
         if row["run"] not in self._kept:
             table = pq.read_table(self._folder / row["run"] / "metrics.parquet")
             names = table["client"].to_pylist()
@@ -289,7 +289,7 @@ def _is_alone(rows: Sequence[Row], alone: Array, read: _Errors) -> bool:
 def _side_by_side(
     first: Sequence[Row], second: Sequence[Row], read: _Errors, against: str
 ) -> tuple[Array, Array] | None:
-    """Give errors on the seeds and clients that both have, (clients, seeds) each."""
+    """Return errors on the seeds and clients that both have, (clients, seeds) each."""
     ours = {row["seed"]: read.of(row)["error"] for row in first}
     theirs = {row["seed"]: read.of(row).get(against) for row in second}
     pairs = [(ours[seed], other) for seed in ours if (other := theirs.get(seed)) is not None]

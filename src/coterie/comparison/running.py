@@ -75,7 +75,7 @@ def claim_folder(folder: Path, comparison: Comparison) -> None:
 
 
 def finished(folder: Path) -> dict[Path, str]:
-    """Give the run folders of a comparison that are done, in its order, with their labels."""
+    """Return the run folders of a comparison that are done, in its order, with their labels."""
     cells = read_comparison(folder).cells()
     done = [cell for cell in cells if is_done(folder / cell.place)]
     return {run_of(folder / cell.place): cell.label for cell in done}
@@ -135,7 +135,7 @@ class _Board:
                 self.left.add(number)
 
     def take(self) -> int | None:
-        """Give the cell that is expected to take longest."""
+        """Return the cell that is expected to take longest."""
         if not self.left:
             return None
         number = max(self.left, key=lambda n: (self._expected(n), -n))

@@ -76,14 +76,14 @@ def spent_by(places: Sequence[Path]) -> Spent:
 
 
 def has_charged(place: Path) -> bool:
-    """Say whether a cell, or a run of its selection, has paid for a post."""
+    """Return whether a cell, or a run of its selection, has paid for a post."""
     ledgers = [place / "ledger.jsonl", place / "scores" / "ledger.jsonl"]
     ledgers += sorted(place.glob("runs/*/ledger.jsonl"))
     return any(b'"charge"' in path.read_bytes() for path in ledgers if path.exists())
 
 
 def _stated(place: Path) -> tuple[Guarantee, bool]:
-    """Give what a cell has spent or may still spend, and whether it is done."""
+    """Return what a cell has spent or may still spend, and whether it is done."""
     if (place / "selection.json").exists() or (place / "scores").exists():
         record = json.loads((place / "selection.json").read_text(encoding="utf-8"))
         drawn = [int(number) for number in record["guarantee"]["drawn"]]

@@ -51,7 +51,7 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def run_of(place: Path) -> Path:
-    """Give the run that a cell is scored by: its own, or the one that was chosen privately."""
+    """Return the run that a cell is scored by: its own, or the one that was chosen privately."""
     record = selection_of(place)
     return place if record is None else place / str(record["chosen"])
 
@@ -64,7 +64,7 @@ def selection_of(place: Path) -> dict[str, Any] | None:
 
 
 def is_done(place: Path) -> bool:
-    """Say whether a cell needs no more work."""
+    """Return whether a cell needs no more work."""
     return (run_of(place) / "result.json").exists()
 
 
@@ -125,7 +125,7 @@ def _patiently(work: Callable[[], object]) -> None:
 
 
 def _chosen(cell: Cell, folder: Path, selection: Selection) -> RunPlan:
-    """Give a cell's plan; settings are chosen once, and kept beside the runs."""
+    """Return a cell's plan; settings are chosen once, and kept beside the runs."""
     place = folder / cell.place
     if (place / "plan.toml").exists():
         return load_plan(place / "plan.toml")

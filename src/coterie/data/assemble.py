@@ -56,7 +56,7 @@ class _Places:
     cursor: NDArray[np.int64]
 
     def assign(self, batch: Batch) -> NDArray[np.int64]:
-        """Give every row of a batch the next free place of its client."""
+        """Return every row of a batch the next free place of its client."""
         codes = np.array([self.index.get(name, -1) for name in batch.names], int)[batch.codes]
         order = np.argsort(codes, kind="stable")
         ordered = codes[order]

@@ -15,7 +15,7 @@ WHOLE = r"^\s*[+-]?\d+\s*$"
 
 
 def listed(column: Any) -> list[Any]:
-    """Give the values of a column."""
+    """Return the values of a column."""
     return column if isinstance(column, list) else list(column.to_pylist())
 
 

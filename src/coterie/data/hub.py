@@ -195,7 +195,7 @@ def _folder(path: Path) -> _Part:
 
 
 def _data_files(path: Path, listed: Any) -> list[Path]:
-    """Give the files that state.json names, which lie beside it."""
+    """Return the files that state.json names, which lie beside it."""
     entries = listed if isinstance(listed, list) else []
     names = [entry.get("filename") if isinstance(entry, dict) else entry for entry in entries]
     odd = [name for name in names if not isinstance(name, str) or Path(name).name != name]

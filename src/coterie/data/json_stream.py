@@ -217,7 +217,7 @@ class _Scan:
             raise broken(self.path, self.taken, f"the file ends with {self.depth} brackets open")
 
     def at(self, position: int) -> int:
-        """Give the place in the file of a place in the skeleton."""
+        """Return the place in the file of a place in the skeleton."""
         if not self.kept:
             return 0
         start, byte = self.kept[bisect_right(self.kept, position, key=lambda pair: pair[0]) - 1]

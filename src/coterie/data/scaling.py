@@ -79,7 +79,7 @@ def standardise_clients(
 
 
 def client_moments(train: FederatedDataset) -> Moments:
-    """Give what `standardise_clients` centres and scales by, (clients, features) each.
+    """Return what `standardise_clients` centres and scales by, (clients, features) each.
 
     A row of them is its client's own data, and no one else's. A column that does not vary inside a
     client has an infinite scale; sparse rows have centers of 0.

@@ -31,7 +31,7 @@ class Piece(Protocol):
         """How many rows there are."""
 
     def column(self, name: str) -> Any:
-        """Give a column: an Arrow array, or a list of values that Arrow does not know."""
+        """Return a column: an Arrow array, or a list of values that Arrow does not know."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Slice:
     num_rows: int
 
     def column(self, name: str) -> Any:
-        """Give a column."""
+        """Return a column."""
         return self.columns[name]
 
 
@@ -68,7 +68,7 @@ def _is_bytes(value: Any) -> bool:
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """Give lists of whole numbers the type of bytes, by which images are known."""
+    """Return lists of whole numbers the type of bytes, by which images are known."""
     kind, depth = column.type, 0
     while pa.types.is_list(kind):
         kind, depth = kind.value_type, depth + 1

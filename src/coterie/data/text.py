@@ -113,7 +113,7 @@ class Tags:
     several: bool
 
     def encode(self, values: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Give the targets and which rows have any; several labels may all be absent.
+        """Return the targets and which rows have any; several labels may all be absent.
 
         Args:
             values: For each row "a|b", or a list of tags, or None.
@@ -210,7 +210,7 @@ def _from_file(path: Path, what: str, tokens: str) -> list[str]:
 
 
 def _first(line: str, tokens: str) -> str:
-    """Give the word at the beginning of a line, without the count behind it."""
+    """Return the word at the beginning of a line, without the count behind it."""
     if tokens == "characters" and line and (not line[1:] or line[1].isspace()):
         return line[0]
     return next(iter(line.split()), "")

@@ -14,7 +14,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def parse_example(data: bytes) -> dict[str, list[Any]]:
-    """Give the values of every feature.
+    """Return the values of every feature.
 
     Raises:
         ValueError: It is no Example, or not a whole one.
@@ -42,7 +42,7 @@ def _values(feature: bytes) -> list[Any]:
 
 
 def _unpacked(kind: int, value: bytes | int) -> list[Any]:
-    """Give one value, or several that are packed."""
+    """Return one value, or several that are packed."""
     if kind == 1:
         return [value]
     if kind == 2:

@@ -91,7 +91,7 @@ def _hdf5(path: Path) -> Iterator[Any]:
 
 
 def _group(path: Path, file: Any, client: str) -> Mapping[str, Any]:
-    """Give the columns of a client."""
+    """Return the columns of a client."""
     group = file["examples"][client]
     if not hasattr(group, "keys"):
         raise DataError(
@@ -159,7 +159,7 @@ def _columns(
 
 
 def _plain(array: NDArray[Any]) -> list[Any]:
-    """Give numbers as they are, and bytes as text."""
+    """Return numbers as they are, and bytes as text."""
     if array.dtype.kind in "OS":
         return [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in array.tolist()]
     return list(array.tolist() if array.ndim == 1 else array)

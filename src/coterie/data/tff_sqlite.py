@@ -145,7 +145,7 @@ def _counts(base: _Base) -> dict[tuple[str, str], int] | None:
 
 
 def _client(base: _Base, name: Any) -> str:
-    """Give a client's name; columns without a type hold whole numbers too."""
+    """Return a client's name; columns without a type hold whole numbers too."""
     if isinstance(name, str | int):
         return str(name)
     what = "missing (NULL)" if name is None else f"{name!r}"
@@ -220,7 +220,7 @@ def _is_number(name: str) -> bool:
 
 
 def _one(values: list[Any] | None) -> Any:
-    """Give the one value of a feature, or all of several; bytes as text."""
+    """Return the one value of a feature, or all of several; bytes as text."""
     if not values:
         return None
     texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values]

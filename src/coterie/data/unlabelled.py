@@ -74,7 +74,7 @@ def load_unlabelled(
 
 
 def target_constants(source: Source, columns: Sequence[str]) -> tuple[float, float]:
-    """Give the declared center and scale of the target: what is predicted is in these units."""
+    """Return the declared center and scale of the target: what is predicted is in these units."""
     own = sorted({"y", *source.targets} - set(columns))
     return (
         next((source.center[name] for name in own if name in source.center), 0.0),
@@ -150,7 +150,7 @@ def _open(path: Path, source: Source) -> File:
 
 
 def _whose(file: File, source: Source, client: str | None, owner: str | None) -> str | None:
-    """Give the client of all rows; None where a column names each row's."""
+    """Return the client of all rows; None where a column names each row's."""
     if client is not None or source.client in file.names:
         return client
     if owner is None:

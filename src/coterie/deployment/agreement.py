@@ -76,7 +76,7 @@ def agree(run_plan: RunPlan, federation: Federation) -> Agreement:
 
 
 def promise(agreement: Agreement) -> Guarantee:
-    """Give what a run of the agreement guarantees."""
+    """Return what a run of the agreement guarantees."""
     federation = agreement.federation
     promised = agreement.plan.guarantee(federation.spec.clients)
     return replace(promised, assumed=federation.assumed)

@@ -61,7 +61,7 @@ class PublicKeys:
                 raise ValueError(f"{str(key)[:70]!r}: expected 64 hexadecimal digits")
 
     def lines(self) -> str:
-        """Give the lines that federation.toml needs; clients are still to be listed."""
+        """Return the lines that federation.toml needs; clients are still to be listed."""
         sites = {name: {"key": key, "clients": []} for name, key in self.sites.items()}
         return to_toml({"coordinator": self.coordinator, "sites": sites})
 

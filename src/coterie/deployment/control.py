@@ -46,7 +46,7 @@ class Control:
             return int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
 
     def online(self) -> set[int]:
-        """Give the numbers of the SuperNodes that the SuperLink hears from."""
+        """Return the numbers of the SuperNodes that the SuperLink hears from."""
         from flwr.proto.control_pb2 import ListNodesRequest
 
         with self._open() as client:
@@ -76,7 +76,7 @@ class Control:
         return int(answer.run_id)
 
     def status(self, run: int) -> tuple[str, str]:
-        """Give a run's status (such as "running" or "finished:completed"), and details."""
+        """Return a run's status (such as "running" or "finished:completed"), and details."""
         from flwr.proto.control_pb2 import ListRunsRequest
 
         with self._open() as client:

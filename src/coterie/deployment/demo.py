@@ -108,7 +108,7 @@ def write_demo(demo: Demo, data: FederatedDataset) -> App:
 
 
 def plan_of(demo: Demo) -> RunPlan:
-    """Give the plan; the same one can be simulated."""
+    """Return the plan; the same one can be simulated."""
     return RunPlan(
         data=DataChoice(name="districts", test=DISTRICTS_TEST_ROWS),
         method=PMTL(model=Linear()),
@@ -130,7 +130,7 @@ def write_rows(path: Path, data: FederatedDataset, first: int, last: int) -> Non
 
 
 def site_config(folder: Path, app: App, site: str) -> Mapping[str, str | bool]:
-    """Give what a site's SuperNode is started with."""
+    """Return what a site's SuperNode is started with."""
     assert app.keys is not None
     return {
         "simulation": app.agreement.plan.simulation_seed is not None,

@@ -22,7 +22,7 @@ _GRACE = 6.0
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Give the processes whose mark begins so, each with its command line."""
+    """Return the processes whose mark begins so, each with its command line."""
     if not _PROC.is_dir() or not hasattr(os, "pidfd_open"):
         raise OSError("starting a federation on this machine needs Linux (/proc and pidfd_open)")
     found = {}
@@ -101,7 +101,7 @@ def guard(parent: int, mark: str, grace: float = _GRACE) -> None:
 
 
 def _has(place: Path, mark: str) -> bool:
-    """Say whether a process carries a mark that begins so, and has not ended."""
+    """Return whether a process carries a mark that begins so, and has not ended."""
     try:
         variables = (place / "environ").read_bytes().split(b"\0")
         ended = (place / "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")

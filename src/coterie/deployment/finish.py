@@ -68,7 +68,7 @@ def finish(
 
 
 def finished_summary(folder: Path) -> dict[str, Any] | None:
-    """Give the summary of a run that is done; None of one that is not.
+    """Return the summary of a run that is done; None of one that is not.
 
     Raises:
         ConfigError: If it is done, and its files are damaged.
@@ -94,7 +94,7 @@ def summary_of(
     score: Score | None = None,
     local: Score | None = None,
 ) -> dict[str, Any]:
-    """Give the summary of a deployed run: the keys of a simulated one, null where none apply.
+    """Return the summary of a deployed run: the keys of a simulated one, null where none apply.
 
     Args:
         agreement: Plan and federation.

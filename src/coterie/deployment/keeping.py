@@ -51,7 +51,7 @@ def keep_models(
     moments: Moments | None = None,
     notices: Sequence[str] = (),
 ) -> Callable[[Path, Tree, Tree], None]:
-    """Give what keeps models and scores when a run ends.
+    """Return what keeps models and scores when a run ends.
 
     Args:
         agreement: Plan and federation.
@@ -92,7 +92,7 @@ def keep_models(
 
 
 def is_kept(folder: Path, shared: str) -> bool:
-    """Say whether models of this last shared tree are kept already."""
+    """Return whether models of this last shared tree are kept already."""
     try:
         kept = json.loads((folder / SITE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -137,7 +137,7 @@ def _scores(
 def _summary(
     agreement: Agreement, site: str, score: Score, local: Score | None, seconds: float
 ) -> dict[str, Any]:
-    """Give the summary of a site: that of the run, with scores of its own clients."""
+    """Return the summary of a site: that of the run, with scores of its own clients."""
     summary = summary_of(agreement, promise(agreement), seconds, score, local)
     own = len(agreement.federation.sites[site].clients)
     deployment = {**summary["deployment"], "site": site}

@@ -214,7 +214,7 @@ def _undeclared(agreement: Agreement) -> Iterator[str]:
 
 
 def epsilon_by_view(agreement: Agreement) -> dict[str, float]:
-    """Give epsilon by who looks, under the federation's trust."""
+    """Return epsilon by who looks, under the federation's trust."""
     federation = agreement.federation
     return by_view(agreement.plan.guarantee(len(federation.clients)), federation)
 
@@ -249,7 +249,7 @@ def read_rows(config: Mapping[str, Any]) -> FederatedDataset:
 
 
 def name_of(folder: Path) -> str:
-    """Give an app's name, of letters, digits and hyphens as Flower wants it.
+    """Return an app's name, of letters, digits and hyphens as Flower wants it.
 
     >>> name_of(Path("runs/Ward 7 (north)")), name_of(Path("7"))
     ('Ward-7-north', 'federation-7')
@@ -260,7 +260,7 @@ def name_of(folder: Path) -> str:
 
 
 def package_of(name: str) -> str:
-    """Give the package of an app; no name of it can hide another module's."""
+    """Return the package of an app; no name of it can hide another module's."""
     return f"{name.replace('-', '_').lower()}_app"
 
 
@@ -312,7 +312,7 @@ def _check_keys(keys: Path, federation: Federation) -> None:
 
 @contextmanager
 def _aside(folder: Path) -> Iterator[Path]:
-    """Give a folder beside the one that is meant, so that an app is whole or absent."""
+    """Return a folder beside the one that is meant, so that an app is whole or absent."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as kept:
         made = Path(kept, "made")

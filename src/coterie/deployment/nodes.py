@@ -46,7 +46,7 @@ def _literal(name: str, value: Any) -> str:
 
 
 def free_port() -> int:
-    """Give a port of 127.0.0.1 that is free at this moment."""
+    """Return a port of 127.0.0.1 that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

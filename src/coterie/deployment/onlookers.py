@@ -35,7 +35,7 @@ _SEES = {
 
 
 def coordinator_epsilon(guarantee: Guarantee, federation: Federation) -> float:
-    """Give epsilon against the coordinator, by the view that the federation's trust calls for."""
+    """Return epsilon against the coordinator, by the view that the federation's trust calls for."""
     return guarantee.views[VIEWS[federation.trust]]
 
 
@@ -49,7 +49,7 @@ def coordinator_sees(guarantee: Guarantee, federation: Federation) -> str:
 
 
 def by_view(guarantee: Guarantee, federation: Federation) -> dict[str, float]:
-    """Give epsilon by who looks: the views of the guarantee that exist here.
+    """Return epsilon by who looks: the views of the guarantee that exist here.
 
     The coordinator's is called `coordinator`, whichever view of a server it is.
     """
@@ -60,7 +60,7 @@ def by_view(guarantee: Guarantee, federation: Federation) -> dict[str, float]:
 
 
 def caveats(guarantee: Guarantee, federation: Federation) -> list[str]:
-    """Give what must be read beside the guarantee of a deployment."""
+    """Return what must be read beside the guarantee of a deployment."""
     if not guarantee.events:
         return [OWN_SITE]
     epsilon = coordinator_epsilon(guarantee, federation)
@@ -75,7 +75,7 @@ def caveats(guarantee: Guarantee, federation: Federation) -> list[str]:
 def deployment_told(
     guarantee: Guarantee, federation: Federation, *, hidden: bool
 ) -> dict[str, Any]:
-    """Give what a run says of how it was deployed; public facts of plan and federation alone.
+    """Return what a run says of how it was deployed; public facts of plan and federation alone.
 
     Args:
         guarantee: What is promised.

@@ -137,7 +137,7 @@ class LocalFederation:
         return self.control.submit(app, config or {})
 
     def run_status(self, run: int) -> str:
-        """Give the status of a run, such as "running" or "finished:completed"."""
+        """Return the status of a run, such as "running" or "finished:completed"."""
         return self.control.status(run)[0]
 
     def wait(self, run: int, seconds: float) -> str:
@@ -207,21 +207,21 @@ class LocalFederation:
         descendants.send(found[0], self._mark(LINK), signal.SIGKILL)
 
     def server_apps(self) -> list[int]:
-        """Give the processes of ServerApps."""
+        """Return the processes of ServerApps."""
         words = descendants.marked(self._mark(LINK)).items()
         return [process for process, line in words if "flwr-serverapp" in line]
 
     def is_running(self, name: str) -> bool:
-        """Say whether the SuperLink ("superlink") or a SuperNode is running."""
+        """Return whether the SuperLink ("superlink") or a SuperNode is running."""
         child = self._children.get(name)
         return child is not None and child.poll() is None
 
     def log(self, name: str) -> Path:
-        """Give the log of the SuperLink ("superlink") or of a SuperNode."""
+        """Return the log of the SuperLink ("superlink") or of a SuperNode."""
         return self.folder / "logs" / f"{name}.log"
 
     def environment(self, name: str) -> dict[str, str]:
-        """Give the environment of a process of the federation ("cli": to run `flwr` in)."""
+        """Return the environment of a process of the federation ("cli": to run `flwr` in)."""
         home = self.folder / "flower" / name
         usual = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
         path = os.pathsep.join([str(Path(sys.executable).parent), usual.get("PATH", "")])
@@ -336,7 +336,7 @@ class LocalFederation:
             time.sleep(pause)
 
     def tail(self, name: str, lines: int = 20) -> str:
-        """Give the end of a log."""
+        """Return the end of a log."""
         return "\n".join(self._since(name, 0).splitlines()[-lines:])
 
     def _since(self, name: str, begun: int) -> str:

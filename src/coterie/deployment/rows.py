@@ -28,7 +28,7 @@ Rows = tuple[NDArray[Any], NDArray[Any]]
 def load_rows(
     agreement: Agreement, site: str, app: Path, config: Mapping[str, Any]
 ) -> tuple[FederatedDataset, FederatedDataset, Moments | None]:
-    """Give a site's training and test rows, and what its clients' own are scaled by, if they are.
+    """Return a site's training and test rows, and what its clients' own are scaled by, if they are.
 
     The means and deviations are kept at the site beside the models, which answer scaled rows.
 
@@ -169,7 +169,7 @@ def place(
 def _check_clients(
     names: list[str], federation: Federation, site: str, where: str
 ) -> tuple[str, ...]:
-    """Give a site's clients; refuse rows of others, and clients without."""
+    """Return a site's clients; refuse rows of others, and clients without."""
     if site not in federation.sites:
         raise DataError(
             f"{where}: site {site!r} is not in the federation: expected one of "

@@ -104,7 +104,7 @@ def _errors(path: Path) -> int:
 
 
 def _last_line(path: Path) -> str | None:
-    """Give the last words of the worker; for the site alone, which may see the folder."""
+    """Return the last words of the worker; for the site alone, which may see the folder."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:

@@ -126,7 +126,7 @@ def _account(folder: Path, posts: int, begun: bool) -> tuple[int, int, bool]:
 
 
 def _epsilons(agreement: Agreement, charged: int) -> dict[str, Any]:
-    """Give epsilon by view: of the rounds that were charged, and of all that are planned."""
+    """Return epsilon by view: of the rounds that were charged, and of all that are planned."""
     guarantee, federation = promise(agreement), agreement.federation
     so_far = replace(guarantee, events=guarantee.events[:charged])
     return {
@@ -143,7 +143,7 @@ def _plain(views: Mapping[str, float]) -> dict[str, float | str | None]:
 
 
 def _by_round(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give what became of each round's questions, those of a round under way too."""
+    """Return what became of each round's questions, those of a round under way too."""
     found: dict[int, dict[str, Any]] = {}
     for line in lines:
         if line["event"] not in ("round", "short") or type(line.get("round")) is not int:
@@ -160,7 +160,7 @@ def _by_round(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _sites(
     folder: Path, agreement: Agreement, lines: list[dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Give what is known of each site: when it was met, which round counted, what went wrong."""
+    """Return what is known of each site: when it was met, which round counted, what went wrong."""
     counted = _kept(folder).get("counted")
     counted = counted if isinstance(counted, dict) else {}
     found: dict[str, dict[str, Any]] = {}
@@ -215,7 +215,7 @@ def _state(folder: Path, lines: list[dict[str, Any]]) -> str:
 
 
 def _ended(lines: list[dict[str, Any]]) -> str | None:
-    """Give what ended the last start, if it says so; a process that is killed says nothing."""
+    """Return what ended the last start, if it says so; a process that is killed says nothing."""
     found = None
     for line in lines:
         if line["event"] in ("started", "resumed"):
@@ -226,7 +226,7 @@ def _ended(lines: list[dict[str, Any]]) -> str | None:
 
 
 def is_held(path: Path, locks: Path = _LOCKS) -> bool | None:
-    """Say whether a process of this machine holds a lock on a file; None if nobody can tell."""
+    """Return whether a process of this machine holds a lock on a file; None if nobody can tell."""
     try:
         about, listed = path.stat(), locks.read_text(encoding="utf-8")
     except OSError:

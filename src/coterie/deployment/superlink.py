@@ -57,7 +57,7 @@ class Door:
             await send({"type": "websocket.close", "code": 1008})
 
     def is_local(self, scope: Scope) -> bool:
-        """Say whether the connection itself is from an address that may do everything."""
+        """Return whether the connection itself is from an address that may do everything."""
         peer = scope.get("client")
         if peer is None or _was_forwarded(scope):
             return False
@@ -68,7 +68,7 @@ class Door:
 
 
 def is_open(scope: Scope) -> bool:
-    """Say whether a path is for everybody."""
+    """Return whether a path is for everybody."""
     path = str(scope.get("path", ""))
     # Nothing is served under such a path; it is refused before anybody can take it for another.
     if ".." in path or "//" in path or "\\" in path or scope.get("root_path"):
@@ -159,7 +159,7 @@ def _was_forwarded(scope: Scope) -> bool:
 
 
 def _is_any(host: str) -> bool:
-    """Say whether a host is no single address: all of them, or a name."""
+    """Return whether a host is no single address: all of them, or a name."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -67,7 +67,7 @@ def relay(content: bytes, app: Path, config: Mapping[str, Any]) -> bytes:
 
 
 def socket_of(folder: Path) -> Path:
-    """Give the address of a site's worker; short, since such addresses may not be long."""
+    """Return the address of a site's worker; short, since such addresses may not be long."""
     place = Path(tempfile.gettempdir()) / f"coterie-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
     if place.stat().st_uid != os.getuid() or place.stat().st_mode & 0o077:

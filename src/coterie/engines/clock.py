@@ -130,7 +130,7 @@ class Durations:
         return self._at(self._uniforms("report") ** (1 / CALIBRATION_ROUNDS))
 
     def expected_answers(self, wait: float) -> float:
-        """Give the expected number of clients that need at most so many seconds."""
+        """Return the expected number of clients that need at most so many seconds."""
         if wait < self.least:
             return 0.0
         over, certain = wait - self.mean, self.deviation == 0
@@ -138,7 +138,7 @@ class Durations:
         return float(np.where(certain, over >= 0, chances).sum())
 
     def wait_for(self, answers: float) -> float:
-        """Give the shortest wait with so many answers expected, by bisection."""
+        """Return the shortest wait with so many answers expected, by bisection."""
         if self.expected_answers(self.least) >= answers:
             return self.least
         # Nine deviations: the chance of more is lost in float64, so everyone is expected there.
@@ -176,13 +176,13 @@ class Clock:
         return self.durations.expected_answers(self.wait)
 
     def times(self, index: int) -> Seconds:
-        """Give the seconds that each client needs in a round."""
+        """Return the seconds that each client needs in a round."""
         if index < 0:
             raise ValueError(f"round {index}: expected a round from 0 on")
         return self.durations.draw(index)
 
     def round(self, index: int) -> Round:
-        """Give a round. One that nobody answers is a round as well."""
+        """Return a round. One that nobody answers is a round as well."""
         split = self.deadline.split(self.times(index))
         opened = index * self.deadline.period
         return Round(
@@ -257,7 +257,7 @@ class Stragglers:
         return isinstance(self.wait, str)
 
     def factors(self, clients: int) -> NDArray[np.float64]:
-        """Give the hardware factors of so many clients."""
+        """Return the hardware factors of so many clients."""
         if isinstance(self.hardware, tuple):
             if len(self.hardware) != clients:
                 raise ValueError(
@@ -268,11 +268,11 @@ class Stragglers:
         return np.linspace(1.0, FASTEST if self.hardware == "spread" else 1.0, clients)
 
     def coordinator_power(self, clients: int) -> float:
-        """Give the factor of a coordinator with the computing power of all clients together."""
+        """Return the factor of a coordinator with the computing power of all clients together."""
         return float(self.factors(clients).sum())
 
     def pooled_epoch_time(self, counts: ArrayLike, features: int) -> float:
-        """Give the mean seconds of an epoch over all rows, at such a coordinator."""
+        """Return the mean seconds of an epoch over all rows, at such a coordinator."""
         numbers = _numbers(counts, features)
         seconds = self.constant + self.seconds_per_number * float(numbers.sum())
         return max(seconds / self.coordinator_power(len(numbers)), self.least)

@@ -92,7 +92,7 @@ class Tally:
         self.refused = self.failed = self.silent = 0
 
     def told(self) -> dict[str, int]:
-        """Give the counts for the log; zeros are left out but for who was asked and answered."""
+        """Return the counts for the log; zeros are left out but for who was asked and answered."""
         found = dict(vars(self))
         always = ("asked", "answered")
         return {name: count for name, count in found.items() if count or name in always}

@@ -200,7 +200,7 @@ class Coordinator:
         return np.array(self.kept.cohort, dtype=np.int64)
 
     def drawn(self, cohort: Ids) -> dict[str, list[int]]:
-        """Give the clients of a cohort by site; sites without any are left out."""
+        """Return the clients of a cohort by site; sites without any are left out."""
         by_site = {
             site: np.intersect1d(cohort, numbers).tolist()
             for site, numbers in self.federation.numbers.items()
@@ -255,7 +255,7 @@ class Coordinator:
         self.conduct.note("cut", site=site, why=verdict.why)
 
     def is_enough(self, mechanism: Mechanism, answered: Collection[str], cohort: Ids) -> bool:
-        """Say whether the answers of these sites make a round.
+        """Return whether the answers of these sites make a round.
 
         Under a hidden cohort by public facts alone: the clients that sites host, not those drawn.
         Where clients add the noise, fewer than those whose noise is counted on make no round:
@@ -292,7 +292,7 @@ class Coordinator:
         self._keep()
 
     def counted(self, site: str) -> int:
-        """Give the last round in which a site's answer was in the post."""
+        """Return the last round in which a site's answer was in the post."""
         return self.kept.counted.get(site, -1)
 
     def _count(self, number: int) -> None:
@@ -301,7 +301,7 @@ class Coordinator:
         self._keep()
 
     def _finish(self) -> None:
-        """Give all sites the last shared tree, so that they can make their clients' models."""
+        """Return all sites the last shared tree, so that they can make their clients' models."""
         missing = set(self.federation.sites)
         for _ in range(self.federation.patience + 1):
             questions = {

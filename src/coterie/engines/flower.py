@@ -211,7 +211,7 @@ class GridTransport:
 
 
 def _is_of_node(answer: Parcel | str) -> TypeGuard[str]:
-    """Say whether Flower, not the site, has answered: its app could not start, or raised."""
+    """Return whether Flower, not the site, has answered: its app could not start, or raised."""
     return isinstance(answer, str) and answer.startswith(_ERROR)
 
 

@@ -52,7 +52,7 @@ class Masks:
         self._is_stale = True
 
     def parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
-        """Give a round's sum, once it is opened; nothing if the round is void."""
+        """Return a round's sum, once it is opened; nothing if the round is void."""
         lead = self._lead
         drawn = lead.drawn(cohort)
         lead.tally.asked = len(cohort)

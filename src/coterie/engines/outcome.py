@@ -34,7 +34,7 @@ class Progress:
     seconds: float | None = None
 
     def models(self, method: Method, data: FederatedDataset) -> Callable[[Ids], Tree]:
-        """Give a function from clients to their models as they stand."""
+        """Return a function from clients to their models as they stand."""
 
         def standing(ids: Ids) -> Tree:
             rows = self.store.take(ids, lambda n: method.enrol(self.shared, data.spec, n))
@@ -71,11 +71,11 @@ class Outcome:
         return self.billboard.posts
 
     def rows(self, ids: Ids) -> Tree:
-        """Give the models of some clients, stacked."""
+        """Return the models of some clients, stacked."""
         return self.models.take(ids, lambda count: {})
 
     def model(self, client: int) -> Tree:
-        """Give one client's model parameters."""
+        """Return one client's model parameters."""
         return {name: leaf[client] for name, leaf in self.models.leaves.items()}
 
     def finetune(self, method: Finetune, data: FederatedDataset) -> Callable[[Ids], Tree]:

@@ -61,7 +61,7 @@ class Speed:
             raise ValueError(f"device = {self.device!r}: no CUDA device is available; use 'cpu'")
 
     def clients(self, tree: Tree) -> int:
-        """Give the block size for clients with such a tree."""
+        """Return the block size for clients with such a tree."""
         row = 32.0 * max(size(tree), 1)  # bytes: float64 copies of a contribution
         if self.device != "cpu":
             return self.block or int(np.clip(8e9 / row, 1, 16384))
@@ -208,7 +208,7 @@ class _Simulation:
         return True
 
     def _gap(self) -> float:
-        """Give the relative duality gap of all clients together. Not private."""
+        """Return the relative duality gap of all clients together. Not private."""
         method, shared = self.plan.method, to(self.shared, self.speed.device)
         primal, gap = method.shared_cost(self.shared), 0.0
         everyone = np.arange(self.data.spec.clients, dtype=np.int64)
@@ -249,7 +249,7 @@ class _Simulation:
             self._zeroed = self._zeroed + self._noted
 
     def _last_progress(self, number: int) -> Progress:
-        """Give what an observer was shown after a round; without a seed nobody knows its cohort."""
+        """Return what an observer was shown after a round; without a seed nobody knows its cohort."""
         answered, seconds = None, None
         if self.plan.simulation_seed is not None:
             cohort, seconds = self._cohort(number)

@@ -34,7 +34,7 @@ SETUP_SESSIONS = 256
 
 
 def sites_needed(federation: Federation) -> int:
-    """Give how many sites t an opening takes: a public number, which no coordinator can lower.
+    """Return how many sites t an opening takes: a public number, which no coordinator can lower.
 
     2 t > n + 1: one site that colludes with a coordinator gains nothing by it (see `secagg.gate`).
     """
@@ -91,7 +91,7 @@ def shares(run: "SiteRun", letter: Letter) -> "Reply":
 
 
 def masked(run: "SiteRun", letter: Letter) -> "Reply":
-    """Give the round's sum under this session's masks."""
+    """Return the round's sum under this session's masks."""
     masking, session = _masking(run, letter), _session(letter)
     if masking.rounds.get(session, letter.round) != letter.round:
         raise RefusedError("a session that was another round's")

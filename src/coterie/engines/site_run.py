@@ -105,7 +105,7 @@ class SiteRun:
         return "hello", {"agreement": self.site.setting.agreement}, {}
 
     def round(self, letter: Letter) -> Reply:
-        """Give the sum of the drawn clients' bounded contributions."""
+        """Return the sum of the drawn clients' bounded contributions."""
         if self.site.setting.federation.trust != "server":
             raise RefusedError("this federation's sums are masked: sites send no plain ones")
         total = self.contribution(letter)
@@ -227,7 +227,7 @@ class SiteRun:
         return self._nothing(number, shared)
 
     def _nothing(self, number: int, shared: Tree) -> Arrays:
-        """Give a sum of nobody's contributions."""
+        """Return a sum of nobody's contributions."""
         contribution = self.site.plan.method.contribution(shared)
         template = {name: tuple(leaf.shape) for name, leaf in contribution.items()}
         totals = self.site.mechanisms[number].totals(template)

@@ -147,7 +147,7 @@ class Store:
         self._staged = 0
 
     def sealed(self) -> int | None:
-        """Give the round whose journal is closed and not applied yet, if there is one."""
+        """Return the round whose journal is closed and not applied yet, if there is one."""
         if self._folder is None or not (self._journal() / "sealed.json").exists():
             return None
         return int(json.loads((self._journal() / "sealed.json").read_text())["round"])

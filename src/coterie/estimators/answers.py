@@ -19,7 +19,7 @@ Whole = NDArray[np.int64]
 
 
 def common_model(outcome: Outcome, train: FederatedDataset) -> Tree | None:
-    """Give the model that all clients share; None where the method has none, or a part of one."""
+    """Return the model that all clients share; None where the method has none, or a part of one."""
     method, spec = outcome.plan.method, outcome.spec
     if method.shape is not Shape.SUM or method.has_places:
         return None
@@ -39,7 +39,7 @@ def with_model(models: Tree, common: Tree) -> Tree:
 
 
 def outputs(model: Model, models: Tree, data: FederatedDataset, owners: Whole) -> Floats:
-    """Give outputs for rows in the order in which they were handed over.
+    """Return outputs for rows in the order in which they were handed over.
 
     Args:
         model: What the trees are parameters of.
@@ -59,7 +59,7 @@ def outputs(model: Model, models: Tree, data: FederatedDataset, owners: Whole) -
 def deviations(
     method: Method, shared: Tree, train: FederatedDataset, rows: FederatedDataset, owners: Whole
 ) -> Floats:
-    """Give standard deviations in the order in which rows were handed over; see `outputs`.
+    """Return standard deviations in the order in which rows were handed over; see `outputs`.
 
     `train` and `rows` are of the same clients under the same numbers.
     """

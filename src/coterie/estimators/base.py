@@ -75,7 +75,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     _spec: Spec
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Give the settings; deep, those in `method_settings` also as `method__name`."""
+        """Return the settings; deep, those in `method_settings` also as `method__name`."""
         found: dict[str, Any] = super().get_params(deep=deep)
         given = self.method_settings
         if deep and isinstance(given, Mapping):
@@ -311,7 +311,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         )
 
     def _outputs(self, X: Any, clients: Any) -> NDArray[np.float64]:
-        """Give what each row's own client's model says of it: (rows,) or (rows, outputs)."""
+        """Return what each row's own client's model says of it: (rows,) or (rows, outputs)."""
         X, codes = self._rows(X, clients)
         models = self._models
         if (codes < 0).any():

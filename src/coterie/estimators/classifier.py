@@ -20,7 +20,7 @@ _LISTED = 8  # classes named in a message
 
 
 def _has_odds(estimator: "CoterieClassifier") -> bool:
-    """Say whether outputs are meant as log-odds; those of support vector machines are not."""
+    """Return whether outputs are meant as log-odds; those of support vector machines are not."""
     try:
         method = method_of(estimator.method, estimator.model, estimator.method_settings)
     except ValueError:  # told by fit
@@ -136,19 +136,19 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any, clients: Any = None) -> NDArray[Any]:
-        """Give the class of each row, by its own client's model."""
+        """Return the class of each row, by its own client's model."""
         outputs = self._outputs(X, clients)
         chosen = (outputs > 0).astype(int) if outputs.ndim == 1 else outputs.argmax(axis=1)
         found: NDArray[Any] = self.classes_[chosen]
         return found
 
     def decision_function(self, X: Any, clients: Any = None) -> NDArray[np.float64]:
-        """Give the scores: (rows,) for two classes (the second where positive), else (rows, k)."""
+        """Return the scores: (rows,) for two classes (the second where positive), else (rows, k)."""
         return self._outputs(X, clients)
 
     @available_if(_has_odds)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any, clients: Any = None) -> NDArray[np.float64]:
-        """Give the probability of each class, (rows, classes): logistic or softmax of the scores.
+        """Return the probability of each class, (rows, classes): logistic or softmax of the scores.
 
         Not calibrated beyond what the loss of the method does.
         """
@@ -156,12 +156,12 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
 
     @available_if(_has_odds)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any, clients: Any = None) -> NDArray[np.float64]:
-        """Give the logarithms of the probabilities."""
+        """Return the logarithms of the probabilities."""
         with np.errstate(divide="ignore"):
             return np.log(self._probabilities(self._outputs(X, clients)))
 
     def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
-        """Give the accuracy over all rows. Not private."""
+        """Return the accuracy over all rows. Not private."""
         predicted = self.predict(X, clients)
         return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 

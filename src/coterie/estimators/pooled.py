@@ -152,7 +152,7 @@ def _quartiles(values: Floats, tolerance: float) -> NDArray[np.bool_]:
 def _all_of(
     values: Floats, tolerance: float, fits: Callable[[Floats, float], tuple[bool, bool]]
 ) -> bool:
-    """Say whether all columns that vary fit, and at least half of them clearly."""
+    """Return whether all columns that vary fit, and at least half of them clearly."""
     seen, clearly = 0, 0
     for column in values.T:
         if column.min() == column.max() or not _varies(column):
@@ -182,7 +182,7 @@ def _deviations(column: Floats, tolerance: float) -> tuple[bool, bool]:
 
 
 def _varies(column: Floats) -> bool:
-    """Say whether a column is no indicator and no count: those have such numbers by design."""
+    """Return whether a column is no indicator and no count: those have such numbers by design."""
     return not bool((column == np.rint(column)).all()) and len(np.unique(column)) > 2
 
 

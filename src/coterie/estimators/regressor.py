@@ -116,7 +116,7 @@ class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
     def predict(
         self, X: Any, clients: Any = None, return_std: bool = False
     ) -> Floats | tuple[Floats, Floats]:
-        """Give the number for each row, by its own client's model.
+        """Return the number for each row, by its own client's model.
 
         Args:
             X: Rows.
@@ -134,7 +134,7 @@ class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
         return values, self._deviations(X, clients) * self.target_scale
 
     def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
-        """Give R^2 over all rows. Not private."""
+        """Return R^2 over all rows. Not private."""
         return float(r2_score(y, self.predict(X, clients), sample_weight=sample_weight))
 
     def _deviations(self, X: Any, clients: Any) -> Floats:

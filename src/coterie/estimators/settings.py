@@ -39,7 +39,7 @@ def method_of(method: Any, model: Any, settings: Mapping[str, Any] | None) -> Me
 
 
 def alone_of(method: Method) -> Method:
-    """Give the method by which a single client learns: nothing is posted."""
+    """Return the method by which a single client learns: nothing is posted."""
     if method.shape is Shape.NONE:
         return method
     found = method.alone()
@@ -64,7 +64,7 @@ def sampler_of(cohort: Any) -> Sampler | None:
 
 
 def seed_of(random_state: Any) -> int | None:
-    """Give the simulation seed of a random_state; None for noise that nobody can repeat."""
+    """Return the simulation seed of a random_state; None for noise that nobody can repeat."""
     if random_state is None:
         return None
     if isinstance(random_state, np.random.RandomState):

@@ -118,7 +118,7 @@ class Method(metaclass=_Arranged):
         return self
 
     def usual_clip(self, clients: int, rounds: int) -> float:
-        """Give the clip where none is asked for, from public facts alone."""
+        """Return the clip where none is asked for, from public facts alone."""
         return 0.5
 
     def blocks(self, clip: float) -> tuple[Block, ...]:
@@ -155,7 +155,7 @@ class Method(metaclass=_Arranged):
         return size(self.contribution(self.init(spec, Rng.seeded(0)))), 1.0
 
     def contribution(self, shared: Tree) -> Tree:
-        """Give the shapes of one client's contribution; by default those of the shared tree."""
+        """Return the shapes of one client's contribution; by default those of the shared tree."""
         return shared
 
     def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
@@ -177,11 +177,11 @@ class Method(metaclass=_Arranged):
         """Move the shared tree by what was posted: post-processing, nothing more."""
 
     def reference(self) -> "Method | None":
-        """Give the method that says what could be learnt without privacy, None for this one."""
+        """Return the method that says what could be learnt without privacy, None for this one."""
         return None
 
     def alone(self) -> "Method | None":
-        """Give the method that learns alone in the same terms, None for the usual one."""
+        """Return the method that learns alone in the same terms, None for the usual one."""
         return None
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
@@ -189,7 +189,7 @@ class Method(metaclass=_Arranged):
         return personal
 
     def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Give what clients share of their models: leaves by name, unstacked, or one a client."""
+        """Return what clients share of their models: leaves by name, unstacked, or one a client."""
         return self.contribution(shared)
 
     def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
@@ -202,7 +202,7 @@ class Method(metaclass=_Arranged):
         return tuple(shared) if fits else ()
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Give each client's model as it stands between rounds, for whoever watches."""
+        """Return each client's model as it stands between rounds, for whoever watches."""
         names = self.model.init(clients.spec, Rng.seeded(0)).keys()
         if personal.keys() == names:
             return personal
@@ -211,7 +211,7 @@ class Method(metaclass=_Arranged):
         return self.personalise(shared, personal, clients, Rng.seeded(0))
 
     def uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
-        """Give the standard deviation of what is predicted for other rows of the same clients.
+        """Return the standard deviation of what is predicted for other rows of the same clients.
 
         (c, longest of `rows`[, outputs]): of an outcome, or of the score of a class.
         """
@@ -228,16 +228,16 @@ class Method(metaclass=_Arranged):
         return None
 
     def certify(self, shared: Tree, personal: Tree, clients: Clients) -> Tensor:
-        """Give each client's own parts, (c, 2), of the primal objective and of the duality gap."""
+        """Return each client's own parts, (c, 2), of the primal objective and of the duality gap."""
         raise NotImplementedError(f"{self.kind} has no duality gap")
 
     def shared_cost(self, shared: Tree) -> float:
-        """Give the part of the primal objective that is the shared tree's."""
+        """Return the part of the primal objective that is the shared tree's."""
         return 0.0
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Method"]]:
-        """Give what a plan may name: the registered methods, and "auto", which picks one."""
+        """Return what a plan may name: the registered methods, and "auto", which picks one."""
         auto = importlib.import_module("coterie.methods.auto").Auto
         return {auto.kind: auto, **registered()}
 

@@ -62,7 +62,7 @@ class Ditto(Method):
         self._own(self.own_sgd).is_exact(spec)
 
     def _own(self, sgd: SGD) -> LocalProblem:
-        """Give the problem of the personal models."""
+        """Return the problem of the personal models."""
         return LocalProblem(model=self.model, how=self.solver, sgd=sgd, lam=self.lam)
 
     def local_update(

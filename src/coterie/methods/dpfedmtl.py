@@ -189,7 +189,7 @@ class DPFedMTL(Method):
         return {(_HEAD if name in heads else "") + name: leaf for name, leaf in params.items()}
 
     def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
-        """Give newcomers the public start of a head."""
+        """Return newcomers the public start of a head."""
         starts = {name: leaf for name, leaf in shared.items() if name.startswith(_HEAD)}
         return {name.removeprefix(_HEAD): leaf for name, leaf in stack(starts, clients).items()}
 
@@ -201,7 +201,7 @@ class DPFedMTL(Method):
         return {name: personal[name] if name in personal else layers[name] for name in names}
 
     def problem(self) -> LocalProblem:
-        """Give the local problem of a round."""
+        """Return the local problem of a round."""
         return LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
 
     def _fit_heads(self, models: Tree, heads: Tree, clients: Clients, rng: Rng, round: int) -> Tree:

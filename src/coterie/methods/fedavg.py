@@ -50,7 +50,7 @@ class FedAvg(Method):
         self.problem().is_exact(spec)
 
     def problem(self) -> LocalProblem:
-        """Give the local problem of a round."""
+        """Return the local problem of a round."""
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.prox)
 
     def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
@@ -70,5 +70,5 @@ class FedAvg(Method):
         return add(shared, post.mean)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Give everybody the shared model."""
+        """Return everybody the shared model."""
         return stack(shared, len(clients))

@@ -175,7 +175,7 @@ class Finetune(Method):
         return replace(self, base=self.base.for_cohort(largest, spec))
 
     def usual_clip(self, clients: int, rounds: int) -> float:
-        """Give the base method's clip."""
+        """Return the base method's clip."""
         return self.base.usual_clip(clients, rounds)
 
     def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
@@ -183,11 +183,11 @@ class Finetune(Method):
         return self.base.explain(rounds, clip)
 
     def notices(self, data: FederatedDataset) -> tuple[str, ...]:
-        """Give the base method's notices."""
+        """Return the base method's notices."""
         return self.base.notices(data)
 
     def caveats(self, private: bool) -> tuple[str, ...]:
-        """Give the base method's caveats."""
+        """Return the base method's caveats."""
         return self.base.caveats(private)
 
     def contribution(self, shared: Tree) -> Tree:
@@ -195,7 +195,7 @@ class Finetune(Method):
         return self.base.contribution(shared)
 
     def mean_of(self, spec: Spec) -> tuple[int, float]:
-        """Give the base method's."""
+        """Return the base method's."""
         return self.base.mean_of(spec)
 
     def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
@@ -217,7 +217,7 @@ class Finetune(Method):
         return self.base.server_update(shared, post)
 
     def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Give the base method's shared model."""
+        """Return the base method's shared model."""
         return self.base.shared_model(shared, clients)
 
     def alone(self) -> Method | None:
@@ -225,9 +225,9 @@ class Finetune(Method):
         return self.base.alone()
 
     def reference(self) -> Method | None:
-        """Give the base method's reference."""
+        """Return the base method's reference."""
         return self.base.reference()
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Give the models that would be finetuned."""
+        """Return the models that would be finetuned."""
         return self.base.standing(shared, personal, clients)

@@ -46,7 +46,7 @@ class GlobalSVM(Machines, Pooled):
         self.losses()
 
     def losses(self) -> Losses:
-        """Give what rows cost."""
+        """Return what rows cost."""
         return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
 
     def alone(self) -> Method:

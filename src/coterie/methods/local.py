@@ -69,7 +69,7 @@ class Local(Silent):
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
 
     def chooses(self, spec: Spec) -> bool:
-        """Say whether each client chooses its own lam."""
+        """Return whether each client chooses its own lam."""
         if self.lam is not None or self.solver == "sgd" or not isinstance(self.model, Linear):
             return False
         width = spec.features + self.model.bias
@@ -84,7 +84,7 @@ class Local(Silent):
             self.problem(spec).is_exact(spec)
 
     def problem(self, spec: Spec) -> LocalProblem:
-        """Give the local problem of one lam for everybody."""
+        """Return the local problem of one lam for everybody."""
         wide = isinstance(self.model, Linear) and spec.task != "regression"
         lam = self.lam if self.lam is not None else _WIDE_LAM if wide else _REGRESSION[0]
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=lam)
@@ -109,7 +109,7 @@ def own_choice(clients: Clients, model: Model) -> Tree:
 
 
 def own_losses(clients: Clients, model: Model) -> Tensor:
-    """Give each row's loss when it is left out of its client's own choice, (c, longest).
+    """Return each row's loss when it is left out of its client's own choice, (c, longest).
 
     The mean of those of the fits, with the weights of the average: losses are convex, so that of
     the average is no larger. As of `leave_one_out`: squared errors, or log-losses.
@@ -119,13 +119,13 @@ def own_losses(clients: Clients, model: Model) -> Tensor:
 
 
 def _left_out(clients: Clients, model: Model) -> Tensor:
-    """Give each row's loss when it is left out of the fit with each lam, (lams, c, longest)."""
+    """Return each row's loss when it is left out of the fit with each lam, (lams, c, longest)."""
     priors = [ridge_prior(model, clients.spec, lam) for lam in LAMS]
     return torch.stack([leave_one_out(clients, one, bias=has_bias(model)) for one in priors])
 
 
 def _shares(losses: Tensor, clients: Clients) -> Tensor:
-    """Give the weights of the fits of each client, (lams, c), which add up to 1."""
+    """Return the weights of the fits of each client, (lams, c), which add up to 1."""
     usual, width = _REGRESSION if clients.spec.task == "regression" else _CLASSES
     guess = torch.tensor([0.5 * (math.log(lam / usual) / width) ** 2 for lam in LAMS])
     return _weighed(losses, clients, guess)
@@ -152,13 +152,13 @@ def _weighed(losses: Tensor, clients: Clients, guess: Tensor) -> Tensor:
 
 
 def has_bias(model: Model) -> bool:
-    """Say whether a linear model has a bias."""
+    """Return whether a linear model has a bias."""
     assert isinstance(model, Linear)
     return model.bias
 
 
 def ridge_prior(model: Model, spec: Spec, lam: float, *, per_row: bool = True) -> Prior:
-    """Give the prior whose mode has the least mean (or sum) of losses + lam/2 |w - start|^2."""
+    """Return the prior whose mode has the least mean (or sum) of losses + lam/2 |w - start|^2."""
     start = model.init(spec, Rng.seeded(0))
     leaves = [start["weight"], *([start["bias"][:, None]] if "bias" in start else [])]
     center = torch.cat(leaves, dim=1).double()
@@ -166,13 +166,13 @@ def ridge_prior(model: Model, spec: Spec, lam: float, *, per_row: bool = True) -
 
 
 def modes(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
-    """Give the modes, (c, outputs, p) float64, the bias last."""
+    """Return the modes, (c, outputs, p) float64, the bias last."""
     found = posterior(clients, prior, bias=bias).deviation
     return found * prior.variances.sqrt().to(found.device) + prior.center.to(found.device)
 
 
 def best_modes(clients: Clients, priors: Sequence[Prior], *, bias: bool) -> Tensor:
-    """Give each client's mode under that of the priors with the least loss of own rows left out.
+    """Return each client's mode under that of the priors with the least loss of own rows left out.
 
     Of equal ones the first. What a client gets depends on its own rows alone, to the last bit.
 

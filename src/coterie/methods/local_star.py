@@ -57,7 +57,7 @@ class LocalStar(Silent):
 
 
 def choose_prior(clients: Clients, model: Model) -> Prior:
-    """Give the penalty with the least leave-one-out loss over the rows of all clients.
+    """Return the penalty with the least leave-one-out loss over the rows of all clients.
 
     Among equals the larger one; a client whose rows are not numbers has no say.
     """
@@ -81,7 +81,7 @@ def _total(part: Clients, prior: Prior, bias: bool) -> float:
 
 
 def _parts(clients: Clients) -> Iterator[Clients]:
-    """Give clients of like size together, so that padding stays small."""
+    """Return clients of like size together, so that padding stays small."""
     order = torch.argsort(clients.counts, stable=True)
     sizes = clients.counts[order].tolist()
     begin = 0

@@ -115,7 +115,7 @@ class LocalSVM(Machines, Silent):
         self.losses()
 
     def losses(self) -> Losses:
-        """Give what rows cost."""
+        """Return what rows cost."""
         return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:

@@ -90,7 +90,7 @@ class MOCHA(Machines):
                 raise ValueError(f"{name} = {getattr(self, name)}: expected at least 1")
 
     def losses(self) -> Losses:
-        """Give what rows cost."""
+        """Return what rows cost."""
         return Losses(c1=self.c1, tube=self.tube, class_weight=self.class_weight)
 
     @property
@@ -111,7 +111,7 @@ class MOCHA(Machines):
         return {"models": rows, "sums": rows.clone(), "matrix": self._matrix(rows)}
 
     def _matrix(self, models: Tensor) -> Tensor:
-        """Give M for these models."""
+        """Return M for these models."""
         clients = len(models)
         if self.relation == "mean":
             return torch.ones(clients, clients).double() + torch.eye(clients).double() / self.c2
@@ -167,12 +167,12 @@ class MOCHA(Machines):
         return {"models": models, "sums": sums, "matrix": matrix}
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Give each client its own model."""
+        """Return each client its own model."""
         own = shared["models"][clients.ids.to(shared["models"].device)].float()
         return parted(own, self.model.init(clients.spec, rng))
 
     def certify(self, shared: Tree, personal: Tree, clients: Clients) -> Tensor:
-        """Give the own half of w . q and the rows' losses, and the part of the duality gap."""
+        """Return the own half of w . q and the rows' losses, and the part of the duality gap."""
         ids = clients.ids.cpu()
         models, sums = shared["models"].cpu()[ids], shared["sums"].cpu()[ids]
         costs, gaps = certify(clients, models, personal["dual"], self.losses())
@@ -180,6 +180,6 @@ class MOCHA(Machines):
         return torch.stack([ridge + costs, gaps], dim=1)
 
     def alone(self) -> Method:
-        """Give machines of each client's own."""
+        """Return machines of each client's own."""
         c = self.c1 / (self.c2 if self.relation == "mean" else self.lam1 + self.lam2)
         return LocalSVM(model=self.model, c=c, tube=self.tube, class_weight=self.class_weight)

@@ -206,7 +206,7 @@ class MPMTL(Method):
         return OwnUnits.of(clients, bias=self.model.bias)
 
     def _penalty(self, shared: Tree) -> tuple[Spectrum, float]:
-        """Give what the posts say, and lam in the units of the posts."""
+        """Return what the posts say, and lam in the units of the posts."""
         spectrum = Spectrum.of(shared["moment"])
         if spectrum.size == 0:  # noise below zero is all that was posted: no structure
             spectrum = Spectrum.of(torch.ones(len(shared["moment"])))

@@ -144,7 +144,7 @@ class MTLSVM(Machines):
             raise ValueError(f"mask_beta = {self.mask_beta}: expected two positive numbers")
 
     def losses(self) -> Losses:
-        """Give what rows cost."""
+        """Return what rows cost."""
         return Losses(c1=self.c1, tube=self.tube, class_weight=self.class_weight)
 
     @property
@@ -173,7 +173,7 @@ class MTLSVM(Machines):
         return replace(self, together=largest) if self.together is None else self
 
     def usual_clip(self, clients: int, rounds: int) -> float:
-        """Give 3 / (clients rounds): w adds up over both, and can then have norm 3.
+        """Return 3 / (clients rounds): w adds up over both, and can then have norm 3.
 
         At a margin of 1 the norm of w is about one over the deviation of the rows along it, so this
         suits features of deviation about 1, whatever their number.
@@ -229,7 +229,7 @@ class MTLSVM(Machines):
         return {**own, "dual": torch.zeros(clients, 0, spec.outputs, dtype=torch.float64)}
 
     def _pace(self, spec: Spec) -> tuple[float, float]:
-        """Give gamma and sigma = gamma K."""
+        """Return gamma and sigma = gamma K."""
         most = self.together or spec.clients
         if self.gamma == "add":
             return 1.0, float(most)
@@ -278,7 +278,7 @@ class MTLSVM(Machines):
         return {**moved, "noise": shared["noise"] + size(weights) * post.deviation**2}
 
     def _centre(self, shared: Tree) -> Tensor:
-        """Give w, shortened by what noise alone explains of it (James and Stein 1961).
+        """Return w, shortened by what noise alone explains of it (James and Stein 1961).
 
         All of it where noise alone is as long once in about a thousand runs: what would be left of
         it could still be many times as long as a model.
@@ -291,7 +291,7 @@ class MTLSVM(Machines):
         return weights * (0.0 if square <= doubt * noise else 1 - noise / square)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Give w + v, after solving for v with w held fixed unless switched off."""
+        """Return w + v, after solving for v with w held fixed unless switched off."""
         if not self.last_solve:
             return self.standing(shared, personal, clients)
         weights = self._centre(shared) + joined(personal)
@@ -308,22 +308,22 @@ class MTLSVM(Machines):
         return parted((weights + moved.to(weights) / self.c2).float(), shared)
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Give w + v."""
+        """Return w + v."""
         return parted((joined(shared) + joined(personal)).float(), shared)
 
     def certify(self, shared: Tree, personal: Tree, clients: Clients) -> Tensor:
-        """Give C2/2 |v|^2 and the rows' losses, and each client's part of the duality gap."""
+        """Return C2/2 |v|^2 and the rows' losses, and each client's part of the duality gap."""
         own = joined(personal).cpu()
         costs, gaps = certify(clients, joined(shared).cpu() + own, personal["dual"], self.losses())
         ridge = self.c2 / 2 * own.square().flatten(1).sum(dim=1)
         return torch.stack([ridge + costs, gaps], dim=1)
 
     def shared_cost(self, shared: Tree) -> float:
-        """Give 1/2 |w|^2."""
+        """Return 1/2 |w|^2."""
         return 0.5 * float(joined(shared).square().sum())
 
     def alone(self) -> Method:
-        """Give machines of each client's own, as C2 -> 0 does."""
+        """Return machines of each client's own, as C2 -> 0 does."""
         return LocalSVM(
             model=self.model,
             c=self.c1 / self.c2,
@@ -350,7 +350,7 @@ class MTLSVM(Machines):
 
 
 def combine(clients: Clients, dual: Tensor, width: int) -> Tensor:
-    """Give sum_i b_i x_i of each client, (c, outputs, width): with a 1 behind x for a bias.
+    """Return sum_i b_i x_i of each client, (c, outputs, width): with a 1 behind x for a bias.
 
     Client by client: no copy of all rows, and nobody's bits depend on a neighbour's row count.
     """

@@ -110,9 +110,9 @@ class NaiveDP(Method):
         return add(shared, map_leaves(torch.Tensor.float, post.value))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Give everybody its posted row: what everybody sees."""
+        """Return everybody its posted row: what everybody sees."""
         return take(shared, clients.ids.to(clients.device))
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Give everybody its posted row."""
+        """Return everybody its posted row."""
         return take(shared, clients.ids.to(clients.device))

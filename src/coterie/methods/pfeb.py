@@ -279,7 +279,7 @@ class PFEB(Method):
         return after
 
     def prior(self, shared: Tree, spec: Spec) -> Prior:
-        """Give the prior that the posts so far come to, of whole models."""
+        """Return the prior that the posts so far come to, of whole models."""
         variances = _cpu(shared["variances"])
         if self.shared == "slice":
             # What is not posted varies, for all that is known, as what is.
@@ -288,7 +288,7 @@ class PFEB(Method):
         return Prior(_cpu(shared["mean"]), variances, _residual(shared, spec))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Give the posterior means; a client whose rows are not numbers has the shared mean."""
+        """Return the posterior means; a client whose rows are not numbers has the shared mean."""
         prior = self.prior(shared, clients.spec)
         priors = _in_doubt(prior, self._doubt(shared, clients.spec))
         fits = [modes(clients, one, bias=self._bias) for one in priors]
@@ -300,7 +300,7 @@ class PFEB(Method):
         return to(head_of(whole, self._bias), clients.device)
 
     def _doubt(self, shared: Tree, spec: Spec) -> float:
-        """Give the variance of what the posts leave open of log(s2 / t2), the strength of the pull.
+        """Return the variance of what the posts leave open of log(s2 / t2), the strength of the pull.
 
         Nothing without a learned prior, nor without noise: then it is what it is.
         """
@@ -334,7 +334,7 @@ class PFEB(Method):
         return torch.where(kept, own[best, torch.arange(len(best))], found)
 
     def uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
-        """Give the standard deviation of an outcome, or of the score of a class, row by row."""
+        """Return the standard deviation of an outcome, or of the score of a class, row by row."""
         if self.guard:
             raise NotImplementedError(
                 "with guard = true a client may keep a model of its own, whose uncertainty is not "
@@ -346,7 +346,7 @@ class PFEB(Method):
         return (scores.square() + noise).sqrt()
 
     def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Give the mean of the prior, as a model."""
+        """Return the mean of the prior, as a model."""
         return to(head_of(shared["mean"], self._bias), clients.device)
 
     def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
@@ -372,7 +372,7 @@ class PFEB(Method):
 
 
 def _in_doubt(prior: Prior, doubt: float) -> list[Prior]:
-    """Give the priors of all pulls that are in doubt: one where it hardly is."""
+    """Return the priors of all pulls that are in doubt: one where it hardly is."""
     if doubt < _DOUBTED:
         return [prior]
     factors = torch.exp(_WIDTHS * math.sqrt(doubt)).tolist()
@@ -384,7 +384,7 @@ def _one(value: float) -> Tensor:
 
 
 def _residual(shared: Tree, spec: Spec) -> float:
-    """Give the residual variance of outcomes; classes have none."""
+    """Return the residual variance of outcomes; classes have none."""
     return float(shared["residual"]) if spec.task == "regression" else 1.0
 
 

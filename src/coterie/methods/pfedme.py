@@ -77,7 +77,7 @@ class PFedMe(Method):
         self._inner(self.sgd).is_exact(spec)
 
     def _inner(self, sgd: SGD) -> LocalProblem:
-        """Give the problem that theta solves."""
+        """Return the problem that theta solves."""
         return LocalProblem(model=self.model, how=self.solver, sgd=sgd, lam=self.lam)
 
     def local_update(

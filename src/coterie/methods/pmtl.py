@@ -173,7 +173,7 @@ class PMTL(Method):
             check_places(len(self.clusters), spec.clients, "clusters")
 
     def problem(self) -> LocalProblem:
-        """Give the local problem of a round."""
+        """Return the local problem of a round."""
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
@@ -204,14 +204,14 @@ class PMTL(Method):
         return begun(stack(first, clients), yet=False)
 
     def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Give the shared model, or each client's cluster's."""
+        """Return the shared model, or each client's cluster's."""
         if not self.clusters:
             return self._whole(shared, clients.spec)
         check_places(len(self.clusters), clients.spec.clients, "clusters")
         return take(shared, self._places(clients.ids).to(clients.device))
 
     def _whole(self, shared: Tree, spec: Spec) -> Tree:
-        """Give the shared model with what is not posted of it at the public start."""
+        """Return the shared model with what is not posted of it at the public start."""
         if self.shared == "all":
             return shared
         return put_slice(self.model.init(spec, Rng.seeded(0)), shared)
@@ -224,7 +224,7 @@ class PMTL(Method):
         return torch.tensor(self.clusters)[ids.cpu()]
 
     def mean_of(self, spec: Spec) -> tuple[int, float]:
-        """Give the numbers of one cluster's mean, and the share of clients in the smallest."""
+        """Return the numbers of one cluster's mean, and the share of clients in the smallest."""
         numbers, share = super().mean_of(spec)
         if not self.clusters:
             return numbers, share
@@ -295,7 +295,7 @@ class PMTL(Method):
         return head_of(fit, bias)
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Give the own model; before the first round of a client, the shared one."""
+        """Return the own model; before the first round of a client, the shared one."""
         return begin(personal, self.shared_model(shared, clients)) if self.clusters else personal
 
 
@@ -309,7 +309,7 @@ def check_places(given: int, clients: int, name: str) -> None:
 
 
 def begin(personal: Tree, start: Tree) -> Tree:
-    """Give the models of clients, or the stacked start where they have not taken part yet."""
+    """Return the models of clients, or the stacked start where they have not taken part yet."""
     old = personal[BEGUN] > 0.5
     own = {name: personal[name] for name in start}
 

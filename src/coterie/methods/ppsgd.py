@@ -108,7 +108,7 @@ class PPSGD(Method):
         return add(shared, post.mean)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Give w + theta, after more steps on theta alone."""
+        """Return w + theta, after more steps on theta alone."""
         slower = replace(
             self.sgd, lr=(1 - self.share) * self.sgd.lr, epochs=self.last_epochs, steps=None
         )
@@ -117,5 +117,5 @@ class PPSGD(Method):
         return problem.solve(start, clients, rng, round=0, anchor=shared)
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Give w + theta."""
+        """Return w + theta."""
         return add(personal, shared)

@@ -82,7 +82,7 @@ class Told:
         return step
 
     def changes(self, doubt: Tensor) -> tuple[Tensor, float, Tensor]:
-        """Give the factors of the variances and of the residual variance, and what doubt is left.
+        """Return the factors of the variances and of the residual variance, and what doubt is left.
 
         `doubt` are the variances of what is not known yet of three logarithms: the level of the
         variances, each of them around it, and the residual variance.

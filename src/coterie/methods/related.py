@@ -146,7 +146,7 @@ class Related(Method):
         return Decomposition(diagonal, factors, torch.tensor(self.signs, dtype=torch.float64))
 
     def relation(self, clients: int) -> Decomposition:
-        """Give the decomposition of Omega for so many clients.
+        """Return the decomposition of Omega for so many clients.
 
         Raises:
             ValueError: If the Omega given is for another number.
@@ -200,7 +200,7 @@ class Related(Method):
         return begun(stack(_start(shared), clients), yet=False)
 
     def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Give what each client is pulled to: the start and a_k."""
+        """Return what each client is pulled to: the start and a_k."""
         relation = self.relation(clients.spec.clients)
         ids = clients.ids.cpu()
         pull = -relation.factors[ids] * relation.signs / relation.diagonal[ids, None]
@@ -276,7 +276,7 @@ class Related(Method):
         return self._solve(problem, begin(personal, anchor), clients, rng, round=0, anchor=anchor)
 
     def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Give the own model; before the first round of a client, its anchor."""
+        """Return the own model; before the first round of a client, its anchor."""
         return begin(personal, self.shared_model(shared, clients))
 
 

@@ -23,7 +23,7 @@ from coterie.tree import Tree, to
 
 
 def usual_lam(features: int) -> float:
-    """Give the usual ridge penalty: three tenths of the mean curvature of rows of unit norm."""
+    """Return the usual ridge penalty: three tenths of the mean curvature of rows of unit norm."""
     return 0.3 / features
 
 

@@ -62,7 +62,7 @@ class Model(ABC):
         return False
 
     def losses(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Give the loss of every row, shape (..., n); by default that of the task."""
+        """Return the loss of every row, shape (..., n); by default that of the task."""
         return row_losses(task, outputs, targets)
 
     def head(self, spec: Spec) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Model(ABC):
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Model"]]:
-        """Give the registered models by name."""
+        """Return the registered models by name."""
         return MODELS
 
 
@@ -101,7 +101,7 @@ def register_model(name: str) -> Callable[[M], M]:
 
 
 def row_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Give the loss of every row, shape (..., n).
+    """Return the loss of every row, shape (..., n).
 
     1/2 (p - y)^2 for regression, logistic on 0/1 for binary, cross-entropy for multiclass, the sum
     over labels of logistic for multilabel; `outputs` are what a model predicts, (..., n) if there

@@ -13,26 +13,26 @@ from coterie.tree import Tree
 
 
 def slice_of(head: Tree, directions: int) -> Tree:
-    """Give the first columns of a head's weights, and its biases; also of stacked heads."""
+    """Return the first columns of a head's weights, and its biases; also of stacked heads."""
     return {**head, "weight": head["weight"][..., :directions]}
 
 
 def put_slice(head: Tree, part: Tree) -> Tree:
-    """Give a head with these values in its slice, and its own elsewhere."""
+    """Return a head with these values in its slice, and its own elsewhere."""
     directions = part["weight"].shape[-1]
     rest = head["weight"][..., directions:].to(part["weight"].device)
     return {**part, "weight": torch.cat([part["weight"], rest], dim=-1)}
 
 
 def slice_variances(spec: Spec, bias: bool, directions: int, variance: float) -> Tensor:
-    """Give prior variances of weights and bias, (outputs, p) float64: zero beside the slice."""
+    """Return prior variances of weights and bias, (outputs, p) float64: zero beside the slice."""
     variances = torch.full((spec.outputs, spec.features + bias), variance, dtype=torch.float64)
     variances[:, directions : spec.features] = 0.0
     return variances
 
 
 def matrix_of(head: Tree) -> Tensor:
-    """Give weights and, as the last column, biases in one matrix, float64; also of stacked heads.
+    """Return weights and, as the last column, biases in one matrix, float64; also of stacked heads.
 
     >>> matrix_of({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}).tolist()
     [[1.0, 1.0, 0.0]]

@@ -153,7 +153,7 @@ def _drawn(model: Networked, spec: Spec, rng: Rng) -> nn.Module:
 
 
 def assembled(model: Networked, spec: Spec, params: Tree) -> nn.Module:
-    """Give the module with these parameters, set for predictions."""
+    """Return the module with these parameters, set for predictions."""
     made = _drawn(model, spec, Rng.seeded(0)).eval()  # its constants are those of every run
     made.load_state_dict(dict(params), strict=False)
     return made
@@ -250,7 +250,7 @@ class Module(Networked):
         return made
 
     def losses(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Give the loss of every row, shape (..., n)."""
+        """Return the loss of every row, shape (..., n)."""
         if self.loss is None:
             return row_losses(task, outputs, targets)
         if isinstance(self.loss, str):

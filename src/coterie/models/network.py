@@ -135,7 +135,7 @@ class Network:
         return self._moved[key]
 
     def _try(self, spec: Spec, losses: Losses) -> tuple[list[nn.Module], set[str]]:
-        """Give the layers in the order of their calls, and the leaves that get a gradient."""
+        """Return the layers in the order of their calls, and the leaves that get a gradient."""
         with self._watched() as (path, called), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
@@ -203,7 +203,7 @@ class Network:
         )
 
     def asked(self, x: Tensor) -> list[Lookups]:
-        """Give what the embeddings are asked for by rows of one client."""
+        """Return what the embeddings are asked for by rows of one client."""
         with torch.no_grad(), noted(self._module) as found:
             self.apply(self.start, x)
         return found
@@ -253,7 +253,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def leaves_of(module: nn.Module) -> dict[str, Tensor]:
-    """Give the trainable parameters of a module by name, as float32; tied ones once."""
+    """Return the trainable parameters of a module by name, as float32; tied ones once."""
     leaves = {}
     for name, given in module.named_parameters():
         if not given.requires_grad:

@@ -98,7 +98,7 @@ class LSTM(nn.LSTM):
     _coins: Coins
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Any]:  # type: ignore[override]
-        """Give the outputs, and the last output and state of each layer."""
+        """Return the outputs, and the last output and state of each layer."""
         return _sequence(self, input, hx, 2)
 
 
@@ -108,7 +108,7 @@ class GRU(nn.GRU):
     _coins: Coins
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Any]:  # type: ignore[override]
-        """Give the outputs, and the last output of each layer."""
+        """Return the outputs, and the last output of each layer."""
         return _sequence(self, input, hx, 1)
 
 
@@ -118,7 +118,7 @@ class RNN(nn.RNN):
     _coins: Coins
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Any]:  # type: ignore[override]
-        """Give the outputs, and the last output of each layer."""
+        """Return the outputs, and the last output of each layer."""
         return _sequence(self, input, hx, 1)
 
 
@@ -134,7 +134,7 @@ class LSTMCell(nn.LSTMCell):
     """torch.nn.LSTMCell by plain products."""
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """Give the next output and state."""
+        """Return the next output and state."""
         return _one_step(self, _lstm, input, hx, 2)
 
 
@@ -142,7 +142,7 @@ class GRUCell(nn.GRUCell):
     """torch.nn.GRUCell by plain products."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Give the next output."""
+        """Return the next output."""
         return _one_step(self, _gru, input, hx, 1)[0]
 
 
@@ -150,7 +150,7 @@ class RNNCell(nn.RNNCell):
     """torch.nn.RNNCell by plain products."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Give the next output."""
+        """Return the next output."""
         cell = _tanh if self.nonlinearity == "tanh" else _relu
         return _one_step(self, cell, input, hx, 1)[0]
 
@@ -171,7 +171,7 @@ class Attention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Give the mixed values, and the weights if they are asked for."""
+        """Return the mixed values, and the weights if they are asked for."""
         if query.dim() != 3:
             raise ValueError(
                 f"given {tuple(query.shape)}; expected (rows, time, {self.embed_dim}) with "

@@ -239,7 +239,7 @@ class Guarantee:
         return state(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the guarantee as strict JSON; an infinite epsilon is the string "inf"."""
+        """Return the guarantee as strict JSON; an infinite epsilon is the string "inf"."""
         who = self.participation
         found: dict[str, Any] = {
             "unit": UNIT,

@@ -103,7 +103,7 @@ class Verdict:
 
 
 def steps(mechanism: Mechanism, totals: Shapes) -> dict[str, float] | None:
-    """Give the public grid step of each leaf of a sum, a power of two; None if there is no grid.
+    """Return the public grid step of each leaf of a sum, a power of two; None if there is no grid.
 
     >>> from coterie.privacy.laplace import LaplaceSum
     >>> steps(LaplaceSum(1.0, 0.5), {"w": (3,)}) == {"w": 2.0**-29}

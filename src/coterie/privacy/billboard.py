@@ -274,7 +274,7 @@ class Billboard:
         return len(self._ledger.released)
 
     def mechanism(self, index: int) -> Mechanism:
-        """Give the mechanism of a round."""
+        """Return the mechanism of a round."""
         return self._mechanisms[index]
 
     def read(self, index: int) -> Post:

@@ -71,7 +71,7 @@ class Block:
             )
 
     def bound_of(self, numbers: int) -> float:
-        """Give the bound on a leaf of so many numbers.
+        """Return the bound on a leaf of so many numbers.
 
         Raises:
             ValueError: If the block is of a single number and the leaf has another count.
@@ -103,7 +103,7 @@ def check_blocks(blocks: Sequence[Block]) -> None:
 
 
 def replaced_by(blocks: Sequence[Block]) -> float:
-    """Give how much further a replaced client moves the sum than a zeroed one, from 1 to 2.
+    """Return how much further a replaced client moves the sum than a zeroed one, from 1 to 2.
 
     >>> replaced_by([Block("mean", 1.0, 0.5), Block("residual", 3.0, 0.5, "single")])
     1.5811388300841898
@@ -152,7 +152,7 @@ class BlockSum:
         return self.blocks[0]
 
     def each(self, numbers: Mapping[str, int]) -> dict[str, GaussianSum]:
-        """Give the mechanism of each leaf, for leaves of so many numbers.
+        """Return the mechanism of each leaf, for leaves of so many numbers.
 
         Raises:
             ValueError: If the leaves are not those of the blocks.
@@ -190,7 +190,7 @@ class BlockSum:
         return sum_rows(rows)
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give the shapes of a contribution; refuse one whose leaves are not the blocks'."""
+        """Return the shapes of a contribution; refuse one whose leaves are not the blocks'."""
         self.each(_count(contribution))
         return contribution
 
@@ -199,7 +199,7 @@ class BlockSum:
         return count_numbers(totals)
 
     def sensitivity(self, relation: Relation) -> float:
-        """Give 1, or the root of sum_b f_b r_b^2 under replace: in units of B_b / sqrt(f_b)."""
+        """Return 1, or the root of sum_b f_b r_b^2 under replace: in units of B_b / sqrt(f_b)."""
         check_relation(relation)
         return replaced_by(self.blocks) if relation == "replace" else 1.0
 
@@ -219,12 +219,12 @@ class BlockSum:
         return map_arrays(noisy)
 
     def deviations(self, totals: Shapes) -> dict[str, float]:
-        """Give the standard deviation of the noise of each number, by leaf."""
+        """Return the standard deviation of the noise of each number, by leaf."""
         each = self.each(_count(totals))
         return {name: one.noise_multiplier * one.bound for name, one in each.items()}
 
     def radius(self, totals: Shapes) -> float:
-        """Give about the largest entry of the noise of the noisiest block."""
+        """Return about the largest entry of the noise of the noisiest block."""
         each = self.each(_count(totals))
         return max(one.radius({name: totals[name]}) for name, one in each.items())
 

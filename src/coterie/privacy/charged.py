@@ -90,7 +90,7 @@ class Charged:
         )
 
     def to_json(self, run: Guarantee) -> dict[str, Any]:
-        """Give what a run's certificate says of the choice: the number and what it follows from."""
+        """Return what a run's certificate says of the choice: the number and what it follows from."""
         made = self.selection(run)
         return {
             "epsilon_chosen_alone": made.chosen_alone,
@@ -120,7 +120,7 @@ class Charged:
 
 
 def chosen_alone(run: Guarantee, stated: Mapping[str, Any] | None) -> float | None:
-    """Give epsilon for whoever sees a run alone that was chosen; None for one that was not.
+    """Return epsilon for whoever sees a run alone that was chosen; None for one that was not.
 
     Args:
         run: The guarantee of the run's own events.

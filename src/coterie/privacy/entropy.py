@@ -60,7 +60,7 @@ def open_entropy(seed: int | None, purpose: str, index: int) -> Entropy:
 
 
 def client_entropy(seed: int | None, round: int) -> Callable[[int], Entropy]:
-    """Give what opens each client's own source of a round, by the client's number.
+    """Return what opens each client's own source of a round, by the client's number.
 
     In a simulation a client's stream depends on the seed, the round and the client alone: not on
     who else takes part, nor on which clients are computed together.

@@ -42,7 +42,7 @@ class LaplaceSum:
             raise ValueError(f"epsilon = {self.epsilon}: expected a number between 1e-4 and 1e4")
 
     def grid(self) -> float:
-        """Give the public grid step, 2^-30 of the bound or a little more, a power of two."""
+        """Return the public grid step, 2^-30 of the bound or a little more, a power of two."""
         return float(2.0 ** (math.floor(math.log2(self.bound)) - 29))
 
     def clip(self, rows: Tree) -> tuple[Tree, Tensor]:
@@ -68,7 +68,7 @@ class LaplaceSum:
         return sum_rows(rows)
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give the shapes of a contribution."""
+        """Return the shapes of a contribution."""
         return contribution
 
     def draws(self, totals: Shapes) -> int:
@@ -76,7 +76,7 @@ class LaplaceSum:
         return 0
 
     def sensitivity(self, relation: Relation) -> float:
-        """Give the bound in l1, twice under replace."""
+        """Return the bound in l1, twice under replace."""
         check_relation(relation)
         return self.bound * (2.0 if relation == "replace" else 1.0)
 
@@ -96,7 +96,7 @@ class LaplaceSum:
         return map_arrays(noisy)
 
     def radius(self, totals: Shapes) -> float:
-        """Give about the largest of as many Laplace numbers."""
+        """Return about the largest of as many Laplace numbers."""
         return self.bound / self.epsilon * (math.log(max(count_numbers(totals), 1)) + 1)
 
     def event(self) -> Event:

@@ -89,7 +89,7 @@ class Ledger:
             self.released[index] = digest
 
     def close(self) -> None:
-        """Give up the lock on the file."""
+        """Return up the lock on the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -51,7 +51,7 @@ class Ball:
         return len(ids) if self.rows == 1 else 1
 
     def reach(self, clients: int) -> float:
-        """Give the limit of the norm of so many clients' sum.
+        """Return the limit of the norm of so many clients' sum.
 
         With noise: P(|N| > sqrt(d) + t) <= exp(-t^2/2) for d standard normals N, and each of them
         is rounded by at most half a step.
@@ -64,7 +64,7 @@ class Ball:
         return limit
 
     def most(self, clients: int) -> int:
-        """Give the limit of a single number, in whole steps.
+        """Return the limit of a single number, in whole steps.
 
         With noise: P(|N| > t) <= exp(-t^2/2) for a normal N; over all numbers, a union.
         """
@@ -78,7 +78,7 @@ class Ball:
 
 @singledispatch
 def balls(mechanism: Any, totals: Shapes) -> tuple[Ball, ...]:
-    """Give the limits of a mechanism's sums, of such shapes; none for sums without privacy.
+    """Return the limits of a mechanism's sums, of such shapes; none for sums without privacy.
 
     Raises:
         TypeError: For a mechanism that no rule is known for.

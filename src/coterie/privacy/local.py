@@ -73,7 +73,7 @@ class LocalGaussianSum:
         return GaussianSum(self.bound, self.noise_multiplier)
 
     def summed(self) -> GaussianSum:
-        """Give the central mechanism with the noise of an expected cohort."""
+        """Return the central mechanism with the noise of an expected cohort."""
         return GaussianSum(self.bound, self.noise_multiplier * math.sqrt(self.cohort))
 
     def clip(self, rows: Tree) -> tuple[Tree, Tensor]:
@@ -103,7 +103,7 @@ class LocalGaussianSum:
         return sum_rows(rows)
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give the shapes of a contribution."""
+        """Return the shapes of a contribution."""
         return contribution
 
     def draws(self, totals: Shapes) -> int:
@@ -111,7 +111,7 @@ class LocalGaussianSum:
         return 0
 
     def sensitivity(self, relation: Relation) -> float:
-        """Give the bound, twice under replace."""
+        """Return the bound, twice under replace."""
         return self._each().sensitivity(relation)
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
@@ -119,7 +119,7 @@ class LocalGaussianSum:
         return dict(total)
 
     def radius(self, totals: Shapes) -> float:
-        """Give about the largest entry of the noise of an expected cohort."""
+        """Return about the largest entry of the noise of an expected cohort."""
         return self.summed().radius(totals)
 
     def event(self) -> Event:

@@ -300,12 +300,12 @@ class Law:
 
 
 def sampled_law(pair: Pair, z: float, rate: float) -> Law:
-    """Give the loss of one Gaussian round with a hidden cohort."""
+    """Return the loss of one Gaussian round with a hidden cohort."""
     return Law(*_range(pair, z, rate), lambda losses: _tails(pair, losses, z, rate))
 
 
 def gaussian_law(mu: float) -> Law:
-    """Give the loss of mu-Gaussian DP: N(mu^2/2, mu^2), in either direction."""
+    """Return the loss of mu-Gaussian DP: N(mu^2/2, mu^2), in either direction."""
 
     def tails(losses: Array) -> tuple[Array, Array]:
         x = losses / mu
@@ -315,7 +315,7 @@ def gaussian_law(mu: float) -> Law:
 
 
 def coin_law(law: Law, rate: float) -> Law:
-    """Give the loss of a release in which the client takes part by a coin that all can see.
+    """Return the loss of a release in which the client takes part by a coin that all can see.
 
     The coin's fall is part of what is seen, and has the same law for both neighbours: no loss if
     the client stays away, the release's own if it does not.

@@ -57,7 +57,7 @@ class Mechanism(Protocol):
         """Add bounded rows up over clients (with these numbers); additive over blocks."""
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give the shapes of a post for contributions of such shapes."""
+        """Return the shapes of a post for contributions of such shapes."""
 
     def draws(self, totals: Shapes) -> int:
         """Count the normals that the noise of one post takes, to draw them ahead; 0 if none."""
@@ -104,7 +104,7 @@ class GaussianSum:
                 )
 
     def grid(self, numbers: int) -> float:
-        """Give the public grid step for rows of so many numbers, a power of two.
+        """Return the public grid step for rows of so many numbers, a power of two.
 
         Fine against the noise (2^-20 of its standard deviation) and against the clip (rounding a
         row moves it by at most 2^-10 of the bound), but never finer than 2^-30 of the bound, so
@@ -126,7 +126,7 @@ class GaussianSum:
         return sum_rows(rows)
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give the shapes of a contribution."""
+        """Return the shapes of a contribution."""
         return contribution
 
     def draws(self, totals: Shapes) -> int:
@@ -134,7 +134,7 @@ class GaussianSum:
         return count_numbers(totals)
 
     def sensitivity(self, relation: Relation) -> float:
-        """Give the bound, twice under replace."""
+        """Return the bound, twice under replace."""
         check_relation(relation)
         return self.bound * (2.0 if relation == "replace" else 1.0)
 
@@ -152,7 +152,7 @@ class GaussianSum:
         return map_arrays(noisy)
 
     def radius(self, totals: Shapes) -> float:
-        """Give about the largest of as many normals."""
+        """Return about the largest of as many normals."""
         numbers = max(count_numbers(totals), 2)
         return self.noise_multiplier * self.bound * math.sqrt(2 * math.log(numbers))
 
@@ -184,7 +184,7 @@ class Exact:
         return sum_rows(rows) if self.shape is Shape.SUM else place_rows(rows, ids, self.clients)
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give the shapes of a post."""
+        """Return the shapes of a post."""
         if self.shape is Shape.GRAM:
             return square_shapes(contribution)
         if self.shape is Shape.ROWS:
@@ -196,7 +196,7 @@ class Exact:
         return 0
 
     def sensitivity(self, relation: Relation) -> float:
-        """Give infinity."""
+        """Return infinity."""
         return math.inf
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
@@ -204,7 +204,7 @@ class Exact:
         return dict(total)
 
     def radius(self, totals: Shapes) -> float:
-        """Give zero: there is no noise."""
+        """Return zero: there is no noise."""
         return 0.0
 
     def event(self) -> Event:
@@ -234,7 +234,7 @@ def gram_rows(rows: Tree) -> Tree:
 
 
 def square_shapes(contribution: Shapes) -> Shapes:
-    """Give the shapes of second moments of vectors.
+    """Return the shapes of second moments of vectors.
 
     Raises:
         ValueError: If a contribution is not a vector.

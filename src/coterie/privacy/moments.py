@@ -44,12 +44,12 @@ _FINENESS = 14
 
 
 def vector_grid(bound: float) -> float:
-    """Give the public grid of a vector's entries, a power of two."""
+    """Return the public grid of a vector's entries, a power of two."""
     return float(2.0 ** (math.floor(math.log2(bound)) - _FINENESS))
 
 
 def post_grid(bound: float, deviation: float) -> float:
-    """Give the public grid of a posted second moment, a power of two: g^2, or coarser for noise."""
+    """Return the public grid of a posted second moment, a power of two: g^2, or coarser for noise."""
     coarse = float(2.0 ** (math.floor(math.log2(deviation)) - 20))
     return max(vector_grid(bound) ** 2, coarse)
 
@@ -99,7 +99,7 @@ class GaussianGram:
         return gram_rows(rows)
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give square shapes."""
+        """Return square shapes."""
         return square_shapes(contribution)
 
     def draws(self, totals: Shapes) -> int:
@@ -107,7 +107,7 @@ class GaussianGram:
         return sum(shape[0] * (shape[0] + 1) // 2 for shape in totals.values())
 
     def sensitivity(self, relation: Relation) -> float:
-        """Give bound^2, times sqrt(2) under replace, in the Frobenius norm."""
+        """Return bound^2, times sqrt(2) under replace, in the Frobenius norm."""
         check_relation(relation)
         return self.bound**2 * (SQRT2 if relation == "replace" else 1.0)
 
@@ -134,7 +134,7 @@ class GaussianGram:
         return map_arrays({name: np.rint(leaf / posted) * posted for name, leaf in noisy.items()})
 
     def radius(self, totals: Shapes) -> float:
-        """Give tau sqrt(2 d), about the spectral norm of the noise."""
+        """Return tau sqrt(2 d), about the spectral norm of the noise."""
         features = max(shape[0] for shape in totals.values())
         return self.noise_multiplier * self.bound**2 * math.sqrt(2.0 * features)
 
@@ -201,7 +201,7 @@ class WishartGram:
         return gram_rows(rows)
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give square shapes."""
+        """Return square shapes."""
         return square_shapes(contribution)
 
     def _freedom(self, features: int) -> int:
@@ -212,7 +212,7 @@ class WishartGram:
         return sum(self._freedom(shape[0]) * shape[0] for shape in totals.values())
 
     def sensitivity(self, relation: Relation) -> float:
-        """Give bound^2 under zero_out; infinity under replace, where nothing is proved."""
+        """Return bound^2 under zero_out; infinity under replace, where nothing is proved."""
         check_relation(relation)
         return self.bound**2 if relation == "zero_out" else math.inf
 
@@ -236,7 +236,7 @@ class WishartGram:
         return map_arrays(noisy)
 
     def radius(self, totals: Shapes) -> float:
-        """Give about the spectral norm of centred noise; 0 for raw noise, which is positive."""
+        """Return about the spectral norm of centred noise; 0 for raw noise, which is positive."""
         features = max(shape[0] for shape in totals.values())
         reach = self.scale * (2 * math.sqrt(self._freedom(features) * features) + features)
         return reach if self.centred else 0.0
@@ -276,7 +276,7 @@ class Squares:
         return self.inner.reduce(rows, ids)
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give the shapes of a contribution."""
+        """Return the shapes of a contribution."""
         return contribution
 
     def draws(self, totals: Shapes) -> int:
@@ -284,7 +284,7 @@ class Squares:
         return self.inner.draws(totals)
 
     def sensitivity(self, relation: Relation) -> float:
-        """Give the bound on the squares, times sqrt(2) (l2) or 2 (l1) under replace."""
+        """Return the bound on the squares, times sqrt(2) (l2) or 2 (l1) under replace."""
         if isinstance(self.inner, GaussianSum) and relation == "replace":
             return self.inner.bound * SQRT2
         return self.inner.sensitivity(relation)
@@ -294,7 +294,7 @@ class Squares:
         return self.inner.perturb(total, entropy)
 
     def radius(self, totals: Shapes) -> float:
-        """Give about the largest entry of the noise."""
+        """Return about the largest entry of the noise."""
         return self.inner.radius(totals)
 
     def event(self) -> Event:
@@ -333,7 +333,7 @@ class GaussianRows:
         return place_rows(rows, ids, self.clients)
 
     def totals(self, contribution: Shapes) -> Shapes:
-        """Give shapes with a row for every client."""
+        """Return shapes with a row for every client."""
         return {name: (self.clients, *shape) for name, shape in contribution.items()}
 
     def draws(self, totals: Shapes) -> int:
@@ -341,7 +341,7 @@ class GaussianRows:
         return count_numbers(totals)
 
     def sensitivity(self, relation: Relation) -> float:
-        """Give the bound, twice under replace."""
+        """Return the bound, twice under replace."""
         return self._each().sensitivity(relation)
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
@@ -353,7 +353,7 @@ class GaussianRows:
         return _spread(total, drawn, np.add)
 
     def radius(self, totals: Shapes) -> float:
-        """Give about the largest entry of the noise."""
+        """Return about the largest entry of the noise."""
         return self._each().radius(totals)
 
     def event(self) -> Event:

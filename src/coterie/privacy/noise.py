@@ -77,7 +77,7 @@ class Noise(ABC):
     """Whether it is made for contributions whose leaves are bounded each on its own."""
 
     def mechanisms(self, ask: Ask) -> tuple[Mechanism, ...]:
-        """Give the mechanism of each round."""
+        """Return the mechanism of each round."""
         if ask.shape not in self.shapes:
             names = ", ".join(shape.value for shape in self.shapes)
             raise ValueError(
@@ -110,12 +110,12 @@ class Noise(ABC):
     def _make(self, ask: Ask) -> tuple[Mechanism, ...]: ...
 
     def usual_delta(self, clients: int) -> float:
-        """Give the delta for which a budget is stated where none is given."""
+        """Return the delta for which a budget is stated where none is given."""
         return default_delta(clients)
 
     @classmethod
     def named(cls, kind: str) -> "Noise":
-        """Give a kind of noise with its usual settings, by name."""
+        """Return a kind of noise with its usual settings, by name."""
         kinds = cls.choices()
         if kind not in kinds:
             raise ValueError(f"noise = {kind!r}: expected one of {', '.join(sorted(kinds))}")
@@ -123,7 +123,7 @@ class Noise(ABC):
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Noise"]]:
-        """Give the kinds by name."""
+        """Return the kinds by name."""
         kinds: tuple[type[Noise], ...] = (
             GaussianNoise,
             LaplaceNoise,
@@ -202,7 +202,7 @@ class LaplaceNoise(Noise):
         return tuple(LaplaceSum(ask.clip, base * weight) for weight in ask.weights)
 
     def usual_delta(self, clients: int) -> float:
-        """Give 0: the noise is pure."""
+        """Return 0: the noise is pure."""
         return 0.0
 
 

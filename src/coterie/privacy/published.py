@@ -47,7 +47,7 @@ def spent_as_printed(epsilon: float, delta: float, weights: Sequence[float]) -> 
 
 
 def printed_sigma(epsilon: float, delta: float) -> float:
-    """Give the noise of Wu et al. (DPFedMTL): sqrt(2 log(1.25/delta))/epsilon, once for all rounds.
+    """Return the noise of Wu et al. (DPFedMTL): sqrt(2 log(1.25/delta))/epsilon, once for all rounds.
 
     The classic bound for one release without sampling, proved for epsilon below 1 alone.
 
@@ -58,7 +58,7 @@ def printed_sigma(epsilon: float, delta: float) -> float:
 
 
 def printed_epsilon(sigma: float, delta: float) -> float:
-    """Give the epsilon with which Wu et al. label noise sigma: what they claim, not what is true.
+    """Return the epsilon with which Wu et al. label noise sigma: what they claim, not what is true.
 
     >>> round(printed_epsilon(9.69, 1e-5), 3)
     0.5

@@ -70,7 +70,7 @@ def add_up(groups: Groups) -> float:
 
 
 def response_law(epsilon: float) -> Law:
-    """Give the loss of randomised response: epsilon or -epsilon, e^epsilon times as likely."""
+    """Return the loss of randomised response: epsilon or -epsilon, e^epsilon times as likely."""
     log_yes = -math.log1p(math.exp(-epsilon))
 
     def tails(losses: Array) -> tuple[Array, Array]:

@@ -33,10 +33,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def expected(self, clients: int) -> float:
-        """Give the expected cohort size: the public denominator of every mean."""
+        """Return the expected cohort size: the public denominator of every mean."""
 
     def largest(self, clients: int) -> int:
-        """Give the most clients that a round may have."""
+        """Return the most clients that a round may have."""
         return clients
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Sampler(ABC):
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Sampler"]]:
-        """Give the samplers by name."""
+        """Return the samplers by name."""
         return {kind.kind: kind for kind in (Everyone, Poisson, FixedSize)}
 
 
@@ -60,7 +60,7 @@ class Everyone(Sampler):
         return np.arange(clients, dtype=np.int64)
 
     def expected(self, clients: int) -> float:
-        """Give the number of clients."""
+        """Return the number of clients."""
         return float(clients)
 
     def participation(self, clients: int) -> Participation:
@@ -82,7 +82,7 @@ class Poisson(Sampler):
     visible: bool = False
 
     def rate(self, clients: int) -> float:
-        """Give the probability with which a client joins a round."""
+        """Return the probability with which a client joins a round."""
         return _rate(self.cohort, clients)
 
     def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
@@ -106,7 +106,7 @@ class Poisson(Sampler):
         return np.concatenate(found)
 
     def expected(self, clients: int) -> float:
-        """Give the expected cohort size."""
+        """Return the expected cohort size."""
         return self.rate(clients) * clients
 
     def participation(self, clients: int) -> Participation:
@@ -137,11 +137,11 @@ class FixedSize(Sampler):
         return np.array(sorted(chosen), dtype=np.int64)
 
     def expected(self, clients: int) -> float:
-        """Give the cohort size."""
+        """Return the cohort size."""
         return float(self.cohort)
 
     def largest(self, clients: int) -> int:
-        """Give the cohort size."""
+        """Return the cohort size."""
         return self.cohort
 
     def participation(self, clients: int) -> Participation:

@@ -94,7 +94,7 @@ class RunLaw:
         return _gamma(self.mean, self.eta)
 
     def probabilities(self, most: int) -> Array:
-        """Give the probabilities of 1, 2, ... so many runs."""
+        """Return the probabilities of 1, 2, ... so many runs."""
         gamma, eta = self.gamma, self.eta
         steps = np.arange(1, most, dtype=np.float64)
         ratios = np.concatenate([[0.0], np.log1p(-gamma) + np.log((steps + eta) / (steps + 1))])
@@ -102,7 +102,7 @@ class RunLaw:
         return np.asarray(np.exp(np.cumsum(ratios)) * first * (1 - gamma))
 
     def quantile(self, share: float) -> int:
-        """Give the least number of runs that K exceeds with probability at most 1 - share.
+        """Return the least number of runs that K exceeds with probability at most 1 - share.
 
         Raises:
             ValueError: If the share is not a probability below 1.
@@ -123,7 +123,7 @@ class RunLaw:
 
 
 def law_mean(gamma: float, eta: float) -> float:
-    """Give the mean of the truncated negative binomial law.
+    """Return the mean of the truncated negative binomial law.
 
     >>> law_mean(0.1, 1.0)
     10.0
@@ -180,14 +180,14 @@ def _renyi(event: Gaussian, participation: Participation, relation: Relation) ->
 
 
 def _log_mixed(moments: Array, rate: float) -> Array:
-    """Give log(1 - rate + rate e^m): the log moment where a coin is seen."""
+    """Return log(1 - rate + rate e^m): the log moment where a coin is seen."""
     if rate == 1:
         return moments
     return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + moments))
 
 
 def sampled_log_moment(order: float, rate: float, z: float, relation: Relation) -> float:
-    """Give log E_Q[(P/Q)^a] of a sampled contribution, by the trapezoidal rule.
+    """Return log E_Q[(P/Q)^a] of a sampled contribution, by the trapezoidal rule.
 
     P = (1 - q) N(0, z^2) + q N(1, z^2), and Q = N(0, z^2), the worst direction of `zero_out`
     (Mironov, Talwar and Zhang 2019); or Q = (1 - q) N(0, z^2) + q N(-1, z^2) under `replace`. Where
@@ -324,7 +324,7 @@ class Selection:
         return renyi((*events, self.score), self.participation, self.relation)
 
     def to_json(self, drawn: Sequence[int] = ()) -> dict[str, Any]:
-        """Give all that both epsilons follow from, and them, as strict JSON."""
+        """Return all that both epsilons follow from, and them, as strict JSON."""
         who = self.participation
         found: dict[str, Any] = {
             "relation": self.relation,

@@ -20,10 +20,10 @@ class Spending(ABC):
 
     @abstractmethod
     def shares(self, rounds: int) -> tuple[float, ...]:
-        """Give the rounds' shares, the largest of which is 1."""
+        """Return the rounds' shares, the largest of which is 1."""
 
     def weights(self, rounds: int) -> tuple[float, ...]:
-        """Give the rounds' weights.
+        """Return the rounds' weights.
 
         Raises:
             ValueError: If a round would get nothing to speak of.
@@ -42,7 +42,7 @@ class Spending(ABC):
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Spending"]]:
-        """Give the shapes by name."""
+        """Return the shapes by name."""
         kinds: tuple[type[Spending], ...] = (Even, Power, Geometric)
         return {kind.kind: kind for kind in kinds}
 
@@ -54,7 +54,7 @@ class Even(Spending):
     kind: ClassVar[str] = "even"
 
     def shares(self, rounds: int) -> tuple[float, ...]:
-        """Give ones."""
+        """Return ones."""
         return (1.0,) * rounds
 
 
@@ -66,7 +66,7 @@ class Power(Spending):
     alpha: float = 0.4
 
     def shares(self, rounds: int) -> tuple[float, ...]:
-        """Give t^alpha over the largest."""
+        """Return t^alpha over the largest."""
         top = rounds if self.alpha > 0 else 1
         return tuple(float((t / top) ** self.alpha) for t in range(1, rounds + 1))
 
@@ -86,6 +86,6 @@ class Geometric(Spending):
             raise ValueError(f"Q = {self.Q}: expected a positive number, such as 0.97")
 
     def shares(self, rounds: int) -> tuple[float, ...]:
-        """Give Q^-t over the largest."""
+        """Return Q^-t over the largest."""
         top = rounds if self.Q < 1 else 1
         return tuple(float(self.Q ** (top - t)) for t in range(1, rounds + 1))

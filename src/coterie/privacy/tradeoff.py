@@ -142,7 +142,7 @@ def gdp_approximation(guarantee: "Guarantee") -> Approximation:
 
 
 def _sampled(square: float, zero: bool) -> float:
-    """Give the limit of a sampled round over p^2, for 1/z^2; infinite where e^(1/z^2) is."""
+    """Return the limit of a sampled round over p^2, for 1/z^2; infinite where e^(1/z^2) is."""
     if square > _LARGEST:
         return math.inf
     return math.expm1(square) if zero else 4 * math.sinh(square)

@@ -51,7 +51,7 @@ class Transcript(Protocol):
         """Read a kept value."""
 
     def has(self, index: int) -> bool:
-        """Say whether a value is kept under this index."""
+        """Return whether a value is kept under this index."""
 
 
 class MemoryTranscript:
@@ -70,7 +70,7 @@ class MemoryTranscript:
         return _copy(self._values[index])
 
     def has(self, index: int) -> bool:
-        """Say whether a value is kept under this index."""
+        """Return whether a value is kept under this index."""
         return index in self._values
 
 
@@ -115,11 +115,11 @@ class FolderTranscript:
             return ""
 
     def has(self, index: int) -> bool:
-        """Say whether a value is kept under this index."""
+        """Return whether a value is kept under this index."""
         return index in self._inside or self._path(index).exists()
 
     def indices(self) -> set[int]:
-        """Give the indices of all kept values."""
+        """Return the indices of all kept values."""
         return set(self._inside) | self._loose()
 
     def pack(self) -> None:
@@ -165,7 +165,7 @@ class FolderTranscript:
 
 
 def _rows(array: NDArray[Any]) -> NDArray[Any]:
-    """Give an array with its numbers row by row and the low byte first, as files hold them."""
+    """Return an array with its numbers row by row and the low byte first, as files hold them."""
     return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
 
 

@@ -35,7 +35,7 @@ _CENTRAL = {
 
 
 def smallest_cohort(participation: Participation, clients: int) -> int:
-    """Give the fewest clients of a round in which a given client takes part."""
+    """Return the fewest clients of a round in which a given client takes part."""
     if participation.rate == 1:
         return clients
     # A shade above, for rates such as 3/7 that are whole numbers of clients but for rounding.
@@ -55,12 +55,12 @@ def check_honest(honest: int, participation: Participation, clients: int) -> Non
 
 
 def is_local(guarantee: "Guarantee") -> bool:
-    """Say whether clients add noise themselves, in some round."""
+    """Return whether clients add noise themselves, in some round."""
     return any(isinstance(event, LocalGaussian) for event in guarantee.events)
 
 
 def is_central(guarantee: "Guarantee") -> bool:
-    """Say whether the server sees something without noise, in some round."""
+    """Return whether the server sees something without noise, in some round."""
     return any(not isinstance(event, LocalGaussian) for event in guarantee.events)
 
 
@@ -93,7 +93,7 @@ def per_participation(guarantee: "Guarantee") -> float | None:
 
 
 def epsilon_by_view(guarantee: "Guarantee", coalition: Profile) -> dict[str, float]:
-    """Give epsilon by who looks; `coalition` is the account of all other clients together."""
+    """Return epsilon by who looks; `coalition` is the account of all other clients together."""
     if is_local(guarantee):
         return _local(guarantee)
     bare = math.inf if guarantee.events else 0.0

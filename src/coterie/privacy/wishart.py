@@ -48,7 +48,7 @@ def _upper(x: Array, degrees: int) -> Array:
 
 
 def impossible(degrees: int, ratio: float) -> float:
-    """Give the probability that a release without the client is impossible with it."""
+    """Return the probability that a release without the client is impossible with it."""
     return float(special.gammainc(degrees / 2, ratio / 2))
 
 
@@ -77,7 +77,7 @@ def _removing(losses: Array, degrees: int, ratio: float) -> tuple[Array, Array]:
 
 
 def wishart_law(degrees: int, ratio: float, direction: str) -> Law:
-    """Give the loss of one release, "remove" (with the client against without) or "add"."""
+    """Return the loss of one release, "remove" (with the client against without) or "add"."""
     half = (degrees - 2) / 2
     if direction == "remove":
         least = 2 * float(special.gammaincinv(degrees / 2, _UNSEEN))

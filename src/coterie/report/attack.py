@@ -92,7 +92,7 @@ def _abilities(guarantee: Guarantee, caught: Sequence[str]) -> Html:
 
 
 def draw_trade_off(guarantee: Guarantee, title: str = _TITLE, *, name: str = "trade-off") -> Figure:
-    """Give the trade-off curve of a guarantee as a figure: the bound, and blind guessing.
+    """Return the trade-off curve of a guarantee as a figure: the bound, and blind guessing.
 
     In the view of the other clients. The Gaussian approximation that papers draw is dashed, where
     it differs; it bounds nothing.
@@ -116,7 +116,7 @@ def save_trade_off(guarantee: Guarantee, path: Path | str) -> Path:
 
 
 def _approximation(guarantee: Guarantee, alarms: Sequence[float]) -> Array | None:
-    """Give what papers draw; None where there is none, or where it is the curve itself."""
+    """Return what papers draw; None where there is none, or where it is the curve itself."""
     try:
         found = gdp_approximation(guarantee).trade_off(alarms)
     except ValueError:  # other noise than Gaussian
@@ -126,7 +126,7 @@ def _approximation(guarantee: Guarantee, alarms: Sequence[float]) -> Array | Non
 
 @lru_cache(maxsize=64)
 def spent_by_round(guarantee: Guarantee) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Give some of the rounds, the last among them, and epsilon after each of these.
+    """Return some of the rounds, the last among them, and epsilon after each of these.
 
     In the view of the other clients.
     """

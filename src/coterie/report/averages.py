@@ -14,7 +14,7 @@ import numpy as np
 
 
 def average(values: Sequence[float], errors: Sequence[float]) -> tuple[float, float]:
-    """Give the mean of a metric over seeds and its standard error over clients and seeds.
+    """Return the mean of a metric over seeds and its standard error over clients and seeds.
 
     `errors` are over clients, one a seed. Clients come back in every seed, so that theirs do not
     shrink with seeds: the mean of their squares is kept whole, and the variance of the mean over

@@ -84,7 +84,7 @@ class Figure:
     spec: Mapping[str, Any]
 
     def show(self) -> Html:
-        """Give it as a part of a page; `starter` draws it there."""
+        """Return it as a part of a page; `starter` draws it there."""
         data = element_of_data(self.spec)
         place = element("div", id=self.name, class_="chart", role="img", aria_label=self.title)
         caption = element("figcaption", self.title)
@@ -141,18 +141,18 @@ def element_of_data(value: Any, **attributes: str) -> Html:
 
 
 def scripts() -> list[Html]:
-    """Give what draws the charts of a page, in order; the texts of script elements."""
+    """Return what draws the charts of a page, in order; the texts of script elements."""
     return [Html(bundle()), Html(STARTER)]
 
 
 def config_element() -> Html:
-    """Give the look of all charts of a page."""
+    """Return the look of all charts of a page."""
     return element_of_data(CONFIG, id="chart-config")
 
 
 @lru_cache(maxsize=1)
 def bundle() -> str:
-    """Give the JavaScript of Vega, Vega-Lite and Vega-Embed as one text."""
+    """Return the JavaScript of Vega, Vega-Lite and Vega-Embed as one text."""
     import vl_convert
 
     made = vl_convert.javascript_bundle(
@@ -165,7 +165,7 @@ def bundle() -> str:
 
 
 def hash_of(script: str) -> str:
-    """Give the source expression by which a Content-Security-Policy knows a script."""
+    """Return the source expression by which a Content-Security-Policy knows a script."""
     found = hashlib.sha256(script.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(found).decode()}'"
 
@@ -184,7 +184,7 @@ def _plain_row(row: Row) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """Give a value that strict JSON has: few digits, null in place of what is not finite."""
+    """Return a value that strict JSON has: few digits, null in place of what is not finite."""
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, float):
@@ -200,7 +200,7 @@ def _on_paper(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _vegalite_version() -> str:
-    """Give the newest version of Vega-Lite that is here and that Altair writes for."""
+    """Return the newest version of Vega-Lite that is here and that Altair writes for."""
     import altair
     import vl_convert
 

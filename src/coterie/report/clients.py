@@ -158,7 +158,7 @@ def _sorted(of: str, runs: Sequence[FinishedRun]) -> Html:
 
 
 def _curves(runs: Sequence[FinishedRun]) -> Iterator[Curve]:
-    """Give the reliability of every run, and of learning alone beside them."""
+    """Return the reliability of every run, and of learning alone beside them."""
     told = [(run.label, run.result.get("reliability")) for run in runs]
     if all(run.shares for run in runs):
         told += [("alone", run.result.get("local_reliability")) for run in runs[:1]]

@@ -81,7 +81,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, class_: str = "
 
 
 def can_draw() -> bool:
-    """Say whether the extra `report` is installed."""
+    """Return whether the extra `report` is installed."""
     try:
         return find_spec("altair") is not None and find_spec("vl_convert") is not None
     except ValueError:  # blocked: its name stands for nothing

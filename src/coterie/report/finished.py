@@ -255,7 +255,7 @@ def _floats(column: Sequence[Any]) -> Array:
 
 
 def _name(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """Give every run a label of its own: the method, with epsilon and seed or number where needed.
+    """Return every run a label of its own: the method, with epsilon and seed or number where needed.
 
     Labels are listed with commas between them, and have none of ours inside.
     """

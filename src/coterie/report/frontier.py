@@ -57,7 +57,7 @@ def _row(one: Group) -> Row:
 
 
 def _levels(groups: Sequence[Group]) -> Iterator[Row]:
-    """Give what has no epsilon: learning alone, and without privacy (one of each)."""
+    """Return what has no epsilon: learning alone, and without privacy (one of each)."""
     alone = [one.mean("local_value") for one in groups if one.first.shares]
     known = [value for value in alone if not math.isnan(value)]
     if known:

@@ -29,11 +29,11 @@ class Group:
         return self.runs[0]
 
     def mean(self, key: str) -> float:
-        """Give the mean over runs of a number of the summary."""
+        """Return the mean over runs of a number of the summary."""
         return float(np.mean([run.number(key) for run in self.runs]))
 
     def error(self, key: str, own: str) -> float:
-        """Give the standard error over clients and runs; `own` is that of one run, over clients."""
+        """Return the standard error over clients and runs; `own` is that of one run, over clients."""
         values, errors = ([run.number(name) for run in self.runs] for name in (key, own))
         return average(values, errors)[1]
 
@@ -72,12 +72,12 @@ def _label(key: tuple[str, ...], by_epsilon: bool, by_data: bool) -> str:
 
 
 def are_grouped(runs: Sequence[FinishedRun]) -> bool:
-    """Say whether rows are groups: of many runs, and of a comparison, whose own table is."""
+    """Return whether rows are groups: of many runs, and of a comparison, whose own table is."""
     return len(runs) > APART or any(run.entry for run in runs)
 
 
 def rows_of(runs: Sequence[FinishedRun]) -> list[Group]:
-    """Give what has a row of its own: runs, or groups of runs."""
+    """Return what has a row of its own: runs, or groups of runs."""
     if are_grouped(runs):
         return group(runs)
     return [Group(run.label, (run,)) for run in runs]

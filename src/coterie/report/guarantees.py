@@ -94,7 +94,7 @@ def _one(stated: Stated, run: FinishedRun, key: str) -> list[str]:
 
 
 def _stated(run: FinishedRun) -> str:
-    """Give the words of a guarantee; of a deployment, with what its coordinator does see."""
+    """Return the words of a guarantee; of a deployment, with what its coordinator does see."""
     said = statement(run.guarantee, run.selection)
     if not run.deployment:
         return said
@@ -153,7 +153,7 @@ def _line(line: str) -> Html:
 
 
 def _facts(run: FinishedRun) -> Html:
-    """Give what a reviewer asks for, one by one."""
+    """Return what a reviewer asks for, one by one."""
     guarantee = run.guarantee
     used = ", ".join(f"{name} {told}" for name, told in run.versions.items())
     rows = [
@@ -181,7 +181,7 @@ def _sampling(guarantee: Guarantee) -> str:
 
 
 def _views(guarantee: Guarantee, deployment: Mapping[str, Any]) -> Html:
-    """Give epsilon by who looks, and why; of a deployment, by who does look."""
+    """Return epsilon by who looks, and why; of a deployment, by who does look."""
     views = dict(guarantee.views)
     away = set(_SERVERS) - {deployment.get("coordinator_view")} if deployment else set()
     # Posts are all that a shared model is made of: it is seen as an outsider sees the posts.
@@ -206,7 +206,7 @@ def _views(guarantee: Guarantee, deployment: Mapping[str, Any]) -> Html:
 
 
 def _chosen_views(guarantee: Guarantee, epsilon: float) -> Html:
-    """Give epsilon of a run that was chosen, by who looks; for other clients it is not known."""
+    """Return epsilon of a run that was chosen, by who looks; for other clients it is not known."""
     before = round_up(guarantee.for_others.epsilon)
     bare = element("span", "no bound (inf)", class_="bad")
     rows: list[list[str]] = [

@@ -74,7 +74,7 @@ def show_history(runs: Sequence[FinishedRun], *, clients: bool = True) -> Html:
 
 
 def losses_of(run: FinishedRun) -> dict[str, tuple[Array, Array]]:
-    """Give the losses that a run kept, by name: rounds, and the loss after each."""
+    """Return the losses that a run kept, by name: rounds, and the loss after each."""
     found = {}
     for key, name in _LOSSES.items():
         if key in run.history:
@@ -86,7 +86,7 @@ def losses_of(run: FinishedRun) -> dict[str, tuple[Array, Array]]:
 
 
 def draw_losses(run: FinishedRun, name: str = "losses") -> Figure:
-    """Give the losses of every round of a run beside the epsilon spent by then, as a figure."""
+    """Return the losses of every round of a run beside the epsilon spent by then, as a figure."""
     # The posts of a run that was chosen have no epsilon by round: that of the choice is of all.
     told = run.private and run.selection is None
     spent = spent_by_round(run.guarantee) if told else ((), ())
@@ -115,7 +115,7 @@ def _line(run: FinishedRun, name: str, points: int) -> Curve:
 
 
 def _timed(run: FinishedRun, clients: bool) -> bool:
-    """Say whether a page may tell when the rounds of a run were done."""
+    """Return whether a page may tell when the rounds of a run were done."""
     return clients or not run.hides_cohort
 
 
@@ -136,5 +136,5 @@ def _ends(runs: Sequence[FinishedRun], own: Sequence[str], *, clients: bool) -> 
 
 
 def _last(run: FinishedRun, name: str) -> float:
-    """Give what a column ends with; not-a-number where there is no such column."""
+    """Return what a column ends with; not-a-number where there is no such column."""
     return float(run.history[name][-1]) if name in run.history else math.nan

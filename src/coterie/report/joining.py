@@ -125,7 +125,7 @@ def _shared_words(run: FinishedRun, known: NDArray[np.bool_]) -> Html:
 
 
 def client_rows(run: FinishedRun, order: NDArray[np.int64]) -> list[Row]:
-    """Give what is drawn and told of clients: who, rows, errors and the gain."""
+    """Return what is drawn and told of clients: who, rows, errors and the gain."""
     joined, alone = run.column("error"), run.column("error_alone")
     shared = run.column("error_shared") if "error_shared" in run.metrics else None
     return [
@@ -212,7 +212,7 @@ def _listing(run: FinishedRun, known: NDArray[np.int64], key: str, listed: int) 
 
 
 def _filter_box(key: str) -> Html:
-    """Give a box that narrows the list to names with what is typed in it."""
+    """Return a box that narrows the list to names with what is typed in it."""
     list_id = f"{key}-list"
     told = {"type": "search", "placeholder": "type a client's name", "class_": "filter"}
     box = element("input", aria_label="filter clients by name", data_of=list_id, **told)

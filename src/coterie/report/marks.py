@@ -15,7 +15,7 @@ Curve = tuple[str, Array, Array]
 
 
 def altair() -> Any:
-    """Give Altair, which is an extra and is loaded when it is needed."""
+    """Return Altair, which is an extra and is loaded when it is needed."""
     import altair as found
 
     return found
@@ -70,7 +70,7 @@ def dash_of(names: Sequence[str], dashes: Sequence[Sequence[int]], field: str = 
 
 
 def rows_of(curves: Iterable[Curve], points: int = POINTS) -> list[Row]:
-    """Give curves as rows, thinned, without what is not finite."""
+    """Return curves as rows, thinned, without what is not finite."""
     found = []
     for name, x, y in curves:
         known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
@@ -80,7 +80,7 @@ def rows_of(curves: Iterable[Curve], points: int = POINTS) -> list[Row]:
 
 
 def spans_much(values: Sequence[float]) -> bool:
-    """Say whether values are better told apart on a scale of factors."""
+    """Return whether values are better told apart on a scale of factors."""
     known = [value for value in values if math.isfinite(value)]
     return bool(known) and min(known) > 0 and max(known) / min(known) > 30
 
@@ -111,7 +111,7 @@ def hover(marks: Any) -> Any:
 
 
 def looks(names: Sequence[str]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Give every name once, a colour, and dashes where colours come round again."""
+    """Return every name once, a colour, and dashes where colours come round again."""
     once = list(dict.fromkeys(names))
     dashes = [_DASHES[i // len(HUES) % len(_DASHES)] for i in range(len(once))]
     return once, [HUES[i % len(HUES)] for i in range(len(once))], dashes

@@ -114,7 +114,7 @@ def _ties(best: Group, share: float) -> str:
 
 
 def _tiles(best: Group) -> Html:
-    """Give the few numbers that a person remembers."""
+    """Return the few numbers that a person remembers."""
     run = best.first
     share, alone = best.mean("share_better_than_local"), best.mean("local_value")
     what = _VALUES.get(run.result["metric"], f"test {run.result['metric']}")
@@ -165,7 +165,7 @@ def _meaning(run: FinishedRun) -> Html:
 
 
 def _foretold(runs: Sequence[FinishedRun]) -> list[str]:
-    """Give each verdict and each choice of a method once, with the runs that they are of."""
+    """Return each verdict and each choice of a method once, with the runs that they are of."""
     said: dict[str, list[FinishedRun]] = {}
     for run in runs:
         for sentence in run.foretold:

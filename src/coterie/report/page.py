@@ -107,7 +107,7 @@ def _scripts(body: Html) -> list[str]:
 
 
 def _behind(body: Html) -> list[Html]:
-    """Give what the scripts read."""
+    """Return what the scripts read."""
     if not body.figures:
         return []
     return [element("noscript", element("p", _UNSEEN)), charts.config_element()]

@@ -70,7 +70,7 @@ def _one(run: FinishedRun) -> Html:
 
 
 def _together(runs: Sequence[FinishedRun]) -> Html:
-    """Give each reference once, with its value, and how every run compares with it."""
+    """Return each reference once, with its value, and how every run compares with it."""
     by_run = [{told["name"]: told for told in run.references} for run in runs]
     names = [name for name in TITLES if any(name in told for told in by_run)]
     head = ["method"]
@@ -141,7 +141,7 @@ def _against(run: FinishedRun) -> tuple[str, str] | None:
 
 
 def _known(run: FinishedRun, column: str) -> NDArray[np.int64]:
-    """Give the clients of whom both errors are known, from the most lost to the most gained."""
+    """Return the clients of whom both errors are known, from the most lost to the most gained."""
     apart = run.column(column) - run.column("error")
     known = np.flatnonzero(np.isfinite(apart) & (run.column("test_rows") > 0))
     return known[np.argsort(apart[known], kind="stable")]

@@ -101,7 +101,7 @@ def _show_findings(findings: Sequence[str]) -> Html:
 
 
 def _apart(runs: Sequence[FinishedRun]) -> dict[str, Callable[[FinishedRun], str]]:
-    """Give the columns on what epsilon is of that differ; what all share is said below."""
+    """Return the columns on what epsilon is of that differ; what all share is said below."""
     if len(runs) == 1:
         return dict(_OF_EPSILON)
     private = [run for run in runs if run.private]
@@ -142,7 +142,7 @@ def _row(one: Group, metric: str, own: Sequence[str], badges: bool) -> list[str]
 
 
 def _own(one: Group, key: str) -> str:
-    """Give a mean over clients; the median of an R^2 that a few clients have ruined."""
+    """Return a mean over clients; the median of an R^2 that a few clients have ruined."""
     if any(_is_ruined(run, key) for run in one.runs):
         medians = [np.nanmedian(run.column(key)) for run in one.runs if key in run.metrics]
         return f"{short(float(np.mean(medians)))} (median)"
@@ -207,7 +207,7 @@ def _added_up(private: Sequence[FinishedRun]) -> str:
 
 
 def _differ(runs: Sequence[FinishedRun]) -> bool:
-    """Say whether methods saw other rows; seeds may come with splits of their own."""
+    """Return whether methods saw other rows; seeds may come with splits of their own."""
     if not are_grouped(runs):
         return any(run.data != runs[0].data for run in runs)
     seen = [sorted({repr(run.data) for run in one.runs}) for one in group(runs)]

@@ -42,7 +42,7 @@ def fresh(names: Sequence[str]) -> list[int]:
 
 
 def part(row: Sequence[int], names: Sequence[str], survivors: Collection[str]) -> int:
-    """Give what a row says of a list: the gate itself of constants, a share of it of shares."""
+    """Return what a row says of a list: the gate itself of constants, a share of it of shares."""
     base, *others = row
     listed = (value for name, value in zip(names, others, strict=True) if name in survivors)
     return (base + sum(listed)) % PRIME

@@ -37,12 +37,12 @@ class Scope:
 
 
 def public_key(private: bytes) -> bytes:
-    """Give the X25519 public key of 32 private bytes."""
+    """Return the X25519 public key of 32 private bytes."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def agree(private: bytes, public: bytes) -> bytes:
-    """Give the secret that two key pairs share.
+    """Return the secret that two key pairs share.
 
     Raises:
         RefusedError: If the public key is of low order: it would share zero with everybody.
@@ -90,7 +90,7 @@ def commitment(seed: bytes, scope: Scope, session: int, name: str) -> bytes:
 
 
 def keystream(key: bytes, words: int) -> NDArray[np.uint64]:
-    """Give ring elements: the ChaCha20 keystream from block 0 at nonce 0, little-endian."""
+    """Return ring elements: the ChaCha20 keystream from block 0 at nonce 0, little-endian."""
     cipher = Cipher(ChaCha20(key, bytes(16)), mode=None)
     stream = cipher.encryptor().update(bytes(8 * words))
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)

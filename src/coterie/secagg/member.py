@@ -356,7 +356,7 @@ class Member:
         return [values[at : at + width] for at in range(0, len(values), width)]
 
     def _box(self, roster: Roster, sender: str, receiver: str) -> tuple[bytes, bytes]:
-        """Give the key and the routing of shares between this site and another."""
+        """Return the key and the routing of shares between this site and another."""
         other = receiver if sender == self._name else sender
         about = told("shares", self._scope.run, self._scope.setup, sender, receiver, roster.digest)
         return hkdf(self._agree(self._sealing, roster.sealing[other], other), about), about

@@ -197,7 +197,7 @@ def _open_answers(
 def _fits(
     roster: Roster, session: int, name: str, *, survived: bool
 ) -> Callable[[int], bytes | None]:
-    """Give what tells a site's secret: the seed of a survivor, the session key of another."""
+    """Return what tells a site's secret: the seed of a survivor, the session key of another."""
 
     def fits(value: int) -> bytes | None:
         secret = _secret(value)

@@ -115,7 +115,7 @@ def read_roster(
 
 
 def sessions_within(content: int, sites: int) -> int:
-    """Give how many sessions a setup can have whose letters are to stay within some bytes.
+    """Return how many sessions a setup can have whose letters are to stay within some bytes.
 
     The largest letter holds the shares for, or from, all other sites: see docs for its size.
     """

@@ -35,7 +35,7 @@ def split(secret: int, threshold: int, places: Sequence[int]) -> list[int]:
 
 
 def combine(shares: Mapping[int, int], at: int = 0) -> int:
-    """Give the value at a place, 0 for the secret, of the polynomial through shares by place."""
+    """Return the value at a place, 0 for the secret, of the polynomial through shares by place."""
     weights = _weights(tuple(shares), at)
     return sum(w * share for w, share in zip(weights, shares.values(), strict=True)) % PRIME
 

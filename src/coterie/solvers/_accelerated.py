@@ -29,7 +29,7 @@ class Stop:
         return cls(tol, most, _ROUNDING * zero)
 
     def reached(self, gap: float, objective: float) -> bool:
-        """Say whether a gap is small enough."""
+        """Return whether a gap is small enough."""
         return gap <= self.tol * objective + self.floor
 
     def check(self, found: "Found", lam: float) -> None:
@@ -63,13 +63,13 @@ class Penalty(Protocol):
         """The weight of the squares."""
 
     def value(self, weight: Floats) -> float:
-        """Give the penalty at models."""
+        """Return the penalty at models."""
 
     def shrink(self, target: Floats, curve: float) -> Floats:
         """Minimise curve/2 |W - target|^2 + the part beside the squares."""
 
     def bound(self, problem: Problem, point: Point, pull: Floats) -> float:
-        """Give a lower bound on the minimum of the objective from slopes q and X'q."""
+        """Return a lower bound on the minimum of the objective from slopes q and X'q."""
 
 
 def accelerate(problem: Problem, penalty: Penalty, stop: Stop, weight: Floats) -> Found:

@@ -200,7 +200,7 @@ def _rebuild(x: Rows, stack: Stack, client: int, b: Array, q: Array) -> None:
 
 @_compiled
 def rebuild(x: Rows, stack: Stack, dual: Array, out: Array, begin: int, end: int) -> None:
-    """Give the sums of b_i x_i of the clients `begin` .. `end` - 1, (c, D), of one output."""
+    """Return the sums of b_i x_i of the clients `begin` .. `end` - 1, (c, D), of one output."""
     for client in range(begin, end):
         _rebuild(x, stack, client, dual[client, : stack.counts[client], 0], out[client])
 

@@ -21,7 +21,7 @@ _SWEEPS = 60  # of rotations; ten are many
 
 @inner
 def root(B: Array, n: int, k: int, T: Array, S: Array, r: Array, careful: bool) -> None:
-    """Give a root of G^-1 = (B'B + I)^-1 and put r, (n,), in its coordinates.
+    """Return a root of G^-1 = (B'B + I)^-1 and put r, (n,), in its coordinates.
 
     For n >= k: T (k, k) with G^-1 = T T' (zeros below the diagonal, or full), r untouched. For
     n < k: S (n, k) with G^-1 = I - S'S, and r becomes L^-1 r, so that G^-1 B'r = S'r.
@@ -257,7 +257,7 @@ def _back(T: Array, k: int, g: Array, t: Array) -> None:
 
 @inner
 def diagonal(T: Array, S: Array, n: int, k: int, out: Array) -> None:
-    """Give the diagonal of G^-1."""
+    """Return the diagonal of G^-1."""
     if n >= k:
         for j in range(k):
             total = 0.0
@@ -293,7 +293,7 @@ def curvature(T: Array, S: Array, n: int, k: int, columns: Array, K: Array, clie
 
 @inner
 def form(T: Array, S: Array, n: int, k: int, z: Array, t: Array) -> float:
-    """Give z' G^-1 z; t is scratch of at least k."""
+    """Return z' G^-1 z; t is scratch of at least k."""
     total = 0.0
     if n >= k:
         _back(T, k, z, t)

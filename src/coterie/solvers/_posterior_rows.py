@@ -172,7 +172,7 @@ def scores(rows: Rows, client: int, W: Array, label: int, bias: bool, out: Array
 
 @inner
 def blank(client: int, value: float, found: Found) -> None:
-    """Give a client that has no rows (0) or unreadable ones (NaN) its results."""
+    """Return a client that has no rows (0) or unreadable ones (NaN) its results."""
     if len(found.D):
         found.D[client] = value
         found.V[client] = 1.0 + value
@@ -183,7 +183,7 @@ def blank(client: int, value: float, found: Found) -> None:
 
 @inner
 def spoil(client: int, rows: Rows, fresh: Rows, found: Found) -> None:
-    """Give NaN to a client with unreadable rows, where it has rows."""
+    """Return NaN to a client with unreadable rows, where it has rows."""
     blank(client, np.nan, found)
     if len(found.out):
         found.out[client, : rows.counts[client]] = np.nan

@@ -76,7 +76,7 @@ class Problem:
         return self.shares[self.owner]
 
     def scores(self, weight: Floats) -> Floats:
-        """Give x_i . w_k of every row, (rows,)."""
+        """Return x_i . w_k of every row, (rows,)."""
         if self.shared is not None:
             return np.ascontiguousarray(weight @ self.shared.T).reshape(-1)
         out, weight = np.empty(int(self.offsets[-1])), np.ascontiguousarray(weight)
@@ -87,7 +87,7 @@ class Problem:
         return out
 
     def pull(self, slopes: Floats) -> Floats:
-        """Give X_k' q_k of every client, (m, d)."""
+        """Return X_k' q_k of every client, (m, d)."""
         if self.shared is not None:
             return np.asarray(slopes.reshape(len(self), -1) @ self.shared)
         out = np.empty((len(self), self.features))
@@ -104,11 +104,11 @@ class Problem:
         return np.asarray(scores - self.means(scores)[self.owner])
 
     def means(self, values: Floats) -> Floats:
-        """Give each client's mean over rows."""
+        """Return each client's mean over rows."""
         return np.asarray(np.add.reduceat(values, self.offsets[:-1]) / np.diff(self.offsets))
 
     def at(self, scores: Floats, before: Point | None = None) -> Point:
-        """Give the loss at scores, with a start for the biases."""
+        """Return the loss at scores, with a start for the biases."""
         if not self.binary:
             left = scores - self.targets
             bias = -self.means(left) if self.free else np.zeros(len(self))
@@ -123,7 +123,7 @@ class Problem:
         return Point(float(losses.sum()), slopes, curves, bias)
 
     def columns(self, chosen: Longs) -> Floats:
-        """Give some features of all rows, (p, rows), or (p, n) where the rows are shared."""
+        """Return some features of all rows, (p, rows), or (p, n) where the rows are shared."""
         if self.shared is not None:
             return np.ascontiguousarray(self.shared[:, chosen].T)
         out = np.empty((len(chosen), int(self.offsets[-1])))
@@ -137,7 +137,7 @@ class Problem:
         return out
 
     def dual(self, point: Point, norms: Floats, lam: float, mu: float) -> float:
-        """Give a lower bound on min_W f(W) + mu/2 |W|^2 + lam g(W).
+        """Return a lower bound on min_W f(W) + mu/2 |W|^2 + lam g(W).
 
         For slopes q with X'q = V the dual value is -sum_i conj_i(q_i) - h(V), h the conjugate of
         mu/2 |W|^2 + lam g(W): 0 where the dual norm of g at V is <= lam and infinite elsewhere if
@@ -157,14 +157,14 @@ class Problem:
         return max(self.worth(point, s) - _conjugate(norms * s, lam, mu) for s in scales)
 
     def ideal(self, point: Point) -> float:
-        """Give the multiple of the slopes that is worth most by itself (logistic: at most 1)."""
+        """Return the multiple of the slopes that is worth most by itself (logistic: at most 1)."""
         if self.binary:
             return 1.0
         square = float(point.slopes @ (point.slopes / self.weights))
         return -float(point.slopes @ self.targets) / square if square > 0 else 0.0
 
     def worth(self, point: Point, scale: float) -> float:
-        """Give -sum_i conj_i of a multiple of the slopes: the dual value but for the penalty."""
+        """Return -sum_i conj_i of a multiple of the slopes: the dual value but for the penalty."""
         if self.binary:
             return self._entropy(point, scale)
         # Squares: q = r / n, so -conj is -q.y - n q^2 / 2.
@@ -327,7 +327,7 @@ def _triangle(rows: Floats, y: Floats) -> tuple[Floats, Floats, float]:
 
 
 def original_bias(taken: Taken, clients: Clients, weight: Floats, point: Point) -> Floats:
-    """Give the best bias of every client, (clients,), also where the rows were centred.
+    """Return the best bias of every client, (clients,), also where the rows were centred.
 
     Args:
         taken: What the fit was about.

@@ -313,7 +313,7 @@ def weigh_up(
 def gaps(
     x: Rows, stack: Stack, point: Array, dual: Array, begin: int, end: int, out: Array
 ) -> None:
-    """Give loss, gap and size of the problems `begin` .. `end` - 1, into (c, o, 3)."""
+    """Return loss, gap and size of the problems `begin` .. `end` - 1, into (c, o, 3)."""
     q = np.empty(point.shape[2])
     for problem in range(begin, end):
         client, output = problem // point.shape[1], problem % point.shape[1]

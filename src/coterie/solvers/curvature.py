@@ -12,7 +12,7 @@ from coterie.data.federated import Clients
 
 
 def largest_squares(clients: Clients) -> Tensor:
-    """Give the largest squared norm of a row of each client, shape (c,); 0 without rows."""
+    """Return the largest squared norm of a row of each client, shape (c,); 0 without rows."""
     if not len(clients) or not clients.longest:
         return torch.zeros(len(clients), device=clients.device)
     counts = clients.counts.numpy()

@@ -16,7 +16,7 @@ from coterie.tree import Tree
 
 
 def fisher(model: Model, params: Tree, clients: Clients) -> Tree:
-    """Give the mean squared gradient of one row's loss, stacked; zeros for clients without rows.
+    """Return the mean squared gradient of one row's loss, stacked; zeros for clients without rows.
 
     Row by row, of all clients at once: a gradient of a batch of one is a gradient of that row.
     """

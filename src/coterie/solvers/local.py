@@ -48,7 +48,7 @@ class LocalProblem:
     near: Near | None = None
 
     def is_exact(self, spec: Spec) -> bool:
-        """Say whether these clients' problem is solved in closed form."""
+        """Return whether these clients' problem is solved in closed form."""
         linear = isinstance(self.model, Linear) and spec.task == "regression"
         possible = linear and self.lam > 0 and self.weights is None and self.near is None
         if self.how == "exact" and not possible:

@@ -201,7 +201,7 @@ def fit_related(
 
 
 def relation_of(weight: Tensor, ridge: float) -> Tensor:
-    """Give R = (W W' + ridge^2)^1/2 over its trace; equal shares if that is zero.
+    """Return R = (W W' + ridge^2)^1/2 over its trace; equal shares if that is zero.
 
     >>> relation_of(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 0.0)
     tensor([[0.7500, 0.0000],

@@ -71,7 +71,7 @@ class _Norm:
     mu: float
 
     def norms(self, matrix: Floats) -> Floats:
-        """Give what g adds up, and the largest of which is the norm dual to g."""
+        """Return what g adds up, and the largest of which is the norm dual to g."""
         if self.penalty == "l21":
             return np.asarray(np.sqrt((matrix**2).sum(axis=0)))
         return np.asarray(torch.linalg.svdvals(torch.from_numpy(matrix)))
@@ -134,7 +134,7 @@ def fit_multitask(
 
 
 def lam_max(clients: Clients, penalty: Penalty, bias: bool) -> float:
-    """Give the smallest `lam` from which on all weights are zero."""
+    """Return the smallest `lam` from which on all weights are zero."""
     _check(penalty, 1.0, 0.0, 1.0)
     problem = prepare(clients, bias=bias, tol=1e-6, compress=False).problem
     if not len(problem):

@@ -96,7 +96,7 @@ class Pull:
         return cls(0.0, anchors, weights)
 
     def at(self, places: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Give anchors and weights of clients."""
+        """Return anchors and weights of clients."""
         # Repeated for every client where that saves launches; in cache it would only take room.
         anchors = [
             (leaf.expand(len(places), *leaf.shape[1:]).contiguous() if leaf.is_cuda else leaf)
@@ -142,7 +142,7 @@ def trained_leaves(start: Tree, only: Collection[str] | None) -> list[str]:
 
 
 def stacked_gradient(model: Model, task: Task, trained: Collection[str]) -> Gradient:
-    """Give every client's gradient by one backward pass through the sum of their losses."""
+    """Return every client's gradient by one backward pass through the sum of their losses."""
 
     def gradient(params: dict[str, Tensor], batch: Batch, near: Near | None) -> list[Tensor]:
         with torch.enable_grad():
@@ -175,7 +175,7 @@ def _with_bad_losses(grads: list[Tensor], losses: Tensor) -> list[Tensor]:
 
 
 def general_gradient(model: Model, task: Task, trained: Collection[str]) -> Gradient:
-    """Give every client's gradient by `torch.func`, from the model of one client."""
+    """Return every client's gradient by `torch.func`, from the model of one client."""
 
     def loss(mine: dict[str, Tensor], held: dict[str, Tensor], near: Near, batch: Batch) -> Tensor:
         coins = () if batch.coins is None else (batch.coins,)
@@ -209,7 +209,7 @@ def _predict(model: Model, params: dict[str, Tensor], batch: Batch) -> Tensor:
 
 
 def divergence(task: Task, outputs: Tensor, others: Tensor) -> Tensor:
-    """Give KL(p || q) + KL(q || p) of every row's predicted distributions.
+    """Return KL(p || q) + KL(q || p) of every row's predicted distributions.
 
     The sum over outcomes of (p - q) (log p - log q): softmax for multiclass, independent Bernoullis
     for binary and multilabel, normals of variance 1 for regression.

@@ -27,7 +27,7 @@ def computed_in(precision: Precision) -> Iterator[None]:
 
 
 def current() -> Precision:
-    """Give the precision asked for."""
+    """Return the precision asked for."""
     return _CURRENT.get()
 
 

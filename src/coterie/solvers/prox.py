@@ -61,7 +61,7 @@ def shrink_groups(weight: Tensor, threshold: float) -> Tensor:
 
 
 def spectrum_map(gram: Tensor, threshold: float) -> Tensor:
-    """Give the linear map that shrinks the spectrum of models with this second moment.
+    """Return the linear map that shrinks the spectrum of models with this second moment.
 
     Args:
         gram: W'W, (d, d), perhaps with noise; its symmetric part counts, and eigenvalues below 0
@@ -86,7 +86,7 @@ def spectrum_map(gram: Tensor, threshold: float) -> Tensor:
 
 
 def group_scale(squares: Tensor, threshold: float) -> Tensor:
-    """Give the factors that shrink groups with these squared norms.
+    """Return the factors that shrink groups with these squared norms.
 
     Args:
         squares: The diagonal of W'W, (d,), perhaps with noise; what is below 0 counts as 0, so

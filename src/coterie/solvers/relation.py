@@ -63,7 +63,7 @@ class Decomposition:
 
 
 def mean_relation(clients: int) -> Decomposition:
-    """Give Omega = I - 1 1^T / m: everybody is pulled towards the mean of all."""
+    """Return Omega = I - 1 1^T / m: everybody is pulled towards the mean of all."""
     one = torch.ones(1, dtype=torch.float64)
     return Decomposition(one.expand(clients), one.expand(clients, 1) / math.sqrt(clients), -one)
 
@@ -91,7 +91,7 @@ def decompose(omega: Tensor, diagonal: Tensor | None = None) -> Decomposition:
 
 
 def _commonest(values: Tensor) -> float:
-    """Give the positive value that occurs most often in an ascending list, the largest of such."""
+    """Return the positive value that occurs most often in an ascending list, the largest of such."""
     near = SAME * float(values.abs().max())
     groups: list[list[float]] = []
     for value in values.tolist():

@@ -124,7 +124,7 @@ def take_steps(  # noqa: PLR0913 - the state of a round, and how to move it
 
 
 def certify(clients: Clients, point: Tensor, dual: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
-    """Give every client's loss and its part of the duality gap.
+    """Return every client's loss and its part of the duality gap.
 
     With p_i = point.x_i, a client's part is sum_i [C_i loss(p_i) + C_i loss*(-b_i) + b_i p_i]. If
     the points are the models that belong to the duals, the parts of all clients add up to the gap

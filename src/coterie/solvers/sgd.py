@@ -131,7 +131,7 @@ class SGD:
         return result
 
     def rate(self, round: int) -> float:
-        """Give the learning rate of a round.
+        """Return the learning rate of a round.
 
         >>> SGD(lr=0.1, halve_every=100).rate(250)
         0.025
@@ -139,7 +139,7 @@ class SGD:
         return self.lr * 0.5 ** (round // self.halve_every) if self.halve_every else self.lr
 
     def count_steps(self, counts: Integers) -> Integers:
-        """Give the steps of clients with these numbers of rows; without rows there are none."""
+        """Return the steps of clients with these numbers of rows; without rows there are none."""
         if self.steps is not None:
             return np.where(counts > 0, self.steps, 0).astype(np.int64)
         return np.asarray(self.epochs * -(-counts // self.batch), dtype=np.int64)

@@ -99,7 +99,7 @@ def fit_single(
 
 
 def client_rows(clients: Clients, own: slice) -> tuple[Floats, Tensor | slice]:
-    """Give one client's rows in float64 and the features they are of.
+    """Return one client's rows in float64 and the features they are of.
 
     Of CSR rows only the features that occur are given: the weight of any other is 0 under every
     penalty here, and the rows of one client without them are small enough to be dense.
@@ -114,7 +114,7 @@ def client_rows(clients: Clients, own: slice) -> tuple[Floats, Tensor | slice]:
 
 
 def single_class(targets: Floats, tol: float) -> float | None:
-    """Give the bias at which the mean loss of targets of one class is `tol`, None if of two."""
+    """Return the bias at which the mean loss of targets of one class is `tol`, None if of two."""
     if targets.min() != targets.max():
         return None
     return math.copysign(-math.log(math.expm1(min(tol, 0.5))), targets[0] - 0.5)

@@ -36,7 +36,7 @@ class Spectrum:
         return float(self.roots.square().mean().sqrt())
 
     def shrinking(self, threshold: float) -> Tensor:
-        """Give the map U diag(max(0, 1 - threshold / sqrt(l))) U^T, or its diagonal.
+        """Return the map U diag(max(0, 1 - threshold / sqrt(l))) U^T, or its diagonal.
 
         Of the moment of models themselves it is the proximal map of the trace norm (or l2,1 norm).
         """
@@ -45,11 +45,11 @@ class Spectrum:
         return self._matrix(kept)
 
     def spread(self, lam: float, mu: float) -> Tensor:
-        """Give a root of the inverse of the penalty lam Sigma^(-1/2) + mu I: see `structured`."""
+        """Return a root of the inverse of the penalty lam Sigma^(-1/2) + mu I: see `structured`."""
         return self._matrix((self.roots / (lam + mu * self.roots)).sqrt())
 
     def damping(self, lam: float, mu: float, step: float) -> Tensor:
-        """Give (I + step P)^-1, the proximal map of 1/2 w^T P w for the same penalty P."""
+        """Return (I + step P)^-1, the proximal map of 1/2 w^T P w for the same penalty P."""
         inverse = self.roots / (lam + mu * self.roots)
         return self._matrix(inverse / (inverse + step))
 

@@ -75,7 +75,7 @@ class OwnUnits:
         return self.clients.spec.task == "binary" and not self.signs
 
     def moved(self, root: Tensor | None = None) -> Clients:
-        """Give the clients' rows in own units times `root`, as clients of their own.
+        """Return the clients' rows in own units times `root`, as clients of their own.
 
         Targets of regression are centred where there is a bias, so that no level is left to fit.
         """
@@ -160,7 +160,7 @@ class OwnUnits:
         return torch.from_numpy(gathered).float()
 
     def slopes(self, points: Tensor) -> Tensor:
-        """Give gradients of the mean losses at points (c, d + 1), the last number the level."""
+        """Return gradients of the mean losses at points (c, d + 1), the last number the level."""
         at = np.ascontiguousarray(points.double().cpu().numpy())
         out = np.zeros_like(at)
         starts, counts = self.clients.starts.numpy(), self.clients.counts.numpy()
@@ -177,7 +177,7 @@ class OwnUnits:
         return torch.from_numpy(out)
 
     def _stored(self) -> tuple[NDArray[np.int64], Floats | None]:
-        """Give where the second moments of these clients are kept, -1 for those without."""
+        """Return where the second moments of these clients are kept, -1 for those without."""
         clients, features = self.clients, self.clients.spec.features
         ids, counts = clients.ids.numpy(), clients.counts.numpy()
         # By public facts alone: how a client is computed must not depend on its neighbours.

@@ -103,7 +103,7 @@ class Losses:
             )
 
     def weights(self, task: str, outputs: int) -> NDArray[np.float64]:
-        """Give one number a class, none without numbers, and check that they fit the task."""
+        """Return one number a class, none without numbers, and check that they fit the task."""
         if self.class_weight != "none" and task == "regression":
             raise ValueError("class_weight: given for regression, which has no classes; use 'none'")
         if isinstance(self.class_weight, str):
@@ -172,14 +172,14 @@ class Problem:
         return int(self.stack.counts.sum()) * self.features * self.outputs * epochs
 
     def single(self, output: int) -> "Problem":
-        """Give the problem of one output."""
+        """Return the problem of one output."""
         one = slice(output, output + 1)
         stack, fault = self.stack, np.ascontiguousarray(self.stack.fault[:, one])
         part = stack._replace(y=stack.y[one], cost=stack.cost[one], fault=fault)
         return replace(self, stack=part, outputs=1)
 
     def padded(self, dual: Tensor, kind: torch.dtype) -> Tensor:
-        """Give duals (c, L', o) with room for the longest client, as a copy."""
+        """Return duals (c, L', o) with room for the longest client, as a copy."""
         if dual.dim() != 3 or dual.shape[0] != len(self.ids) or dual.shape[2] != self.outputs:
             raise ValueError(
                 f"dual: given shape {tuple(dual.shape)}; expected ({len(self.ids)}, rows, "

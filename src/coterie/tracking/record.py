@@ -73,7 +73,7 @@ def read_record(folder: Path) -> Record:
 
 
 def flatten(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Give nested tables as one, with dotted names.
+    """Return nested tables as one, with dotted names.
 
     >>> flatten({"rounds": 3, "method": {"kind": "pmtl", "lam": 0.3}})
     {'rounds': 3, 'method.kind': 'pmtl', 'method.lam': 0.3}
@@ -103,7 +103,7 @@ def _tags(result: Mapping[str, Any], guarantee: Guarantee) -> dict[str, str]:
 def _final(
     result: Mapping[str, Any], guarantee: Guarantee, chosen: float | None
 ) -> dict[str, float]:
-    """Give the numbers of the summary, and epsilon computed anew; infinities are no metrics.
+    """Return the numbers of the summary, and epsilon computed anew; infinities are no metrics.
 
     Beside epsilon, whose view a tag names, stands that of the other clients: under a hidden cohort
     of fixed size it is larger. Of a run that was `chosen` epsilon is that of the choice.
@@ -124,7 +124,7 @@ def _final(
 
 
 def _epsilons(guarantee: Guarantee) -> list[tuple[int, str, float]]:
-    """Give epsilon after some of the rounds, the last among them."""
+    """Return epsilon after some of the rounds, the last among them."""
     rounds = len(guarantee.events)
     marks = sorted({math.ceil(rounds * part / _MARKS) for part in range(1, _MARKS + 1)} - {0})
     spent = epsilon_by_round(

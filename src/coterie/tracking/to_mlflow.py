@@ -65,12 +65,12 @@ class Store:
         self._client.set_terminated(run)
 
     def is_finished(self, run: str) -> bool:
-        """Say whether a run is there and was ended."""
+        """Return whether a run is there and was ended."""
         found = self._find(run)
         return found is not None and found.info.status == "FINISHED"
 
     def exists(self, run: str) -> bool:
-        """Say whether a run is there."""
+        """Return whether a run is there."""
         return self._find(run) is not None
 
     def discard(self, run: str) -> None:

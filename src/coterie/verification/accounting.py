@@ -62,7 +62,7 @@ class Span:
     is_delta: bool = False
 
     def holds(self, stated: float) -> bool:
-        """Say whether a stated number fits."""
+        """Return whether a stated number fits."""
         if math.inf in (stated, self.low):
             return stated == self.low or (stated == math.inf and self.high == math.inf)
         if self.is_delta:
@@ -223,7 +223,7 @@ def _laws(account: Account) -> tuple[Counted, Counted]:
 
 
 def _sampled(account: Account) -> Callable[[Event], releases.Pair]:
-    """Give the maker of the pair of one Gaussian round."""
+    """Return the maker of the pair of one Gaussian round."""
     rate, relation, how = account.rate, account.relation, account.hides
     if not how:
         return lambda event: releases.by_coin(

@@ -165,7 +165,7 @@ def _extra_of(file: IO[bytes], member: zipfile.ZipInfo) -> int:
 
 
 def _head_of(file: IO[bytes], member: zipfile.ZipInfo) -> int | None:
-    """Give the size of a member's header; None for one that numpy would not have written."""
+    """Return the size of a member's header; None for one that numpy would not have written."""
     file.seek(member.header_offset)
     head = file.read(_LOCAL)
     flags, method = struct.unpack("<HH", head[6:10])

@@ -174,7 +174,7 @@ class _Run:
         return judge("clients", wrong, f"{clients} clients", f"{named} models")
 
     def _fewest(self) -> int:
-        """Give the fewest clients of a round in which a client takes part."""
+        """Return the fewest clients of a round in which a client takes part."""
         rate, clients = self.told["rate"], self.told["clients"]
         if rate == 1:
             return int(clients)

@@ -68,7 +68,7 @@ class Law:
         return Law(self.losses[order], self.log_mass[order], self.infinite + float(found))
 
     def tilted(self, tilt: float) -> tuple[Array, float, float]:
-        """Give tilted masses that add up to 1, their mean and variance."""
+        """Return tilted masses that add up to 1, their mean and variance."""
         mass = np.exp(self.log_mass + tilt * self.losses - self.log_moment(tilt))
         mean = float(mass @ self.losses)
         return mass, mean, float(mass @ (self.losses - mean) ** 2)
@@ -186,7 +186,7 @@ class _Composed:
 
 
 def _width(mass: Array, law: Law) -> float:
-    """Give the range of losses whose tilted mass is worth a word."""
+    """Return the range of losses whose tilted mass is worth a word."""
     held = law.losses[mass > 1e-14]
     return float(held.max() - held.min())
 
@@ -203,7 +203,7 @@ def _laid(losses: Array, mass: Array, step: float, length: int) -> Array:
 
 
 def gaussian_edges(deviation: float, *means: float) -> Array:
-    """Give the edges of cells that are fine around each of some means, and reach to infinity."""
+    """Return the edges of cells that are fine around each of some means, and reach to infinity."""
     steps = np.linspace(-_REACH * deviation, _REACH * deviation, _CELLS)
     inner = np.concatenate([mean + steps for mean in means])
     return np.unique(np.concatenate([[-np.inf], inner, [np.inf]]))

@@ -65,7 +65,7 @@ def _tuned(plan: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[str]
 
 
 def is_silent(plan: Mapping[str, Any]) -> bool:
-    """Say whether a plan's method is known to post nothing."""
+    """Return whether a plan's method is known to post nothing."""
     method = _table(plan, "method")
     while isinstance(method.get("base"), dict):
         method = method["base"]
@@ -155,7 +155,7 @@ def _printed(privacy: Mapping[str, Any], certificate: Mapping[str, Any], claimed
 def _rows(
     plan: Mapping[str, Any], certificate: Mapping[str, Any], weights: list[float]
 ) -> float | None:
-    """Give the noise of a recipe that protects rows, for clients of some; None for other methods.
+    """Return the noise of a recipe that protects rows, for clients of some; None for other methods.
 
     Liang et al., Proposition 3: (epsilon/n, delta/(n e^epsilon)) for one of n rows, which moves a
     fit by at most 2/n of its bound.
@@ -192,7 +192,7 @@ def _by_round(
 
 
 def _noise(event: Mapping[str, Any]) -> float:
-    """Give what a weight divides: the noise of a round."""
+    """Return what a weight divides: the noise of a round."""
     if event["event"] == "wishart":
         return 1 / float(event["ratio"])
     if event["event"] == "laplace":
@@ -201,7 +201,7 @@ def _noise(event: Mapping[str, Any]) -> float:
 
 
 def _weights(plan: Mapping[str, Any], rounds: int) -> tuple[list[float], list[str]]:
-    """Give the weights of the rounds, or why there are none."""
+    """Return the weights of the rounds, or why there are none."""
     privacy = _table(plan, "privacy")
     spend, budget = _table(privacy, "spend"), privacy.get("budget", [])
     kind = spend.get("kind", "even")
@@ -234,7 +234,7 @@ def _delta(privacy: Mapping[str, Any], clients: int) -> float:
 
 
 def _zero(value: Any) -> float:
-    """Give 0 for 0, and not-a-number for what is none."""
+    """Return 0 for 0, and not-a-number for what is none."""
     return 0.0 if type(value) in (int, float) and value == 0 else math.nan
 
 

@@ -93,7 +93,7 @@ def read_certificate(folder: Path) -> dict[str, Any]:
 
 
 def is_of_site(folder: Path) -> bool:
-    """Say whether a folder is what a site keeps of a deployment: it never has an account."""
+    """Return whether a folder is what a site keeps of a deployment: it never has an account."""
     return (folder / "run.json").exists() and not (folder / "ledger.jsonl").exists()
 
 
@@ -152,7 +152,7 @@ def _short(value: Any) -> str:
 
 
 def is_event(event: Any) -> bool:
-    """Say whether something is an event with its numbers, as a certificate lists it."""
+    """Return whether something is an event with its numbers, as a certificate lists it."""
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     fields = _FIELDS.get(event["event"])
@@ -167,7 +167,7 @@ def is_event(event: Any) -> bool:
 
 
 def is_positive(value: Any) -> bool:
-    """Say whether something is a number above 0 that a float can hold."""
+    """Return whether something is a number above 0 that a float can hold."""
     return type(value) in (int, float) and 0 < value < 1.7e308
 
 
@@ -264,7 +264,7 @@ def _take(found: LedgerFound, number: int, line: bytes) -> None:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Say whether a line is the beginning of an entry, as a crash leaves it."""
+    """Return whether a line is the beginning of an entry, as a crash leaves it."""
     # A file system may know of a line's length before it knows of its bytes.
     text = line.decode("latin-1").rstrip("\0")
     if _ENTRY.fullmatch(text) or any(begun.startswith(text) for begun in _BEGUN[:2]):
@@ -287,7 +287,7 @@ def read_names(folder: Path) -> int | None:
 
 
 def read_rows(folder: Path) -> set[int]:
-    """Give the numbers of rows of the tensors in models/clients.safetensors; -1 for no number."""
+    """Return the numbers of rows of the tensors in models/clients.safetensors; -1 for no number."""
     try:
         path = folder / "models" / "clients.safetensors"
         with path.open("rb") as file:
@@ -306,7 +306,7 @@ def read_rows(folder: Path) -> set[int]:
 
 
 def read_log(folder: Path) -> str | None:
-    """Give the certificate's hash that the log names last; None without a log."""
+    """Return the certificate's hash that the log names last; None without a log."""
     try:
         lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

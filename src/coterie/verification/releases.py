@@ -53,7 +53,7 @@ def hidden_replace(noise: float, rate: float) -> Pair:
 
 
 def hidden_fixed(noise: float, rate: float) -> Pair:
-    """Give the pair that bounds cohorts of a fixed size, a client replaced."""
+    """Return the pair that bounds cohorts of a fixed size, a client replaced."""
     first, second = hidden(noise, rate, 2.0)
     gain = first > second
     first, second = first[gain], second[gain]
@@ -64,7 +64,7 @@ def hidden_fixed(noise: float, rate: float) -> Pair:
 
 
 def response(epsilon: float) -> Pair:
-    """Give randomised response."""
+    """Return randomised response."""
     yes = -math.log1p(math.exp(-epsilon))
     return np.array([yes, yes - epsilon]), np.array([yes - epsilon, yes])
 
@@ -90,7 +90,7 @@ def _chi2_cells(edges: Array, law: Any) -> Array:
 
 
 def amplified(epsilon: float, kind: str, rate: float, relation: str) -> float:
-    """Give what a pure release costs after a coin that nobody sees; `kind` is "" where all see it.
+    """Return what a pure release costs after a coin that nobody sees; `kind` is "" where all see it.
 
     Poisson: laws with and without the client are within e^epsilon, so a mixture with weight q is
     within 1 + q (e^epsilon - 1). A fixed size under replace: whoever is drawn instead is a
@@ -110,5 +110,5 @@ def _mean(exponent: float, rate: float) -> float:
 
 
 def laws_of(pair: Pair) -> tuple[Law, Law]:
-    """Give the losses in both directions."""
+    """Return the losses in both directions."""
     return Law.of(pair[0], pair[1]), Law.of(pair[1], pair[0])

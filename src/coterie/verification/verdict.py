@@ -42,7 +42,7 @@ class Verdict:
         return all(check.status in ("ok", "not here") for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return it as plain data."""
         return {
             "run": self.folder,
             "verified": self.verified,
@@ -71,7 +71,7 @@ def guarded(name: str, make: Makes) -> Iterator[Check]:
 
 
 def point(name: str, value: float | None) -> dict[str, Span]:
-    """Give a number that has to be met, if there is one."""
+    """Return a number that has to be met, if there is one."""
     return {} if value is None else {name: Span(value, value)}
 
 
