@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, stack, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.models import CNN
-from coterie.rng import Rng
 from coterie.solvers.batches import draw_plainly
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, stack, to
 
 CLIENTS, ROWS, COHORT, STEPS, BATCH = 205, 170, 100, 10, 10
 LAM, LR = 0.1, 0.05

@@ -20,8 +20,8 @@ from coterie.engines.simulate import simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Plan, Privacy
-from coterie.rules import rounds_by_rule
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.rules import rounds_by_rule
 from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 

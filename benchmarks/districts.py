@@ -12,9 +12,9 @@ import argparse
 import numpy as np
 
 from coterie.methods.base import registered
-from coterie.plan import Privacy
-from coterie.run import DataChoice, execute
-from coterie.run_plan import RunPlan
+from coterie.plan.plan import Privacy
+from coterie.plan.run_plan import RunPlan
+from coterie.run.run import DataChoice, execute
 
 
 def error(kind, seed, epsilon):

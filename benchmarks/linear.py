@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.rng import Rng
+from coterie.core.rng import Rng
 from coterie.solvers.kernels import linear_sgd
 
 LR, LAM = 0.1, 0.1

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coterie.core.rng import Rng
+from coterie.core.tree import size
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.simulate import Speed, simulate
 from coterie.methods.base import Method
@@ -37,10 +39,8 @@ from coterie.methods.related import Related
 from coterie.models import CNN, MLP, Linear, Model
 from coterie.models.module import Module
 from coterie.models.zoo import CharLSTM
-from coterie.plan import Plan, Privacy
-from coterie.rng import Rng
+from coterie.plan.plan import Plan, Privacy
 from coterie.solvers.sgd import SGD
-from coterie.tree import size
 
 ROWS, BATCH, CLASSES, LENGTH, CLUSTERS = 40, 10, 62, 20, 4
 LR, LAM = 0.05, 0.1

@@ -44,13 +44,13 @@ from coterie.methods.mtl import MTL
 from coterie.methods.mtrl import MTRL
 from coterie.methods.single import Single
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.rules import rounds_by_rule
 from coterie.privacy.accounting import Participation, calibrate
 from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PrintedWishart, WishartNoise
 from coterie.privacy.profiles import gaussian_mu
 from coterie.privacy.published import spent_as_printed
 from coterie.privacy.spending import Even, Geometric, Power
-from coterie.rules import rounds_by_rule
 from coterie.scores import evaluate, noise_to_signal
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -32,6 +32,7 @@ import numba
 import numpy as np
 import torch
 
+from coterie.core.rng import Rng
 from coterie.data.formats import Source, load
 from coterie.data.papers_svm import mtlsvm_regression
 from coterie.data.scaling import standardise_clients
@@ -44,9 +45,8 @@ from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
-from coterie.rng import Rng
-from coterie.rules import rounds_by_rule
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.rules import rounds_by_rule
 from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.sdca import Losses, fit_joint, take_steps
 from mpmtl import canvas, grid_of, save, words

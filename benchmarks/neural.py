@@ -29,6 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
+from coterie.core.rng import Rng
+from coterie.core.tree import size
 from coterie.data.catalogue import open_named
 from coterie.data.formats import Source, load
 from coterie.engines.simulate import Speed, simulate
@@ -38,13 +40,11 @@ from coterie.methods.finetune import Finetune
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
-from coterie.rng import Rng
 from coterie.scores import evaluate, mean_loss
 from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD
-from coterie.tree import size
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "methods" / "neural"

@@ -241,7 +241,7 @@ def ours(given: argparse.Namespace) -> float:
     from coterie.engines.simulate import Progress, Speed, simulate
     from coterie.methods.pmtl import PMTL
     from coterie.models import CNN
-    from coterie.plan import Plan, Privacy
+    from coterie.plan.plan import Plan, Privacy
     from coterie.privacy.entropy import open_entropy
     from coterie.privacy.sampling import FixedSize
     from coterie.solvers.sgd import SGD
@@ -277,9 +277,9 @@ def ours(given: argparse.Namespace) -> float:
 def loop(given: argparse.Namespace) -> float:
     """Time the local steps alone, one client after the other."""
     import cnn
+    from coterie.core.rng import Rng
+    from coterie.core.tree import to
     from coterie.models import CNN
-    from coterie.rng import Rng
-    from coterie.tree import to
 
     shared = to(CNN().init(cnn.SPEC, Rng.seeded(0)), given.device)
     how = argparse.Namespace(device=given.device, rounds=given.rounds, block=COHORT)

@@ -48,6 +48,7 @@ import numba
 import numpy as np
 import torch
 
+from coterie.core.tree import stack
 from coterie.data.catalogue import NAMES, open_named
 from coterie.data.embedded import (
     DISTRICTS_CLIP,
@@ -69,11 +70,10 @@ from coterie.methods.pfeb import PFEB, START_RESIDUAL
 from coterie.methods.pmtl import PMTL
 from coterie.methods.pooled import PooledLinear
 from coterie.models import Linear, Model
-from coterie.plan import Privacy
+from coterie.plan.plan import Privacy
+from coterie.plan.rules import plan_for
 from coterie.predictions import predict
-from coterie.rules import plan_for
 from coterie.scores import evaluate
-from coterie.tree import stack
 from mpmtl import canvas, plain_ticks, save
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -29,7 +29,7 @@ PLANS = {
 }
 CODE = """
 import sys
-from coterie.cli import main
+from coterie.cli.main import main
 status = main(sys.argv[1:])
 assert "torch" not in sys.modules and "coterie.data" not in sys.modules
 sys.exit(status)

@@ -40,7 +40,7 @@ from coterie.engines.simulate import simulate
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.methods.ppsgd import PPSGD
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 from mpmtl import canvas, plain_ticks, save

@@ -28,7 +28,7 @@ from coterie.audit.view import Rule
 from coterie.data.synthetic import synthetic
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.accounting import Participation
 from coterie.privacy.calibration import calibrate
 

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from public_features.network import PublicMap, public_map
 
 import coterie as ct
+from coterie.core.rng import Rng
 from coterie.data.embed import embed
 from coterie.methods.pmtl import PMTL
 from coterie.models.dense import Linear, save_start
-from coterie.rng import Rng
 
 DIRECTIONS = 16
 LAM = 0.1

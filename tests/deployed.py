@@ -16,7 +16,7 @@ from coterie.deployment.agreement import Agreement, agree
 from coterie.deployment.conduct import conduct_run
 from coterie.deployment.keeping import keep_models
 from coterie.engines.site import Site, SiteSetting
-from coterie.run_plan import RunPlan
+from coterie.plan.run_plan import RunPlan
 
 
 @dataclass

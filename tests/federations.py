@@ -14,7 +14,7 @@ from coterie.engines.conducting import Answer, Conduct
 from coterie.engines.coordinator import Coordinator
 from coterie.engines.federation import Federation, SiteEntry
 from coterie.engines.site import Site, SiteSetting
-from coterie.plan import Plan
+from coterie.plan.plan import Plan
 from coterie.wire import Parcel, RefusedError, pack, public_hex, unpack
 
 Tamper = Callable[[str, Parcel, Parcel], Answer | None]

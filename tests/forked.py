@@ -133,17 +133,17 @@ def visible(folder):
 
 
 def _serve() -> None:
-    import coterie.cli
-    import coterie.commands.run
+    import coterie.cli.main
+    import coterie.cli.run
     from coterie.methods.base import registered
     from coterie.privacy.accounting import Gaussian, Participation, profile
 
     registered()
-    coterie.cli.build_parser()
+    coterie.cli.main.build_parser()
     # What is imported late, too.
     profile([Gaussian(4.0)] * 3, Participation("poisson", 0.5), "zero_out").epsilon(1e-5)
     # The page is drawn from what is kept when all is done, and takes longer than these runs.
-    coterie.commands.run.write_report = _without_page
+    coterie.cli.run.write_report = _without_page
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["ask"] == "ready":

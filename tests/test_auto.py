@@ -13,9 +13,8 @@ from numba.core.event import install_listener, trigger_event
 from torch import nn
 
 import coterie as ct
-from coterie.cli import main
-from coterie.commands import watch
-from coterie.config import ConfigError
+from coterie.cli import main, watch
+from coterie.core.config import ConfigError
 from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic
 from coterie.methods.auto import Auto
@@ -23,9 +22,9 @@ from coterie.methods.base import Method, registered
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear
-from coterie.plan import Plan, Privacy
-from coterie.rules import choose, usual
-from coterie.run_plan import load_plan, plan_from_table, resolve
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.rules import choose, usual
+from coterie.plan.run_plan import load_plan, plan_from_table, resolve
 from coterie.tuning import tune
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"
@@ -36,7 +35,7 @@ BUDGET = Privacy(epsilon=1.0)
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("coterie.commands.run.write_report", lambda folders, out: out)
+    monkeypatch.setattr("coterie.cli.run.write_report", lambda folders, out: out)
 
 
 @pytest.fixture

@@ -14,16 +14,16 @@ from safetensors import safe_open
 
 import coterie.selection
 from coterie.cli import main
-from coterie.config import ConfigError
+from coterie.core.config import ConfigError
+from coterie.plan.run_plan import load_plan
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, BEFORE, OTHERS, Charged, chosen_alone, statement
 from coterie.privacy.selection import RunLaw
 from coterie.privacy.words import round_up
 from coterie.report.page import write_report
-from coterie.run import execute
-from coterie.run_plan import load_plan
+from coterie.run.run import execute
+from coterie.run.summary import CHARGED, NOT_COVERED
 from coterie.selection import select
-from coterie.summary import CHARGED, NOT_COVERED
 from coterie.trials import check_grid
 
 pytestmark = pytest.mark.full

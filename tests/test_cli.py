@@ -25,14 +25,15 @@ import pytest
 import torch
 from scipy import sparse
 
-from coterie.cli import build_parser, main
-from coterie.commands.front import grouped
-from coterie.config import to_table, to_toml
+from coterie.cli import main
+from coterie.cli.front import grouped
+from coterie.cli.main import build_parser
+from coterie.core.config import to_table, to_toml
 from coterie.finished_models import stacked_models
 from coterie.methods.pmtl import PMTL
+from coterie.plan.run_plan import load_plan
 from coterie.privacy.accounting import Guarantee
-from coterie.run import execute
-from coterie.run_plan import load_plan
+from coterie.run.run import execute
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"
 PLAN_205 = "--clients 205 --cohort 100 --rounds 1000 --delta 0.0048780487"
@@ -84,7 +85,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 def _without_pages(request, monkeypatch):
     """Spare the runs their HTML page, which takes most of a small run's time."""
     if "pages" not in request.fixturenames:
-        monkeypatch.setattr("coterie.commands.run.write_report", lambda folders, out: out)
+        monkeypatch.setattr("coterie.cli.run.write_report", lambda folders, out: out)
 
 
 @pytest.fixture
@@ -582,7 +583,7 @@ def test_account_tells_a_person_the_same(coterie):
 def test_accounting_loads_neither_torch_nor_data(tmp_path):
     script = (
         "import sys\n"
-        "from coterie.cli import main\n"
+        "from coterie.cli.main import main\n"
         "line = '--clients 205 --cohort 100 --rounds 10 --json'.split()\n"
         "codes = [main(['account', *line, '--noise-multiplier', '10']),\n"
         "         main(['calibrate', *line, '--epsilon', '2'])]\n"
@@ -1028,7 +1029,7 @@ def test_one_line_is_enough(coterie, line):
 
 def test_the_command_as_a_process():
     arguments = [*shlex.split(SMALL), "--rounds", "2", "--no-local", "--json", "--out", "run"]
-    done = process("-m", "coterie.cli", "run", *arguments)
+    done = process("-m", "coterie.cli.main", "run", *arguments)
     assert done.returncode == 0, done.stderr
     assert strict(done.stdout)["run"] == "run"
     assert len(done.stdout.splitlines()) == 1 and "epsilon so far" in done.stderr
@@ -1036,7 +1037,7 @@ def test_the_command_as_a_process():
 
 @pytest.mark.full
 def test_a_mistake_as_a_process():
-    done = process("-m", "coterie.cli", "data", "show", "nowhere.csv")
+    done = process("-m", "coterie.cli.main", "data", "show", "nowhere.csv")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1 and "nowhere.csv" in done.stderr
 
@@ -1044,7 +1045,7 @@ def test_a_mistake_as_a_process():
 @pytest.mark.full
 def test_a_terminal_without_unicode():
     arguments = [*shlex.split(SMALL), "--rounds", "1", "--no-local", "--quiet", "--out", "run"]
-    done = process("-m", "coterie.cli", "run", *arguments, PYTHONIOENCODING="ascii")
+    done = process("-m", "coterie.cli.main", "run", *arguments, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
 
 

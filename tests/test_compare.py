@@ -14,11 +14,11 @@ from coterie.comparison.results import COLUMNS, find, rows_of
 from coterie.comparison.running import carry_out, claim_folder, finished, read_comparison
 from coterie.comparison.spending import Spent, spent_by
 from coterie.comparison.worker import Ended
-from coterie.config import ConfigError
+from coterie.core.config import ConfigError
 from coterie.methods.base import registered
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.ledger import locked
-from coterie.summary import NOT_COVERED
+from coterie.run.summary import NOT_COVERED
 from coterie.verification.closed import gaussian_epsilon
 
 pytestmark = pytest.mark.full

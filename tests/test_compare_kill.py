@@ -40,7 +40,7 @@ def none_is_left():
 def begin(*arguments):
     # A shell starts background jobs with SIGINT ignored, and their children inherit that.
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code = listening + "from coterie.cli import entry\nentry()"
+    code = listening + "from coterie.cli.main import entry\nentry()"
     command = [sys.executable, "-c", code, "compare", *map(str, arguments)]
     process = subprocess.Popen(
         [*command, "--workers", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from coterie.cli import build_parser
-from coterie.commands.completion import SHELLS, names, script
+from coterie.cli.completion import SHELLS, names, script
+from coterie.cli.main import build_parser
 from coterie.data.catalogue import NAMES
 from coterie.methods.base import Method
 from coterie.models import MODELS
@@ -93,7 +93,7 @@ def test_the_script_is_read_by_its_shell(shell, tmp_path):
 
 def test_completion_loads_nothing_heavy():
     code = (
-        "import sys; from coterie.cli import main; main(['completion', 'bash']); "
+        "import sys; from coterie.cli.main import main; main(['completion', 'bash']); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pyarrow')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -26,10 +26,11 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.cli import build_parser, main
+from coterie.cli import main
+from coterie.cli.main import build_parser
 from coterie.comparison.plan import make_comparison
 from coterie.methods.base import Method
-from coterie.run_plan import plan_from_table
+from coterie.plan.run_plan import plan_from_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from coterie import checkup
-from coterie.checkup import CHECKS, check_all, check_noise, noise_is_off
 from coterie.cli import main
+from coterie.cli import selftest as checkup
+from coterie.cli.selftest import CHECKS, check_all, check_noise, noise_is_off
 from coterie.privacy import mechanisms
 from coterie.privacy.profiles import GaussianProfile
 
@@ -36,7 +36,7 @@ def test_a_person_is_told_the_same(capsys):
 
 def test_a_missing_extra_is_named_with_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(
-        "coterie.commands.doctor._version", lambda name: None if name == "mlflow-skinny" else "1"
+        "coterie.cli.doctor._version", lambda name: None if name == "mlflow-skinny" else "1"
     )
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["extras"]

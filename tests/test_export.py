@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from coterie.cli import main
-from coterie.commands.outputs import check_file
+from coterie.cli.outputs import check_file
 from coterie.exports import (
     all_clients,
     file_name,
@@ -27,12 +27,12 @@ from coterie.exports import (
     read_clients,
     save_client,
 )
+from coterie.plan.run_plan import plan_from_table
 from coterie.portable import Predictor, save_onnx, save_torch
 from coterie.predictions import decision_function
 from coterie.privacy.accounting import Gaussian, Guarantee, Participation
-from coterie.run import execute
-from coterie.run_plan import plan_from_table
-from coterie.summary import promised
+from coterie.run.run import execute
+from coterie.run.summary import promised
 
 pytestmark = pytest.mark.full
 

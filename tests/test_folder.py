@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from coterie import finished_models, summary
-from coterie.certificate import sealed
+from coterie import finished_models
 from coterie.choice import DataChoice
 from coterie.finished_models import client_model, client_names, stacked_models, write_models
-from coterie.log import Log
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Privacy
+from coterie.plan.plan import Privacy
+from coterie.plan.run_plan import RunPlan
 from coterie.privacy.accounting import Guarantee
-from coterie.run import execute
-from coterie.run_plan import RunPlan
+from coterie.run import summary
+from coterie.run.certificate import sealed
+from coterie.run.log import Log
+from coterie.run.run import execute
 from coterie.verification.checks import verify
 
 pytestmark = pytest.mark.full
@@ -295,7 +296,7 @@ def test_a_run_that_fails_says_what_kind_of_error_it_was(tmp_path, monkeypatch):
     def broken(*args, **kwargs):
         raise ValueError("client 7 has a secret")
 
-    monkeypatch.setattr("coterie.run.evaluate", broken)
+    monkeypatch.setattr("coterie.run.run.evaluate", broken)
     with pytest.raises(ValueError, match="secret"):
         execute(PLAN, folder=tmp_path / "run")
     last = events(tmp_path / "run")[-1]

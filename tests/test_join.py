@@ -15,7 +15,8 @@ from sklearn.preprocessing import StandardScaler
 
 from coterie.choice import DataChoice
 from coterie.cli import main
-from coterie.commands.results_table import about_newcomers
+from coterie.cli.results_table import about_newcomers
+from coterie.core.tree import take
 from coterie.data.federated import DataError
 from coterie.data.source import Source
 from coterie.data.synthetic import synthetic
@@ -29,11 +30,10 @@ from coterie.methods.local import Local
 from coterie.methods.localsvm import joined
 from coterie.methods.pmtl import PMTL
 from coterie.newcomers import hold_out, score_alone, score_newcomers
-from coterie.plan import Plan, Privacy
-from coterie.run import execute
-from coterie.run_plan import plan_from_table
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.run_plan import plan_from_table
+from coterie.run.run import execute
 from coterie.scores import evaluate
-from coterie.tree import take
 
 ROWS, POOLED = Shape.ROWS, Shape.POOLED
 METHODS = ["mtlsvm", "pmtl", "fedavg"]

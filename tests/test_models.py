@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from coterie import config, stacked
+from coterie import stacked
+from coterie.core import config
+from coterie.core.rng import Rng
+from coterie.core.tree import size, stack
 from coterie.data.federated import Spec
 from coterie.models import CNN, MLP, MODELS, Linear, Model, register_model, row_losses
-from coterie.rng import Rng
-from coterie.tree import size, stack
 
 FEMNIST = Spec(shape=(28, 28), outputs=62, task="multiclass", clients=205)
 CASES = {

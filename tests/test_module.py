@@ -16,7 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 import coterie
-from coterie.config import ConfigError, from_table, to_table, to_toml
+from coterie.core.config import ConfigError, from_table, to_table, to_toml
+from coterie.core.rng import Rng
+from coterie.core.tree import stack
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
@@ -26,10 +28,8 @@ from coterie.models import MLP, Linear, Model, Module, as_model, replace_batchno
 from coterie.models.layers import Coins
 from coterie.models.module import _network
 from coterie.models.network import _replaced
-from coterie.plan import Plan, Privacy
-from coterie.rng import Rng
+from coterie.plan.plan import Plan, Privacy
 from coterie.solvers.sgd import SGD
-from coterie.tree import stack
 
 pytestmark = pytest.mark.full
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from coterie.core.rng import Rng
+from coterie.core.tree import stack
 from coterie.data.synthetic import synthetic
 from coterie.models import CharLSTM, Module, as_model
-from coterie.rng import Rng
 from coterie.solvers import graphs
 from coterie.solvers.sgd import SGD
-from coterie.tree import stack
 
 pytestmark = [
     pytest.mark.gpu,

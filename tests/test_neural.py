@@ -24,7 +24,7 @@ from coterie.methods.finetune import Finetune
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
@@ -125,7 +125,7 @@ def test_a_module_in_a_plan_file(run, tmp_path, monkeypatch):
         '[method.model]\nkind = "module"\nmake = "nets:make"\n[method.model.options]\nhidden = 6\n'
         "[privacy]\nepsilon = 5.0\n"
     )
-    start = "import sys; sys.path.remove(''); from coterie.cli import entry; entry()"
+    start = "import sys; sys.path.remove(''); from coterie.cli.main import entry; entry()"
     command = [sys.executable, "-c", start, "run", "--plan", "plan.toml", "--out", "out"]
     done = subprocess.run(
         [*command, "--quiet", "--json", "--no-local"],

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from coterie.advice import advise, clients_for, mu_of
 from coterie.cli import main
 from coterie.data.federated import Spec
 from coterie.methods.base import Method
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Privacy
+from coterie.plan.advice import advise, clients_for, mu_of
+from coterie.plan.plan import Privacy
+from coterie.plan.rules import advice_for, plan_for
 from coterie.privacy.sampling import Poisson
 from coterie.privacy.words import round_up
-from coterie.rules import advice_for, plan_for
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def test_mistakes_end_in_one_line(told, flags, says):
 
 def test_public_facts_load_neither_torch_nor_data():
     code = (
-        "import sys; from coterie.cli import main; "
+        "import sys; from coterie.cli.main import main; "
         "main(['plan', '--clients', '30', '--numbers', '10', '--json']); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'coterie.data', 'rich')))"
     )

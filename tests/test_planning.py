@@ -8,9 +8,9 @@ from dp_accounting import dp_event, pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.advice import advise
-from coterie.plan_curves import epsilon_by_rounds, error_by_clients, noises_near
-from coterie.planning import (
+from coterie.plan.advice import advise
+from coterie.plan.curves import epsilon_by_rounds, error_by_clients, noises_near
+from coterie.plan.planning import (
     Outline,
     clients_within,
     judge_error,

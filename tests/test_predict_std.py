@@ -13,9 +13,9 @@ from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engines.simulate import simulate
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Privacy
+from coterie.plan.plan import Privacy
+from coterie.plan.rules import plan_for
 from coterie.predictions import decision_function, predict
-from coterie.rules import plan_for
 
 pytestmark = pytest.mark.full
 TASKS = ["regression", "binary", "multiclass", "multilabel"]

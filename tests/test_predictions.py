@@ -17,7 +17,7 @@ from coterie.engines.simulate import simulate
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.predictions import decision_function, predict
 from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD

@@ -14,7 +14,7 @@ from scipy.stats import ttest_rel
 
 from coterie import references
 from coterie.choice import DataChoice
-from coterie.commands.results_table import references_table, results_table
+from coterie.cli.results_table import references_table, results_table
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
 from coterie.methods.base import registered
@@ -24,12 +24,12 @@ from coterie.methods.local_star import LocalStar
 from coterie.methods.pmtl import PMTL
 from coterie.methods.pooled import PooledLinear
 from coterie.models import MLP, Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.run_plan import RunPlan, load_plan
 from coterie.references import LABELS, Paired, References, score_references, verdict, verdicts
 from coterie.report.finished import read_finished
 from coterie.report.page import write_report
-from coterie.run import execute
-from coterie.run_plan import RunPlan, load_plan
+from coterie.run.run import execute
 from coterie.scores import Score, evaluate
 
 pytestmark = pytest.mark.full

@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from coterie.cli import main
-from coterie.commands.results_table import clients_table, results_table
+from coterie.cli.results_table import clients_table, results_table
 from coterie.privacy.accounting import (
     Event,
     Gaussian,
@@ -76,7 +76,7 @@ def make_run(
     gain: float = 0.25,
     **changes: object,
 ) -> Path:
-    """Write the files of a finished run by hand, as `coterie.run` documents them."""
+    """Write the files of a finished run by hand, as `coterie.run.run` documents them."""
     folder.mkdir(parents=True)
     guarantee = Guarantee(events, participation, relation, 1e-5, clients, simulation)
     draw = np.random.default_rng(7)

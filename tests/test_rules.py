@@ -16,17 +16,8 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from coterie.advice import (
-    JOIN,
-    REPLACED,
-    SMALL_GAIN,
-    advise,
-    clients_for,
-    epsilon_of,
-    mu_of,
-    rounds_for,
-    verdict_of,
-)
+from coterie.core.rng import Rng
+from coterie.core.tree import size
 from coterie.data.federated import Spec
 from coterie.methods.auto import Auto
 from coterie.methods.base import registered
@@ -38,12 +29,21 @@ from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
-from coterie.plan import Plan, Privacy
+from coterie.plan.advice import (
+    JOIN,
+    REPLACED,
+    SMALL_GAIN,
+    advise,
+    clients_for,
+    epsilon_of,
+    mu_of,
+    rounds_for,
+    verdict_of,
+)
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.rules import advice_for, plan_for, reach_of, rounds_by_rule, settle
 from coterie.privacy.blocks import replaced_by
 from coterie.privacy.sampling import Everyone, Poisson
-from coterie.rng import Rng
-from coterie.rules import advice_for, plan_for, reach_of, rounds_by_rule, settle
-from coterie.tree import size
 
 SPEC = Spec((9,), 1, "regression", 550)
 

@@ -15,6 +15,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score, r
 
 from coterie.calibration_error import BINS, OWN_ROWS, Reliability
 from coterie.choice import DataChoice
+from coterie.core.tree import Tree, size
 from coterie.data.federated import FederatedDataset
 from coterie.data.formats import from_arrays
 from coterie.data.synthetic import synthetic
@@ -22,17 +23,16 @@ from coterie.engines.outcome import Outcome
 from coterie.engines.simulate import simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.run_plan import RunPlan
 from coterie.privacy.entropy import SystemEntropy, open_entropy
 from coterie.privacy.mechanisms import Exact, GaussianSum
 from coterie.privacy.sampling import Poisson
 from coterie.report.page import write_report
-from coterie.run import execute
-from coterie.run_plan import RunPlan
+from coterie.run.run import execute
+from coterie.run.summary import json_number, summarise
 from coterie.scores import PerClient, Score, auc, evaluate, mean_loss, noise_to_signal
 from coterie.spread import spread_of
-from coterie.summary import json_number, summarise
-from coterie.tree import Tree, size
 
 
 def ragged(clients: int = 40, decimals: int | None = 1) -> tuple[FederatedDataset, Tree]:

@@ -17,14 +17,14 @@ import pytest
 import coterie.selection
 from coterie.choice import DataChoice
 from coterie.cli import main
-from coterie.config import ConfigError
+from coterie.core.config import ConfigError
+from coterie.plan.run_plan import load_plan
 from coterie.privacy.charged import told as told_of
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
 from coterie.privacy.selection import CHOSEN, OTHERS, RunLaw, Selection
-from coterie.run_plan import load_plan
+from coterie.run.summary import NOT_COVERED
 from coterie.search import Range
 from coterie.selection import Progress, Scoring, offer, select
-from coterie.summary import NOT_COVERED
 
 pytestmark = pytest.mark.full
 
@@ -244,7 +244,7 @@ def test_kill_and_go_on():
     line += ["--set", "data.split_seed=0"]
     for kill in (True, True, False):
         process = subprocess.Popen(
-            [sys.executable, "-m", "coterie.cli", *line], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "coterie.cli.main", *line], stdout=subprocess.PIPE, text=True
         )
         try:
             before = posted()

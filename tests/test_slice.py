@@ -10,7 +10,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from coterie.config import from_table, to_table, to_toml
+from coterie.core.config import from_table, to_table, to_toml
+from coterie.core.rng import Rng
 from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
@@ -19,9 +20,8 @@ from coterie.methods.pmtl import LAST, PMTL
 from coterie.models import MLP, Linear, Model
 from coterie.models.dense import save_start
 from coterie.models.features import matrix_of, put_slice, slice_of, slice_variances
-from coterie.plan import Plan, Privacy
-from coterie.recognition import recognise_model
-from coterie.rng import Rng
+from coterie.plan.plan import Plan, Privacy
+from coterie.run.fingerprint import recognise_model
 
 pytestmark = pytest.mark.full
 

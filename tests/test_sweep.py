@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from coterie.cli import main
-from coterie.run import execute
-from coterie.run_plan import plan_from_table
+from coterie.plan.run_plan import plan_from_table
+from coterie.run.run import execute
 
 pytestmark = pytest.mark.full
 
@@ -122,7 +122,7 @@ def test_fixed_cohorts_together_cost_the_clients_their_own_view(tmp_path, capsys
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
     folder = tmp_path / "all"
-    command = [sys.executable, "-m", "coterie.cli", *SMALL, "--out", str(folder), "--json"]
+    command = [sys.executable, "-m", "coterie.cli.main", *SMALL, "--out", str(folder), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 100
     while not (folder / "epsilon-0.1" / "ledger.jsonl").exists():
@@ -130,10 +130,10 @@ def test_killed_and_resumed(tmp_path):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    resume = [sys.executable, "-m", "coterie.cli", "run", "--resume", str(folder), "--json"]
+    resume = [sys.executable, "-m", "coterie.cli.main", "run", "--resume", str(folder), "--json"]
     again = subprocess.run(resume, capture_output=True, text=True, timeout=100, check=False)
     assert again.returncode == 0, again.stderr
-    whole = [sys.executable, "-m", "coterie.cli", *SMALL, "--out", f"{folder}-2", "--json"]
+    whole = [sys.executable, "-m", "coterie.cli.main", *SMALL, "--out", f"{folder}-2", "--json"]
     fresh = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=True)
     values = [[r["value"] for r in json.loads(done.stdout)["runs"]] for done in (again, fresh)]
     assert values[0] == values[1]

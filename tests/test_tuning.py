@@ -15,13 +15,13 @@ import pytest
 import coterie.tuning
 from coterie.choice import DataChoice
 from coterie.cli import main
-from coterie.commands.tune import make_grid
-from coterie.config import ConfigError
+from coterie.cli.tune import make_grid
+from coterie.core.config import ConfigError
 from coterie.data.catalogue import open_named
-from coterie.run import execute
-from coterie.run_plan import load_plan, plan_from_table
+from coterie.plan.run_plan import load_plan, plan_from_table
+from coterie.run.run import execute
+from coterie.run.summary import CHARGED, NOT_COVERED
 from coterie.search import Range
-from coterie.summary import CHARGED, NOT_COVERED
 from coterie.tuning import Trial, fold_numbers, label, lay_settings, rank, tune
 
 pytestmark = pytest.mark.full

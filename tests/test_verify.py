@@ -26,14 +26,14 @@ from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Privacy
+from coterie.plan.plan import Privacy
+from coterie.plan.run_plan import RunPlan
 from coterie.privacy.events import Gaussian
 from coterie.privacy.ledger import Ledger, LedgerError
 from coterie.privacy.noise import LocalNoise
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 from coterie.privacy.spending import Geometric, Power
-from coterie.run import execute
-from coterie.run_plan import RunPlan
+from coterie.run.run import execute
 from coterie.verification.accounting import Account, by_view, count
 from coterie.verification.checks import verify
 from coterie.verification.planned import _SILENT

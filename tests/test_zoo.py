@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from coterie.config import from_table, to_table
+from coterie.core.config import from_table, to_table
+from coterie.core.rng import Rng
+from coterie.core.tree import size
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.methods.pmtl import PMTL
 from coterie.models import (
@@ -20,8 +22,6 @@ from coterie.models import (
     Model,
     TagLogistic,
 )
-from coterie.rng import Rng
-from coterie.tree import size
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -39,7 +39,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def cli_page() -> str:
     """Write the page of the command line from the parser."""
-    from coterie.cli import build_parser
+    from coterie.cli.main import build_parser
 
     os.environ["COLUMNS"] = "100"  # help is as wide as the page, whoever builds it
     parser = build_parser()

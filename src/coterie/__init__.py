@@ -4,22 +4,7 @@ Names are loaded on first use, so that planning a budget does not load torch.
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
-
-# No dependency of this project may phone home because of it.
-TELEMETRY_OFF = {
-    "DO_NOT_TRACK": "1",
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "SCARF_NO_ANALYTICS": "true",
-}
-for _name, _value in TELEMETRY_OFF.items():
-    os.environ.setdefault(_name, _value)
-if os.environ.get("COTERIE_OFFLINE", "") not in ("", "0"):
-    importlib.import_module("coterie.offline").go_offline()
 
 __version__ = "0.1.0"
 
@@ -38,11 +23,11 @@ _HOMES = {
     "FixedSize": "coterie.privacy.sampling",
     "Poisson": "coterie.privacy.sampling",
     "Guarantee": "coterie.privacy.accounting",
-    "Advice": "coterie.advice",
-    "advise": "coterie.advice",
-    "plan_for": "coterie.rules",
-    "Plan": "coterie.plan",
-    "Privacy": "coterie.plan",
+    "Advice": "coterie.plan.advice",
+    "advise": "coterie.plan.advice",
+    "plan_for": "coterie.plan.rules",
+    "Plan": "coterie.plan.plan",
+    "Privacy": "coterie.plan.plan",
     "Speed": "coterie.engines.simulate",
     "simulate": "coterie.engines.simulate",
     "evaluate": "coterie.scores",
@@ -74,8 +59,6 @@ _ROOMS = ("methods", "models")
 __all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from coterie.advice import Advice as Advice
-    from coterie.advice import advise as advise
     from coterie.data.catalogue import open_named as open_named
     from coterie.data.federated import DataError as DataError
     from coterie.data.federated import FederatedDataset as FederatedDataset
@@ -107,15 +90,17 @@ if TYPE_CHECKING:
     from coterie.models import MLP as MLP
     from coterie.models import Linear as Linear
     from coterie.models import Module as Module
-    from coterie.plan import Plan as Plan
-    from coterie.plan import Privacy as Privacy
+    from coterie.plan.advice import Advice as Advice
+    from coterie.plan.advice import advise as advise
+    from coterie.plan.plan import Plan as Plan
+    from coterie.plan.plan import Privacy as Privacy
+    from coterie.plan.rules import plan_for as plan_for
     from coterie.predictions import decision_function as decision_function
     from coterie.predictions import predict as predict
     from coterie.privacy.accounting import Guarantee as Guarantee
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson
-    from coterie.rules import plan_for as plan_for
     from coterie.scores import evaluate as evaluate
     from coterie.solvers.sgd import SGD as SGD
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.choice import DataChoice
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, stack, take
 from coterie.data.catalogue import NAMES
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.scaling import scale_by, standardise_clients
@@ -25,10 +27,8 @@ from coterie.exports import ClientModel, Kind, all_clients, read_kind, training_
 from coterie.finished_models import client_model, client_names, client_scaling, stacked_models
 from coterie.methods.base import Method
 from coterie.newcomers import FOLDER
+from coterie.plan.run_plan import RunPlan
 from coterie.predictions import BLOCK, decide, outputs_by_block
-from coterie.rng import Rng
-from coterie.run_plan import RunPlan
-from coterie.tree import Tree, stack, take
 
 Newcomers = Literal["refuse", "shared"]
 Array = NDArray[Any]

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from coterie.core.rng import derive_key
 from coterie.data.catalogue import NAMES, open_named
 from coterie.data.embedded import DISTRICTS_TEST_ROWS
 from coterie.data.federated import FederatedDataset
 from coterie.data.formats import load
 from coterie.data.scaling import standardise_clients
 from coterie.data.source import Source
-from coterie.rng_keys import derive_key
 
 DEFAULT_TEST_SHARE = 0.25
 

@@ -23,22 +23,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from coterie import __version__
-from coterie.config import ConfigError, from_table, to_table
+from coterie.core.config import ConfigError, from_table, to_table
+from coterie.core.files import how_to_resume, write_atomically
+from coterie.core.tree import Tree
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import Moments, client_moments
 from coterie.data.source import Source
 from coterie.data.text import plan_tags, read_words
 from coterie.finished_models import client_model, client_names, client_scaling
-from coterie.full_disks import how_to_finish
 from coterie.models import Model
 from coterie.newcomers import FOLDER, hold_out
+from coterie.plan.run_plan import RunPlan, load_plan
 from coterie.privacy.accounting import Guarantee
-from coterie.privacy.files import write_atomically
 from coterie.privacy.words import OTHERS, OUTSIDER
-from coterie.recognition import facts_of, recognise_rows
-from coterie.run_plan import RunPlan, load_plan
-from coterie.summary import promised
-from coterie.tree import Tree
+from coterie.run.fingerprint import facts_of, recognise_rows
+from coterie.run.summary import promised
 
 FORMAT = "coterie-client-model/1"
 _CENTER, _SCALE, _LEAF = "scaling.center", "scaling.scale", "model."
@@ -300,7 +299,7 @@ def _promise(folder: Path) -> dict[str, Any]:
         return {**told, **{key: result.get(key) for key in ("tuning", "caveats")}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{folder}: no finished run ({error!r}); {how_to_finish(folder)}, or restore "
+            f"{folder}: no finished run ({error!r}); {how_to_resume(folder)}, or restore "
             "guarantee.json and result.json"
         ) from error
 

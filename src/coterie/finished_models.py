@@ -19,9 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from coterie.full_disks import how_to_finish
-from coterie.privacy.files import replacing, write_atomically
-from coterie.tree import Tree
+from coterie.core.files import how_to_resume, replacing, write_atomically
+from coterie.core.tree import Tree
 
 FORMAT = "1"
 MODELS = "models"
@@ -182,7 +181,7 @@ def _unfinished(folder: Path, path: Path) -> FileNotFoundError:
             "sites; give a site's folder of this run"
         )
     if (folder / "plan.toml").exists():
-        return FileNotFoundError(f"{path} is not there; {how_to_finish(folder)}")
+        return FileNotFoundError(f"{path} is not there; {how_to_resume(folder)}")
     return FileNotFoundError(f"{path} is not there; give the folder of a finished run")
 
 

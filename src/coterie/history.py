@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from coterie.core.files import write_atomically
+from coterie.core.rng import Rng
+from coterie.core.tree import size, take
 from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Observer, Progress
 from coterie.methods.base import Method, Shape
 from coterie.predictions import Models
-from coterie.privacy.files import write_atomically
-from coterie.rng import Rng
+from coterie.run.summary import json_number
 from coterie.scores import evaluate, mean_loss
-from coterie.summary import json_number
-from coterie.tree import size, take
 
 COLUMNS = (
     "round",

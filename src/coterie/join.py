@@ -18,22 +18,22 @@ import numpy as np
 import torch
 
 from coterie.choice import DataChoice
-from coterie.config import ConfigError, from_table, to_table
+from coterie.core.config import ConfigError, from_table, to_table
+from coterie.core.files import how_to_resume
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, take
 from coterie.data.catalogue import NAMES
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.table_files import TABLES
 from coterie.data.unlabelled import file_columns
 from coterie.engines.outcome import join_shared
 from coterie.finished_models import client_names, write_models
-from coterie.full_disks import how_to_finish
 from coterie.methods.base import Method
 from coterie.newcomers import score_alone
+from coterie.plan.run_plan import load_plan, read_toml
 from coterie.privacy.accounting import Guarantee
-from coterie.recognition import recognise_model
-from coterie.rng import Rng
-from coterie.run_plan import load_plan, read_toml
+from coterie.run.fingerprint import recognise_model
 from coterie.scores import Score, evaluate
-from coterie.tree import Tree, take
 
 _OWN = ("client", "target", "split", "splits", "missing", "memory_map", "images")
 """What newcomers' files may have otherwise than the training's: names of columns, and places."""
@@ -170,7 +170,7 @@ def _read(folder: Path) -> tuple[Tree, dict[str, Any], dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: no finished run that can be joined ({error!r}); "
-            f"{how_to_finish(folder)}, or restore shared.npz and guarantee.json"
+            f"{how_to_resume(folder)}, or restore shared.npz and guarantee.json"
         ) from error
 
 

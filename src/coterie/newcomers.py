@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, take, to
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.engines.outcome import Outcome
 from coterie.engines.simulate import Speed, simulate
 from coterie.finished_models import write_models
 from coterie.methods.base import Method
 from coterie.methods.local import Local
-from coterie.plan import Plan, Privacy
-from coterie.rng import Rng
+from coterie.plan.plan import Plan, Privacy
+from coterie.run.summary import json_number, spread_told, write_metrics
 from coterie.scores import Score, evaluate
 from coterie.solvers.sgd import SGD
-from coterie.summary import json_number, spread_told, write_metrics
-from coterie.tree import Tree, take, to
 
 FOLDER = "newcomers"
 """Where a run folder keeps what is theirs."""

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coterie.core.files import write_atomically
 from coterie.data.contract import LIMIT
 from coterie.data.unlabelled import feature_constants, target_constants
 from coterie.exports import ClientModel, metadata
 from coterie.models.base import squeezed
 from coterie.models.module import Networked, assembled
-from coterie.privacy.files import write_atomically
 
 _TRIED = 3  # rows of the example that a program is traced with
 

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.tree import Tree
 from coterie.data.federated import Clients, FederatedDataset, Task
 from coterie.engines.outcome import Outcome
 from coterie.models import Model
-from coterie.tree import Tree
 
 Models = Callable[[NDArray[np.int64]], Tree]
 

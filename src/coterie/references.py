@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from coterie.core.rng import Rng
+from coterie.core.tree import size
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.engines.simulate import Speed, simulate
 from coterie.methods.base import Method, Shape, registered
@@ -28,11 +30,9 @@ from coterie.methods.local_star import LocalStar
 from coterie.methods.pooled import PooledLinear
 from coterie.models import Linear, Model
 from coterie.newcomers import score_alone
-from coterie.plan import Plan, Privacy
-from coterie.rng import Rng
+from coterie.plan.plan import Plan, Privacy
+from coterie.run.summary import json_number
 from coterie.scores import Array, Score, evaluate
-from coterie.summary import json_number
-from coterie.tree import size
 
 Which = Literal["auto", "all", "local", "none"]
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.calibration_error import BINS, Reliability, own_errors, reliability, tally
+from coterie.core.tree import Tree, size
 from coterie.data.federated import Clients, FederatedDataset, Task
 from coterie.engines.outcome import Outcome
 from coterie.models import Model
@@ -36,7 +37,6 @@ from coterie.privacy.entropy import SeededEntropy, open_entropy
 from coterie.privacy.local import LocalGaussianSum, typical_noise
 from coterie.privacy.mechanisms import Mechanism
 from coterie.spread import Spread, spread_of
-from coterie.tree import Tree, size
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.config import ConfigError
+from coterie.core.config import ConfigError
 
 
 @dataclass(frozen=True)

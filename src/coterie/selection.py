@@ -32,23 +32,23 @@ import torch
 from torch import Tensor
 
 from coterie.choice import DataChoice
-from coterie.config import ConfigError, from_table
+from coterie.core.config import ConfigError, from_table
+from coterie.core.files import write_atomically
+from coterie.core.rng import derive_key
+from coterie.core.signals import as_interrupt
 from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Outcome
-from coterie.interrupts import as_interrupt
+from coterie.plan.run_plan import RunPlan
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.blocks import Block, BlockSum
 from coterie.privacy.charged import Charged
 from coterie.privacy.entropy import open_entropy, uniforms
 from coterie.privacy.events import Gaussian
-from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import Ledger, locked
 from coterie.privacy.profiles import gaussian_mu
 from coterie.privacy.selection import RunLaw, Selection, renyi
 from coterie.privacy.transcript import FolderTranscript
-from coterie.rng_keys import derive_key
-from coterie.run import execute
-from coterie.run_plan import RunPlan
+from coterie.run.run import execute
 from coterie.scores import Array, evaluate
 from coterie.trials import Grid, Trial, check_grid, prepare
 from coterie.tuning import label

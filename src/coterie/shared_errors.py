@@ -7,13 +7,13 @@ worth. Not private: for the report, as the other metrics.
 import numpy as np
 import torch
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, stack
 from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Outcome
 from coterie.methods.base import Method, Shape
 from coterie.predictions import BLOCK
-from coterie.rng import Rng
 from coterie.scores import Array, evaluate
-from coterie.tree import Tree, stack
 
 COLUMN = "error_shared"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from coterie.config import ConfigError
+from coterie.core.config import ConfigError
 from coterie.data.federated import Spec
-from coterie.run_plan import RunPlan, assign, lay_kinds, plan_from_table, resolve
+from coterie.plan.run_plan import RunPlan, assign, lay_kinds, plan_from_table, resolve
 from coterie.search import Choice, Range
 
 Grid = Mapping[str, Choice]

@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.choice import DataChoice
-from coterie.config import ConfigError, from_table
+from coterie.core.config import ConfigError, from_table
+from coterie.core.rng import Rng
 from coterie.data.catalogue import NAMES
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import standardise_clients
 from coterie.engines.simulate import simulate
-from coterie.rng import Rng
-from coterie.run_plan import RunPlan, plan_from_table, resolve
+from coterie.plan.run_plan import RunPlan, plan_from_table, resolve
+from coterie.run.summary import TunedOn
 from coterie.scores import evaluate
 from coterie.search import Search
-from coterie.summary import TunedOn
 from coterie.trials import Grid, Trial, check_grid, lay_settings, plan_one, prepare, rank, told
 
 __all__ = [

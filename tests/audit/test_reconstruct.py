@@ -19,7 +19,7 @@ from coterie.data.synthetic import synthetic
 from coterie.methods.local import Local
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.accounting import Participation
 from coterie.privacy.calibration import calibrate
 from coterie.privacy.sampling import Poisson

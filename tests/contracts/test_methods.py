@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.config import to_toml
+from coterie.core.config import to_toml
+from coterie.core.rng import Rng
 from coterie.data.synthetic import synthetic
 from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.simulate import Speed, simulate
@@ -21,9 +22,8 @@ from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
-from coterie.rng import Rng
 from coterie.scores import evaluate
 
 # Settings that change what a method computes are held to the contracts like methods of their own.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import io, sparse
 
 from coterie.choice import DataChoice
-from coterie.config import from_table, to_table, to_toml
+from coterie.core.config import from_table, to_table, to_toml
 from coterie.data import assemble, rooms
 from coterie.data.columns import Batch, Columns, Table
 from coterie.data.federated import DataError

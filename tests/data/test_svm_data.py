@@ -19,9 +19,9 @@ from scipy import sparse
 from scipy.io import savemat
 
 from coterie.choice import DataChoice
-from coterie.cli import build_parser
-from coterie.commands.flags import data_table
-from coterie.config import ConfigError, from_table, to_table, to_toml
+from coterie.cli.flags import data_table
+from coterie.cli.main import build_parser
+from coterie.core.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.catalogue import open_named
 from coterie.data.checks import find_zero_rows, one_class_clients, refuse_labels
 from coterie.data.federated import DataError, FederatedDataset

@@ -18,13 +18,13 @@ from tests.deployed import Deployment, deploy
 
 import coterie as ct
 from coterie.cli import main
-from coterie.config import ConfigError
+from coterie.core.config import ConfigError
 from coterie.deployment import conduct, finish
 from coterie.engines.coordinator import Coordinator
 from coterie.finished_models import stacked_models
 from coterie.privacy.sampling import Everyone
 from coterie.report.page import write_report
-from coterie.run import execute
+from coterie.run.run import execute
 from coterie.verification.checks import verify
 
 pytestmark = pytest.mark.full

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from coterie.cli import main
-from coterie.config import ConfigError, from_table, to_toml
+from coterie.core.config import ConfigError, from_table, to_toml
 from coterie.data.federated import DataError
 from coterie.deployment.agreement import load_agreement
 from coterie.deployment.certificates import load_private, make_certificates
@@ -146,7 +146,7 @@ def test_every_command_of_the_readme_is_one_that_exists(app):
     commands = [shlex.split(line) for line in joined.splitlines() if line.strip()]
     starts = [words[0] for words in commands]
     assert starts.count("flower-supernode") == 3
-    from coterie.cli import build_parser
+    from coterie.cli.main import build_parser
 
     told = [words[1:] for words in commands if words[0] == "coterie"]
     assert [words[1] for words in told] == ["superlink", "status", "runs/Ward-7", "runs/Ward-7"]
@@ -409,8 +409,8 @@ def test_the_readme_says_whose_keys_they_are(app, tmp_path):
 
 
 def test_whether_joining_pays_is_said_before_anything_is_spent(tmp_path, capsys):
-    from coterie.advice import Advice
-    from coterie.run_plan import advice_of
+    from coterie.plan.advice import Advice
+    from coterie.plan.run_plan import advice_of
 
     plan = _plan(tmp_path / "plan.toml")
     given = ["deploy", "init", str(tmp_path / "a"), "--plan", str(plan), "--sites", *SITES, *FACTS]

@@ -10,12 +10,12 @@ import torch
 from scipy import sparse
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from coterie.config import from_table
+from coterie.core.config import from_table
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.rows import hints_on, load_rows, place, spread
-from coterie.run_plan import RunPlan
+from coterie.plan.run_plan import RunPlan
 from federations import federate, rows_of
 
 DATA = synthetic("mean", clients=5, rows=(4, 9), features=3, spread=0.3, seed=1).data

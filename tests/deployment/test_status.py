@@ -15,7 +15,7 @@ from scipy import optimize, stats
 from tests.deployed import deploy
 
 import coterie as ct
-from coterie.commands.deploy_status import add_status, rendered
+from coterie.cli.deploy_status import add_status, rendered
 from coterie.deployment.status import is_held, read_lines, status_of
 from coterie.engines.conducting import ShortRoundError
 from coterie.privacy.sampling import Everyone

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from tests.deployed import deploy
 
-from coterie.config import to_table, to_toml
+from coterie.core.config import to_table, to_toml
 from coterie.data.federated import DataError
 from coterie.deployment import worker
 

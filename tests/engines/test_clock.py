@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from coterie.config import ConfigError, from_table, to_table, to_toml
+from coterie.core.config import ConfigError, from_table, to_table, to_toml
+from coterie.core.rng import Rng
 from coterie.engines import clock as clock_module
 from coterie.engines.clock import CALIBRATION_ROUNDS, Deadline, Stragglers, fit_times, measure
-from coterie.rng import Rng
 
 pytestmark = pytest.mark.full
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coterie.config import ConfigError, from_table, to_table, to_toml
+from coterie.core.config import ConfigError, from_table, to_table, to_toml
 from coterie.deployment.agreement import agree, load_federation
 from coterie.engines.federation import Federation, SiteEntry
-from coterie.run_plan import RunPlan
+from coterie.plan.run_plan import RunPlan
 from coterie.wire import public_hex
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(5)]

@@ -10,7 +10,7 @@ from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.single import Single
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.mechanisms import GaussianSum
 from coterie.privacy.moments import GaussianGram, GaussianRows, Squares
 

@@ -11,7 +11,7 @@ from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import Speed, simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 from coterie.solvers.sgd import SGD
 

@@ -18,6 +18,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from coterie.core.rng import Rng
 from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
 from coterie.engines import site_run as site_module
@@ -29,10 +30,9 @@ from coterie.engines.store import Store
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.noise import LocalNoise
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
-from coterie.rng import Rng
 from coterie.wire import Expected, Letter, Parcel, seal, unseal
 from federations import federate, rows_of
 

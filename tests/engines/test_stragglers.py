@@ -16,10 +16,10 @@ from coterie.engines.simulate import set_clock, simulate
 from coterie.history import History
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.run_plan import RunPlan, plan_from_table
 from coterie.privacy.sampling import Poisson
-from coterie.run import execute
-from coterie.run_plan import RunPlan, plan_from_table
+from coterie.run.run import execute
 from coterie.scores import evaluate
 
 FREE = Privacy(epsilon=math.inf)
@@ -196,6 +196,6 @@ def test_the_command_line_has_a_clock(tmp_path, capsys):
         data=DataChoice(name="synthetic"), method=MTLSVM(), privacy=FREE,
         stragglers=Stragglers(wait="45%"),
     )  # fmt: skip
-    from coterie.config import to_table
+    from coterie.core.config import to_table
 
     assert plan_from_table(to_table(plan)) == plan

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from tests.federations import Keys, Neighbourhood, Tamper, open_coordinator, open_sites
 
 from coterie.choice import DataChoice
-from coterie.config import to_table, to_toml
+from coterie.core.config import to_table, to_toml
 from coterie.data.embedded import DISTRICTS_TEST_ROWS
 from coterie.data.federated import FederatedDataset
 from coterie.deployment.certificates import load_private
@@ -29,9 +29,9 @@ from coterie.engines.outcome import Outcome
 from coterie.engines.simulate import simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan import Privacy
+from coterie.plan.plan import Privacy
+from coterie.plan.run_plan import RunPlan
 from coterie.privacy.sampling import Everyone, Sampler
-from coterie.run_plan import RunPlan
 from coterie.wire import Parcel, peek
 
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}

@@ -14,7 +14,7 @@ from coterie.methods.local import LAMS, Local, own_losses, own_shares, ridge_pri
 from coterie.methods.local_star import LocalStar
 from coterie.methods.pooled import PooledLinear
 from coterie.models import MLP, Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 

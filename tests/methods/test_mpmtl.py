@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.core.rng import Rng
 from coterie.data.federated import DataError
 from coterie.data.formats import from_arrays
 from coterie.data.papers import figure2, mpmtl_group_sparse, mpmtl_low_rank
@@ -19,11 +20,10 @@ from coterie.methods.mpmtl import MPMTL
 from coterie.methods.mtl import MTL
 from coterie.methods.single import MOST_FEATURES, Single
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.noise import LaplaceNoise, PrintedWishart, WishartNoise
 from coterie.privacy.sampling import Poisson
 from coterie.privacy.spending import Geometric, Power
-from coterie.rng import Rng
 from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.multitask import fit_multitask
 from coterie.solvers.structured import OwnUnits

@@ -15,6 +15,7 @@ import scipy.sparse
 import torch
 from sklearn.svm import LinearSVC, LinearSVR
 
+from coterie.core.rng import Rng
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
@@ -23,13 +24,12 @@ from coterie.methods.localsvm import LocalSVM, joined
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM, combine
 from coterie.models import MLP, Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.rules import rounds_by_rule
+from coterie.plan.run_plan import resolve
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.noise import LaplaceNoise
 from coterie.privacy.sampling import FixedSize, Poisson
-from coterie.rng import Rng
-from coterie.rules import rounds_by_rule
-from coterie.run_plan import resolve
 from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
@@ -331,7 +331,7 @@ def test_a_private_run_does_all_its_rounds():
 
 def test_the_default_plan_has_few_rounds_and_a_clip_to_match():
     from coterie.choice import DataChoice
-    from coterie.run_plan import RunPlan
+    from coterie.plan.run_plan import RunPlan
 
     data = toy("regression", clients=300, rows=5, features=4)
     plan = RunPlan(data=DataChoice(name="synthetic"), method=MTLSVM(), privacy=Privacy(epsilon=1.0))

@@ -11,7 +11,7 @@ from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 
 pytestmark = pytest.mark.gpu
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.core.tree import take
 from coterie.data.formats import load
 from coterie.data.scaling import standardise_clients
 from coterie.data.source import Source
@@ -16,9 +17,8 @@ from coterie.engines.simulate import simulate
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.scores import evaluate
-from coterie.tree import take
 
 pytestmark = pytest.mark.full
 

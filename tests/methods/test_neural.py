@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from coterie.config import to_toml
+from coterie.core.config import to_toml
+from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engines.outcome import check_joinable
@@ -22,9 +23,8 @@ from coterie.methods.finetune import Finetune
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear, Module
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
-from coterie.rng import Rng
 from coterie.solvers.kernels import draw_batches
 from coterie.solvers.sgd import SGD
 

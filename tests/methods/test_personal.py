@@ -15,7 +15,7 @@ from coterie.methods.pfedme import PFedMe
 from coterie.methods.pmtl import PMTL
 from coterie.methods.ppsgd import PPSGD
 from coterie.models import MLP, Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD

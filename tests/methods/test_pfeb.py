@@ -10,6 +10,7 @@ import torch
 from scipy.optimize import minimize
 from scipy.stats import norm
 
+from coterie.core.rng import Rng
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engines.rounds import RoundState, client_half
@@ -19,10 +20,9 @@ from coterie.methods.pfeb import PFEB, STEP
 from coterie.methods.pmtl import PMTL
 from coterie.methods.prior import DOUBT, DRIFT, Told, packed, unpacked
 from coterie.models import MLP, Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.rules import plan_for
 from coterie.privacy.sampling import Poisson
-from coterie.rng import Rng
-from coterie.rules import plan_for
 from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full

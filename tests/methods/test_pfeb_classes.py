@@ -14,8 +14,8 @@ from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engines.simulate import simulate
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB
-from coterie.plan import Privacy
-from coterie.rules import plan_for
+from coterie.plan.plan import Privacy
+from coterie.plan.rules import plan_for
 from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full

@@ -14,7 +14,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.accounting import Gaussian
 from coterie.solvers.sgd import SGD
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy import sparse
 
-from coterie.config import to_toml
+from coterie.core.config import to_toml
+from coterie.core.rng import Rng
 from coterie.data.synthetic import synthetic
 from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.simulate import Speed, simulate
@@ -17,11 +18,10 @@ from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.methods.related import Related
 from coterie.models import MLP, Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.sampling import Poisson
-from coterie.rng import Rng
 from coterie.solvers.relation import Decomposition, decompose, mean_relation
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD

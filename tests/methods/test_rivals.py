@@ -18,7 +18,7 @@ from coterie.methods.mtl import MTL
 from coterie.methods.mtrl import MTRL
 from coterie.methods.single import Single
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.scores import evaluate
 from coterie.solvers.mtrl import relation_of
 from coterie.solvers.structured import OwnUnits

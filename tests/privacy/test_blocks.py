@@ -19,7 +19,7 @@ from coterie.methods.mpmtl import MPMTL
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.accounting import Gaussian, Guarantee, Participation, profile
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.blocks import BlockSum, check_blocks, replaced_by

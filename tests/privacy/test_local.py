@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.config import ConfigError, to_toml
+from coterie.core.config import ConfigError, to_toml
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import Speed, simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.accounting import LocalGaussian, Participation, profile
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.claims import claims

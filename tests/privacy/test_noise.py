@@ -9,7 +9,7 @@ import torch
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
 from coterie.methods.mpmtl import MPMTL
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.accounting import Gaussian, Laplace, Participation, Wishart, profile
 from coterie.privacy.laplace import LaplaceSum
 from coterie.privacy.ledger import Ledger, LedgerError

@@ -5,10 +5,10 @@ import tomllib
 
 import pytest
 
-from coterie.config import ConfigError, to_toml
+from coterie.core.config import ConfigError, to_toml
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.events import Gaussian, Laplace, Wishart
 from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PrintedWishart, WishartNoise
 from coterie.privacy.profiles import GaussianProfile, gaussian_mu

@@ -15,9 +15,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from coterie.core.tree import clip_rows, map_leaves, take
 from coterie.privacy.blocks import Block, BlockSum, replaced_by
 from coterie.privacy.mechanisms import GaussianSum
-from coterie.tree import clip_rows, map_leaves, take
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=60)
 KINDS = ("signed", "positive", "single")

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import coterie.privacy.laplace as laplace_module
+from coterie.core.tree import map_leaves, take
 from coterie.privacy.billboard import bound as bound_rows
 from coterie.privacy.entropy import SeededEntropy
 from coterie.privacy.events import Gaussian, Laplace, Wishart
@@ -29,7 +30,6 @@ from coterie.privacy.moments import (
     post_grid,
     vector_grid,
 )
-from coterie.tree import map_leaves, take
 
 pytestmark = pytest.mark.full
 

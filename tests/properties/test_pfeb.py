@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames
 from coterie.engines.rounds import RoundState, client_half
 from coterie.methods.pfeb import PFEB
 from coterie.methods.prior import packed, unpacked
-from coterie.plan import Privacy
-from coterie.rng import Rng
-from coterie.rules import plan_for
+from coterie.plan.plan import Privacy
+from coterie.plan.rules import plan_for
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=60)
 ROOM = 1 + 1e-9

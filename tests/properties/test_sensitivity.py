@@ -13,9 +13,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from coterie.core.tree import map_leaves, take
 from coterie.privacy.accounting import Gaussian, NonPrivate
 from coterie.privacy.mechanisms import Exact, GaussianSum
-from coterie.tree import map_leaves, take
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=150)
 
@@ -279,7 +279,7 @@ def test_a_mechanism_that_forgets_to_clip_is_caught():
 
     class NoMargin(GaussianSum):
         def clip(self, rows):
-            from coterie.tree import clip_rows
+            from coterie.core.tree import clip_rows
 
             step = self.grid(numbers_of(rows))
             clipped, kept = clip_rows(rows, self.bound)

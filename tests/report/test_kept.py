@@ -25,9 +25,9 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
-from coterie.plan import Privacy
-from coterie.run import execute
-from coterie.run_plan import RunPlan
+from coterie.plan.plan import Privacy
+from coterie.plan.run_plan import RunPlan
+from coterie.run.run import execute
 
 pytestmark = pytest.mark.full
 
@@ -206,7 +206,7 @@ def test_a_folder_whose_name_the_locale_does_not_know(tmp_path: Path) -> None:
     (folder / "report.html").unlink()
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "coterie.cli", "report", str(folder)],
+        [sys.executable, "-m", "coterie.cli.main", "report", str(folder)],
         env={**os.environ, **plain},
         capture_output=True,
         check=False,

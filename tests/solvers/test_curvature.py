@@ -5,13 +5,13 @@ import pytest
 import torch
 from scipy import sparse
 
+from coterie.core.rng import Rng
+from coterie.core.tree import stack
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.models import MLP, Linear
-from coterie.rng import Rng
 from coterie.solvers.curvature import largest_squares
 from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD
-from coterie.tree import stack
 
 
 def make(counts=(3, 0, 5, 1), scales=(1.0, 1.0, 100.0, 1.0), task="regression"):

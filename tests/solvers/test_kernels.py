@@ -9,7 +9,7 @@ import torch
 from scipy import sparse, stats
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from coterie.rng import Rng
+from coterie.core.rng import Rng
 from coterie.solvers.kernels import draw_batches, linear_sgd, linear_sgd_csr
 
 TASKS = ("regression", "binary", "multiclass", "multilabel")

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.models import CNN, MLP, Linear, row_losses
-from coterie.rng import Rng
 from coterie.solvers.fisher import fisher
 from coterie.solvers.kernels import draw_batches
 from coterie.solvers.local import LocalProblem

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.svm import LinearSVC, LinearSVR
 
+from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.rng import Rng
 from coterie.solvers import svm
 from coterie.solvers._joint import Joint
 from coterie.solvers.sdca import Losses, certify, fit_alone, fit_joint, take_steps

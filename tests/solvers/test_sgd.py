@@ -7,15 +7,15 @@ import pytest
 import torch
 from scipy import sparse
 
+from coterie.core.rng import Rng
+from coterie.core.tree import stack
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.models import CNN, MLP, Linear, Model, row_losses
-from coterie.rng import Rng
 from coterie.solvers import batches
 from coterie.solvers import sgd as module
 from coterie.solvers.batches import draw_plainly
 from coterie.solvers.kernels import draw_batches
 from coterie.solvers.sgd import SGD
-from coterie.tree import stack
 
 TASKS = ("regression", "binary", "multiclass", "multilabel")
 COUNTS = (7, 1, 0, 13, 3, 8)

@@ -15,9 +15,9 @@ from coterie.engines.simulate import simulate
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB, STEP
 from coterie.methods.prior import DOUBT, Told
-from coterie.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.rules import plan_for
 from coterie.privacy.sampling import Poisson
-from coterie.rules import plan_for
 from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from coterie.audit.view import Array, MaskKind, Rule, View
-from coterie.rng import Rng
+from coterie.core.rng import Rng
 
 Mask = tuple[Literal["bernoulli"], float] | tuple[Literal["beta"], float, float, float]
 

@@ -28,7 +28,7 @@ import numpy as np
 from coterie.audit.exact import Found, consensus, functionals, span
 from coterie.audit.fit import fit
 from coterie.audit.view import Array, View
-from coterie.rng import Rng
+from coterie.core.rng import Rng
 
 _PARALLEL = 1e-12
 _ALIKE = 0.9999

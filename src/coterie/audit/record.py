@@ -4,14 +4,14 @@ import numpy as np
 import torch
 
 from coterie.audit.view import Array, Rule, View
+from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset
 from coterie.methods.localsvm import joined
 from coterie.methods.mtlsvm import MTLSVM
-from coterie.plan import Plan
+from coterie.plan.plan import Plan
 from coterie.privacy.accounting import Gaussian
 from coterie.privacy.billboard import bound
 from coterie.privacy.events import NonPrivate
-from coterie.rng import Rng
 
 
 def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]:

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from coterie.audit.view import Array
-from coterie.rng import Rng
+from coterie.core.rng import Rng
 
 REVEALED = 0.99
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from coterie.config import from_table
+from coterie.core.config import from_table
 from coterie.methods.base import Method, Shape
-from coterie.run_plan import assign, lay_kinds, plan_from_table
+from coterie.plan.run_plan import assign, lay_kinds, plan_from_table
 
 _BUDGETS = ("privacy", "rounds", "sampler")
 _POSTED = ("rounds", "sampler", "stragglers")

@@ -30,9 +30,9 @@ from coterie.comparison.cells import (
     settings_of,
     slug_of,
 )
-from coterie.config import ConfigError
+from coterie.core.config import ConfigError
 from coterie.methods.base import Method
-from coterie.run_plan import RunPlan
+from coterie.plan.run_plan import RunPlan
 
 USUAL_METHODS = ("local", "fedavg", "pmtl", "auto")
 USUAL_EPSILONS = (0.5, 1.0, 2.0, 4.0)

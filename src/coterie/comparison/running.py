@@ -1,6 +1,6 @@
 """Carrying out a comparison: cells dealt to worker processes, resumable at every moment.
 
-Every cell is a run folder of its own (`coterie.run`), so what is finished stays finished: a cell
+Every cell is a run folder of its own (`coterie.run.run`), so what is finished stays finished: a cell
 with a result is skipped, one without goes on where it stands. A worker that dies has its cell dealt
 once more to another. Of the cells that are left, the one that is expected to take longest is dealt
 first; a method that has not been timed yet counts as longer than any that has.
@@ -21,8 +21,8 @@ from typing import Any
 from coterie.comparison.cells import Cell
 from coterie.comparison.plan import Comparison
 from coterie.comparison.worker import PLAN, Ended, is_done, read_comparison, run_cell, run_of
-from coterie.config import ConfigError, to_toml
-from coterie.privacy.files import write_atomically
+from coterie.core.config import ConfigError, to_toml
+from coterie.core.files import write_atomically
 from coterie.privacy.ledger import locked
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -20,13 +20,13 @@ from typing import Any
 
 from coterie.comparison.cells import Cell, Selection
 from coterie.comparison.plan import Comparison, make_comparison
-from coterie.config import to_table, to_toml
-from coterie.interrupts import as_interrupt, stoppable
-from coterie.offline import go_offline, is_offline
-from coterie.privacy.files import write_atomically
+from coterie.core.config import to_table, to_toml
+from coterie.core.environment import go_offline, is_offline
+from coterie.core.files import write_atomically
+from coterie.core.signals import as_interrupt, stoppable
+from coterie.plan.run_plan import RunPlan, load_plan, plan_from_table, read_toml
 from coterie.privacy.ledger import LedgerError
-from coterie.run import execute
-from coterie.run_plan import RunPlan, load_plan, plan_from_table, read_toml
+from coterie.run.run import execute
 from coterie.search import Range
 from coterie.selection import select
 from coterie.tuning import tune

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coterie.core.rng import Rng
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.scaling import apply_constants
 from coterie.data.synthetic import ClientNames
-from coterie.rng import Rng
 
 DISTRICTS_TEST_ROWS = 2
 """Test rows of each district: two of up to seven years."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-from coterie.rng import Rng
+from coterie.core.rng import Rng
 
 Task = Literal["regression", "binary", "multiclass", "multilabel"]
 TASKS: tuple[str, ...] = get_args(Task)

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coterie.core.rng import Rng
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, Floats, Synthetic
-from coterie.rng import Rng
 
 LOW_RANK_SCALE = 2.25
 """Standard deviation of x w_k, about, in the low-rank simulation."""

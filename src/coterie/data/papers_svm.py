@@ -14,9 +14,9 @@ import math
 import numpy as np
 import torch
 
+from coterie.core.rng import Rng
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, Floats, Synthetic
-from coterie.rng import Rng
 
 LARGEST_MEAN = 1.0
 """Unequal clients: the means of their rows are uniform between minus and plus this."""

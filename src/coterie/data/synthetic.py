@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from scipy import sparse as scipy_sparse
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import TASKS, DataError, Features, FederatedDataset, Spec, Task
-from coterie.rng import Rng
-from coterie.tree import Tree
 
 Kind = Literal["mean", "low_rank", "group_sparse", "clusters", "shift_scale"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

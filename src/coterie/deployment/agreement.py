@@ -9,11 +9,11 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coterie.config import ConfigError, from_table, to_table
+from coterie.core.config import ConfigError, from_table, to_table
 from coterie.engines.federation import Federation
-from coterie.plan import Plan
+from coterie.plan.plan import Plan
+from coterie.plan.run_plan import RunPlan, load_plan, read_toml, resolve
 from coterie.privacy.accounting import Guarantee
-from coterie.run_plan import RunPlan, load_plan, read_toml, resolve
 
 PLAN, FEDERATION = "plan.toml", "federation.toml"
 

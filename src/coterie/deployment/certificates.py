@@ -31,8 +31,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coterie.config import to_toml
-from coterie.privacy.files import sync_folder
+from coterie.core.config import to_toml
+from coterie.core.files import sync_folder
 from coterie.wire import public_hex
 
 HOSTS = ("localhost", "127.0.0.1")

@@ -6,20 +6,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coterie.config import to_table, to_toml
+from coterie.core.config import to_table, to_toml
+from coterie.core.files import explain_disk_errors, write_atomically
+from coterie.core.signals import as_interrupt
+from coterie.core.tree import Tree
 from coterie.deployment.agreement import FEDERATION, Agreement, promise
 from coterie.deployment.certificates import load_private
 from coterie.deployment.finish import finish, finished_summary
 from coterie.engines.conducting import Conduct, Note, ShortRoundError, Tally, Transport
 from coterie.engines.coordinator import Coordinator
-from coterie.full_disks import explained
-from coterie.interrupts import as_interrupt
-from coterie.log import Log
-from coterie.privacy.files import write_atomically
+from coterie.plan.run_plan import claim
 from coterie.privacy.ledger import locked
-from coterie.recognition import recognise_model
-from coterie.run_plan import claim
-from coterie.tree import Tree
+from coterie.run.fingerprint import recognise_model
+from coterie.run.log import Log
 
 _TROUBLE = ("silent", "refused", "failed", "scaled", "zeroed")
 
@@ -44,7 +43,7 @@ def conduct_run(
     """
     started = time.perf_counter()
     folder = folder.resolve()
-    with as_interrupt(), explained(folder), locked(folder):
+    with as_interrupt(), explain_disk_errors(folder), locked(folder):
         claim(folder, agreement.run_plan)
         _keep_federation(folder, agreement)
         recognise_model(folder, agreement.run_plan.method.model, agreement.federation.spec)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coterie.choice import DataChoice
-from coterie.config import to_table, to_toml
+from coterie.core.config import to_table, to_toml
 from coterie.data.embedded import DISTRICTS_TEST_ROWS
 from coterie.data.federated import FederatedDataset
 from coterie.deployment.layout import App, begin_app
@@ -26,9 +26,9 @@ from coterie.deployment.status import read_lines
 from coterie.engines.federation import Trust
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan import Privacy
+from coterie.plan.plan import Privacy
+from coterie.plan.run_plan import RunPlan
 from coterie.privacy.sampling import Everyone
-from coterie.run_plan import RunPlan
 
 SITES = ("north", "south", "east", "west")
 MARK = ".coterie-demo"

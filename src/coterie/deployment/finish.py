@@ -1,6 +1,6 @@
 """What the coordinator's run folder holds when a run is done: posts, account, certificate.
 
-The same files as those of a simulated run (`coterie.run`), less all that belongs to clients: their
+The same files as those of a simulated run (`coterie.run.run`), less all that belongs to clients: their
 models, their scores and their rows stay at the sites. So `coterie verify`, `coterie report` and
 `coterie join` read it like any other. Beside them lie
 
@@ -20,16 +20,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-from coterie.config import ConfigError
+from coterie.core.config import ConfigError
+from coterie.core.files import write_atomically
+from coterie.core.tree import Tree
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.onlookers import caveats, deployment_told
-from coterie.log import Log
+from coterie.plan.run_plan import advice_of
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard
-from coterie.privacy.files import write_atomically
-from coterie.run_plan import advice_of
-from coterie.scores import Score
-from coterie.summary import (
+from coterie.run.log import Log
+from coterie.run.summary import (
     TUNING,
     keep_certificate,
     keep_shared,
@@ -38,7 +38,7 @@ from coterie.summary import (
     promised,
     scores_told,
 )
-from coterie.tree import Tree
+from coterie.scores import Score
 
 RESULT = "result.json"
 _STAYED = "scores of clients' models stayed at the sites: no reference stands beside them"

@@ -25,18 +25,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.config import to_table, to_toml
+from coterie.core.config import to_table, to_toml
+from coterie.core.files import replacing, write_atomically
+from coterie.core.tree import Tree
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import Moments
 from coterie.deployment.agreement import FEDERATION, PLAN, Agreement, promise
 from coterie.deployment.finish import summary_of
 from coterie.finished_models import MODELS, SCALING, write_models
 from coterie.newcomers import score_alone
-from coterie.privacy.files import replacing, write_atomically
-from coterie.recognition import facts_of, recognise_model
+from coterie.run.fingerprint import facts_of, recognise_model
+from coterie.run.summary import json_number, keep_shared, keep_summary, write_metrics
 from coterie.scores import Score, evaluate
-from coterie.summary import json_number, keep_shared, keep_summary, write_metrics
-from coterie.tree import Tree
 from coterie.wire import digest
 
 SITE = "site.json"

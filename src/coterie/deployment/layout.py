@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.config import ConfigError, to_table, to_toml
+from coterie.core.config import ConfigError, to_table, to_toml
+from coterie.core.files import sync_folder
 from coterie.data.catalogue import NAMES
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.deployment.agreement import (
@@ -37,8 +38,7 @@ from coterie.deployment.onlookers import by_view
 from coterie.deployment.readme import readme
 from coterie.engines.federation import Federation, SiteEntry
 from coterie.methods.base import Shape
-from coterie.privacy.files import sync_folder
-from coterie.run_plan import load_plan
+from coterie.plan.run_plan import load_plan
 
 VERSION = "1.0.0"
 _KEYS = "keys"

@@ -10,7 +10,7 @@ from coterie.deployment.keeping import SITE
 from coterie.finished_models import MODELS, client_names
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.words import add_up
-from coterie.summary import json_number
+from coterie.run.summary import json_number
 
 _SPENT = (
     "at most, of all runs joined, each counted whole: for other clients who see all of their posts"

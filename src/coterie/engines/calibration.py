@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset
 from coterie.engines.clock import Stragglers, fit_times, measure
 from coterie.methods.base import Method
-from coterie.rng import Rng
 
 _CLIENTS, _REPEATS = 12, 8
 

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 from scipy.special import ndtr, ndtri
 
-from coterie.rng import Rng
+from coterie.core.rng import Rng
 
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]

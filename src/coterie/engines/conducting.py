@@ -9,7 +9,7 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.engines.federation import Federation
-from coterie.plan import Plan
+from coterie.plan.plan import Plan
 from coterie.wire import Parcel
 
 Answer = Parcel | str

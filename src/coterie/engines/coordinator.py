@@ -29,21 +29,21 @@ from typing import Any
 
 import numpy as np
 
+from coterie.core.files import write_atomically
+from coterie.core.rng import Rng
+from coterie.core.signals import raise_if_stopped
+from coterie.core.tree import Tree
 from coterie.engines.conducting import Answer, Conduct, Kept, ShortRoundError, Tally
 from coterie.engines.masked import Masks
 from coterie.engines.rounds import server_half
 from coterie.engines.site_run import SHARED, SUM, Arrays
 from coterie.engines.store import Ids
-from coterie.interrupts import raise_if_asked
 from coterie.methods.base import Shape
 from coterie.privacy.arrivals import Verdict, check_sum
 from coterie.privacy.billboard import Bounded, admit
 from coterie.privacy.entropy import open_entropy
-from coterie.privacy.files import write_atomically
 from coterie.privacy.local import LocalGaussianSum
 from coterie.privacy.mechanisms import Mechanism, Shapes
-from coterie.rng import Rng
-from coterie.tree import Tree
 from coterie.wire import Expected, Letter, Parcel, RefusedError, peek, public_hex, seal, unseal
 
 Expectations = Mapping[str, Mapping[str, Expected]]
@@ -80,7 +80,7 @@ class Coordinator:
         try:
             self._gather()
             for number in range(self.billboard.next, self.plan.posts):
-                raise_if_asked()
+                raise_if_stopped()
                 self.tally = Tally()
                 ask = self._parts if self._masks is None else self._masks.parts
                 parts = ask(number, self._cohort(number))
@@ -217,7 +217,7 @@ class Coordinator:
         missing = {site: drawn.get(site, []) for site in self.federation.sites if everyone}
         missing, answered = missing or dict(drawn), set[str]()
         for attempt in range(1 if open_minded else self.federation.patience + 1):
-            raise_if_asked()
+            raise_if_stopped()
             self.tally.ask_again()
             questions = {
                 site: self.question(

@@ -19,7 +19,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
-from coterie.config import to_table
+from coterie.core.config import to_table
 from coterie.data.federated import TASKS, Spec, Task
 
 Trust = Literal["server", "secure_aggregation"]

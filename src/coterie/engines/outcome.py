@@ -6,16 +6,16 @@ from typing import Protocol
 
 import numpy as np
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, to
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.rounds import Timing
 from coterie.engines.store import Ids, Store
 from coterie.methods.base import Method, Shape
 from coterie.methods.finetune import Finetune
-from coterie.plan import Plan
+from coterie.plan.plan import Plan
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Post
-from coterie.rng import Rng
-from coterie.tree import Tree, to
 
 
 @dataclass(frozen=True)

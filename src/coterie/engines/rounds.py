@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, map_leaves
 from coterie.data.federated import Clients
 from coterie.methods.base import Method
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Bounded, Post, bound
 from coterie.privacy.entropy import client_entropy
 from coterie.privacy.mechanisms import Mechanism
-from coterie.rng import Rng
 from coterie.solvers.precision import Precision, computed_in
-from coterie.tree import Tree, map_leaves
 
 
 @dataclass(frozen=True)

@@ -18,21 +18,21 @@ from typing import Literal
 import numpy as np
 import torch
 
+from coterie.core.files import write_atomically
+from coterie.core.rng import Rng
+from coterie.core.signals import raise_if_stopped
+from coterie.core.tree import Tree, size, to
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.clock import Clock, Stragglers
 from coterie.engines.outcome import Observer, Outcome, Progress
 from coterie.engines.rounds import RoundState, Timing, clients_work, server_half
 from coterie.engines.store import Ids, Store
-from coterie.interrupts import raise_if_asked
 from coterie.methods.base import Shape
-from coterie.plan import Plan
+from coterie.plan.plan import Plan
 from coterie.privacy.billboard import Billboard, Bounded
 from coterie.privacy.entropy import open_entropy
-from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import LedgerError
-from coterie.rng import Rng
 from coterie.solvers.precision import Precision, computed_in
-from coterie.tree import Tree, size, to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class _Simulation:
             if self.plan.method.shape is Shape.POOLED:
                 return self._outcome(self._pool(), started, 0.0)
             for number in range(self.billboard.next, self.plan.posts):
-                raise_if_asked()
+                raise_if_stopped()
                 if self._is_solved(number):
                     break
                 answered, seconds = self._round(number, self.billboard)

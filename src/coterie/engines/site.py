@@ -28,14 +28,14 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import FederatedDataset
 from coterie.engines import site_masks
 from coterie.engines.federation import Federation
 from coterie.engines.site_run import SHARED, Reply, SiteRun, expected_tree
 from coterie.engines.store import Ids
-from coterie.plan import Plan
-from coterie.rng import Rng
-from coterie.tree import Tree
+from coterie.plan.plan import Plan
 from coterie.wire import Letter, Parcel, RefusedError, peek, public_hex, seal, unseal
 
 _RUN = re.compile(r"[0-9a-f]{16}")

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coterie.core.files import write_atomically
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.engines.rounds import RoundState, clients_work
 from coterie.engines.simulate import Speed
 from coterie.engines.store import Ids, Store
 from coterie.privacy.billboard import Bounded
-from coterie.privacy.files import write_atomically
 from coterie.privacy.local import LocalGaussianSum
-from coterie.rng import Rng
 from coterie.solvers.precision import computed_in
-from coterie.tree import Tree
 from coterie.wire import Expected, Letter, RefusedError, digest
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.full_disks import is_of_disk
-from coterie.privacy.files import sync_folder, write_atomically
-from coterie.tree import Tree
+from coterie.core.files import is_disk_error, sync_folder, write_atomically
+from coterie.core.tree import Tree
 
 Ids = NDArray[np.int64]
 
@@ -239,7 +238,7 @@ def _open_map(path: Path) -> Any:
         del whole
         return np.lib.format.open_memmap(path, mode="r+")
     except (ValueError, OSError) as error:
-        if is_of_disk(error):
+        if is_disk_error(error):
             raise
         raise ValueError(
             f"{path}: damaged ({error}); restore it, or start a new run in a new folder"

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, take, to
 from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Outcome
 from coterie.methods.base import Method, Shape
 from coterie.models import Model
 from coterie.predictions import BLOCK, outputs_by_block
-from coterie.rng import Rng
-from coterie.tree import Tree, take, to
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]

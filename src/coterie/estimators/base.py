@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from coterie.core.tree import Tree, take, to
 from coterie.data.federated import DataError, FederatedDataset, Spec, Task
 from coterie.data.formats import from_arrays
 from coterie.data.source import Source
@@ -24,9 +25,8 @@ from coterie.estimators.scalers import own_constants, scaled
 from coterie.estimators.settings import alone_of, method_of, sampler_of, seed_of
 from coterie.estimators.signals import NewClientWarning, PrivacyWarning
 from coterie.methods.base import Method, Shape
-from coterie.plan import Privacy
-from coterie.rules import plan_for
-from coterie.tree import Tree, take, to
+from coterie.plan.plan import Privacy
+from coterie.plan.rules import plan_for
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.config import ConfigError, from_table
+from coterie.core.config import ConfigError, from_table
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method, Shape
 from coterie.methods.local import Local

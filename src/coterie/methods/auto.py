@@ -1,6 +1,6 @@
 """Auto: no method of its own, but the wish that one be picked by rule.
 
-`coterie.rules.choose` picks from public facts alone (the model, the spec of the data, the budget),
+`coterie.plan.rules.choose` picks from public facts alone (the model, the spec of the data, the budget),
 before anything is spent, and says why; `coterie run` does so by itself. It is not on the list of
 registered methods, because there is nothing that it could compute.
 """
@@ -8,11 +8,11 @@ registered methods, because there is nothing that it could compute.
 from dataclasses import dataclass, field
 from typing import ClassVar, NoReturn
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post
 from coterie.models import Linear, Model
-from coterie.rng import Rng
-from coterie.tree import Tree
 
 _NOT_YET = (
     "auto stands for a method that is still to be picked: use coterie.plan_for(data.spec, privacy),"

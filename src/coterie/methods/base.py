@@ -15,13 +15,13 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, size, stack
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.models import Model, as_model
 from coterie.privacy.billboard import Post
 from coterie.privacy.blocks import Block
 from coterie.privacy.mechanisms import Shape
-from coterie.rng import Rng
-from coterie.tree import Tree, size, stack
 
 __all__ = ["Block", "Method", "Post", "Shape", "Silent", "register", "registered"]
 

@@ -19,13 +19,13 @@ move FedAvg's fixed point, as is known.
 import math
 from dataclasses import dataclass, field, replace
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, add, stack, subtract
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, add, stack, subtract
 
 
 @register("ditto")

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, to
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.structured import OwnUnits
-from coterie.tree import Tree, to
 
 
 def first_rows(clients: Clients, rows: int) -> Clients:

@@ -25,16 +25,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, add, stack
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import MLP, Model
-from coterie.rng import Rng
 from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, add, stack
 
 if TYPE_CHECKING:
-    from coterie.plan import Plan
+    from coterie.plan.plan import Plan
 
 
 @register("dpfedmtl")
@@ -115,7 +115,7 @@ class DPFedMTL(Method):
             model: The network; None for this method's default.
         """
         # A plan stands above methods; only this recipe of a whole plan looks up to it.
-        from coterie.plan import Plan, Privacy
+        from coterie.plan.plan import Plan, Privacy
         from coterie.privacy.noise import PrintedLocal
         from coterie.privacy.sampling import Poisson
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, to
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
@@ -25,10 +27,8 @@ from coterie.methods.dpaggr import first_rows
 from coterie.methods.mtrl import MTRL
 from coterie.methods.single import Single, check_lam, check_linear, usual_lam
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.structured import OwnUnits
-from coterie.tree import Tree, to
 
 _LEAST = 1e-6
 

@@ -25,16 +25,16 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, scale, stack
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Block, Method, Post, Shape, register
 from coterie.methods.fedavg import FedAvg
 from coterie.models import Model
-from coterie.rng import Rng
 from coterie.solvers.fisher import fisher
 from coterie.solvers.local import LocalProblem
 from coterie.solvers.objective import Near
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, scale, stack
 
 How = Literal["plain", "mean", "kl", "ewc"]
 

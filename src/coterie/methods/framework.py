@@ -23,13 +23,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape
 from coterie.methods.single import check_linear, check_matrix
 from coterie.models import Linear, Model
-from coterie.rng import Rng
-from coterie.tree import Tree
 
 Share = Callable[[Tree, Tensor, float], Tree]
 Solve = Callable[[Tree, Clients], Tensor]

@@ -10,14 +10,14 @@ from typing import Literal
 
 import torch
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, stack, to
 from coterie.data.federated import Clients
 from coterie.methods.base import Method, register
 from coterie.methods.localsvm import LocalSVM, Machines, check_constants, parted
 from coterie.methods.mtl import Pooled
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.sdca import Losses, fit_joint
-from coterie.tree import Tree, stack, to
 
 _MOST_EPOCHS = 2000
 

@@ -26,14 +26,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, map_leaves
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Silent, register
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.posterior import Prior, add_in_turn, leave_one_out, posterior, row_totals
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, map_leaves
 
 LAMS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _REGRESSION, _CLASSES = (0.1, 0.75), (0.03, 1.5)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from coterie.core.tree import Tree
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Shape, Silent, register
 from coterie.methods.local import has_bias, linear_tree, modes, ridge_prior
 from coterie.models import Linear, Model
 from coterie.solvers.posterior import Prior, leave_one_out, row_totals
-from coterie.tree import Tree
 
 _STEPS = (1.0, 3.0)
 _MEAN = tuple(step * 10.0**power for power in range(-4, 2) for step in _STEPS)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, to
 from coterie.data.checks import refuse_degenerate, refuse_labels
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.sdca import Losses, fit_alone
-from coterie.tree import Tree, to
 
 _MOST_EPOCHS = 2000
 

@@ -22,6 +22,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, map_leaves
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.localsvm import (
@@ -34,9 +36,7 @@ from coterie.methods.localsvm import (
     settled,
 )
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.sdca import Losses, certify, take_steps
-from coterie.tree import Tree, map_leaves
 
 _LEAST = 1e-3  # of the mean eigenvalue of the relation: its inverse must exist
 

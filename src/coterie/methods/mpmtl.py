@@ -39,16 +39,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, to
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.mtl import MTL
 from coterie.methods.single import Single, check_linear, check_matrix, usual_lam
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.spectrum import Lift, Spectrum, apply, lift
 from coterie.solvers.structured import OwnUnits
-from coterie.tree import Tree, to
 
 _LIFTS = {"flat": 1.2, "floor": 0.1, "add": 1.5}
 _INNER = 5000  # accelerated steps that a client's own problem with two parts may take

@@ -15,13 +15,13 @@ from typing import Literal
 
 import torch
 
+from coterie.core.tree import Tree, to
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Shape, Silent, register
 from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.multitask import fit_multitask
-from coterie.tree import Tree, to
 
 
 class Pooled(Silent):

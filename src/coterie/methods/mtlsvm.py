@@ -38,6 +38,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, add, map_leaves, size, to
 from coterie.data.checks import find_zero_rows, one_class_clients
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
@@ -51,9 +53,7 @@ from coterie.methods.localsvm import (
     settled,
 )
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.sdca import Losses, certify, take_steps
-from coterie.tree import Tree, add, map_leaves, size, to
 
 ClassWeight = Literal["none", "balanced"] | tuple[float, ...]
 _LAST_EPOCHS = 200

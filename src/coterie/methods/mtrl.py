@@ -12,13 +12,13 @@ place: a reference.
 
 from dataclasses import dataclass, field
 
+from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients
 from coterie.methods.base import register
 from coterie.methods.mtl import Pooled
 from coterie.methods.single import check_lam, own_units, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.mtrl import fit_mtrl
-from coterie.tree import Tree, to
 
 
 @register("mtrl")

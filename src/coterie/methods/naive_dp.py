@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, add, map_leaves, stack, subtract, take
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, add, map_leaves, stack, subtract, take
 
 
 @register("naive_dp")

@@ -52,7 +52,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.advice import FAR, FAR_ROUNDS, FEW_NUMBERS, ROUNDS
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, to
 from coterie.data.contract import refuse_unscaled
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Block, Method, Post, Shape, register
@@ -60,7 +61,7 @@ from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
 from coterie.methods.prior import DOUBT, Told, packed
 from coterie.models import Linear, Model
 from coterie.models.features import check_directions, head_of, matrix_of, slice_variances
-from coterie.rng import Rng
+from coterie.plan.advice import FAR, FAR_ROUNDS, FEW_NUMBERS, ROUNDS
 from coterie.solvers.posterior import (
     Prior,
     add_in_turn,
@@ -69,7 +70,6 @@ from coterie.solvers.posterior import (
     predictive_deviation,
     row_totals,
 )
-from coterie.tree import Tree, to
 
 STEP = 4 / 3
 """Of the mean: curvatures K are at most 1, and steps below (2 + 2b)/(1 + 2b) = 1.38 stay stable

@@ -22,13 +22,13 @@ one local round its fixed point is PMTL's, w = mean_k theta_k(w). Why this and n
 import math
 from dataclasses import dataclass, field, replace
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, add, map_leaves, scale, stack, subtract
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, add, map_leaves, scale, stack, subtract
 
 
 @register("pfedme")

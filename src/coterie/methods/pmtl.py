@@ -50,6 +50,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, add, map_leaves, stack, subtract, take
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.local import best_modes, modes
@@ -62,11 +64,9 @@ from coterie.models.features import (
     slice_of,
     slice_variances,
 )
-from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.posterior import Prior
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, add, map_leaves, stack, subtract, take
 
 LAST = (0.5, 1.0, 2.0, 4.0)
 """The pulls that a client chooses from for its last fit of a head, in units of lam."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from coterie.core.tree import Tree, stack
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Shape, Silent, register
 from coterie.methods.local import has_bias, linear_tree, modes, ridge_prior
 from coterie.methods.local_star import check_linear_model
 from coterie.models import Linear, Model
 from coterie.solvers.posterior import leave_one_out
-from coterie.tree import Tree, stack
 
 _LAMS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 

@@ -26,13 +26,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, add, map_leaves, scale, stack, subtract
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, add, map_leaves, scale, stack, subtract
 
 
 @register("ppsgd")

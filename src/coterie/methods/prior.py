@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.core.tree import Tree
 from coterie.methods.base import Post
-from coterie.tree import Tree
 
 DOUBT = (1.0, 0.3, 1.0)
 """What is not known at the start, as variances of logarithms: see `Told.changes`."""

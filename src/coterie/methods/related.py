@@ -43,11 +43,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, map_leaves, stack, subtract
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.pmtl import begin, begun, check_places
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.relation import (
     SAME,
@@ -58,7 +59,6 @@ from coterie.solvers.relation import (
 )
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, map_leaves, stack, subtract
 
 Matrix = tuple[tuple[float, ...], ...]
 _SUMS = (

@@ -13,13 +13,13 @@ from typing import Literal
 
 import torch
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, to
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.structured import OwnUnits
-from coterie.tree import Tree, to
 
 
 def usual_lam(features: int) -> float:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import FederatedDataset, Spec, Task
-from coterie.rng import Rng
-from coterie.tree import Tree
 
 M = TypeVar("M", bound=type["Model"])
 MODELS: dict[str, type["Model"]] = {}

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coterie import stacked
+from coterie.core.tree import Tree
 from coterie.models.layers import Coins, Dropout, Linear
-from coterie.tree import Tree
 
 # From stacked parameters and rows (c, n, ...) to the next rows.
 Step = Callable[[Tree, Tensor], Tensor]

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from coterie import stacked
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import Spec
 from coterie.models.base import Model, register_model
 from coterie.models.dense import check_widths, dense, dense_layers, start_layer
-from coterie.rng import Rng
-from coterie.tree import Tree
 
 # Numbers in the unfolded patches of one piece of work that keeps nothing for a gradient.
 _PIECE = {"cpu": 1 << 22, "cuda": 1 << 28}

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from coterie import stacked
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import Spec
 from coterie.models.base import Model, register_model, squeezed
-from coterie.rng import Rng
-from coterie.tree import Tree
 
 Activation = Literal["relu", "tanh", "gelu"]
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

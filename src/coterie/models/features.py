@@ -8,8 +8,8 @@ at the public start.
 import torch
 from torch import Tensor
 
+from coterie.core.tree import Tree
 from coterie.data.federated import Spec
-from coterie.tree import Tree
 
 
 def slice_of(head: Tree, directions: int) -> Tree:

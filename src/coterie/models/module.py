@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import TASKS, FederatedDataset, Spec, Task
 from coterie.models.base import Model, register_model, row_losses
 from coterie.models.lookups import check_rows
 from coterie.models.network import Network, leaves_of, uncompiled
 from coterie.models.refusals import MisfitError, one_a_row, refuse_layers
-from coterie.rng import Rng
-from coterie.tree import Tree
 
 Loss = Literal["cross_entropy", "binary_cross_entropy", "squared"]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from coterie.core.tree import Tree
 from coterie.data.federated import Spec
 from coterie.models.base import squeezed
 from coterie.models.chains import Step, chain_of
@@ -38,7 +39,6 @@ from coterie.models.refusals import (
     mixes_rows,
     refuse_layers,
 )
-from coterie.tree import Tree
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 # Numbers of the widest layer in one piece of work that keeps nothing for a gradient.

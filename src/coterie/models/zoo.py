@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import Spec
 from coterie.models.base import register_model
 from coterie.models.cnn import CNN
 from coterie.models.dense import Linear, check_widths
 from coterie.models.module import Networked
-from coterie.rng import Rng
-from coterie.tree import Tree
 
 
 def _expect_rows(name: str, spec: Spec, shapes: Sequence[tuple[int, ...]], what: str) -> None:

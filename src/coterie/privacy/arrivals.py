@@ -56,10 +56,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.tree import Tree, map_arrays
 from coterie.privacy.limits import Ball, balls
 from coterie.privacy.mechanisms import Exact, Mechanism, Shape, Shapes
 from coterie.privacy.moments import GaussianRows, WishartGram
-from coterie.tree import Tree, map_arrays
 
 Array = NDArray[np.float64]
 Arrays = Mapping[str, Array]

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.tree import Tree, add, map_arrays
 from coterie.privacy.accounting import Event, Gaussian
 from coterie.privacy.arrivals import Verdict, hold, hold_sum
 from coterie.privacy.blocks import BlockSum
@@ -34,7 +35,6 @@ from coterie.privacy.ledger import Ledger, OverspentError
 from coterie.privacy.local import ClientEntropy, LocalGaussianSum
 from coterie.privacy.mechanisms import Mechanism, Shapes, count_numbers
 from coterie.privacy.transcript import FolderTranscript, Transcript
-from coterie.tree import Tree, add, map_arrays
 
 _SEAL = object()
 

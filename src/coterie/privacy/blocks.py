@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.tree import Tree, map_arrays, size
 from coterie.privacy.entropy import Entropy, normals
 from coterie.privacy.events import Event, Gaussian, Relation, check_relation
 from coterie.privacy.mechanisms import GaussianSum, Shapes, count_numbers, sum_rows
 from coterie.privacy.moments import SQRT2
-from coterie.tree import Tree, map_arrays, size
 
 BlockKind = Literal["signed", "positive", "single"]
 _REPLACED: Mapping[BlockKind, float] = {"signed": 2.0, "positive": SQRT2, "single": 1.0}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from coterie.rng_keys import derive_key
+from coterie.core.rng import derive_key
 
 
 class Entropy(Protocol):

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.tree import Tree, clip_rows, map_arrays
 from coterie.privacy.entropy import Entropy
 from coterie.privacy.events import Event, Laplace, Relation, check_relation
 from coterie.privacy.mechanisms import Shapes, count_numbers, sum_rows
-from coterie.tree import Tree, clip_rows, map_arrays
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from coterie.full_disks import is_of_disk
+from coterie.core.files import is_disk_error, sync_folder
 from coterie.privacy.events import Event, list_runs
-from coterie.privacy.files import sync_folder
 
 _FILE = "plan_file"
 
@@ -187,7 +186,7 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("ab")
     except OSError as error:
-        if is_of_disk(error) and (folder / "plan.toml").exists():
+        if is_disk_error(error) and (folder / "plan.toml").exists():
             raise  # another folder is no remedy for a run that is to go on
         raise OSError(
             f"{folder}: cannot be made a run folder ({error.strerror}); choose another --out"

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.tree import Tree
 from coterie.privacy.entropy import Entropy, normals
 from coterie.privacy.events import Event, LocalGaussian, Relation
 from coterie.privacy.mechanisms import GaussianSum, Mechanism, Shapes, count_numbers, sum_rows
-from coterie.tree import Tree
 
 _MOST_NOISE = 1e5
 """Noise of 2^22 clients of 10^8 numbers then stays below 2^53 grid steps: sums are exact."""

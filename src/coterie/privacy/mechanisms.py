@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.tree import Tree, clip_rows, map_arrays, map_leaves, size
 from coterie.privacy.entropy import Entropy, normals
 from coterie.privacy.events import Event, Gaussian, NonPrivate, Relation, check_relation
-from coterie.tree import Tree, clip_rows, map_arrays, map_leaves, size
 
 MOST_CLIENTS = 1 << 22
 """Sums over more clients could exceed 2^53 grid steps, and would no longer be exact."""

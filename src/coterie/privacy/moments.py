@@ -26,6 +26,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from coterie.core.tree import Tree, clip_rows, map_arrays, map_leaves
 from coterie.privacy.entropy import Entropy, normals
 from coterie.privacy.events import Event, Gaussian, Relation, Wishart, check_relation
 from coterie.privacy.laplace import LaplaceSum
@@ -37,7 +38,6 @@ from coterie.privacy.mechanisms import (
     place_rows,
     square_shapes,
 )
-from coterie.tree import Tree, clip_rows, map_arrays, map_leaves
 
 SQRT2 = math.sqrt(2.0)  # in float64 this lies above the square root of two
 _FINENESS = 14

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.privacy.files import replacing, write_atomically
-from coterie.tree import Tree, map_arrays
+from coterie.core.files import replacing, write_atomically
+from coterie.core.tree import Tree, map_arrays
 
 _PREFIX = "leaf."  # keeps a leaf called "file" apart from the arguments of numpy.savez
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from coterie.privacy.files import write_atomically
+from coterie.core.files import write_atomically
 from coterie.report.elements import Html, element, holding
 
 Row = dict[str, Any]

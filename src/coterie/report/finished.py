@@ -1,4 +1,4 @@
-"""Reading what finished runs have left in their folders; see `coterie.run` for the files."""
+"""Reading what finished runs have left in their folders; see `coterie.run.run` for the files."""
 
 import json
 import math
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from coterie.full_disks import how_to_finish
+from coterie.core.files import how_to_resume
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, chosen_alone
 from coterie.privacy.words import OTHERS, OUTSIDER, round_up, view_of
@@ -213,7 +213,7 @@ def _read(folder: Path, entry: str) -> FinishedRun:
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such folder; check the path")
     if not (folder / "result.json").exists():
-        raise ValueError(f"{folder} has no finished run; {how_to_finish(folder)}")
+        raise ValueError(f"{folder} has no finished run; {how_to_resume(folder)}")
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from coterie import __version__
-from coterie.privacy.files import write_atomically
+from coterie.core.files import write_atomically
 from coterie.report import charts
 from coterie.report.clients import show_spread
 from coterie.report.deployed import show_deployed

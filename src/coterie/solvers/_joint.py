@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.rng import Rng
+from coterie.core.rng import Rng
 from coterie.solvers import _fits, _sdca
 from coterie.solvers.svm import Array, Problem, share
 

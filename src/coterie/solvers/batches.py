@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import Clients
-from coterie.rng import Rng
 from coterie.solvers.objective import Batch
-from coterie.tree import Tree
 
 Integers = NDArray[np.int64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -9,10 +9,10 @@ own targets, as in the finetuning of Hu, Wu and Smith.)
 import torch
 from torch import Tensor
 
+from coterie.core.tree import Tree
 from coterie.data.federated import Clients
 from coterie.models import Model
 from coterie.solvers.objective import Batch, stacked_gradient
-from coterie.tree import Tree
 
 
 def fisher(model: Model, params: Tree, clients: Clients) -> Tree:

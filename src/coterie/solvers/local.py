@@ -14,14 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree, map_leaves, take
 from coterie.data.federated import Clients, Spec
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.curvature import largest_squares
 from coterie.solvers.objective import Near
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD
-from coterie.tree import Tree, map_leaves, take
 
 How = Literal["auto", "exact", "sgd"]
 _SMALL = 1024

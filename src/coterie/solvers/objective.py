@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from coterie.core.tree import Tree
 from coterie.data.federated import Task
 from coterie.models import Model
 from coterie.solvers.precision import lowered
-from coterie.tree import Tree
 
 
 class Batch(NamedTuple):

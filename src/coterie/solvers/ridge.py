@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
+from coterie.core.tree import Tree
 from coterie.data.federated import Clients
-from coterie.tree import Tree
 
 # Numbers in the largest array of one batched solve: 128 MiB in float64.
 _BLOCK = 1 << 24

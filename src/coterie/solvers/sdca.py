@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.rng import Rng
 from coterie.data.federated import Clients
-from coterie.rng import Rng
 from coterie.solvers import _fits, _sdca
 from coterie.solvers._joint import Joint
 from coterie.solvers.svm import Losses, Problem, share

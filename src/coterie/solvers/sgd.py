@@ -20,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.rng import Rng
+from coterie.core.tree import Tree
 from coterie.data.federated import Clients, Task
 from coterie.models import Linear, Model
-from coterie.rng import Rng
 from coterie.solvers.batches import Integers, Rows, draw_plainly
 from coterie.solvers.graphs import Recipe, Recording, Step, bucket, record
 from coterie.solvers.objective import (
@@ -34,7 +35,6 @@ from coterie.solvers.objective import (
     trained_leaves,
 )
 from coterie.solvers.precision import Precision, current
-from coterie.tree import Tree
 
 # Parameters that a CPU thread works on at a time: about its share of the last cache.
 _CACHED = 1 << 20

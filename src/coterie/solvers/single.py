@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from scipy import linalg
 from torch import Tensor
 
+from coterie.core.tree import Tree
 from coterie.data.federated import Clients
 from coterie.solvers import _single
-from coterie.tree import Tree
 
 Floats = NDArray[np.float64]
 Penalty = Literal["l1", "l2"]

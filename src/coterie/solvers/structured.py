@@ -23,12 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.tree import Tree
 from coterie.data.federated import Clients
 from coterie.solvers import _structured as kernels
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.single import fit_single
 from coterie.solvers.spectrum import apply
-from coterie.tree import Tree
 
 Floats = NDArray[np.float64]
 _MOST_STORED = 1 << 27  # numbers of second moments kept with the data: 1 GiB

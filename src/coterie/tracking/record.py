@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.full_disks import how_to_finish
+from coterie.core.files import how_to_resume
 from coterie.privacy.accounting import Guarantee, epsilon_by_round
 from coterie.privacy.charged import ALONE, chosen_alone, statement
 
@@ -55,7 +55,7 @@ def read_record(folder: Path) -> Record:
         chosen = chosen_alone(guarantee, stated.get("selection"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{folder}: no finished run to track ({error!r}); {how_to_finish(folder)}"
+            f"{folder}: no finished run to track ({error!r}); {how_to_resume(folder)}"
         ) from error
     return Record(
         name=folder.name,

@@ -18,8 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
-from coterie.offline import SWITCH, is_offline
-from coterie.privacy.files import write_atomically
+from coterie.core.environment import SWITCH, is_offline
+from coterie.core.files import write_atomically
 from coterie.tracking.record import read_record
 
 Kind = Literal["mlflow", "tensorboard"]

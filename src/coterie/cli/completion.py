@@ -1,0 +1,124 @@
+"""`coterie completion`: a script that completes commands, flags, files and names in a shell.
+
+The script is made by shtab from the parser itself, so that it knows every flag. Names of methods,
+models and data are read off the source files: asking for them would load torch.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from importlib.resources import files
+from typing import Any
+
+from coterie.cli.options import Action, Commands, _command
+
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+_MORE = """\
+Put it where your shell finds it:
+  bash: coterie completion bash > ~/.local/share/bash-completion/completions/coterie
+  zsh:  coterie completion zsh > ~/.zfunc/_coterie   (with ~/.zfunc in fpath, before compinit)
+  fish: coterie completion fish > ~/.config/fish/completions/coterie.fish
+  tcsh: coterie completion tcsh >> ~/.tcshrc"""
+_FOLDERS = ("DIR", "RUN")
+_FILES = ("FILE", "PLAN")
+_NAMED = {"--method": "methods", "--model": "models"}
+
+
+def add_completion(commands: Commands, action: Action) -> None:
+    """Add `completion`."""
+    parser = _command(
+        commands,
+        "completion",
+        "a script that completes commands, flags and names in your shell",
+        "coterie completion bash",
+        _MORE,
+    )
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+    parser.set_defaults(action=action)
+
+
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Return the script of a shell for a parser, which is changed on the way."""
+    import shtab
+
+    for action in _actions(parser):
+        _prepare(action)
+    return str(shtab.complete(parser, shell=shell, preamble=_data_function(shell)))
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """List the actions of a parser and of all parsers below it."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _actions(below)
+
+
+def _prepare(action: argparse.Action) -> None:
+    """Say what completes the values of an action."""
+    import shtab
+
+    chosen: Any = action
+    where = str(action.metavar or "").strip("[]").partition("[")[0]
+    named = next((_NAMED[flag] for flag in action.option_strings if flag in _NAMED), None)
+    if named is not None:
+        action.choices = names()[named]
+    elif where == "NAME|FILE" or "--data" in action.option_strings:
+        chosen.complete = _data_or_file()
+    elif where in _FOLDERS:
+        chosen.complete = shtab.DIRECTORY
+    elif where in _FILES:
+        chosen.complete = shtab.FILE
+
+
+def _data_or_file() -> dict[str, str]:
+    """Say by shell what completes a name of data or a file."""
+    files_too = "(__fish_complete_path (commandline -ct))"
+    return {
+        "bash": "_coterie_data",
+        "zsh": "_coterie_data",
+        "fish": f"{' '.join(names()['data'])} {files_too}",
+        "tcsh": "f",
+        "powershell": "_shtab_powershell_compgen_files",
+    }
+
+
+def _data_function(shell: str) -> str:
+    """Define what `_data_or_file` names."""
+    known = " ".join(names()["data"])
+    if shell == "bash":
+        return f'_coterie_data() {{ compgen -W "{known}" -- "$1"; compgen -f -- "$1"; }}'
+    if shell == "zsh":
+        escaped = known.replace(":", "\\:")
+        return f"_coterie_data() {{ _alternative 'names:data:({escaped})' 'files:file:_files' }}"
+    return ""
+
+
+def names() -> Mapping[str, list[str]]:
+    """Return the names of methods, models and data, without loading any of them."""
+    package = files("coterie")
+    methods = {"auto", *_registered(package.joinpath("methods"), "register")}
+    methods |= {point.name for point in entry_points(group="coterie.methods")}
+    data = package.joinpath("data")
+    catalogue = data.joinpath("catalogue.py").read_text(encoding="utf-8")
+    kinds = re.search(r"^Kind = Literal\[(.*?)\]", _read(data, "synthetic.py"), re.S | re.M)
+    found = re.findall(r'^    "([a-z_:]+)":', catalogue, re.M)
+    found += [f"synthetic:{kind}" for kind in re.findall(r'"(\w+)"', kinds[1] if kinds else "")]
+    return {
+        "methods": sorted(methods),
+        "models": sorted(_registered(package.joinpath("models"), "register_model")),
+        "data": sorted(found),
+    }
+
+
+def _registered(folder: Any, decorator: str) -> set[str]:
+    """Find what files register, by their text."""
+    sources = (entry for entry in folder.iterdir() if entry.name.endswith(".py"))
+    pattern = re.compile(rf'^@{decorator}\("(\w+)"\)', re.M)
+    return {name for entry in sources for name in pattern.findall(entry.read_text("utf-8"))}
+
+
+def _read(folder: Any, name: str) -> str:
+    return str(folder.joinpath(name).read_text(encoding="utf-8"))

@@ -1,0 +1,145 @@
+"""`coterie predict`: what clients' models say of rows in a file."""
+
+import argparse
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from coterie.cli.options import Commands, _command
+from coterie.cli.outputs import check_file
+
+_MORE = """\
+Rows are read as the training data were, with the same columns and constants; a target column is
+not needed and not looked at. Each row is answered by its client's own model; with --client every
+row is taken to be that client's. One exported model answers rows of its own client: a file that
+names others is refused without --client. What is predicted is for whoever holds the rows: it is
+not private.
+
+The table has a line a row, in the file's order: row, client, prediction (a value in the target's
+own units, or the name of a class), decision values, and with --std standard deviations."""
+
+
+def add(commands: Commands) -> None:
+    """Add `predict`."""
+    parser = _command(
+        commands,
+        "predict",
+        "predictions for the rows of a file, each by its client's own model",
+        "coterie predict runs/districts-pfeb --data new.csv --out predictions.csv",
+        _MORE,
+    )
+    parser.add_argument(
+        "model", metavar="RUN|MODEL", help="the folder of a finished run, or an exported model"
+    )
+    parser.add_argument(
+        "--data", metavar="FILE", required=True, help="rows: csv, parquet, npz, ... or a data name"
+    )
+    parser.add_argument("--client", metavar="NAME", help="take every row to be this client's")
+    parser.add_argument(
+        "--client-column", metavar="COLUMN", help="names clients (default: as in training)"
+    )
+    parser.add_argument(
+        "--newcomers",
+        choices=("refuse", "shared"),
+        default="refuse",
+        help="clients that the run does not know: refuse them (default), or use the shared model",
+    )
+    parser.add_argument(
+        "--std", action="store_true", help="also standard deviations (pfeb; needs training rows)"
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="run the code that an exported module names"
+    )
+    parser.add_argument("--out", metavar="FILE", help=".csv or .parquet (default: CSV on stdout)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(action=predict)
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Carry out `coterie predict`."""
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"--out {out}: expected a file that ends in .csv or .parquet")
+    if out is None and arguments.json:
+        raise ValueError("--json says what was written: name a file with --out")
+    if out is not None:
+        check_file(out, "--out")
+    answers = _answers(arguments)
+    table = answers.table()
+    if answers.strangers:
+        print(
+            f"{_clients(len(answers.strangers))} not known to the run, answered by the shared "
+            f"model: {', '.join(answers.strangers[:5])}"
+            f"{', ...' if len(answers.strangers) > 5 else ''}",
+            file=sys.stderr,
+        )
+    if out is None:
+        sys.stdout.write(_packed(table, ".csv").decode())
+        return 0
+    from coterie.core.files import write_atomically
+
+    write_atomically(out, _packed(table, out.suffix))
+    told = {
+        "rows": table.num_rows,
+        "clients": len(answers.rows.data),
+        "newcomers": list(answers.strangers),
+        "columns": table.column_names,
+        "out": str(out),
+    }
+    if arguments.json:
+        print(json.dumps(told, allow_nan=False))
+    else:
+        rows = "1 row" if told["rows"] == 1 else f"{told['rows']} rows"
+        print(f"{rows} of {_clients(len(answers.rows.data))} predicted: {out}")
+    return 0
+
+
+def _answers(arguments: argparse.Namespace) -> Any:
+    from coterie.answers import predict_model, predict_run
+
+    given = Path(arguments.model)
+    if given.is_dir():
+        return predict_run(
+            given,
+            arguments.data,
+            client=arguments.client,
+            client_column=arguments.client_column,
+            newcomers=arguments.newcomers,
+            deviations=arguments.std,
+        )
+    if arguments.std:
+        raise ValueError(
+            "--std: an exported model holds no training rows, from which uncertainty follows; give "
+            "the run folder"
+        )
+    from coterie.exports import load_client
+
+    model = load_client(given, trust=arguments.trust)
+    if arguments.client not in (None, model.client):
+        raise ValueError(
+            f"--client {arguments.client!r}: {given} is the model of {model.client!r}; leave "
+            "--client out, or give that client's file"
+        )
+    return predict_model(
+        model,
+        arguments.data,
+        every=arguments.client is not None,
+        client_column=arguments.client_column,
+    )
+
+
+def _clients(count: int) -> str:
+    return "1 client" if count == 1 else f"{count} clients"
+
+
+def _packed(table: Any, suffix: str) -> bytes:
+    from pyarrow import csv, parquet
+
+    buffer = io.BytesIO()
+    if suffix == ".csv":
+        csv.write_csv(table, buffer)
+    else:
+        parquet.write_table(table, buffer)
+    return buffer.getvalue()

@@ -1,0 +1,130 @@
+"""`coterie verify`: recompute what a finished run promises, from its certificate alone."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.cli.options import Commands, _command
+
+if TYPE_CHECKING:
+    from coterie.verification.verdict import Verdict
+
+_CERTIFICATE, _SELECTION = "guarantee.json", "selection.json"
+_OF_A_RUN = (_CERTIFICATE, "plan.toml", "ledger.jsonl")
+_MORE = """\
+Reads guarantee.json with code that shares nothing with training: computes every epsilon anew from
+the events alone, compares events with the plan and with what the ledger was charged, hashes every
+post, and counts. Files that are private (models/, log.jsonl) may be missing: what is published can
+be checked without them. A folder that holds several runs is gone through, and a run without a
+certificate among them has failed. Of a selection (selection.json) both epsilons, the draw and the
+scores are checked as well.
+
+A stated epsilon may lie 0.05 % below the one recomputed and 0.5 % above it (rounding, on a grid).
+Exit status: 0 if every check holds, 1 if one fails or could not be made, 2 if there is nothing to
+check. A certificate is not signed: who may have made a whole folder up must be trusted by other
+means; and nothing ties shared.npz to the posts.
+
+--json prints one object: verified, runs (run, verified, checks: name, status, found, expected;
+not_checked)."""
+
+
+def add(commands: Commands) -> None:
+    """Add `verify`."""
+    parser = _command(
+        commands,
+        "verify",
+        "recompute a finished run's guarantee; check its posts, counts and hashes",
+        "coterie verify runs/exam-pmtl-20260101-120000",
+        _MORE,
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, or of several")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(action=verify)
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Carry out `coterie verify`."""
+    import json
+
+    verdicts = [verdict for run in arguments.runs for verdict in _judged(Path(run))]
+    good = all(verdict.verified for verdict in verdicts)
+    if arguments.json:
+        found = {"verified": good, "runs": [verdict.to_json() for verdict in verdicts]}
+        print(json.dumps(found, allow_nan=False))
+    else:
+        for verdict in verdicts:
+            _show(verdict, whole=len(verdicts) == 1)
+    return 0 if good else 1
+
+
+def _judged(folder: Path) -> "list[Verdict]":
+    """Check a run, or all runs and selections that lie in a folder."""
+    from coterie.verification.checks import verify as check
+    from coterie.verification.reading import UnreadableError
+    from coterie.verification.selections import verify_selection
+    from coterie.verification.verdict import Check, Verdict
+
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder; give the folder of a finished run")
+    inside = [] if any((folder / name).exists() for name in _OF_A_RUN) else _inside(folder)
+    if not inside:
+        return [check(folder)]
+    found = []
+    for part, is_selection in inside:
+        try:
+            found.append(verify_selection(part) if is_selection else check(part))
+        except UnreadableError as error:
+            # Among others that are whole it would go unseen: it has failed.
+            missing = Check("certificate", "FAILED", str(error), "one for every run that was begun")
+            found.append(Verdict(str(part), (missing,), ()))
+    return found
+
+
+def _inside(folder: Path) -> list[tuple[Path, bool]]:
+    """List the runs that lie in a folder, finished or not, and its selections (with True)."""
+    found = []
+    for place, _, names in os.walk(folder):
+        part = Path(place)
+        if _SELECTION in names:
+            found.append((part, True))
+        # The account of a selection's scores is checked with the selection.
+        scores = part.name == "scores" and (part.parent / _SELECTION).exists()
+        # What a site keeps of a deployment has no account: that is in the coordinator's folder.
+        site = "run.json" in names and "ledger.jsonl" not in names
+        if any(name in names for name in _OF_A_RUN) and not scores and not site:
+            found.append((part, False))
+    return sorted([*found, *((part, False) for part in _announced(folder))])
+
+
+def _announced(folder: Path) -> list[Path]:
+    """List the runs that a folder of several was begun for, and that have left nothing at all."""
+    import json
+
+    path = folder / "members.json"
+    if not path.exists():
+        return []
+    try:
+        named = list(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); restore it") from error
+    parts = [folder / str(name) for name in named]
+    return [part for part in parts if not any((part / name).exists() for name in _OF_A_RUN)]
+
+
+def _show(verdict: "Verdict", *, whole: bool) -> None:
+    """Print the checks of a run, or only those that do not hold."""
+    for check in verdict.checks:
+        good = check.status == "ok"
+        if good and not whole:
+            continue
+        print(f"{check.status:<15} {check.name:<42} {check.found}".rstrip())
+        if not good and check.expected:
+            print(f"{'':<15} {'':<42} expected: {check.expected}")
+    told = "verified" if verdict.verified else "NOT VERIFIED"
+    if whole:
+        for limit in verdict.unchecked:
+            print(f"{'not checked':<15} {limit}")
+    absent = sum(check.status == "not here" for check in verdict.checks)
+    apart = f", {absent} of private files that are not here" if absent else ""
+    print(f"{verdict.folder}: {told} ({len(verdict.checks)} checks{apart})")

@@ -1,0 +1,1 @@
+"""Plans: what a run is, what it guarantees, what rules fill in, and whether joining pays."""
