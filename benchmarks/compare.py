@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from coterie.cli import main
+from coterie.cli.main import main
 
 METHODS = "local,fedavg,pmtl,pfeb,mtlsvm"
 

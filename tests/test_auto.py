@@ -13,7 +13,7 @@ from numba.core.event import install_listener, trigger_event
 from torch import nn
 
 import coterie as ct
-from coterie.cli import main, watch
+from coterie.cli.main import main, watch
 from coterie.core.config import ConfigError
 from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic

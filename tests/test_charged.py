@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 
 import coterie.selection
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.plan.run_plan import load_plan
 from coterie.privacy.accounting import Guarantee

@@ -25,7 +25,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.cli.front import grouped
 from coterie.cli.main import build_parser
 from coterie.core.config import to_table, to_toml

@@ -7,7 +7,7 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.comparison import running
 from coterie.comparison.plan import make_comparison
 from coterie.comparison.results import COLUMNS, find, rows_of

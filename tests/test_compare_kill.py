@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 
 pytestmark = [
     pytest.mark.full,

@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.cli.main import build_parser
 from coterie.comparison.plan import make_comparison
 from coterie.methods.base import Method

@@ -16,7 +16,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.cli.outputs import check_file
 from coterie.exports import (
     all_clients,

@@ -14,7 +14,7 @@ from pyarrow import csv
 from sklearn.preprocessing import StandardScaler
 
 from coterie.choice import DataChoice
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.cli.results_table import about_newcomers
 from coterie.core.tree import take
 from coterie.data.federated import DataError

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.data.catalogue import open_named
 from coterie.engines.simulate import simulate
 from coterie.methods.dpfedmtl import DPFedMTL

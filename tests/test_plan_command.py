@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.data.federated import Spec
 from coterie.methods.base import Method
 from coterie.methods.pmtl import PMTL

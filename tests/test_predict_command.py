@@ -11,7 +11,7 @@ from scipy import sparse
 from sklearn.linear_model import LinearRegression
 
 from coterie.answers import predict_model, predict_run
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.data.federated import DataError
 from coterie.data.source import Source
 from coterie.data.unlabelled import feature_constants, load_unlabelled, target_constants

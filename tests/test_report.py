@@ -19,7 +19,7 @@ from rich.console import Console
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.cli.results_table import clients_table, results_table
 from coterie.privacy.accounting import (
     Event,

@@ -16,7 +16,7 @@ import pytest
 
 import coterie.selection
 from coterie.choice import DataChoice
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.plan.run_plan import load_plan
 from coterie.privacy.charged import told as told_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.plan.run_plan import plan_from_table
 from coterie.run.run import execute
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.privacy.accounting import Guarantee
 from coterie.tracking.record import read_record
 from coterie.tracking.track import check_kinds, close_parent, open_parent, track

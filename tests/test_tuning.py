@@ -14,7 +14,7 @@ import pytest
 
 import coterie.tuning
 from coterie.choice import DataChoice
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.cli.tune import make_grid
 from coterie.core.config import ConfigError
 from coterie.data.catalogue import open_named

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coterie.choice import DataChoice
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL

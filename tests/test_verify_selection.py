@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.events import Gaussian, Participation, list_runs
 from coterie.privacy.selection import RunLaw, Selection

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.data import tff, tff_sqlite
 from coterie.data.federated import DataError
 from coterie.data.formats import Source, load

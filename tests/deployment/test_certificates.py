@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.deployment.certificates import (
     PublicKeys,
     load_private,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.deployment import demo
 from coterie.deployment.control import ControlError
 from coterie.deployment.processes import FederationError

@@ -17,7 +17,7 @@ import torch
 from tests.deployed import Deployment, deploy
 
 import coterie as ct
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.deployment import conduct, finish
 from coterie.engines.coordinator import Coordinator

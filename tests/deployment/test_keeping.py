@@ -13,7 +13,7 @@ import pytest
 from tests.deployed import Deployment, deploy
 
 from coterie.choice import DataChoice
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.finished_models import client_scaling, stacked_models
 
 pytestmark = pytest.mark.full

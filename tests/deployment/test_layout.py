@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.core.config import ConfigError, from_table, to_toml
 from coterie.data.federated import DataError
 from coterie.deployment.agreement import load_agreement

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli import main as command
+from coterie.cli.main import main as command
 from coterie.deployment.certificates import make_certificates
 from coterie.deployment.superlink import Door, main
 

@@ -180,7 +180,7 @@ def test_history_is_kept_line_by_line_and_goes_on(tmp_path):
 
 
 def test_the_command_line_has_a_clock(tmp_path, capsys):
-    from coterie.cli import main
+    from coterie.cli.main import main
 
     out = tmp_path / "run"
     arguments = (

@@ -34,7 +34,7 @@ from tests.flower.trials import (
     write_trial,
 )
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.deployment import descendants
 from coterie.deployment.certificates import load_private
 from coterie.deployment.control import pack_app

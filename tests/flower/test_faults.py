@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 
 from tests.flower.trials import charges, json_lines, same_models, site_run
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.wire import Expected, seal, unseal
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.report.finished import read_finished
 from coterie.report.groups import group, one_by_one
 

@@ -13,7 +13,7 @@ import subprocess
 
 import pytest
 
-from coterie.cli import main
+from coterie.cli.main import main
 from coterie.core.files import explain_disk_errors
 from forked import Forks, account, kept, visible
 
