@@ -1,109 +1,252 @@
 """`coterie plan`: whether joining pays and what it costs, before anything is spent.
 
-From public facts alone it loads neither torch nor data; with data or a plan it opens them and looks
-at the spec.
+From public facts alone it loads neither torch nor data. With data or a plan it reads the spec.
 """
 
 import argparse
+import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from coterie.cli.account import make_sampler
-from coterie.cli.plan_words import NOTHING, Found, tell
+from coterie.cli.options import Commands, add_plan, check_file, command, reword
 from coterie.plan.advice import (
     CLIP,
+    ERROR,
+    FEW_PARAMETERS,
+    HEAVY,
     KNEE,
+    LARGE_BUDGET,
+    MEAN_SHARE,
+    MOST_ROUNDS,
     REPLACED,
     ROUNDS,
     Advice,
-    Case,
+    Facts,
+    Forecast,
+    Points,
     advise,
+    affordable_rounds,
+    describe_error,
+    epsilon_by_rounds,
+    error_by_clients,
+    forecast,
     judge,
-    mu_of,
+    most_rounds,
+    noises_near,
     rounds_for,
+    search_limit,
 )
-from coterie.plan.curves import noises_near
-from coterie.plan.planning import HEAVY, Outline, look_ahead, most_rounds
-from coterie.privacy.accounting import Gaussian, LocalGaussian, Relation
+from coterie.privacy.accounting import Relation
+from coterie.privacy.words import OUTSIDER, RELATIONS, UNIT, round_up
 
 if TYPE_CHECKING:
     from coterie.data.federated import Spec, Task
-    from coterie.plan.plan import Plan
 
+_MORE = """\
+Without --data and --plan, only the numbers given are used: --clients, and --parameters or --features
+(how many) and --classes; --epsilon, or --noise-multiplier (then --epsilon limits the rounds);
+--cohort, --sampling, --rounds, --delta, --relation. The verdict on joining is that of pfeb, the noise
+that of a sum under one clip. With --data or --plan both are those of the method, from public facts of
+the data: clients, features, classes. The exit status is 0 whatever the verdict.
+
+--json prints one object: verdict ("join", "small gain", "learn alone", or null where the rule does
+not apply), words, remedies, clients, numbers (shared parameters), most_numbers, rounds, clip, mu,
+worth = (0.3 clients mu)^2 / numbers, epsilon, delta, relation; needs gives for "small gain" and
+"join" the clients, epsilon and numbers that would be enough; by_epsilon is the table; data, method
+and chosen (why) appear where a plan was given. For the noise: noise_multiplier, epsilon_spent,
+epsilon_by_view, error (per_number, over_clip, relative), within (what keeps error.relative within
+0.3), rounds_at_noise, epsilon_by_rounds, error_by_clients. See docs/plan.md."""
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _CONCRETE = ("data", "plan", "finetune")
 _KNOWN_NOISE = ("gaussian", "local")
+_NO_BUDGET = "No verdict: epsilon = inf adds no noise, so there is nothing to weigh"
+_UNKNOWN = (
+    "No verdict on {}: the rule weighs Gaussian noise against a released mean, and this plan "
+    "releases none, or its noise is not Gaussian"
+)
+_HEADS = ("epsilon", "verdict", "rounds", "max. parameters", "clients for a small gain", "to join")
+_KINDS = (".html", ".svg", ".png")
 
 
-def plan(arguments: argparse.Namespace) -> str:
-    """Carry out `coterie plan`; give what it prints."""
+def add(commands: Commands) -> None:
+    """Add `plan`."""
+    parser = command(
+        commands,
+        "plan",
+        "whether joining pays and what it costs, before any data is read",
+        "coterie plan --clients 550 --epsilon 1 --parameters 10",
+        _MORE,
+    )
+    budget = add_plan(parser)
+    reword(
+        parser,
+        clients=("N", "number of clients; with --data: use the first N"),
+        features=("N|COLUMN,COLUMN", "number of features; with --data: which (default: all)"),
+        noise_multiplier=("NUMBER", "instead of --epsilon, which then limits the rounds"),
+    )
+    budget.add_argument("--epsilon", type=float, help="for the whole run (default 1)")
+    parser.add_argument(
+        "--parameters",
+        "--numbers",
+        type=int,
+        metavar="N",
+        help="instead of data: shared parameters, such as features + 1",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="draw epsilon against rounds and noise against clients (.html, .svg or .png)",
+    )
+    parser.add_argument("--no-plot", action="store_true", help="no plots in the terminal")
+    parser.add_argument("--full", action="store_true", help="also answers that take some seconds")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(action=_print)
+
+
+def _print(arguments: argparse.Namespace) -> None:
     flags = _concrete_flags(arguments)
-    found = _concrete(arguments, flags) if flags else _from_facts(arguments)
+    answer = _from_plan(arguments, flags) if flags else _from_facts(arguments)
     if arguments.plot:
-        from coterie.cli.plan_plot import draw
+        draw(answer, arguments.plot)
+    if arguments.json:
+        print(json.dumps(answer.to_json(), indent=2, allow_nan=False))
+    elif answer.advice is None:
+        print(f"{answer.reason}.")
+    else:
+        print("\n".join(_lines(answer, answer.advice, plots=not arguments.no_plot)))
 
-        draw(found, arguments.plot)
-    return tell(found, as_json=arguments.json, sketched=not arguments.no_plot)
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is known about a plan; `reason` alone where there is no verdict."""
+
+    advice: Advice | None = None
+    table: Sequence[Advice] = ()
+    about: dict[str, Any] = field(default_factory=dict)
+    forecast: Forecast | None = None
+    limit: float | None = None
+    full: bool = True
+    reason: str = ""
+    default_method: bool = False
+
+    def error_under_pfeb(self) -> float | None:
+        """Return the noise of a mean under the default method; None if another was asked for.
+
+        Its contributions have more parts than the mean, and these share the budget.
+        """
+        advice = self.advice
+        if not self.default_method or self.forecast is None or advice is None or self.limit:
+            return None
+        if advice.parameters <= FEW_PARAMETERS and advice.clients * advice.mu >= LARGE_BUDGET:
+            return None  # second derivatives are released too, and the shares differ
+        return self.forecast.error / math.sqrt(MEAN_SHARE)
+
+    def omitted(self) -> list[str]:
+        """Return what would take longer than the answer itself."""
+        grid = 0 if self.full or self.forecast is None else self.forecast.grid
+        heavy = ["within.rounds", "within.epsilon", "by_epsilon"] if grid > HEAVY else []
+        return [*heavy, *(["epsilon_by_rounds"] if grid > HEAVY // 3 else [])]
+
+    def curves(self) -> tuple[Points, Points]:
+        """Return epsilon by rounds and the error of a mean by clients; empty if unknown."""
+        if self.forecast is None:
+            return (), ()
+        slow = "epsilon_by_rounds" in self.omitted()
+        by_rounds = () if slow else epsilon_by_rounds(self.forecast)
+        return by_rounds, error_by_clients(self.forecast)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what scripts read; strict JSON."""
+        if self.advice is None:
+            return self.about | {"verdict": None, "words": self.reason}
+        found = self.about | self.advice.to_json() | {"by_epsilon": [_row(a) for a in self.table]}
+        if self.forecast is None:
+            return found
+        by_rounds, by_clients = self.curves()
+        more = self.forecast.to_json()
+        more["error"]["relative_under_pfeb"] = self.error_under_pfeb()
+        return {
+            **found,
+            **more,
+            "epsilon_limit": self.limit,
+            "epsilon_by_rounds": [list(point) for point in by_rounds],
+            "left_out": self.omitted(),
+            "error_by_clients": [list(point) for point in by_clients],
+        }
 
 
 def _concrete_flags(arguments: argparse.Namespace) -> list[str]:
-    """Name the flags that speak of more than one clipped sum and its budget."""
+    """Return the flags that ask for more than one clipped sum and its budget."""
     given = [name for name in _CONCRETE if getattr(arguments, name) is not None]
     given += ["method"] if arguments.method not in (None, "auto") else []
     given += ["model"] if arguments.model not in (None, "linear") else []
     given += ["set"] if arguments.set else []
-    # Whoever counts the numbers posted wants one clipped sum; else noise decides on the method.
-    plain = arguments.noise in (None, "gaussian", *(_KNOWN_NOISE if arguments.numbers else ()))
+    # With --parameters the plan is one clipped sum; else the noise decides on the method.
+    plain = arguments.noise in (None, "gaussian", *(_KNOWN_NOISE if arguments.parameters else ()))
     given += [] if plain else ["noise"]
     return [f"--{name.replace('_', '-')}" for name in given]
 
 
-def _from_facts(arguments: argparse.Namespace) -> Found:
-    """Look ahead from the numbers given; torch is not loaded."""
-    clients, numbers = _clients(arguments), _numbers(arguments)
+def _from_facts(arguments: argparse.Namespace) -> Answer:
+    """Answer from the numbers given; torch is not loaded."""
+    clients, parameters = _clients(arguments), _parameters(arguments)
     epsilon, noise = arguments.epsilon, arguments.noise_multiplier
     if epsilon is None and noise is None:
         epsilon = 1.0
     if epsilon == math.inf and noise is None:
-        _advice(arguments, clients, numbers, 1.0)  # refuses what is wrong with the other facts
-        return Found(words=NOTHING)
-    advice = _advice(arguments, clients, numbers, epsilon)
-    outline = _outline(arguments, clients, numbers, epsilon, advice.rounds)
+        _advice(arguments, clients, parameters, 1.0)  # refuses what is wrong with the other facts
+        return Answer(reason=_NO_BUDGET)
+    advice = _advice(arguments, clients, parameters, epsilon)
+    facts = _facts(arguments, clients, parameters, epsilon, advice.rounds)
     limit = None if noise is None else epsilon
-    outlook = look_ahead(outline, epsilon_limit=limit, full=arguments.full)
-    heavy = outlook.grid > HEAVY and not arguments.full
+    found = forecast(facts, epsilon_limit=limit, full=arguments.full)
+    heavy = found.grid > HEAVY and not arguments.full
     rows = () if noise is not None or heavy else _EPSILONS
 
     def at(epsilon: float, near: float | None) -> Advice:
-        if near is None or epsilon == outline.epsilon:
-            return _advice(arguments, clients, numbers, epsilon)
-        guessed = replace(outline, epsilon=None, noise_multiplier=near)
-        rule = advise(clients, epsilon, numbers, delta=arguments.delta, relation=outline.relation)
-        return judge(_case(guessed, epsilon, rule.rounds))
+        if near is None or epsilon == facts.epsilon:
+            return _advice(arguments, clients, parameters, epsilon)
+        rule = advise(clients, epsilon, parameters, delta=arguments.delta, relation=facts.relation)
+        mu = replace(facts, epsilon=None, noise_multiplier=near).mu()
+        return judge(replace(facts, epsilon=epsilon), mu=mu, rule=rule.rounds)
 
-    # Closed forms are instant; an account on a grid is looked at once a row.
-    near = noises_near(outline, outlook.noise_multiplier, rows) if outlook.grid and rows else {}
-    return Found(
+    # Closed forms are instant; an account on a grid is queried once per row.
+    near = noises_near(facts, found.noise_multiplier, rows) if found.grid and rows else {}
+    return Answer(
         advice=advice,
         table=[at(one, near.get(one)) for one in rows],
-        outline=outline,
-        outlook=outlook,
-        usual=arguments.numbers is None and arguments.noise != "local" and noise is None,
+        forecast=found,
+        default_method=arguments.parameters is None
+        and arguments.noise != "local"
+        and noise is None,
         limit=limit,
         full=arguments.full,
     )
 
 
-def _outline(
-    arguments: argparse.Namespace, clients: int, numbers: int, epsilon: float | None, rounds: int
-) -> Outline:
+def _facts(
+    arguments: argparse.Namespace,
+    clients: int,
+    parameters: int,
+    epsilon: float | None,
+    rounds: int,
+) -> Facts:
     noise: float | None = arguments.noise_multiplier
     relation: Relation = arguments.relation or "zero_out"
-    return Outline(
+    return Facts(
         clients=clients,
-        numbers=numbers,
+        parameters=parameters,
         rounds=rounds,
         sampler=make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible),
         epsilon=None if noise is not None else epsilon,
@@ -112,139 +255,80 @@ def _outline(
         relation=relation,
         clip=CLIP if arguments.clip is None else arguments.clip,
         local=arguments.noise == "local",
-        # Of no matter under zero_out, where the advice's value spares a second search.
+        # Irrelevant under zero_out, where the advice's value saves a second calibration.
         replaced=REPLACED if relation == "zero_out" else 2.0,
     )
 
 
 def _advice(
-    arguments: argparse.Namespace, clients: int, numbers: int, epsilon: float | None
+    arguments: argparse.Namespace, clients: int, parameters: int, epsilon: float | None
 ) -> Advice:
-    """Return whether joining pays; of noise that is given, by the rounds that it buys."""
+    """Return whether joining pays; where noise is given, by the rounds that it affords."""
     relation: Relation = arguments.relation or "zero_out"
     rounds: int | None = arguments.rounds
-    clip = CLIP if arguments.clip is None else arguments.clip
-    hidden_coins = arguments.sampling in (None, "poisson") and not arguments.cohort_visible
-    if arguments.noise_multiplier is None and hidden_coins and arguments.noise != "local":
+    hidden_poisson = arguments.sampling in (None, "poisson") and not arguments.cohort_visible
+    if arguments.noise_multiplier is None and hidden_poisson and arguments.noise != "local":
         assert epsilon is not None
         usual = {"delta": arguments.delta, "relation": relation, "rounds": rounds}
-        return replace(
-            advise(clients, epsilon, numbers, cohort=arguments.cohort, **usual), clip=clip
-        )
+        advice = advise(clients, epsilon, parameters, cohort=arguments.cohort, **usual)
+        return replace(advice, clip=CLIP if arguments.clip is None else arguments.clip)
     rule = ROUNDS[1]
     if arguments.noise_multiplier is None:
         assert epsilon is not None
-        rule = advise(clients, epsilon, numbers, delta=arguments.delta, relation=relation).rounds
-        # Cohorts and noise of clients' own leave less of the budget than the rule knows of.
-        felt = _case(_outline(arguments, clients, numbers, epsilon, rule), epsilon, rule).worth
-        rule = min(rule, rounds_for(felt, ROUNDS, KNEE))
-    outline = _outline(arguments, clients, numbers, epsilon, rounds or rule)
+        rule = advise(clients, epsilon, parameters, delta=arguments.delta, relation=relation).rounds
+        # Sampling and noise of clients' own leave less of the budget than the rule assumes.
+        mu = _facts(arguments, clients, parameters, epsilon, rule).mu()
+        rule = min(rule, rounds_for(affordable_rounds(clients * mu, parameters), ROUNDS, KNEE))
+    facts = _facts(arguments, clients, parameters, epsilon, rounds or rule)
     if arguments.noise_multiplier is not None:
         if rounds is None and epsilon is not None:
-            rule = max(1, most_rounds(outline, arguments.noise_multiplier, epsilon))
-        outline, epsilon = replace(outline, rounds=rounds or rule), None
-    return judge(_case(outline, epsilon, rule))
+            rule = max(1, most_rounds(facts, arguments.noise_multiplier, epsilon))
+        facts = replace(facts, rounds=rounds or rule)
+    return judge(facts, mu=facts.mu(), rule=rule)
 
 
-def _case(outline: Outline, epsilon: float | None, rule: int) -> Case:
-    """Return the facts of an advice on an outline."""
-    delta = outline.delta_of(outline.clients)
-    mu = math.sqrt(outline.rounds) / _felt(outline, delta) / outline.clients
-    whole = None if epsilon is None else mu_of(epsilon, delta, outline.relation, outline.replaced)
-    return Case(
-        clients=outline.clients,
-        epsilon=epsilon,
-        delta=delta,
-        relation=outline.relation,
-        mu=mu,
-        numbers=outline.numbers,
-        rounds=outline.rounds,
-        rule=rule,
-        clip=outline.clip,
-        tolerance=1.0,
-        replaced=outline.replaced,
-        kept=1.0 if whole is None else mu / whole,
-        local=outline.local,
-    )
-
-
-def _felt(outline: Outline, delta: float) -> float:
-    """Return the noise of one number of a posted mean over the clip."""
-    return outline.error(outline.noise(delta), outline.clients) / math.sqrt(outline.numbers)
-
-
-def _concrete(arguments: argparse.Namespace, flags: Sequence[str]) -> Found:
-    """Advise on a plan made of flags; torch is loaded here."""
+def _from_plan(arguments: argparse.Namespace, flags: Sequence[str]) -> Answer:
+    """Answer for a plan made of flags; torch is loaded here."""
     from coterie.cli.flags import plan_table
-    from coterie.plan.run_plan import advice_of, plan_from_table, resolve
+    from coterie.plan.plan import Plan
+    from coterie.plan.rules import advice_for, facts_of, resolve
 
-    facts = arguments.data is None and arguments.plan is None
-    if arguments.numbers is not None:
+    assumed = arguments.data is None and arguments.plan is None
+    if arguments.parameters is not None:
         raise ValueError(
-            f"--numbers {arguments.numbers} is of one posted mean and its budget alone, and "
-            f"{', '.join(flags)} asks for a whole plan: leave out --numbers"
-            f"{' and give --features N' if facts else ''}, or leave out {', '.join(flags)}"
+            f"--parameters {arguments.parameters} describes one released mean, and "
+            f"{', '.join(flags)} asks for a whole plan: leave out --parameters"
+            f"{' and give --features N' if assumed else ''}, or leave out {', '.join(flags)}"
         )
-    spec = _spec(arguments) if facts else None
-    if facts:
-        away = ("features", "classes", "clients", "task")
-        told = {**vars(arguments), **dict.fromkeys(away), "data": "synthetic"}
-        arguments = argparse.Namespace(**told)
-    run_plan = plan_from_table(plan_table(arguments))
-    spec = run_plan.data.open().spec if spec is None else spec
-    resolved = resolve(run_plan, spec)
-    resolved.plan().guarantee(spec.clients)
+    spec = _spec(arguments) if assumed else None
+    if assumed:
+        absent = ("features", "classes", "clients", "task")
+        values = {**vars(arguments), **dict.fromkeys(absent), "data": "synthetic"}
+        arguments = argparse.Namespace(**values)
+    plan = Plan.from_table(plan_table(arguments))
+    assert plan.data is not None
+    spec = plan.data.open().spec if spec is None else spec
+    resolved = resolve(plan, spec)
+    resolved.guarantee(spec.clients)
     resolved.method.check(spec)
-    named = None if facts else run_plan.data.name
+    named = None if assumed else plan.data.name
     about = {"data": named, "method": resolved.method.title, "chosen": resolved.chosen}
-
-    def at(epsilon: float) -> Advice | None:
-        budget = replace(run_plan.privacy, epsilon=epsilon, noise_multiplier=None)
-        return advice_of(resolve(replace(run_plan, privacy=budget), spec), spec)
-
-    advice = advice_of(resolved, spec)
+    advice = advice_for(resolved, spec)
     if advice is None:
         free = resolved.privacy.epsilon == math.inf
-        return Found(about=about, words=NOTHING if free else _UNKNOWN.format(about["method"]))
-    outline = _outline_of(resolved.plan(), spec, advice)
-    return Found(
+        return Answer(about=about, reason=_NO_BUDGET if free else _UNKNOWN.format(about["method"]))
+    table = []
+    for epsilon in _EPSILONS:
+        budget = replace(plan.privacy, epsilon=epsilon, noise_multiplier=None)
+        table.append(advice_for(resolve(replace(plan, privacy=budget), spec), spec))
+    facts = facts_of(resolved, spec, advice)
+    return Answer(
         advice=advice,
-        table=_existing(at),
+        table=[row for row in table if row is not None],
         about=about,
-        outline=outline,
-        outlook=None if outline is None else look_ahead(outline, full=arguments.full),
+        forecast=None if facts is None else forecast(facts, full=arguments.full),
         full=arguments.full,
     )
-
-
-def _existing(at: Callable[[float], Advice | None]) -> list[Advice]:
-    return [found for one in _EPSILONS if (found := at(one)) is not None]
-
-
-def _outline_of(plan: "Plan", spec: "Spec", advice: Advice) -> Outline | None:
-    """Return the outline of a plan that posts a mean; None if its rounds differ in noise."""
-    events, clients = set(plan.guarantee(spec.clients).events), spec.clients
-    error = plan.relative_error(spec)
-    if len(events) != 1 or error is None:
-        return None
-    (event,) = events
-    assert isinstance(event, Gaussian | LocalGaussian)
-    given = plan.privacy.epsilon is None
-    outline = Outline(
-        clients=clients,
-        numbers=advice.numbers,
-        rounds=plan.rounds,
-        sampler=plan.sampler,
-        epsilon=plan.privacy.epsilon,
-        noise_multiplier=event.noise_multiplier if given else None,
-        delta=plan.privacy.delta,
-        relation=plan.privacy.relation,
-        clip=plan.clip(clients),
-        local=isinstance(event, LocalGaussian),
-        replaced=event.replaced if isinstance(event, Gaussian) else 2.0,
-    )
-    # Parts of a contribution may share the budget: then the mean has more noise than one sum has.
-    return replace(outline, stretch=error / outline.error(event.noise_multiplier, clients))
 
 
 def _clients(arguments: argparse.Namespace) -> int:
@@ -253,23 +337,23 @@ def _clients(arguments: argparse.Namespace) -> int:
     return int(arguments.clients)
 
 
-def _numbers(arguments: argparse.Namespace) -> int:
-    """Count what a linear model posts: a weight for each feature and a bias, for each output."""
-    if arguments.numbers is None:
+def _parameters(arguments: argparse.Namespace) -> int:
+    """Return the parameters of a linear model: a weight per feature and a bias, per output."""
+    if arguments.parameters is None:
         return (_features(arguments) + 1) * _outputs(arguments)
     if arguments.features is not None:
         raise ValueError(
-            f"--numbers {arguments.numbers} and --features {arguments.features}: give one of them"
+            f"--parameters {arguments.parameters} and --features {arguments.features}: give one"
         )
-    return int(arguments.numbers)
+    return int(arguments.parameters)
 
 
 def _features(arguments: argparse.Namespace) -> int:
     given = arguments.features
     if given is None:
-        raise ValueError("what is posted? give --numbers N, or --features N for a linear model")
+        raise ValueError("which model? give --parameters N, or --features N for a linear model")
     if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f"--features {given}: without --data, expected how many there are")
+        raise ValueError(f"--features {given}: without --data, expected their number")
     return int(given)
 
 
@@ -284,7 +368,7 @@ def _outputs(arguments: argparse.Namespace) -> int:
 
 
 def _spec(arguments: argparse.Namespace) -> "Spec":
-    """Make the spec of rows that nobody has shown us."""
+    """Return the spec of data described by flags."""
     from coterie.data.federated import Spec
 
     outputs = _outputs(arguments)
@@ -294,7 +378,284 @@ def _spec(arguments: argparse.Namespace) -> "Spec":
     return Spec((_features(arguments),), outputs, arguments.task or usual, _clients(arguments))
 
 
-_UNKNOWN = (
-    "no verdict on {}: the rule weighs Gaussian noise against a posted mean, and this plan posts "
-    "none, or its noise is not Gaussian"
-)
+def _lines(answer: Answer, advice: Advice, *, plots: bool) -> list[str]:
+    lines = [f"{advice}"]
+    if answer.about:
+        about = answer.about
+        lines += [f"{about['data'] or 'The plan'}: {about['chosen'] or about['method']}."]
+    lines += ["", *_aligned(_rows(answer, advice))]
+    if advice.remedies:
+        lines += ["", "What would help", *(f"  {remedy}" for remedy in advice.remedies)]
+    if answer.forecast is not None:
+        lines += ["", *_limits(answer.forecast, advice.epsilon)]
+    if plots:
+        lines += _plots(answer)
+    if answer.omitted():
+        lines += ["", f"Omitted, to answer at once: {', '.join(answer.omitted())}; add --full"]
+    if answer.table:
+        lines += ["", *lined([_HEADS, *(tuple(_row(one).values()) for one in answer.table)])]
+    return lines
+
+
+def _rows(answer: Answer, advice: Advice) -> list[tuple[str, str]]:
+    rows = [
+        ("rounds", f"{advice.rounds:,}"),
+        ("clip", f"{advice.clip:.4g}"),
+        ("shared parameters", f"{advice.parameters:,} (at most {advice.max_parameters:,})"),
+        (
+            "affordable rounds",
+            f"{advice.affordable_rounds:.3g} (below 1: learn alone; 1 to 4: small gain; from 4: "
+            "join)",
+        ),
+        ("protected", f"{UNIT}; relation {advice.relation}: {RELATIONS[advice.relation]}"),
+    ]
+    found = answer.forecast
+    if found is None:
+        return rows
+    rows += [
+        ("noise multiplier", _noise(found)),
+        (
+            "noise in a mean",
+            f"{found.over_clip * found.facts.clip:.3g} per parameter; {found.error:.3g} of the "
+            f"clipping norm in total: {describe_error(found.error)}",
+        ),
+    ]
+    if (error := answer.error_under_pfeb()) is not None:
+        text = f"{error:.3g} of the clipping norm under pfeb, the default, which releases more"
+        rows += [("", f"{text}: {describe_error(error)}")]
+    return [*rows, *_views(found), *_rounds_at_noise(found, answer.limit)]
+
+
+def _noise(found: Forecast) -> str:
+    """Return the noise multiplier and what it refers to."""
+    z, summed = found.noise_multiplier, found.over_clip * found.cohort
+    if found.facts.local:
+        text = f"noise of one client's message over the clip; of a sum of {found.cohort:,.4g}: "
+        return f"{z:.4g} ({text}{summed:.4g})"
+    if math.isclose(z, summed, rel_tol=1e-3):
+        return f"{z:.4g} (noise of a sum over the clip)"
+    return f"{z:.4g} (noise of a sum over the clip: {summed:.4g}, as its parts share the budget)"
+
+
+def _views(found: Forecast) -> list[tuple[str, str]]:
+    """Return epsilon by adversary, one per line."""
+    titles = {
+        "other_clients": "against the other clients",
+        "server": "against the server",
+        "server_secure_aggregation": "against the server, under secure aggregation",
+        "released_shared_model": "against an outsider who receives a released shared model",
+    }
+    values = {name: round_up(found.views[name]) for name in titles}
+    lines = [f"{value} {titles[name]}" for name, value in values.items()]
+    if values["server"] == "inf":
+        lines[1:3] = ["inf against the server, which adds the noise and is trusted with sums"]
+    facts = found.facts
+    lines[0] += f" (delta {facts.delta_of(facts.clients):.3g}, {facts.relation}, unit: one client)"
+    return [("epsilon" if turn == 0 else "", line) for turn, line in enumerate(lines)]
+
+
+def _rounds_at_noise(found: Forecast, limit: float | None) -> list[tuple[str, str]]:
+    if limit is None or found.rounds_at_noise is None:
+        return []
+    planned = found.facts.rounds
+    text = f"{_many(found.rounds_at_noise, planned)} within epsilon {limit:g} at this noise"
+    if found.epsilon > limit * (1 + 1e-9):
+        text += f": {planned:,} are too many"
+    return [("rounds at most", text)]
+
+
+def _limits(found: Forecast, epsilon: float | None) -> list[str]:
+    """Return what keeps the noise within the limit, one change at a time."""
+    at = "at this noise" if epsilon is None else f"at epsilon {epsilon:g}"
+    within = found.within
+    rounds, clients, least = within["rounds"], within["clients"], within["epsilon"]
+    rows = [
+        ("rounds", "" if rounds is None else _most(_many(int(rounds), found.facts.rounds))),
+        ("clients", "" if clients is None else f"at least {clients:,}"),
+        ("epsilon", "" if least is None else f"at least {round_up(least, 3)}"),
+        ("shared parameters", _most(f"{within['parameters']:,}")),
+    ]
+    return [
+        f"To keep the noise of a mean within {ERROR:g} of the clipping norm {at}, change one of",
+        *(f"  {line}" for line in _aligned([(name, value) for name, value in rows if value])),
+    ]
+
+
+def _most(count: str) -> str:
+    return "none is few enough" if count == "0" else f"at most {count}"
+
+
+def _many(rounds: int, planned: int) -> str:
+    if rounds >= search_limit(planned) and rounds < MOST_ROUNDS:
+        return f"{rounds:,} or more"
+    return f"{rounds:,}"
+
+
+def _row(advice: Advice) -> dict[str, Any]:
+    return {
+        "epsilon": advice.epsilon,
+        "verdict": advice.verdict,
+        "rounds": advice.rounds,
+        "most_numbers": advice.max_parameters,
+        "clients_for_small_gain": advice.needs["small gain"]["clients"],
+        "clients_to_join": advice.needs["join"]["clients"],
+    }
+
+
+def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+def lined(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Return the lines of a table, columns to the right."""
+    cells = [[_shown(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
+
+
+def _shown(cell: float | str) -> str:
+    if isinstance(cell, str):
+        return cell
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:g}"
+
+
+def _plots(answer: Answer) -> list[str]:
+    """Return two small plots, where the terminal has room for them."""
+    width = shutil.get_terminal_size().columns
+    by_rounds, by_clients = answer.curves()
+    lines = []
+    for points, title in (
+        (by_rounds, "epsilon against rounds, at this noise"),
+        (by_clients, "noise of a mean over the clip against clients, at this noise"),
+    ):
+        drawn = bars(points, title, width=width, height=3, plain=not _has_blocks())
+        lines += ["", *drawn] if drawn else []
+    return lines
+
+
+def _has_blocks() -> bool:
+    try:
+        "▁█".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def bars(
+    points: Points, title: str, *, width: int = 60, height: int = 4, plain: bool = False
+) -> list[str]:
+    """Return y against x as bars of characters, both on logarithmic scales; [] without room.
+
+    `plain` keeps to ASCII. Points that are not positive and finite are left out.
+
+    >>> for line in bars([(1, 1), (10, 10), (100, 100)], "y by x", width=43, height=1):
+    ...     print(line)
+    y by x
+        100 |           ▄▄▄▄▄▄▄▄▄▄▄███████████
+          1 |1                             100
+    """
+    kept = [(x, y) for x, y in points if x > 0 and 0 < y < math.inf]
+    if width < 40 or len(kept) < 2:
+        return []
+    xs, ys = ([math.log(point[axis]) for point in kept] for axis in (0, 1))
+    low, high = min(ys), max(ys)
+    each = (min(width, 72) - 9) // len(kept)
+    marks = " ....::::" if plain else " ▁▂▃▄▅▆▇█"
+    full = [0.5 if high == low else (y - low) / (high - low) for y in ys]
+    lines = [title]
+    for row in range(height - 1, -1, -1):
+        cells = [marks[round(8 * min(max(share * height - row, 0), 1))] * each for share in full]
+        end = _short(math.exp(high)) if row == height - 1 else ""
+        lines.append(f"{end:>7} |{''.join(cells)}".rstrip())
+    first, last = _short(math.exp(xs[0])), _short(math.exp(xs[-1]))
+    space = each * len(kept) - len(first)
+    lines.append(f"{_short(math.exp(low)):>7} |{first}{last:>{max(1, space)}}")
+    return lines
+
+
+def _short(value: float) -> str:
+    """Return a number in at most seven characters.
+
+    >>> _short(1000.0), _short(0.0123456), _short(1234567.0)
+    ('1,000', '0.0123', '1.2e+06')
+    """
+    if value >= 99.5 and round(value) < 100_000:
+        return f"{round(value):,}"
+    return f"{value:.3g}" if 1e-3 <= value < 1e5 else f"{value:.1e}"
+
+
+def draw(answer: Answer, paths: list[str]) -> None:
+    """Write the plots to files, by Vega-Altair (extra `report`).
+
+    Raises:
+        ValueError: If a file has another ending, there is nothing to plot, or Altair is missing.
+    """
+    for path in paths:
+        if Path(path).suffix.lower() not in _KINDS:
+            raise ValueError(f"--plot {path}: expected a name that ends in {', '.join(_KINDS)}")
+        check_file(Path(path), "--plot")
+    chart = _chart(answer)
+    for path in paths:
+        if Path(path).suffix.lower() == ".html":
+            chart.save(path, inline=True)
+        else:
+            chart.save(path, **({"ppi": 144} if path.lower().endswith(".png") else {}))
+
+
+def _chart(answer: Answer) -> Any:
+    try:
+        import altair as alt
+        import vl_convert  # noqa: F401  # pictures, and pages that need no network
+    except ImportError as error:
+        raise ValueError(
+            f"--plot needs {error.name}, which is not installed: pip install 'coterie[report]'"
+        ) from error
+    found = answer.forecast
+    if found is None:
+        raise ValueError(
+            "--plot: there is nothing to plot, because this plan releases no mean with the same "
+            "Gaussian noise in all rounds; leave out --plot"
+        )
+    by_rounds, by_clients = replace(answer, full=True).curves()
+    facts = found.facts
+    epsilon = _panel(
+        by_rounds,
+        (facts.rounds, found.epsilon),
+        ("rounds", f"epsilon of one client ({facts.relation}) against the other clients"),
+        f"Epsilon against rounds at noise multiplier {found.noise_multiplier:.4g}",
+    )
+    noise = _panel(
+        by_clients,
+        (facts.clients, found.error),
+        ("clients", "noise of a released mean over the clip"),
+        f"Noise against clients, {facts.parameters:,} shared parameters",
+    )
+    limit = alt.Chart(_values(((1.0, ERROR),))).mark_rule(strokeDash=[4, 4])
+    return alt.hconcat(epsilon, noise + limit.encode(y=alt.Y("y:Q")))
+
+
+def _panel(points: Points, here: tuple[float, float], axes: tuple[str, str], title: str) -> Any:
+    """Return a line on logarithmic scales, with the plan itself as a point on it."""
+    import altair as alt
+
+    across, up = axes
+    x = alt.X("x:Q", title=across, scale=alt.Scale(type="log"))
+    y = alt.Y("y:Q", title=up, scale=alt.Scale(type="log"))
+    shown = [
+        alt.Tooltip("x:Q", title=across, format=","),
+        alt.Tooltip("y:Q", title=up, format=".3"),
+    ]
+    line = alt.Chart(_values(points)).mark_line(point=True)
+    dot = alt.Chart(_values((here,))).mark_point(size=160, filled=True, color="#d62728")
+    both = line.encode(x=x, y=y, tooltip=shown) + dot.encode(x=x, y=y, tooltip=shown)
+    return both.properties(width=340, height=240, title=title)
+
+
+def _values(points: Points) -> Any:
+    import altair as alt
+
+    return alt.InlineData(values=[{"x": x, "y": y} for x, y in points])

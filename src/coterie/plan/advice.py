@@ -1,53 +1,182 @@
-"""Whether joining pays, from public facts: the rule, its words, and what would change them.
+"""Whether joining pays and what a plan costs, from public facts: no data, no torch.
 
-The mean of m clipped vectors of p numbers, posted over T rounds under a budget of mu (Gaussian
-differential privacy), has relative error sqrt(p T) / (m mu). Joining pays while it stays near 0.3:
+A released mean of q expected clients, each clipped to C, has noise of standard deviation z C / q in
+each of its p parameters. Relative to the clip, the noise of the whole mean is
 
-    worth    = (0.3 m mu)^2 / p                        the rounds that the budget bears
-    T        = floor(worth) up to 10, floor(sqrt(10 worth)) beyond, from 1 to 50
-    T        = 10 where curvatures are posted too (few numbers, long reach)
-    verdict  = "learn alone" below 1, "small gain" below 4, "join" from 4 on
+    error = sqrt(p) z / q                 of every release
+          = sqrt(p T) / (m mu)            with all m clients in T rounds of a budget mu (zero_out)
 
-and (0.3 m mu)^2 are the most numbers that a posted mean should have. Beyond 10 rounds an error of
-0.3 in each is too much noise to add up: they are fewer than are borne. Found on four federations of
-65 to 2,410 clients at epsilon 0.5 to 8 (docs/methods/pfeb.md); good to a factor of 3. Classifiers
-on public features bear about 20 times as many: isotropic noise mostly cancels in the argmax.
+Below 0.3 the noise is negligible; above 1 a release is mostly noise. Joining pays while the error
+stays near 0.3, which the budget affords for
 
-Functions of (clients, budget, numbers), never of a row. This file does not import torch: planning
-must be instant. `coterie.plan.rules` applies it to methods and plans.
+    affordable rounds = (0.3 m mu)^2 / p
+    T       = all of them up to 10, sqrt(10 affordable) beyond, between 3 and 50
+    T       = 10 where second derivatives are released too (few parameters, large m mu)
+    verdict = "learn alone" below 1 affordable round, "small gain" below 4, "join" from 4 on
+
+and (0.3 m mu)^2 is the largest dimension that a released mean should have. The rule was found on
+four federations of 65 to 2,410 clients at epsilon 0.5 to 8 (docs/methods/pfeb.md) and is good to a
+factor of 3. Classifiers on public features tolerate about 20 times as many parameters, because
+isotropic noise mostly cancels in the argmax.
+
+`coterie.plan.rules` applies the rule to methods and plans.
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from coterie.privacy.accounting import (
+    Event,
     Gaussian,
+    Guarantee,
+    LocalGaussian,
     Participation,
     Relation,
     calibrate,
     default_delta,
     profile,
 )
-from coterie.privacy.sampling import Poisson
-from coterie.privacy.words import round_up
+from coterie.privacy.composed import profile_of
+from coterie.privacy.losses import LossProfile
+from coterie.privacy.profiles import Profile, gaussian_mu
+from coterie.privacy.sampling import Poisson, Sampler
+from coterie.privacy.views import reasons
+from coterie.privacy.words import UNIT, round_up, view_of
 
 Verdict = Literal["join", "small gain", "learn alone"]
+Points = tuple[tuple[float, float], ...]
 
 ERROR = 0.3
 ROUNDS = (3, 50)
 KNEE = 10.0
-"""Rounds up to which pfeb takes all that the error bears; beyond, the geometric mean with it."""
-FEW_NUMBERS, FAR, FAR_ROUNDS = 5, 300.0, (10, 10)
-"""Where so few numbers meet so large a clients times mu, pfeb posts curvatures too."""
-MEAN_SHARE = 0.6  # of the budget (mu^2): what pfeb spends on its mean without curvatures
+"""Up to this many rounds pfeb takes all that are affordable; beyond, the geometric mean with it."""
+FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS = 5, 300.0, (10, 10)
+"""With so few parameters and so large a clients times mu, pfeb releases second derivatives too."""
+MEAN_SHARE = 0.6  # of the budget (mu^2): what pfeb spends on its mean without second derivatives
 REPLACED = math.sqrt(MEAN_SHARE * 4 + 0.3 * 2 + 0.1)
 """How much further a replaced client moves pfeb's sum than a zeroed one: see `privacy.blocks`."""
-CLIP = 1.0  # of a deviation in units of the prior's own (whitened); 2 costs less than .01
+CLIP = 1.0  # in units of the prior's standard deviation; 2 costs less than .01
 SMALL_GAIN, JOIN = 1.0, 4.0
 PUBLIC_FEATURES = 20.0
+MOST_ROUNDS = 1_000_000
+HEAVY = 100_000
+"""Points of an accounting grid beyond which each query takes some tenths of a second."""
+RELEASED = (
+    "A shared model is computed from the releases alone, so it costs an outsider what they cost. A "
+    "client who receives it is one of the other clients."
+)
 _ALL = Participation("everyone")
 _LARGE_EPSILON = 10.0
+_CLOSE = 0.01  # above a thousand, rounds are found to this relative precision and rounded down
+_SHORT = 0.01  # a Newton step this short in log(noise) leaves no visible error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The public facts of a plan whose releases are clipped sums with Gaussian noise.
+
+    Attributes:
+        clients: Number of clients.
+        parameters: Dimension of a released mean.
+        rounds: Number of releases.
+        sampler: Who takes part.
+        epsilon: The budget; None where the noise is given instead.
+        noise_multiplier: The noise; None where the budget is given instead.
+        delta: None for the default, which falls with the number of clients.
+        relation: The neighbouring relation.
+        clip: The bound on a contribution.
+        local: Whether clients add the noise themselves.
+        stretch: Noise of the released mean relative to that of one clipped sum; more than 1 where
+            parts of a contribution share the budget.
+        replaced: How much further a replaced client moves the sum than a zeroed one.
+        tolerance: How many times more parameters are tolerable: 20 for public features.
+        classes: Whether the task may be a classification.
+    """
+
+    clients: int
+    parameters: int
+    rounds: int
+    sampler: Sampler = field(default_factory=Poisson)
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    relation: Relation = "zero_out"
+    clip: float = 1.0
+    local: bool = False
+    stretch: float = 1.0
+    replaced: float = 2.0
+    tolerance: float = 1.0
+    classes: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError(
+                f"epsilon = {self.epsilon}, noise_multiplier = {self.noise_multiplier}: give "
+                "exactly one of them"
+            )
+        for name in ("clients", "parameters", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: expected at least 1")
+        if self.rounds > MOST_ROUNDS:
+            raise ValueError(f"rounds = {self.rounds}: expected at most {MOST_ROUNDS:,}")
+        for name, least, most in (("noise_multiplier", 1e-5, 1e9), ("delta", 1e-30, 1 - 1e-9)):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name} = {value}: expected a number from {least:g} to {most:g}")
+        if not 0 < self.tolerance < math.inf:
+            raise ValueError(f"tolerance = {self.tolerance}: expected a positive number")
+
+    @property
+    def participation(self) -> Participation:
+        """Who takes part, for the accountant."""
+        return self.sampler.participation(self.clients)
+
+    def delta_of(self, clients: int) -> float:
+        """Return the delta for a number of clients."""
+        return default_delta(clients) if self.delta is None else self.delta
+
+    def event(self, noise_multiplier: float) -> Event:
+        """Return the event of a release with this noise."""
+        if self.local:
+            return LocalGaussian(noise_multiplier)
+        return Gaussian(noise_multiplier, self.replaced)
+
+    def noise(self, delta: float) -> float:
+        """Return the noise multiplier: as given, or the least that meets the budget."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.epsilon is not None
+        who = self.participation
+        return calibrate(
+            self.epsilon,
+            delta,
+            weights=(1.0,) * self.rounds,
+            participation=who.shown if self.local else who,
+            relation=self.relation,
+            replaced=2.0 if self.local else self.replaced,
+        )
+
+    def error(self, noise_multiplier: float, clients: float) -> float:
+        """Return the noise of a released mean over the clip; cohorts grow with the clients."""
+        cohort = self.participation.rate * clients
+        averaged = math.sqrt(cohort) if self.local else cohort  # each client's own noise adds up
+        return math.sqrt(self.parameters) * self.stretch * noise_multiplier / averaged
+
+    def mu(self) -> float:
+        """Return the budget as a released mean has it: 1 / (noise of one round of everyone)."""
+        z = self.noise(self.delta_of(self.clients))
+        per_parameter = self.error(z, self.clients) / math.sqrt(self.parameters)
+        return math.sqrt(self.rounds) / per_parameter / self.clients
+
+    def spent(self, noise_multiplier: float, rounds: int) -> float:
+        """Return epsilon after a number of rounds with this noise."""
+        if noise_multiplier < 1e-5:
+            return math.inf
+        counted = ((self.event(noise_multiplier), rounds),)
+        found = profile_of(counted, self.participation, self.relation)
+        return found.epsilon(self.delta_of(self.clients))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +184,22 @@ class Advice:
     """Whether joining pays, and what would change that: a function of public facts.
 
     Attributes:
-        clients: How many there are.
+        clients: Number of clients.
         epsilon: The budget; None where the noise was given instead.
-        delta: Of the budget.
-        relation: What neighbours are.
-        mu: The budget as a posted mean feels it: 1 / (noise of the sum over the clip) if all is
-            spent on one round of everyone.
-        numbers: Shared weights: the numbers of a posted mean, whatever is posted beside it.
+        delta: The delta of the budget.
+        relation: The neighbouring relation.
+        mu: 1 / (noise of the sum over the clip) if the whole budget is spent on one round of
+            everyone.
+        parameters: Shared parameters: the dimension of a released mean.
         rounds: As planned, or by rule.
         clip: As planned, or by rule.
-        worth: (0.3 clients mu)^2 / numbers, times what classifiers on public features bear.
-        most_numbers: The most shared weights with a worth of at least 1.
+        affordable_rounds: (0.3 clients mu)^2 / parameters, times the tolerance.
+        max_parameters: The most shared parameters with one affordable round.
         verdict: "join", "small gain" or "learn alone".
-        words: Why, in one sentence.
-        remedies: What would make the verdict better, with numbers.
-        needs: For "small gain" and for "join" the fewest `clients` at this budget, the least
-            `epsilon` for these clients, and the most `numbers`, one changed at a time.
+        reason: Why, as text.
+        remedies: What would improve the verdict, with numbers.
+        needs: For "small gain" and "join": the fewest `clients`, the least `epsilon` and the most
+            `parameters`, one changed at a time.
     """
 
     clients: int
@@ -78,23 +207,42 @@ class Advice:
     delta: float
     relation: Relation
     mu: float
-    numbers: int
+    parameters: int
     rounds: int
     clip: float
-    worth: float
-    most_numbers: int
+    affordable_rounds: float
+    max_parameters: int
     verdict: Verdict
-    words: str
+    reason: str
     remedies: tuple[str, ...]
     needs: dict[str, dict[str, float]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values; strict JSON."""
-        return asdict(self) | {"remedies": list(self.remedies)}
+        """Return plain values under the keys that scripts rely on; strict JSON."""
+        return {
+            "clients": self.clients,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "relation": self.relation,
+            "mu": self.mu,
+            "numbers": self.parameters,
+            "rounds": self.rounds,
+            "clip": self.clip,
+            "worth": self.affordable_rounds,
+            "most_numbers": self.max_parameters,
+            "verdict": self.verdict,
+            "words": self.reason,
+            "remedies": list(self.remedies),
+            "needs": {
+                name: {
+                    "numbers" if key == "parameters" else key: value for key, value in need.items()
+                }
+                for name, need in self.needs.items()
+            },
+        }
 
-    def told(self) -> str:
-        """Say verdict and reason in one line."""
-        return f"{self.verdict}: {self.words}"
+    def __str__(self) -> str:
+        return f"{self.verdict}. {self.reason}"
 
 
 def mu_of(
@@ -115,39 +263,71 @@ def mu_of(
 def epsilon_of(
     mu: float, delta: float, relation: Relation = "zero_out", replaced: float = 2.0
 ) -> float:
-    """Undo `mu_of`."""
+    """Return the epsilon whose `mu_of` this is."""
     return profile((Gaussian(1 / mu, replaced),), _ALL, relation).epsilon(delta)
 
 
+def affordable_rounds(n_mu: float, parameters: float, tolerance: float = 1.0) -> float:
+    """Return how many rounds keep the error at 0.3, for clients times mu of `n_mu`."""
+    return (ERROR * n_mu) ** 2 * tolerance / parameters
+
+
+def rounds_for(affordable: float, between: tuple[int, int] = ROUNDS, knee: float = math.inf) -> int:
+    """Return the rounds by rule: all that are affordable up to the knee, fewer beyond."""
+    few, many = between
+    wanted = affordable if affordable <= knee else math.sqrt(knee * affordable)
+    return int(min(max(wanted, few), many))
+
+
+def verdict_of(affordable: float) -> Verdict:
+    """Return the verdict for a number of affordable rounds."""
+    if affordable < SMALL_GAIN:
+        return "learn alone"
+    return "small gain" if affordable < JOIN else "join"
+
+
 def clients_for(
-    worth: float,
+    affordable: float,
     epsilon: float,
-    numbers: float,
+    parameters: float,
     *,
     delta: float | None = None,
     relation: Relation = "zero_out",
     replaced: float = 2.0,
 ) -> int:
-    """Return the fewest clients with such a worth at this epsilon, all in every round.
-
-    The usual delta falls with the number of clients; so the answer is found by going up to it.
+    """Return the fewest clients who can afford so many rounds at this epsilon, all in every round.
 
     >>> clients_for(1.0, 1.0, 10)
     40
     """
-    clients = 1
-    while True:
+
+    def enough(clients: int) -> float:
         mu = mu_of(epsilon, default_delta(clients) if delta is None else delta, relation, replaced)
-        enough = max(1, math.ceil(math.sqrt(worth * numbers) / (ERROR * mu) * (1 - 1e-12)))
-        if enough <= clients:
+        return math.sqrt(affordable * parameters) / (ERROR * mu)
+
+    found = _fewest(enough)
+    assert found is not None
+    return found
+
+
+def _fewest(enough: Callable[[int], float | None]) -> int | None:
+    """Return the least n with enough(n) <= n; the default delta makes `enough` grow slowly."""
+    clients = 1
+    for _ in range(200):
+        wanted = enough(clients)
+        if wanted is None:
+            return None
+        least = max(1, math.ceil(wanted * (1 - 1e-12)))
+        if least <= clients:
             return clients
-        clients = enough
+        clients = least
+    return clients
 
 
 def advise(
     clients: int,
     epsilon: float,
-    numbers: int,
+    parameters: int,
     *,
     delta: float | None = None,
     relation: Relation = "zero_out",
@@ -155,210 +335,159 @@ def advise(
     rounds: int | None = None,
     tolerance: float = 1.0,
 ) -> Advice:
-    """Say, before any data is touched, whether so many clients should join, by pfeb.
+    """Return, before any data is read, whether these clients should join, under pfeb.
 
     Args:
-        clients: How many there are.
+        clients: Number of clients.
         epsilon: The budget of the whole run.
-        numbers: Shared weights: (features + 1) times outputs for a linear model.
+        parameters: Shared parameters: (features + 1) times outputs for a linear model.
         delta: Default min(1e-5, 1 / (10 clients)).
         relation: "zero_out" or "replace".
-        cohort: Expected clients a round, hidden coins; None for all.
-        rounds: None for those of the rule.
-        tolerance: How many times as many numbers are borne: 20 for classifiers on public features.
+        cohort: Expected clients per round under hidden Poisson sampling; None for all.
+        rounds: None for the rule's.
+        tolerance: How many times more parameters are tolerable: 20 for public features.
 
-    >>> advice = advise(clients=550, epsilon=1.0, numbers=10)
-    >>> advice.verdict, advice.rounds, advice.most_numbers
+    >>> advice = advise(clients=550, epsilon=1.0, parameters=10)
+    >>> advice.verdict, advice.rounds, advice.max_parameters
     ('join', 44, 1956)
-    >>> advise(clients=30, epsilon=1.0, numbers=10).verdict
+    >>> advise(clients=30, epsilon=1.0, parameters=10).verdict
     'learn alone'
     """
-    _check(epsilon, tolerance, clients=clients, numbers=numbers, rounds=rounds)
-    delta = default_delta(clients) if delta is None else delta
-    mu = mu_of(epsilon, delta, relation, REPLACED)
-    rule = _usual_rounds(clients * mu, numbers, tolerance)
-    sampler = Poisson(cohort)
-    case = Case(
+    if not 0 < epsilon < math.inf:
+        raise ValueError(
+            f"epsilon = {epsilon}: expected a positive number; without privacy there is no noise "
+            "to weigh"
+        )
+    facts = Facts(
         clients=clients,
+        parameters=parameters,
+        rounds=1 if rounds is None else rounds,
+        sampler=Poisson(cohort),
         epsilon=epsilon,
         delta=delta,
         relation=relation,
-        mu=mu,
-        numbers=numbers,
-        rounds=rounds or rule,
-        rule=rule,
         clip=CLIP,
-        tolerance=tolerance,
         replaced=REPLACED,
+        tolerance=tolerance,
     )
-    if sampler.expected(clients) < clients:
-        z = calibrate(
-            epsilon,
-            delta,
-            weights=(1.0,) * case.rounds,
-            participation=sampler.participation(clients),
-            relation=relation,
-            replaced=REPLACED,
-        )
-        felt = sampler.expected(clients) * math.sqrt(case.rounds) / (z * clients)
-        case = replace(case, mu=felt, kept=felt / mu)
-    return judge(case)
+    mu = mu_of(epsilon, facts.delta_of(clients), relation, REPLACED)
+    rule = _rounds_by_rule(clients * mu, parameters, tolerance)
+    facts = replace(facts, rounds=rounds or rule)
+    whole = facts.sampler.expected(clients) >= clients
+    return judge(facts, mu=mu if whole else facts.mu(), rule=rule)
 
 
-def _usual_rounds(reach: float, numbers: int, tolerance: float) -> int:
-    if numbers <= FEW_NUMBERS and reach >= FAR:
-        return FAR_ROUNDS[1]
-    return rounds_for(worth_of(reach, numbers, tolerance), ROUNDS, KNEE)
+def _rounds_by_rule(n_mu: float, parameters: int, tolerance: float) -> int:
+    if parameters <= FEW_PARAMETERS and n_mu >= LARGE_BUDGET:
+        return LARGE_BUDGET_ROUNDS[1]
+    return rounds_for(affordable_rounds(n_mu, parameters, tolerance), ROUNDS, KNEE)
 
 
-def rounds_for(worth: float, between: tuple[int, int] = ROUNDS, knee: float = math.inf) -> int:
-    """Return the rounds for such a worth: all that it bears up to the knee, fewer beyond."""
-    few, many = between
-    wanted = worth if worth <= knee else math.sqrt(knee * worth)
-    return int(min(max(wanted, few), many))
+def judge(facts: Facts, *, mu: float, rule: int) -> Advice:
+    """Return the verdict on a plan, the reason, and what would change it.
 
-
-def verdict_of(worth: float) -> Verdict:
-    """Name what such a worth comes to."""
-    if worth < SMALL_GAIN:
-        return "learn alone"
-    return "small gain" if worth < JOIN else "join"
-
-
-def worth_of(reach: float, numbers: float, tolerance: float = 1.0) -> float:
-    """Return the rounds that are borne, for clients times mu of `reach`."""
-    return (ERROR * reach) ** 2 * tolerance / numbers
-
-
-def _check(epsilon: float, tolerance: float, **counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} = {value}: expected at least 1")
-    if not 0 < epsilon < math.inf:
-        raise ValueError(
-            f"epsilon = {epsilon}: expected a positive number; without privacy there is no noise, "
-            "and nothing to be weighed"
-        )
-    if not 0 < tolerance < math.inf:
-        raise ValueError(f"tolerance = {tolerance}: expected a positive number, such as 1 or 20")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """The facts of an advice.
-
-    `replaced` is as in `mu_of`, `kept` the share of mu that cohorts and other noise leave, `local`
-    says that clients add the noise themselves, `classes` that they may be predicted, and `rule` are
-    the rounds that a method's own rule gives.
+    Args:
+        facts: The plan.
+        mu: The budget as a released mean has it, see `Facts.mu`.
+        rule: The rounds that the method's own rule chooses.
     """
-
-    clients: int
-    epsilon: float | None
-    delta: float
-    relation: Relation
-    mu: float
-    numbers: int
-    rounds: int
-    rule: int
-    clip: float
-    tolerance: float
-    replaced: float = 2.0
-    kept: float = 1.0
-    local: bool = False
-    classes: bool = True
-
-    @property
-    def worth(self) -> float:
-        """The rounds that are borne."""
-        return worth_of(self.clients * self.mu, self.numbers, self.tolerance)
-
-    def needs(self, worth: float) -> dict[str, float]:
-        """Return what would come to such a worth, if one fact at a time were changed."""
-        factor = math.sqrt(worth / self.worth)
-        if self.epsilon is None or self.local:
-            clients = math.ceil(self.clients * factor ** (2 if self.local else 1))
-        else:
-            # Only the usual delta moves with the clients; one that was given stays.
-            usual = self.delta == default_delta(self.clients)
-            clients = clients_for(
-                worth,
-                self.epsilon,
-                self.numbers / self.tolerance / self.kept**2,
-                delta=None if usual else self.delta,
-                relation=self.relation,
-                replaced=self.replaced,
-            )
-        whole = self.mu / self.kept * factor
-        return {
-            "clients": clients,
-            "epsilon": epsilon_of(whole, self.delta, self.relation, self.replaced),
-            "numbers": math.floor(self.numbers * self.worth / worth),
-        }
-
-
-def judge(case: Case) -> Advice:
-    """Return the verdict on a case, why, and what would change it."""
-    worth = case.worth
-    verdict = verdict_of(worth)
+    affordable = affordable_rounds(facts.clients * mu, facts.parameters, facts.tolerance)
+    verdict, delta = verdict_of(affordable), facts.delta_of(facts.clients)
+    budget = None
+    if facts.epsilon is not None:
+        budget = mu_of(facts.epsilon, delta, facts.relation, facts.replaced)
+    # The share of mu that is left by sampling and by noise that clients add themselves.
+    kept = 1.0 if budget is None else mu / budget
     least = {"small gain": SMALL_GAIN, "join": JOIN}
-    needs = {name: case.needs(enough) for name, enough in least.items()}
-    better = {name: need for name, need in needs.items() if worth < least[name]}
+    needs = {name: _needs(facts, mu, kept, affordable, goal) for name, goal in least.items()}
+    better = {name: need for name, need in needs.items() if affordable < least[name]}
     return Advice(
-        clients=case.clients,
-        epsilon=case.epsilon,
-        delta=case.delta,
-        relation=case.relation,
-        mu=case.mu,
-        numbers=case.numbers,
-        rounds=case.rounds,
-        clip=case.clip,
-        worth=worth,
-        most_numbers=math.floor(case.numbers * worth),
+        clients=facts.clients,
+        epsilon=facts.epsilon,
+        delta=delta,
+        relation=facts.relation,
+        mu=mu,
+        parameters=facts.parameters,
+        rounds=facts.rounds,
+        clip=facts.clip,
+        affordable_rounds=affordable,
+        max_parameters=math.floor(facts.parameters * affordable),
         verdict=verdict,
-        words=_words(case, verdict),
-        remedies=(*_remedies(case, better), *_fewer_rounds(case)),
+        reason=_reason(facts, affordable, rule),
+        remedies=(
+            *(_remedies(facts, affordable, better) if better else ()),
+            *_full_participation(facts, affordable, kept),
+            *_fewer_rounds(facts, rule),
+        ),
         needs=needs,
     )
 
 
-def _words(case: Case, verdict: Verdict) -> str:
-    budget = "this noise" if case.epsilon is None else f"epsilon {case.epsilon:g}"
-    told = (
-        f"{case.clients:,} clients at {budget} bear {count_of(case.numbers * case.worth)} shared "
-        f"weights, and {case.numbers:,} are to be shared"
+def _needs(
+    facts: Facts, mu: float, kept: float, affordable: float, goal: float
+) -> dict[str, float]:
+    """Return what would afford `goal` rounds, if one fact at a time were changed."""
+    factor = math.sqrt(goal / affordable)
+    delta = facts.delta_of(facts.clients)
+    if facts.epsilon is None or facts.local:
+        clients = math.ceil(facts.clients * factor ** (2 if facts.local else 1))
+    else:
+        clients = clients_for(
+            goal,
+            facts.epsilon,
+            facts.parameters / facts.tolerance / kept**2,
+            # Only the default delta moves with the clients; one that was given stays.
+            delta=None if delta == default_delta(facts.clients) else delta,
+            relation=facts.relation,
+            replaced=facts.replaced,
+        )
+    return {
+        "clients": clients,
+        "epsilon": epsilon_of(mu / kept * factor, delta, facts.relation, facts.replaced),
+        "parameters": math.floor(facts.parameters * affordable / goal),
+    }
+
+
+def _reason(facts: Facts, affordable: float, rule: int) -> str:
+    budget = "this noise" if facts.epsilon is None else f"epsilon {facts.epsilon:g}"
+    clients = "1 client" if facts.clients == 1 else f"{facts.clients:,} clients"
+    most = format_count(facts.parameters * affordable)
+    text = (
+        f"With {clients}, {budget} supports models with up to {most} shared parameters. "
+        f"This model shares {facts.parameters:,}: "
     )
+    verdict = verdict_of(affordable)
     if verdict == "learn alone":
-        return f"{told}, which is too many even for one round"
-    borne = rounds_for(case.worth, (1, case.rule))
-    rounds = "one round" if borne == 1 else f"{borne} rounds"
-    if verdict == "small gain":
-        return f"{told}, which is enough for {rounds}: expect a little"
-    return f"{told}, which is enough for {rounds}"
+        return f"{text}too many even for one round."
+    rounds = rounds_for(affordable, (1, rule))
+    text += f"enough budget for {'one round' if rounds == 1 else f'{rounds} rounds'}"
+    return f"{text}. Expect a small gain." if verdict == "small gain" else f"{text}."
 
 
-def _remedies(case: Case, needs: dict[str, dict[str, float]]) -> tuple[str, ...]:
-    """Say what would change the verdict: clients, epsilon, shared weights, public features."""
-    if not needs:
-        return ()
-    at = "at this noise" if case.epsilon is None else f"at epsilon {case.epsilon:g}"
+def _remedies(
+    facts: Facts, affordable: float, needs: dict[str, dict[str, float]]
+) -> tuple[str, ...]:
+    """Return what would improve the verdict: clients, epsilon, parameters, public features."""
+    at = "at this noise" if facts.epsilon is None else f"at epsilon {facts.epsilon:g}"
     clients = _by_verdict({name: f"{need['clients']:,}" for name, need in needs.items()})
     epsilons = {
         name: round_up(need["epsilon"], 3)
         for name, need in needs.items()
         if need["epsilon"] <= _LARGE_EPSILON
     }
-    fewer = {name: f"{need['numbers']:,.0f}" for name, need in needs.items() if need["numbers"]}
-    bearable = PUBLIC_FEATURES * case.numbers * case.worth / case.tolerance
+    fewer = {
+        name: f"{need['parameters']:,.0f}" for name, need in needs.items() if need["parameters"]
+    }
     return (
         f"More clients: {clients}, {at}.",
-        f"A larger epsilon: {_by_verdict(epsilons)}, for these {case.clients:,} clients."
+        f"A larger epsilon: {_by_verdict(epsilons)}, for these {facts.clients:,} clients."
         if epsilons
-        else f"No epsilon of up to {_LARGE_EPSILON:g} is enough for {case.clients:,} clients.",
-        f"Fewer shared weights: at most {_by_verdict(fewer)}; leave features out, or share a slice."
+        else f"No epsilon up to {_LARGE_EPSILON:g} is enough for {facts.clients:,} clients.",
+        f"Fewer shared parameters: at most {_by_verdict(fewer)}; use fewer features, or share a "
+        "slice."
         if fewer
-        else "However few weights are shared, it is not enough.",
-        *_public_features(case, bearable),
-        *_everyone(case),
+        else "No number of shared parameters is small enough.",
+        *_public_features(facts, affordable),
     )
 
 
@@ -367,34 +496,335 @@ def _by_verdict(values: dict[str, str]) -> str:
     return ", ".join(f"{value} {ends[name]}" for name, value in values.items())
 
 
-def _public_features(case: Case, bearable: float) -> tuple[str, ...]:
-    if case.tolerance > 1 or bearable < 1 or not case.classes:
+def _public_features(facts: Facts, affordable: float) -> tuple[str, ...]:
+    most = PUBLIC_FEATURES * facts.parameters * affordable / facts.tolerance
+    if facts.tolerance > 1 or most < 1 or not facts.classes:
         return ()
     return (
-        "Public features: a classifier on those of a network that was trained on public data bears "
-        f"about {PUBLIC_FEATURES:g} times as many weights ({count_of(bearable)}); shared = "
-        '"slice" shares a few of their directions times the classes.',
+        "Public features: a classifier on features of a network trained on public data tolerates "
+        f"about {PUBLIC_FEATURES:g} times as many parameters ({format_count(most)}); shared = "
+        '"slice" shares a few of their directions per class.',
     )
 
 
-def _everyone(case: Case) -> tuple[str, ...]:
-    """Say what small cohorts cost."""
-    whole = case.worth / case.kept**2
-    small = case.kept < 1 - 1e-6  # noise is found to about so many digits
-    if case.local or not small or verdict_of(whole) == verdict_of(case.worth):
+def _full_participation(facts: Facts, affordable: float, kept: float) -> tuple[str, ...]:
+    """Return what small cohorts cost, as text."""
+    whole = affordable / kept**2
+    small = kept < 1 - 1e-6  # noise is calibrated to about so many digits
+    if affordable >= JOIN or facts.local or not small:
         return ()
-    return (f"Everyone in every round: the same budget would come to {verdict_of(whole)!r}.",)
+    if verdict_of(whole) == verdict_of(affordable):
+        return ()
+    return (f"All clients in every round: the verdict would be {verdict_of(whole)!r}.",)
 
 
-def _fewer_rounds(case: Case) -> tuple[str, ...]:
-    if case.rounds <= 2 * case.rule:
+def _fewer_rounds(facts: Facts, rule: int) -> tuple[str, ...]:
+    if facts.rounds <= 2 * rule:
         return ()
     return (
-        f"Fewer rounds: the budget bears {case.rule}, and {case.rounds} are asked for; each round "
-        "more adds noise.",
+        f"Fewer rounds: the budget affords {rule}, and {facts.rounds} are planned; every further "
+        "round adds noise.",
     )
 
 
-def count_of(number: float) -> str:
-    """Write how many, with as many digits as matter."""
+def format_count(number: float) -> str:
+    """Return a count with as many digits as matter."""
     return f"{math.floor(number):,}" if number >= 10 else f"{number:.2g}"
+
+
+def describe_error(error: float) -> str:
+    """Return what the relative error of a released mean implies.
+
+    >>> describe_error(0.1), describe_error(33.0)
+    ('negligible', 'larger than the signal')
+    """
+    if error <= ERROR:
+        return "negligible"
+    return "noticeable, but smaller than the signal" if error <= 1 else "larger than the signal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a plan costs, and what its noise does to a release.
+
+    Attributes:
+        facts: The plan.
+        guarantee: What it guarantees.
+        noise_multiplier: Noise of a released sum over the clip (of a client's own message, where
+            clients add the noise).
+        error: Noise of a whole released mean over the clip.
+        rounds_at_noise: Where noise was given, the most rounds within `epsilon_limit`.
+        within: What keeps the error within 0.3, one fact changed at a time: the most `rounds` (0 if
+            one is too many), the fewest `clients`, the least `epsilon`, the most `parameters`; None
+            where unknown, or where the answer would take long.
+        grid: Points of the accounting grid, 0 for closed forms: how long further queries take.
+    """
+
+    facts: Facts
+    guarantee: Guarantee
+    noise_multiplier: float
+    error: float
+    rounds_at_noise: int | None
+    within: dict[str, float | None]
+    grid: int
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon that is spent, against `view`."""
+        return self.guarantee.epsilon
+
+    @property
+    def over_clip(self) -> float:
+        """Standard deviation of each parameter of a released mean over the clip."""
+        return self.error / math.sqrt(self.facts.parameters)
+
+    @property
+    def cohort(self) -> float:
+        """Expected clients per round."""
+        return self.facts.sampler.expected(self.facts.clients)
+
+    @property
+    def views(self) -> dict[str, float]:
+        """Epsilon by adversary; an outsider may receive a released shared model."""
+        views = self.guarantee.views
+        return {**views, "released_shared_model": views.get("outsider", self.epsilon)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values under the keys that scripts rely on; infinity is "inf"."""
+        guarantee = self.guarantee
+        within = {**self.within, "numbers": self.within["parameters"]}
+        del within["parameters"]
+        found: dict[str, Any] = _strict(
+            {
+                "noise_multiplier": self.noise_multiplier,
+                "accountant": guarantee.profile.accountant,
+                "cohort": self.cohort,
+                "rounds_at_noise": self.rounds_at_noise,
+                "within": {"error": ERROR, **within},
+                "statement": guarantee.statement(),
+                "epsilon_spent": self.epsilon,
+                "epsilon_by_view": self.views,
+                "view": view_of(guarantee),
+                "unit": UNIT,
+                "reasons": {**reasons(guarantee), "released_shared_model": RELEASED},
+                "sampling": self.facts.sampler.kind,
+                "cohort_visible": self.facts.participation.visible,
+                "error": {
+                    "per_number": self.over_clip * self.facts.clip,
+                    "over_clip": self.over_clip,
+                    "relative": self.error,
+                    "verdict": describe_error(self.error),
+                },
+            }
+        )
+        return found
+
+
+def forecast(facts: Facts, *, epsilon_limit: float | None = None, full: bool = True) -> Forecast:
+    """Return what a plan costs and what its noise does, before any data is read.
+
+    `epsilon_limit`: where the noise is given, an epsilon that the rounds should stay within.
+    `full = False` omits what would keep the error within 0.3 where that takes seconds.
+
+    **Guarantee:** `views` are upper bounds, as `Guarantee.views`; the rest are facts about noise.
+    `tests/plan/test_advice.py` checks each against closed forms and dp-accounting.
+
+    >>> found = forecast(Facts(clients=550, parameters=10, rounds=44, epsilon=1.0))
+    >>> round(found.noise_multiplier, 2), round(found.error, 3), found.within["rounds"]
+    (24.75, 0.142, 195)
+    """
+    delta = facts.delta_of(facts.clients)
+    z = facts.noise(delta)
+    guarantee = Guarantee(
+        events=(facts.event(z),) * facts.rounds,
+        participation=facts.participation,
+        relation=facts.relation,
+        delta=delta,
+        clients=facts.clients,
+    )
+    grid = grid_of(guarantee.profile)
+    limited = epsilon_limit is not None and facts.epsilon is None
+    return Forecast(
+        facts=facts,
+        guarantee=guarantee,
+        noise_multiplier=z,
+        error=facts.error(z, facts.clients),
+        rounds_at_noise=most_rounds(facts, z, epsilon_limit, facts.rounds)
+        if limited and epsilon_limit is not None
+        else None,
+        within=_within(facts, z, full=full or grid <= HEAVY),
+        grid=grid,
+    )
+
+
+def grid_of(profile: Profile) -> int:
+    """Return the number of points of an accounting grid; 0 for closed forms."""
+    directions = profile.directions if isinstance(profile, LossProfile) else ()
+    return max((len(direction.above) for direction in directions), default=0)
+
+
+def _within(facts: Facts, z: float, *, full: bool) -> dict[str, float | None]:
+    quietest = z * ERROR / facts.error(z, facts.clients)
+    rounds = None
+    if full and facts.epsilon is not None:
+        guess = math.floor(facts.rounds * (quietest / z) ** 2)
+        rounds = most_rounds(facts, quietest, facts.epsilon, guess)
+    return {
+        "rounds": rounds,
+        "clients": clients_within(facts, ERROR),
+        "epsilon": facts.spent(quietest, facts.rounds) if full else None,
+        "parameters": math.floor(facts.parameters * (quietest / z) ** 2 * (1 + 1e-9)),
+    }
+
+
+def most_rounds(facts: Facts, noise_multiplier: float, epsilon: float, start: int = 1) -> int:
+    """Return the most rounds of this noise within epsilon; 0 if one is too many.
+
+    Exact up to 1,000; beyond, at most 1 % too few. The search ends at `search_limit`: that answer
+    means as many or more. `start` is a guess, which only saves time.
+
+    >>> facts = Facts(clients=100, parameters=1, rounds=1, epsilon=1.0, delta=1e-5)
+    >>> most_rounds(facts, 10.0, 1.0)  # (10 * 0.26805)^2 = 7.19
+    7
+    """
+
+    def excess(rounds: int) -> float:
+        spent = facts.spent(noise_multiplier, rounds)
+        # Rounding above the epsilon asked for is no excess.
+        return math.log(max(spent, 1e-12) / epsilon) - 1e-9 if spent < math.inf else 1e3
+
+    most = search_limit(facts.rounds)
+    here = min(max(start, 1), most)
+    at = excess(here)
+    low, high = (here, at), (here, at)
+    # Epsilon is nearly a power of the rounds, at most the first: steps that pass the answer.
+    while low[1] > 0 and low[0] > 1:
+        high, here = low, max(1, math.floor(low[0] * math.exp(-1.1 * min(low[1], 6.0)) * 0.95))
+        low = here, excess(here)
+    while high[1] <= 0 and high[0] < most:
+        low, here = high, min(most, math.ceil(high[0] * math.exp(-2.2 * max(high[1], -3.0)) * 1.05))
+        high = here, excess(here)
+    if low[1] > 0:
+        return 0
+    return most if high[1] <= 0 else _bisect(excess, low, high)
+
+
+def search_limit(rounds: int) -> int:
+    """Return up to how many rounds an answer is searched: ten times those planned, or 10,000."""
+    return min(MOST_ROUNDS, max(10 * rounds, 10_000))
+
+
+def _bisect(
+    excess: Callable[[int], float], below: tuple[int, float], above: tuple[int, float]
+) -> int:
+    """Return the last whole number with excess <= 0, by secants in the logarithm and halving."""
+    (low, at_low), (high, at_high) = below, above
+    for turn in range(100):
+        if high - low <= (1 if low < 1000 else _CLOSE * low):
+            break
+        share = 0.5 if turn % 4 == 3 else -at_low / (at_high - at_low)
+        middle = round(math.exp(math.log(low) + share * math.log(high / low)))
+        middle = min(max(middle, low + 1), high - 1)
+        at = excess(middle)
+        if at <= 0:
+            low, at_low = middle, at
+        else:
+            high, at_high = middle, at
+    return low
+
+
+def clients_within(facts: Facts, limit: float) -> int | None:
+    """Return the fewest clients whose released mean has an error within a limit.
+
+    Cohorts grow with the clients, so the sampling rate stays.
+
+    >>> clients_within(Facts(clients=30, parameters=10, rounds=3, epsilon=1.0), 0.3)
+    69
+    """
+    rate = facts.participation.rate
+    log_never = -math.inf if rate == 1 else facts.rounds * math.log1p(-rate)
+
+    def enough(clients: int) -> float | None:
+        delta = facts.delta_of(clients)
+        if facts.epsilon is not None and -math.expm1(log_never) <= delta:
+            return None  # taking part at all is rarer than delta: no noise would be needed
+        error = facts.error(facts.noise(delta), 1.0) / limit
+        return error**2 if facts.local else error
+
+    return _fewest(enough)
+
+
+def noises_near(
+    facts: Facts, noise_multiplier: float, epsilons: Sequence[float]
+) -> dict[float, float]:
+    """Return the approximate noise for other epsilons, each from that of the nearest; to 2 %."""
+    assert facts.epsilon is not None
+    centre = facts.epsilon
+    known = {centre: noise_multiplier}
+    for epsilon in sorted(epsilons, key=lambda one: abs(math.log(one / centre))):
+        if epsilon not in known:
+            nearest = min(known, key=lambda one: abs(math.log(one / epsilon)))
+            known[epsilon] = _noise_near(replace(facts, epsilon=nearest), known[nearest], epsilon)
+    return known
+
+
+def _noise_near(facts: Facts, noise_multiplier: float, epsilon: float) -> float:
+    """Return the approximate noise for another epsilon, from that for `facts.epsilon`.
+
+    One or two queries instead of a search: a guess by the central limit of sampled rounds (Bu,
+    Dong, Long and Su 2020), scaled to be right at the known noise, then a Newton step on the mu of
+    the Gaussian DP with the same delta, and a secant step where that one was long. For tables,
+    never for a guarantee.
+    """
+    delta, rounds = facts.delta_of(facts.clients), facts.rounds
+    rate = facts.participation.rate
+    assert facts.epsilon is not None
+
+    def limit(mu: float) -> float:
+        return 1 / math.sqrt(math.log1p(mu**2 / (rate**2 * rounds)))
+
+    def reached(z: float) -> float:
+        found = profile_of(((facts.event(z), rounds),), facts.participation, facts.relation)
+        return gaussian_mu(epsilon, min(max(found.delta(epsilon), 1e-300), 1 - 1e-9))
+
+    goal = gaussian_mu(epsilon, delta)
+    first = noise_multiplier / limit(gaussian_mu(facts.epsilon, delta)) * limit(goal)
+    slope = math.log(limit(goal * 1.01) / limit(goal)) / math.log(1.01)
+    mu = reached(first)
+    second = float(first * (goal / mu) ** slope)
+    if abs(math.log(second / first)) < _SHORT:
+        return second
+    again = reached(second)
+    secant = math.log(second / first) / math.log(again / mu) if again != mu else slope
+    return float(second * (goal / again) ** secant)
+
+
+def epsilon_by_rounds(found: Forecast, points: int = 6) -> Points:
+    """Return epsilon against rounds at this noise, up to three times those planned."""
+    facts = found.facts
+    beyond = min(3 * facts.rounds, MOST_ROUNDS)
+    return tuple(
+        (float(rounds), facts.spent(found.noise_multiplier, rounds))
+        for rounds in (*_spaced(1, facts.rounds, points - 1), beyond)
+    )
+
+
+def error_by_clients(found: Forecast, points: int = 8) -> Points:
+    """Return the error against clients at this noise, from a tenth to ten times as many."""
+    clients = found.facts.clients
+    return tuple(
+        (float(count), found.facts.error(found.noise_multiplier, count))
+        for count in _spaced(max(1, clients // 10), 10 * clients, points)
+    )
+
+
+def _spaced(low: int, high: int, points: int) -> list[int]:
+    """Return whole numbers between two, evenly spaced in their logarithms, both ends included."""
+    step = math.log(high / low) / max(1, points - 1)
+    return sorted({low, high, *(round(low * math.exp(step * turn)) for turn in range(points))})
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _strict(one) for key, one in value.items()}
+    return "inf" if value == math.inf else value
