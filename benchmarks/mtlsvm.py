@@ -36,8 +36,8 @@ from coterie.data.formats import Source, load
 from coterie.data.papers_svm import mtlsvm_regression
 from coterie.data.scaling import standardise_clients
 from coterie.data.synthetic import synthetic
-from coterie.engines.clock import Stragglers, fit_times, measure
-from coterie.engines.simulate import set_clock, simulate
+from coterie.engine.simulate import set_clock, simulate
+from coterie.engine.stragglers import Stragglers, fit_times, measure
 from coterie.history import History
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM

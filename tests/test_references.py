@@ -16,7 +16,7 @@ from coterie import references
 from coterie.choice import DataChoice
 from coterie.commands.results_table import references_table, results_table
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from coterie.config import from_table, to_table, to_toml
 from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import Method
 from coterie.methods.pmtl import LAST, PMTL
 from coterie.models import MLP, Linear, Model

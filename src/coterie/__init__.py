@@ -43,8 +43,8 @@ _HOMES = {
     "plan_for": "coterie.rules",
     "Plan": "coterie.plan",
     "Privacy": "coterie.plan",
-    "Speed": "coterie.engines.simulate",
-    "simulate": "coterie.engines.simulate",
+    "Speed": "coterie.engine.simulate",
+    "simulate": "coterie.engine.simulate",
     "evaluate": "coterie.scores",
     "decision_function": "coterie.predictions",
     "predict": "coterie.predictions",
@@ -86,8 +86,8 @@ if TYPE_CHECKING:
     from coterie.data.scaling import standardise_clients as standardise_clients
     from coterie.data.source import Source as Source
     from coterie.data.synthetic import synthetic as synthetic
-    from coterie.engines.simulate import Speed as Speed
-    from coterie.engines.simulate import simulate as simulate
+    from coterie.engine.simulate import Speed as Speed
+    from coterie.engine.simulate import simulate as simulate
     from coterie.estimators import ConstantScaler as ConstantScaler
     from coterie.estimators import CoterieClassifier as CoterieClassifier
     from coterie.estimators import CoterieRegressor as CoterieRegressor

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.engines.outcome import Outcome
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Outcome, Speed, simulate
 from coterie.finished_models import write_models
 from coterie.methods.base import Method
 from coterie.methods.local import Local
@@ -156,7 +155,7 @@ def score_newcomers(
     """
     device = "cpu" if speed is None else speed.device
     moved = replace(outcome, shared=to(outcome.shared, device))
-    models = to(moved.join(train.to(device)), "cpu")
+    models = to(moved.onboard(train.to(device)), "cpu")
     method = outcome.plan.method
     score = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test)
     seed = outcome.plan.simulation_seed

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.data.federated import Clients, FederatedDataset, Task
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.models import Model
 from coterie.tree import Tree
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, simulate
 from coterie.methods.base import Method, Shape, registered
 from coterie.methods.local_star import LocalStar
 from coterie.methods.pooled import PooledLinear

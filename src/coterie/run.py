@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.calibration import calibrate as calibrate_clock
-from coterie.engines.clock import Stragglers
-from coterie.engines.outcome import Observer, Outcome, check_joinable
-from coterie.engines.simulate import set_clock, simulate
+from coterie.engine.simulate import Observer, Outcome, check_onboard, set_clock, simulate
+from coterie.engine.stragglers import Stragglers
+from coterie.engine.stragglers import calibrate as calibrate_clock
 from coterie.full_disks import explained
 from coterie.history import History, is_cheap
 from coterie.interrupts import as_interrupt
@@ -91,7 +90,7 @@ def execute(
     run_plan = resolve(run_plan, train.spec)
     check_charged(run_plan, folder)
     if joining is not None:
-        check_joinable(run_plan.method)
+        check_onboard(run_plan.method)
     run_plan.plan().guarantee(train.spec.clients)
     run_plan.method.check(train.spec)
     run_plan.method.check_data(train)

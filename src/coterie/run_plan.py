@@ -9,8 +9,8 @@ from typing import Any
 from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.federated import Spec
-from coterie.engines.clock import Stragglers
-from coterie.engines.simulate import Speed
+from coterie.engine.simulate import Speed
+from coterie.engine.stragglers import Stragglers
 from coterie.full_disks import how_to_finish
 from coterie.methods.base import Method
 from coterie.plan import Plan, Privacy

@@ -34,7 +34,7 @@ from torch import Tensor
 from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.interrupts import as_interrupt
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.blocks import Block, BlockSum

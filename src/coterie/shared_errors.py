@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.methods.base import Method, Shape
 from coterie.predictions import BLOCK
 from coterie.rng import Rng

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from coterie.certificate import certify
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.finished_models import MODELS, write_models
 from coterie.log import Log, now, versions
 from coterie.methods.base import Shape

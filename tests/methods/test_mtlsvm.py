@@ -17,7 +17,7 @@ from sklearn.svm import LinearSVC, LinearSVR
 
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM, joined
 from coterie.methods.mocha import MOCHA
@@ -431,7 +431,7 @@ def test_newcomers_fit_their_own_part_alone():
     old = data.only(np.arange(9))
     outcome = run(method, old, rounds=500)
     new = data.only(np.arange(9, 12))
-    models = outcome.join(new)
+    models = outcome.onboard(new)
     w = joined(outcome.shared).numpy().reshape(-1)
     for place, k in enumerate(range(9, 12)):
         x = np.c_[data.features.double().numpy()[owner == k], np.ones((owner == k).sum())]
@@ -441,7 +441,7 @@ def test_newcomers_fit_their_own_part_alone():
         cp.Problem(cp.Minimize(method.c2 / 2 * cp.sum_squares(v) + loss)).solve(solver=cp.CLARABEL)
         np.testing.assert_allclose(joined(models)[place, 0].numpy(), w + v.value, atol=2e-3)
     with pytest.raises(ValueError, match="expected those of the training"):
-        outcome.join(toy(features=4))
+        outcome.onboard(toy(features=4))
     with pytest.raises(ValueError, match="trained with alone"):
         run(MOCHA(), old, rounds=2).join(new)
 

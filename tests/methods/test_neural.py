@@ -13,8 +13,7 @@ from torch.nn import functional
 from coterie.config import to_toml
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.outcome import check_joinable
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, check_onboard, simulate
 from coterie.methods.base import registered
 from coterie.methods.dpfedmtl import DPFedMTL, FedMTL
 from coterie.methods.fedavg import FedAvg
@@ -524,9 +523,9 @@ def test_newcomers_have_no_place_in_clusters_even_if_as_many(method):
     data = regression()
     outcome = simulate(Plan(method=method, privacy=BARE, rounds=1, simulation_seed=0), data)
     with pytest.raises(ValueError, match="places by number"):
-        outcome.join(regression(seed=1))
+        outcome.onboard(regression(seed=1))
     with pytest.raises(ValueError, match="places by number"):
-        check_joinable(method)
+        check_onboard(method)
 
 
 def test_bad_ways_and_splits_are_refused():

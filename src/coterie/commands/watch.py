@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
-from coterie.engines.outcome import Progress as RoundProgress
-from coterie.engines.simulate import set_clock
+from coterie.engine.simulate import Progress as RoundProgress
+from coterie.engine.simulate import set_clock
 from coterie.methods.base import Shape
 from coterie.models import Linear
 from coterie.privacy.accounting import epsilon_by_round

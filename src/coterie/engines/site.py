@@ -29,10 +29,10 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.data.federated import FederatedDataset
+from coterie.engine.store import Ids
 from coterie.engines import site_masks
 from coterie.engines.federation import Federation
 from coterie.engines.site_run import SHARED, Reply, SiteRun, expected_tree
-from coterie.engines.store import Ids
 from coterie.plan import Plan
 from coterie.rng import Rng
 from coterie.tree import Tree

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.engines.rounds import RoundState, clients_work
-from coterie.engines.simulate import Speed
-from coterie.engines.store import Ids, Store
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.simulate import Speed
+from coterie.engine.store import Ids, Store
 from coterie.privacy.billboard import Bounded
 from coterie.privacy.files import write_atomically
 from coterie.privacy.local import LocalGaussianSum
@@ -219,7 +219,7 @@ class SiteRun:
         for block in self.site.setting.rows.blocks(ids, Speed().clients(shared)):
             local = block.ids.numpy() - int(self.site.ids[0])
             before = self.store.take(local, lambda n: plan.method.enrol(shared, spec, n))
-            part, after, _ = clients_work(state, before, block)
+            part, after, _ = client_half(state, before, block)
             self.store.stage(local, after)
             total = part if total is None else total + part
         if total is not None:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.methods.base import Method, Shape
 from coterie.models import Model
 from coterie.predictions import BLOCK, outputs_by_block

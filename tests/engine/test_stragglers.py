@@ -11,8 +11,8 @@ import pytest
 
 from coterie.choice import DataChoice
 from coterie.data.synthetic import synthetic
-from coterie.engines.clock import Stragglers
-from coterie.engines.simulate import set_clock, simulate
+from coterie.engine.simulate import set_clock, simulate
+from coterie.engine.stragglers import Stragglers
 from coterie.history import History
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from coterie.config import ConfigError, from_table, to_table, to_toml
-from coterie.engines import clock as clock_module
-from coterie.engines.clock import CALIBRATION_ROUNDS, Deadline, Stragglers, fit_times, measure
+from coterie.engine import stragglers as clock_module
+from coterie.engine.stragglers import CALIBRATION_ROUNDS, Deadline, Stragglers, fit_times, measure
 from coterie.rng import Rng
 
 pytestmark = pytest.mark.full
