@@ -12,13 +12,12 @@ import argparse
 import numpy as np
 
 from coterie.methods.base import registered
-from coterie.plan.plan import Privacy
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan, Privacy
 from coterie.run.run import DataChoice, execute
 
 
 def error(kind, seed, epsilon):
-    plan = RunPlan(
+    plan = Plan(
         data=DataChoice(name="districts", split_seed=seed),
         method=registered()[kind](),
         privacy=Privacy(epsilon=epsilon, delta=1e-5),

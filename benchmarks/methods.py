@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from coterie.core.rng import Rng
 from coterie.core.tree import size
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import Method
 from coterie.methods.ditto import Ditto
 from coterie.methods.dpfedmtl import DPFedMTL
@@ -39,7 +39,7 @@ from coterie.methods.related import Related
 from coterie.models import CNN, MLP, Linear, Model
 from coterie.models.module import Module
 from coterie.models.zoo import CharLSTM
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.solvers.sgd import SGD
 
 ROWS, BATCH, CLASSES, LENGTH, CLUSTERS = 40, 10, 62, 20, 4

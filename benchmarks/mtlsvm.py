@@ -37,8 +37,7 @@ from coterie.data.formats import Source, load
 from coterie.data.papers_svm import mtlsvm_regression
 from coterie.data.scaling import standardise_clients
 from coterie.data.synthetic import synthetic
-from coterie.engines.clock import Stragglers, fit_times, measure
-from coterie.engines.simulate import set_clock, simulate
+from coterie.engine.simulate import set_clock, simulate
 from coterie.history import History
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM
@@ -47,6 +46,7 @@ from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import rounds_by_rule
+from coterie.plan.stragglers import Stragglers, fit_times, measure
 from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.sdca import Losses, fit_joint, take_steps
 from mpmtl import canvas, grid_of, save, words

@@ -33,14 +33,14 @@ from coterie.core.rng import Rng
 from coterie.core.tree import size
 from coterie.data.catalogue import open_named
 from coterie.data.formats import Source, load
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Poisson
 from coterie.scores import evaluate, mean_loss
 from coterie.solvers.local import LocalProblem
@@ -273,7 +273,7 @@ def new(setting, seeds, speed):
                         tuned = replace(setting.finetune(way), base=method)
                         joining = replace(outcome, plan=replace(outcome.plan, method=tuned))
                     joining = replace(joining, shared=_moved(outcome.shared, speed.device))
-                    models = joining.join(rows_there)
+                    models = joining.onboard(rows_there)
                     line = {"method": name, "finetune": way, "epsilon": epsilon, "seed": seed}
                     yield line | score_line(late_setting, lambda ids, m=models: _take(m, ids))
 

@@ -238,10 +238,10 @@ def copies(given: argparse.Namespace) -> float:
 def ours(given: argparse.Namespace) -> float:
     """Time coterie's simulated rounds, with the clients that were really drawn."""
     from cnn import images
-    from coterie.engines.simulate import Progress, Speed, simulate
+    from coterie.engine.simulate import Progress, simulate
     from coterie.methods.pmtl import PMTL
     from coterie.models import CNN
-    from coterie.plan.plan import Plan, Privacy
+    from coterie.plan.plan import Plan, Privacy, Speed
     from coterie.privacy.entropy import open_entropy
     from coterie.privacy.sampling import FixedSize
     from coterie.solvers.sgd import SGD

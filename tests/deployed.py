@@ -16,7 +16,7 @@ from coterie.deployment.agreement import Agreement, agree
 from coterie.deployment.conduct import conduct_run
 from coterie.deployment.keeping import keep_models
 from coterie.engines.site import Site, SiteSetting
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan
 
 
 @dataclass
@@ -54,11 +54,11 @@ def deploy(root: Path, clients: int = 12, sites: int = 3, **settings: Any) -> De
     of_plan = {"simulation_seed": 3, "rounds": 3, "sampler": ct.Poisson(6)}
     of_plan |= {"method": ct.PMTL(model=ct.Linear()), "privacy": ct.Privacy(epsilon=1.0)}
     of_data = {"standardise": settings.pop("standardise", "none")}
-    of_plan |= {key: settings.pop(key) for key in list(settings) if key in RunPlan.__annotations__}
+    of_plan |= {key: settings.pop(key) for key in list(settings) if key in Plan.__annotations__}
     choice = DataChoice(name="districts", **of_data)
     whole = choice.open().first(clients)
     federation, keys = federate(whole, sites, **settings)
-    agreement = agree(RunPlan(data=choice, **of_plan), federation)
+    agreement = agree(Plan(data=choice, **of_plan), federation)
     path = root / "coordinator.key"
     path.write_bytes(
         keys.coordinator.private_bytes(

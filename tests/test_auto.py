@@ -23,8 +23,7 @@ from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear
 from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import choose, usual
-from coterie.plan.run_plan import load_plan, plan_from_table, resolve
+from coterie.plan.rules import choose, default_method, resolve
 from coterie.tuning import tune
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"
@@ -63,7 +62,7 @@ def test_linear_models_get_pfeb_whatever_the_task(task):
     spec = Spec((9,), outputs, task, 550)
     for model in (Linear(), Linear(bias=False)):
         method, why = choose(Auto(model=model), spec, BUDGET)
-        assert method == registered()["pfeb"](model=model) == usual(Auto(model=model))
+        assert method == registered()["pfeb"](model=model) == default_method(Auto(model=model))
         numbers = outputs * (9 + model.bias)
         assert why.startswith("pfeb, because the model is linear") and f"({numbers} " in why
 
@@ -72,7 +71,7 @@ def test_linear_models_get_pfeb_whatever_the_task(task):
 def test_noise_that_knows_one_clip_gets_pmtl_and_a_reason(noise):
     privacy = Privacy(epsilon=1.0, noise=noise)
     method, why = choose(Auto(), SPEC, privacy)
-    assert method == PMTL(model=Linear()) == usual(Auto(), privacy)
+    assert method == PMTL(model=Linear()) == default_method(Auto(), privacy)
     assert f"{noise} noise is for contributions under one clip" in why and "pfeb" in why
     plan = ct.plan_for(SPEC, privacy)  # and it can be made, for every round
     assert len(plan.mechanisms(SPEC.clients)) == plan.rounds
@@ -86,7 +85,7 @@ def test_noise_that_knows_one_clip_gets_pmtl_and_a_reason(noise):
 def test_networks_share_their_lower_layers_if_they_have_any():
     model = MLP(hidden=(5,))
     method, why = choose(Auto(model=model), SPEC, BUDGET)
-    assert method == DPFedMTL(model=model) and usual(Auto(model=model)) is None
+    assert method == DPFedMTL(model=model) and default_method(Auto(model=model)) is None
     assert "50 of 56 numbers" in why  # 9 * 5 + 5 below, 5 + 1 in the head
     flat, why = choose(Auto(model=nn.Linear(9, 1)), SPEC, BUDGET)
     assert isinstance(flat, PMTL) and "all 10 numbers are posted" in why
@@ -114,17 +113,17 @@ def test_why_is_the_same_sentence_for_the_same_public_facts():
 
 
 def test_a_resolved_plan_names_the_method_and_keeps_why():
-    plan = resolve(plan_from_table(table()), SPEC)
+    plan = resolve(Plan.from_table(table()), SPEC)
     assert plan.method.kind == "pfeb" and plan.chosen.startswith("pfeb, because")
     again = resolve(plan, SPEC)
     assert again == plan  # resolving what is resolved changes nothing
-    named = resolve(plan_from_table(table(method={"kind": "pmtl"})), SPEC)
+    named = resolve(Plan.from_table(table(method={"kind": "pmtl"})), SPEC)
     assert named.chosen == ""
 
 
 def test_finetuning_goes_around_what_is_picked():
     method = {"kind": "finetune", "how": "mean", "base": {"kind": "auto"}}
-    plan = resolve(plan_from_table(table(method=method)), SPEC)
+    plan = resolve(Plan.from_table(table(method=method)), SPEC)
     assert plan.method.kind == "finetune" and plan.method.base.kind == "pfeb"
     assert plan.chosen.startswith("pfeb")
 
@@ -138,7 +137,7 @@ def test_finetuning_goes_around_what_is_picked():
 )
 def test_settings_of_no_method_are_refused_in_so_many_words(method):
     with pytest.raises(ConfigError, match=r"method.lam was set, but no method is named.*--method"):
-        plan_from_table(table(method=method))
+        Plan.from_table(table(method=method))
 
 
 def test_auto_is_a_choice_but_no_registered_method():
@@ -174,7 +173,7 @@ def test_run_says_the_verdict_first_and_goes_on(coterie):
     assert Path(found["run"]).name.startswith("synthetic-pfeb-")
     kept = json.loads(Path(found["run"], "result.json").read_text())
     assert kept["verdict"] == found["verdict"] and kept["chosen"] == found["chosen"]
-    plan = load_plan(Path(found["run"], "plan.toml"))
+    plan = Plan.load(Path(found["run"], "plan.toml"))
     assert plan.method.kind == "pfeb" and plan.chosen == found["chosen"]
 
 
@@ -222,7 +221,7 @@ def test_sweeps_say_a_line_for_each_epsilon(coterie):
     lines = [line for line in err.splitlines() if line.startswith("verdict")]
     assert [re.search(r"epsilon (\d)", line)[1] for line in lines] == ["1", "8"]
     assert "More clients" not in err
-    kinds = {name: load_plan(Path("sweep", name, "plan.toml")).method.kind for name in
+    kinds = {name: Plan.load(Path("sweep", name, "plan.toml")).method.kind for name in
              ("alone", "epsilon-1", "epsilon-8", "not-private")}  # fmt: skip
     assert kinds["epsilon-1"] == kinds["epsilon-8"] == "pfeb" and kinds["alone"] != "pfeb"
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 import coterie.selection
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
-from coterie.plan.run_plan import load_plan
+from coterie.plan.plan import Plan
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, BEFORE, OTHERS, Charged, chosen_alone, statement
 from coterie.privacy.selection import RunLaw
@@ -193,7 +193,7 @@ def test_verification_agrees(chosen, coterie_):
 
 
 def test_settings_run_again_are_another_run(chosen, coterie_):
-    written = load_plan(chosen / "plan.toml")
+    written = Plan.load(chosen / "plan.toml")
     assert written.charged is not None
     with pytest.raises(ValueError, match=r"leave the table \[charged\] out"):
         execute(written, folder=chosen.parent / "again")
@@ -205,7 +205,7 @@ def test_settings_run_again_are_another_run(chosen, coterie_):
     result = json.loads(out)
     assert code == 0 and result["tuning"] == CHARGED and result["epsilon"] <= 1
     assert "on top of the epsilon here" in CHARGED and result["view"] == "other clients"
-    assert load_plan(chosen.parent / "again" / "plan.toml").charged is None
+    assert Plan.load(chosen.parent / "again" / "plan.toml").charged is None
     with pytest.raises(ConfigError, match="written by selection"):
         check_grid({"charged.runs": [1.0]})
 

@@ -25,13 +25,12 @@ import pytest
 import torch
 from scipy import sparse
 
-from coterie.cli.main import main
 from coterie.cli.front import grouped
-from coterie.cli.main import build_parser
+from coterie.cli.main import build_parser, main
 from coterie.core.config import to_table, to_toml
 from coterie.finished_models import stacked_models
 from coterie.methods.pmtl import PMTL
-from coterie.plan.run_plan import load_plan
+from coterie.plan.plan import Plan
 from coterie.privacy.accounting import Guarantee
 from coterie.run.run import execute
 
@@ -276,7 +275,7 @@ def finished(tmp_path_factory):
 
 def test_the_plan_in_the_folder_reads_back_whole(finished):
     folder, _ = finished
-    plan = load_plan(folder / "plan.toml")
+    plan = Plan.load(folder / "plan.toml")
     assert to_toml(to_table(plan)) == (folder / "plan.toml").read_text()
     assert plan.method == PMTL(lam=0.7, solver="sgd")
     assert (plan.privacy.epsilon, plan.rounds, plan.simulation_seed) == (2.0, 3, 7)
@@ -290,7 +289,7 @@ def test_the_guarantee_in_the_folder_can_be_computed_anew(finished):
     again = rebuilt.to_json()
     again["versions"] = {name: stated["versions"][name] for name in again["versions"]}
     assert again == {**{key: stated[key] for key in again}, "versions": again["versions"]}
-    assert rebuilt == load_plan(folder / "plan.toml").plan().guarantee(12)
+    assert rebuilt == Plan.load(folder / "plan.toml").guarantee(12)
     assert rebuilt.epsilon == result["epsilon"]
 
 
@@ -363,7 +362,7 @@ def test_an_unfinished_run_goes_on_where_it_stood(coterie, pages, finished, tmp_
         return watch
 
     with pytest.raises(KeyboardInterrupt):
-        execute(load_plan(whole / "plan.toml"), folder=folder, observer=stop_after_two)
+        execute(Plan.load(whole / "plan.toml"), folder=folder, observer=stop_after_two)
     assert len(list((folder / "posts").glob("*.npz"))) == 2
     assert not (folder / "result.json").exists()
     refused = coterie("report", folder)
@@ -452,7 +451,7 @@ def plan_file(tmp_path):
 def test_a_toml_plan_is_enough(coterie, plan_file):
     found = coterie("run --quiet --json --out run --plan", plan_file).json
     assert (found["relation"], found["rounds"]) == ("replace", 2)
-    plan = load_plan(Path("run/plan.toml"))
+    plan = Plan.load(Path("run/plan.toml"))
     assert (plan.method.lam, plan.method.sgd.lr, plan.method.sgd.epochs) == (0.7, 0.05, 3)
     assert plan.sampler.cohort == 6 and plan.compare_with_local is False
 
@@ -461,7 +460,7 @@ def test_flags_go_over_the_plan_and_set_over_both(coterie, plan_file):
     line = "run --quiet --out run --noise-multiplier 4 --relation zero_out --rounds 3 --cohort 5"
     line += " --set rounds=1 --set method.lam=0.1 --set method.sgd.momentum=0.5 --plan"
     assert coterie(line, plan_file).code == 0
-    plan = load_plan(Path("run/plan.toml"))
+    plan = Plan.load(Path("run/plan.toml"))
     assert (plan.privacy.epsilon, plan.privacy.noise_multiplier) == (None, 4.0)
     assert plan.privacy.relation == "zero_out" and plan.rounds == 1 and plan.sampler.cohort == 5
     assert plan.method.lam == 0.1
@@ -470,13 +469,13 @@ def test_flags_go_over_the_plan_and_set_over_both(coterie, plan_file):
 
 def test_another_method_does_not_inherit_the_plans_settings(coterie, plan_file):
     assert coterie("run --quiet --out run --method fedavg --plan", plan_file).code == 0
-    plan = load_plan(Path("run/plan.toml"))
+    plan = Plan.load(Path("run/plan.toml"))
     assert plan.method.kind == "fedavg" and plan.method.sgd.lr == 0.1
 
 
 def test_cohort_visible_keeps_the_plans_cohort(coterie, plan_file):
     assert coterie("run --quiet --out run --cohort-visible --plan", plan_file).code == 0
-    sampler = load_plan(Path("run/plan.toml")).sampler
+    sampler = Plan.load(Path("run/plan.toml")).sampler
     assert sampler.visible and sampler.cohort == 6
 
 
@@ -500,7 +499,7 @@ def test_set_reaches_every_part_of_the_plan(coterie, setting, read):
         f"run {SMALL} --method pmtl --rounds 2 --no-local --quiet --out run --set", setting
     )
     assert done.code == 0, done.err
-    assert read(load_plan(Path("run/plan.toml")))
+    assert read(Plan.load(Path("run/plan.toml")))
 
 
 @pytest.mark.parametrize(
@@ -515,7 +514,7 @@ def test_set_reaches_every_part_of_the_plan(coterie, setting, read):
 def test_set_alone_is_enough(coterie, line, read):
     done = coterie(f"run {line} --rounds 1 --no-local --quiet --out run")
     assert done.code == 0, done.err
-    assert read(load_plan(Path("run/plan.toml")))
+    assert read(Plan.load(Path("run/plan.toml")))
 
 
 @pytest.mark.parametrize(
@@ -744,7 +743,7 @@ def test_a_csv_from_end_to_end(coterie, exam):
     assert (found["data"], found["clients"], found["metric"]) == ("exam.csv", 8, "nmse")
     assert stacked_models(Path("r"))["weight"].shape == (8, 1, 3)  # hours, kind=day, kind=night
     assert json.loads(Path("r/models/clients.json").read_text()) == [f"s{k}" for k in range(8)]
-    assert load_plan(Path("r/plan.toml")).data.source.levels == {"kind": ("day", "night")}
+    assert Plan.load(Path("r/plan.toml")).data.source.levels == {"kind": ("day", "night")}
     assert coterie("run --resume r --quiet --json").json["value"] == found["value"]
 
 
@@ -758,7 +757,7 @@ def test_data_show_on_a_csv(coterie, exam):
 def test_a_csv_standardised_inside_clients(coterie, exam):
     line = f"run --data exam.csv {CSV} --standardise client --test 2 --rounds 1 --quiet --json"
     done = coterie(f"{line} --out r")
-    assert done.code == 0 and load_plan(Path("r/plan.toml")).data.standardise == "client"
+    assert done.code == 0 and Plan.load(Path("r/plan.toml")).data.standardise == "client"
     assert pq.read_table("r/metrics.parquet")["test_rows"].to_pylist() == [2] * 8
 
 

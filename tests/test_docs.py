@@ -26,11 +26,10 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.cli.main import main
-from coterie.cli.main import build_parser
+from coterie.cli.main import build_parser, main
 from coterie.comparison.plan import make_comparison
 from coterie.methods.base import Method
-from coterie.plan.run_plan import plan_from_table
+from coterie.plan.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -296,7 +295,7 @@ def test_one_word_for_a_clients_model():
 def test_plans_are_plans(page):
     for block in blocks(page, "toml"):
         table = tomllib.loads(block.text)
-        (make_comparison if "compare" in table else plan_from_table)(table)
+        (make_comparison if "compare" in table else Plan)(table)
 
 
 @pytest.mark.parametrize("name", sorted(Method.choices()))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.cli.main import main
 from coterie.cli import selftest as checkup
+from coterie.cli.main import main
 from coterie.cli.selftest import CHECKS, check_all, check_noise, noise_is_off
 from coterie.privacy import mechanisms
 from coterie.privacy.profiles import GaussianProfile

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from coterie.cli.main import main
-from coterie.cli.outputs import check_file
+from coterie.cli.options import check_file
 from coterie.exports import (
     all_clients,
     file_name,
@@ -27,7 +27,7 @@ from coterie.exports import (
     read_clients,
     save_client,
 )
-from coterie.plan.run_plan import plan_from_table
+from coterie.plan.plan import Plan
 from coterie.portable import Predictor, save_onnx, save_torch
 from coterie.predictions import decision_function
 from coterie.privacy.accounting import Gaussian, Guarantee, Participation
@@ -127,7 +127,7 @@ def runs(tmp_path_factory):
     }
     made = {}
     for kind, plan in kinds.items():
-        run_plan = plan_from_table(plan)
+        run_plan = Plan.from_table(plan)
         result = execute(run_plan, folder=root / kind)
         made[kind] = root / kind, result.outcome, run_plan.data
     return made
@@ -285,7 +285,7 @@ def test_gone_or_changed_rows_are_an_error(tmp_path):
     path = write_csv(tmp_path / "gone.csv")
     plan = table({"name": str(path), "source": source(**CONSTANTS), "standardise": "client"})
     folder = tmp_path / "run"
-    execute(plan_from_table(plan), folder=folder)
+    execute(Plan.from_table(plan), folder=folder)
     read_clients(folder, ["s1"])
     write_csv(path, seed=5)
     with pytest.raises(ValueError, match="not those the run was started with"):
@@ -336,7 +336,7 @@ def test_the_command_tells_capitals_apart(tmp_path, monkeypatch):
     names = np.repeat(["Ward 1", "ward 1"], 10)
     np.savez(tmp_path / "r.npz", X=draw.normal(size=(20, 2)), y=draw.normal(size=20), client=names)
     data = {"name": str(tmp_path / "r.npz"), "source": {"task": "regression"}}
-    execute(plan_from_table(table(data)), folder=tmp_path / "run")
+    execute(Plan.from_table(table(data)), folder=tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), "--all", str(tmp_path / "all")]) == 0
     files = sorted(path.name for path in (tmp_path / "all").iterdir())
     assert files == ["%57ard 1.safetensors", "ward 1.safetensors"]

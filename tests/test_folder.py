@@ -17,18 +17,17 @@ from coterie import finished_models
 from coterie.choice import DataChoice
 from coterie.finished_models import client_model, client_names, stacked_models, write_models
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Privacy
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.accounting import Guarantee
 from coterie.run import summary
 from coterie.run.certificate import sealed
-from coterie.run.log import Log
+from coterie.run.folder import Log
 from coterie.run.run import execute
 from coterie.verification.checks import verify
 
 pytestmark = pytest.mark.full
 
-PLAN = RunPlan(
+PLAN = Plan(
     data=DataChoice(name="synthetic", options={"clients": 9, "rows": [4, 8], "features": 3}),
     method=PMTL(),
     privacy=Privacy(epsilon=2.0),
@@ -251,7 +250,7 @@ def test_a_run_cut_off_while_it_is_kept_goes_on_to_the_same(finished, tmp_path, 
     if step == "pack":
         monkeypatch.setattr("coterie.privacy.transcript.shutil.rmtree", stop)
     elif step == "drop":
-        monkeypatch.setattr("coterie.engines.store.Store.drop", stop)
+        monkeypatch.setattr("coterie.engine.store.Store.drop", stop)
     elif step in ("shared", "result"):
         monkeypatch.setattr(summary, "write_atomically", stop_at)
     else:

@@ -20,8 +20,7 @@ from coterie.core.tree import take
 from coterie.data.federated import DataError
 from coterie.data.source import Source
 from coterie.data.synthetic import synthetic
-from coterie.engines.outcome import check_joinable
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import check_onboard, simulate
 from coterie.finished_models import stacked_models
 from coterie.join import choose, join
 from coterie.methods.base import Shape, registered
@@ -31,7 +30,6 @@ from coterie.methods.localsvm import joined
 from coterie.methods.pmtl import PMTL
 from coterie.newcomers import hold_out, score_alone, score_newcomers
 from coterie.plan.plan import Plan, Privacy
-from coterie.plan.run_plan import plan_from_table
 from coterie.run.run import execute
 from coterie.scores import evaluate
 
@@ -63,7 +61,7 @@ def finished(tmp_path):
         }
         table["data"]["source"] = {"task": "regression"}
         folder = tmp_path / f"run-{method}"
-        return folder, execute(plan_from_table(table), folder=folder)
+        return folder, execute(Plan.from_table(table), folder=folder)
 
     return make
 
@@ -72,7 +70,7 @@ def finished(tmp_path):
 def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, method):
     folder, result = finished(method)
     choice = DataChoice(name=write(tmp_path / "new.npz", clients=3, seed=5), split_seed=0)
-    choice = plan_from_table(
+    choice = Plan.from_table(
         {
             "data": {"name": choice.name, "source": {"task": "regression"}},
             "method": {"kind": "local"},
@@ -81,7 +79,7 @@ def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, meth
     ).data
     found = join(folder, choice, tmp_path / "out")
     train, _ = choice.split()
-    expected = result.outcome.join(train)
+    expected = result.outcome.onboard(train)
     for name, leaf in expected.items():
         torch.testing.assert_close(found.models[name], leaf)
         torch.testing.assert_close(stacked_models(tmp_path, "out")[name], leaf)
@@ -178,7 +176,7 @@ def wards(tmp_path):
         "simulation_seed": 1,
     }
     folder = tmp_path / "wards"
-    execute(plan_from_table(plan), folder=folder)
+    execute(Plan.from_table(plan), folder=folder)
     return folder
 
 
@@ -246,7 +244,7 @@ def test_columns_in_another_order_are_the_same_features(tmp_path):
         "rounds": 2,
         "simulation_seed": 1,
     }
-    execute(plan_from_table(plan), folder=tmp_path / "run")
+    execute(Plan.from_table(plan), folder=tmp_path / "run")
     found = []
     for order in (("a", "b", "score"), ("note", "b", "score", "a")):
         new = table_file(tmp_path / f"{order[0]}.csv", clients=3, seed=7, names="x{}", order=order)
@@ -283,7 +281,7 @@ def test_newcomers_may_have_rows_of_some_classes_only(tmp_path):
         "rounds": 1,
         "simulation_seed": 1,
     }
-    execute(plan_from_table(plan), folder=tmp_path / "run")
+    execute(Plan.from_table(plan), folder=tmp_path / "run")
     found = join(tmp_path / "run", choose(tmp_path / "run", {"name": str(tmp_path / "new.npz")}))
     assert set(found.names) <= {str(100 + number) for number in range(8)}
 
@@ -360,7 +358,7 @@ def test_newcomers_are_scored_beside_learning_alone():
     posts = len(outcome.posts)
     found = score_newcomers(outcome, train, test)
     assert len(outcome.posts) == posts, "they post nothing"
-    models = outcome.join(train)
+    models = outcome.onboard(train)
     for name, leaf in models.items():
         torch.testing.assert_close(found.models[name], leaf)
     by_hand = evaluate(
@@ -411,9 +409,9 @@ def test_every_method_with_a_shared_model_can_be_joined(kind):
 
 def test_methods_without_a_shared_model_are_refused_before_they_spend():
     with pytest.raises(ValueError, match=r"mocha has models of the clients .* such as pmtl"):
-        check_joinable(registered()["mocha"]())
+        check_onboard(registered()["mocha"]())
     for method in (PMTL(), FedAvg(), Local()):
-        check_joinable(method)
+        check_onboard(method)
 
 
 def test_newcomers_are_kept_and_told(tmp_path):
@@ -444,7 +442,7 @@ def with_newcomers(path, *, far):
         "simulation_seed": 1,
         "newcomers": 3,
     }
-    plan = plan_from_table(table)
+    plan = Plan.from_table(table)
     data = plan.data.open()
     first = list(data.names).index(hold_out(data, 3, plan.data.split_seed)[1].names[0])
     rows["X"][rows["client"] == first] *= far
@@ -486,7 +484,7 @@ def test_learning_alone_is_the_same_in_a_run_and_for_newcomers(tmp_path, finetun
     table["data"]["source"] = {"task": "binary"}
     if finetuned:
         table["method"] = {"kind": "finetune", "base": table["method"]}
-    plan = plan_from_table(table)
+    plan = Plan.from_table(table)
     result = execute(plan)
     train, test = plan.data.split()
     again = score_alone(plan.method, train, test, seed=1)

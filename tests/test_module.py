@@ -21,7 +21,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import stack
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear, Model, Module, as_model, replace_batchnorm, row_losses

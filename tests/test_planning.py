@@ -4,11 +4,6 @@ import math
 from statistics import NormalDist
 
 import pytest
-from dp_accounting import dp_event, pld
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from coterie.plan.advice import advise
 from coterie.plan.curves import epsilon_by_rounds, error_by_clients, noises_near
 from coterie.plan.planning import (
     Outline,
@@ -18,6 +13,11 @@ from coterie.plan.planning import (
     most_looked_for,
     most_rounds,
 )
+from dp_accounting import dp_event, pld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.plan.advice import advise
 from coterie.privacy.accounting import calibrate, default_delta
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 

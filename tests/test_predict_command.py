@@ -16,7 +16,7 @@ from coterie.data.federated import DataError
 from coterie.data.source import Source
 from coterie.data.unlabelled import feature_constants, load_unlabelled, target_constants
 from coterie.exports import load_client, read_clients, save_client
-from coterie.plan.run_plan import plan_from_table
+from coterie.plan.plan import Plan
 from coterie.predictions import decision_function, predict
 from coterie.run.run import execute
 
@@ -50,7 +50,7 @@ def run(folder, data, kind="local", epsilon=math.inf, **more):
         "compare_with_local": False,
         **more,
     }
-    return execute(plan_from_table(plan), folder=folder).outcome
+    return execute(Plan.from_table(plan), folder=folder).outcome
 
 
 SOURCE = {"client": "id", "target": "out", "features": ["a", "b"]}
@@ -159,7 +159,7 @@ def test_deviations_are_those_of_the_library(tmp_path, capsys):
         "standardise": "client",
     }
     outcome = run(tmp_path / "pfeb", data, "pfeb", 2.0)
-    plan = plan_from_table({"data": data, "method": {"kind": "pfeb"}, "privacy": {"epsilon": 2}})
+    plan = Plan.from_table({"data": data, "method": {"kind": "pfeb"}, "privacy": {"epsilon": 2}})
     train, test = plan.data.split()
     means, wide = predict(outcome, test, return_std=True, train=train)
     everything = predict_run(tmp_path / "pfeb", str(tmp_path / "train.csv"), deviations=True)
@@ -293,7 +293,7 @@ def test_clients_who_joined_are_answered_too(place, tmp_path):
 def test_named_data_and_one_client(tmp_path):
     data = {"name": "synthetic", "options": {"clients": 6, "rows": 8}}
     outcome = run(tmp_path / "run", data)
-    plan = plan_from_table({"data": data, "method": {"kind": "local"}, "privacy": {"epsilon": 1}})
+    plan = Plan.from_table({"data": data, "method": {"kind": "local"}, "privacy": {"epsilon": 1}})
     everybody = plan.data.open()
     found = predict_run(tmp_path / "run", "synthetic").table()
     wanted = np.concatenate(decision_function(outcome, everybody))

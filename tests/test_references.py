@@ -16,7 +16,7 @@ from coterie import references
 from coterie.choice import DataChoice
 from coterie.cli.results_table import references_table, results_table
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
@@ -25,7 +25,6 @@ from coterie.methods.pmtl import PMTL
 from coterie.methods.pooled import PooledLinear
 from coterie.models import MLP, Linear
 from coterie.plan.plan import Plan, Privacy
-from coterie.plan.run_plan import RunPlan, load_plan
 from coterie.references import LABELS, Paired, References, score_references, verdict, verdicts
 from coterie.report.finished import read_finished
 from coterie.report.page import write_report
@@ -184,7 +183,7 @@ def test_the_mixed_model_of_a_run_without_privacy_is_itself():
 
 def plan_of(**settings):
     options = {"clients": 25, "rows": 7, "features": 3}
-    return RunPlan(
+    return Plan(
         data=DataChoice(name="synthetic", options=options),
         method=PMTL(),
         privacy=Privacy(epsilon=4.0),
@@ -212,7 +211,7 @@ def test_a_run_keeps_its_references(tmp_path):
         apart = np.array(metrics["error"]) - np.array(columns[one["name"]])
         assert one["difference"] == pytest.approx(apart.mean())
         assert one["share_worse_off"] == (apart > 0).mean()
-    assert load_plan(tmp_path / "run" / "plan.toml").references == "auto"
+    assert Plan.load(tmp_path / "run" / "plan.toml").references == "auto"
 
 
 @pytest.mark.parametrize("settings", [{"references": "none"}, {"compare_with_local": False}])
@@ -254,7 +253,7 @@ def test_a_run_that_is_killed_beside_its_references_ends_the_same(tmp_path, monk
         execute(plan_of(), folder=tmp_path / "killed")
     assert not (tmp_path / "killed" / "result.json").exists()
     monkeypatch.setattr(PooledLinear, "fit_all", done)
-    again = execute(load_plan(tmp_path / "killed" / "plan.toml"), folder=tmp_path / "killed")
+    again = execute(Plan.load(tmp_path / "killed" / "plan.toml"), folder=tmp_path / "killed")
     assert without_time(again.summary) == without_time(whole)
     first, second = (
         pq.read_table(tmp_path / name / "metrics.parquet") for name in ("whole", "killed")

@@ -41,7 +41,7 @@ from coterie.plan.advice import (
     verdict_of,
 )
 from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import advice_for, plan_for, reach_of, rounds_by_rule, settle
+from coterie.plan.rules import advice_for, clients_times_mu, plan_for, rounds_by_rule, settle
 from coterie.privacy.blocks import replaced_by
 from coterie.privacy.sampling import Everyone, Poisson
 
@@ -234,13 +234,13 @@ def test_replaced_clients_are_weighed_alike_in_plan_rounds_and_facts(clients):
 def test_reach_is_clients_over_the_noise_of_one_release():
     for relation, replaced in (("zero_out", 1.0), ("replace", 2.0), ("replace", 1.5)):
         privacy = Privacy(epsilon=2.0, relation=relation)
-        found = reach_of(privacy, 70, replaced=max(replaced, 1.5))
+        found = clients_times_mu(privacy, 70, replaced=max(replaced, 1.5))
         assert found == pytest.approx(70 * gaussian_mu(2.0, 1e-5) / replaced, rel=1e-6)
     for method in (PMTL(), PFEB(residual=True), PFEB(residual=False), PFEB(gls=True)):
         privacy = Privacy(epsilon=2.0, relation="replace", delta=1e-5)
         plan = Plan(method=method, privacy=privacy, rounds=1)
         blocks = method.blocks(1.0)
-        reach = reach_of(privacy, 550, replaced=replaced_by(blocks) if blocks else 2.0)
+        reach = clients_times_mu(privacy, 550, replaced=replaced_by(blocks) if blocks else 2.0)
         assert reach == pytest.approx(550 / plan.noise_multipliers(550)[0], rel=1e-5)
 
 
@@ -401,7 +401,9 @@ def test_methods_hear_of_the_budget_before_rounds_are_chosen():
             settle(Finetune(base=Curious()), privacy, Everyone(), SPEC).method.base, Told
         )
         heard.clear()
-    assert reach_of(Privacy(noise_multiplier=5.0, budget=(3.0, 4.0)), 10) == pytest.approx(10)
+    assert clients_times_mu(Privacy(noise_multiplier=5.0, budget=(3.0, 4.0)), 10) == pytest.approx(
+        10
+    )
 
 
 def test_a_plan_from_python_is_complete():

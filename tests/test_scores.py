@@ -19,12 +19,10 @@ from coterie.core.tree import Tree, size
 from coterie.data.federated import FederatedDataset
 from coterie.data.formats import from_arrays
 from coterie.data.synthetic import synthetic
-from coterie.engines.outcome import Outcome
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import Outcome, simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
-from coterie.plan.run_plan import RunPlan
 from coterie.privacy.entropy import SystemEntropy, open_entropy
 from coterie.privacy.mechanisms import Exact, GaussianSum
 from coterie.privacy.sampling import Poisson
@@ -446,7 +444,7 @@ def test_the_loss_is_a_mean_over_clients(task: Any) -> None:
 
 def run_into(folder: Path, task: str) -> dict[str, Any]:
     options = {"clients": 30, "rows": [4, 24], "features": 3, "task": task}
-    plan = RunPlan(
+    plan = Plan(
         data=DataChoice(name="synthetic", options=options),
         method=PMTL(),
         privacy=Privacy(epsilon=5.0),

@@ -18,7 +18,7 @@ import coterie.selection
 from coterie.choice import DataChoice
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
-from coterie.plan.run_plan import load_plan
+from coterie.plan.plan import Plan
 from coterie.privacy.charged import told as told_of
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
 from coterie.privacy.selection import CHOSEN, OTHERS, RunLaw, Selection
@@ -100,7 +100,7 @@ def test_the_best_noisy_score_is_chosen_and_everything_is_recorded():
     best = record["runs"][int(np.argmax(scores))]
     assert record["chosen"] == best["run"] and found.best == best["settings"]
     assert found.run == Path("chosen") / best["run"]
-    written = load_plan(found.run / "plan.toml")
+    written = Plan.load(found.run / "plan.toml")
     assert written.method.lam == found.best["method.lam"] and written.tuned == "charged"
     # Both epsilons follow from the record alone.
     again = Selection.from_json(record["guarantee"])

@@ -14,14 +14,14 @@ from coterie.core.config import from_table, to_table, to_toml
 from coterie.core.rng import Rng
 from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import Method
 from coterie.methods.pmtl import LAST, PMTL
 from coterie.models import MLP, Linear, Model
 from coterie.models.dense import save_start
 from coterie.models.features import matrix_of, put_slice, slice_of, slice_variances
 from coterie.plan.plan import Plan, Privacy
-from coterie.run.fingerprint import recognise_model
+from coterie.run.folder import check_model
 
 pytestmark = pytest.mark.full
 
@@ -277,12 +277,12 @@ def test_what_was_read_cannot_be_changed_by_who_read_it(tmp_path):
 def test_a_changed_file_is_read_anew_and_noticed_by_a_run(tmp_path):
     spec = Spec((3,), 2, "multiclass", 5)
     model, weights = started(tmp_path, spec)
-    recognise_model(tmp_path, model, spec)
-    recognise_model(tmp_path, model, spec)
+    check_model(tmp_path, model, spec)
+    check_model(tmp_path, model, spec)
     save_start(model.start, {name: leaf + 1 for name, leaf in weights.items()})
     assert torch.equal(model.init(spec, Rng.seeded(0))["bias"], weights["bias"] + 1)
     with pytest.raises(ValueError, match="has changed since this run began"):
-        recognise_model(tmp_path, model, spec)
+        check_model(tmp_path, model, spec)
 
 
 def write(path, **arrays):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coterie.cli.main import main
-from coterie.plan.run_plan import plan_from_table
+from coterie.plan.plan import Plan
 from coterie.run.run import execute
 
 pytestmark = pytest.mark.full
@@ -157,7 +157,7 @@ def test_real_clients_gain(data):
             "privacy": {"epsilon": 1.0},
             "simulation_seed": seed,
         }
-        summary = execute(plan_from_table(table)).summary
+        summary = execute(Plan.from_table(table)).summary
         gains.append(summary["local_value"] - summary["value"])
     error = (sum((g - sum(gains) / 5) ** 2 for g in gains) / 20) ** 0.5
     assert sum(gains) / 5 > 3 * error > 0

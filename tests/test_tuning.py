@@ -18,7 +18,7 @@ from coterie.cli.main import main
 from coterie.cli.tune import make_grid
 from coterie.core.config import ConfigError
 from coterie.data.catalogue import open_named
-from coterie.plan.run_plan import load_plan, plan_from_table
+from coterie.plan.plan import Plan
 from coterie.run.run import execute
 from coterie.run.summary import CHARGED, NOT_COVERED
 from coterie.search import Range
@@ -154,7 +154,7 @@ def test_the_chosen_penalty_is_about_the_best_on_test_rows():
     lams = [0.001, 0.01, 0.1, 1.0]
     found = tune(table, {"method.lam": lams})
     errors = {
-        lam: execute(plan_from_table(lay_settings(table, {"method.lam": lam}))).score.value
+        lam: execute(Plan.from_table(lay_settings(table, {"method.lam": lam}))).score.value
         for lam in lams
     }
     assert errors[found.best["method.lam"]] <= 1.05 * min(errors.values())
@@ -314,7 +314,7 @@ def test_the_command_reads_ranges(coterie_):
     code, out, err = coterie_(f"{line} --search optuna --trials 3 --json")
     found = json.loads(out)
     assert code == 0 and err == "" and len(found["trials"]) == 3
-    assert found["best"]["method.lam"] == load_plan(Path("tuned.toml")).method.lam
+    assert found["best"]["method.lam"] == Plan.load(Path("tuned.toml")).method.lam
     code, out, err = coterie_(f"{line} --out b.toml")
     assert code == 2 and "--search optuna" in err
 
@@ -403,7 +403,7 @@ def test_no_auc_in_any_fold_is_said_before_any_run(monkeypatch):
 
 def test_generated_and_declared_data_are_public_and_all_other_is_not():
     def labelled(name, *, public=False, tuned="no"):
-        return label(plan_from_table(plan(name, None, tuned=tuned)), public=public)
+        return label(Plan.from_table(plan(name, None, tuned=tuned)), public=public)
 
     for name in ("synthetic", "synthetic:clusters", "mpmtl:low_rank"):
         assert labelled(name) == "public"
@@ -430,7 +430,7 @@ def test_every_result_says_how_it_was_tuned(tuned, told, coterie_):
     line = f"run {FLAGS} --set tuned='{tuned}' --quiet --out run"
     code, out, _ = coterie_(line)
     page = Path("run/report.html").read_text()
-    assert code == 0 and load_plan(Path("run/plan.toml")).tuned == tuned
+    assert code == 0 and Plan.load(Path("run/plan.toml")).tuned == tuned
     assert json.loads(Path("run/result.json").read_text())["tuning"] == told
     assert json.loads(Path("run/guarantee.json").read_text()).get("tuning", "none") == told
     assert (f"Tuning: {told}." in out) == (tuned != "no")
@@ -445,7 +445,7 @@ def test_every_result_says_how_it_was_tuned(tuned, told, coterie_):
 
 def test_a_plan_knows_four_labels_only():
     with pytest.raises(ConfigError, match="one of 'no', 'public', 'charged', 'not covered'"):
-        plan_from_table(plan(tuned="privately"))
+        Plan.from_table(plan(tuned="privately"))
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def test_the_plan_that_is_written_runs(coterie_):
     for told in ("nmse (smaller is better)", "best: method.lam = ", "Not private:", " ± "):
         assert told in out
     assert "Tuning: on public data" in out and "coterie run --plan tuned.toml" in out
-    written = load_plan(Path("tuned.toml"))
+    written = Plan.load(Path("tuned.toml"))
     assert written.tuned == "public" and written.privacy.epsilon == 3
     assert written.privacy.delta == 1e-5 and written.simulation_seed is None
     code, out, _ = coterie_("run --plan tuned.toml --quiet --json")
@@ -471,14 +471,14 @@ def test_private_files_are_not_covered_unless_declared_public(coterie_):
     line += " --grid method.lam=0.3,1"
     code, out, err = coterie_(f"{line} --out private.toml")
     assert code == 0 and err == "" and f"Tuning: {NOT_COVERED}" in out
-    assert load_plan(Path("private.toml")).tuned == "not covered"
+    assert Plan.load(Path("private.toml")).tuned == "not covered"
     code, out, _ = coterie_(f"{line} --public --out public.toml")
-    assert "Tuning: on public data" in out and load_plan(Path("public.toml")).tuned == "public"
+    assert "Tuning: on public data" in out and Plan.load(Path("public.toml")).tuned == "public"
     assert f"Tuning: {NOT_COVERED}" in coterie_("run --plan private.toml --quiet")[1]
     # Going on from a plan that was tuned on private rows does not wash it clean.
     more = "--grid privacy.clip=0.5,1 --public --folds 2 --quiet --out more.toml"
     assert coterie_(f"tune --plan private.toml {more}")[0] == 0
-    assert load_plan(Path("more.toml")).tuned == "not covered"
+    assert Plan.load(Path("more.toml")).tuned == "not covered"
 
 
 def test_json_is_one_object(coterie_):

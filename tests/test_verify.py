@@ -26,8 +26,7 @@ from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Privacy
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.events import Gaussian
 from coterie.privacy.ledger import Ledger, LedgerError
 from coterie.privacy.noise import LocalNoise
@@ -52,7 +51,7 @@ def plan_of(method=None, task="regression", **settings):
         "simulation_seed": 1,
         "compare_with_local": False,
     }
-    return RunPlan(**{**usual, **settings})
+    return Plan(**{**usual, **settings})
 
 
 def run_into(folder, *args, **settings):

@@ -28,8 +28,8 @@ _HOMES = {
     "plan_for": "coterie.plan.rules",
     "Plan": "coterie.plan.plan",
     "Privacy": "coterie.plan.plan",
-    "Speed": "coterie.engines.simulate",
-    "simulate": "coterie.engines.simulate",
+    "Speed": "coterie.engine.simulate",
+    "simulate": "coterie.engine.simulate",
     "evaluate": "coterie.scores",
     "decision_function": "coterie.predictions",
     "predict": "coterie.predictions",
@@ -69,8 +69,7 @@ if TYPE_CHECKING:
     from coterie.data.scaling import standardise_clients as standardise_clients
     from coterie.data.source import Source as Source
     from coterie.data.synthetic import synthetic as synthetic
-    from coterie.engines.simulate import Speed as Speed
-    from coterie.engines.simulate import simulate as simulate
+    from coterie.engine.simulate import simulate as simulate
     from coterie.estimators import ConstantScaler as ConstantScaler
     from coterie.estimators import CoterieClassifier as CoterieClassifier
     from coterie.estimators import CoterieRegressor as CoterieRegressor
@@ -94,6 +93,7 @@ if TYPE_CHECKING:
     from coterie.plan.advice import advise as advise
     from coterie.plan.plan import Plan as Plan
     from coterie.plan.plan import Privacy as Privacy
+    from coterie.plan.plan import Speed as Speed
     from coterie.plan.rules import plan_for as plan_for
     from coterie.predictions import decision_function as decision_function
     from coterie.predictions import predict as predict

@@ -27,7 +27,7 @@ from coterie.exports import ClientModel, Kind, all_clients, read_kind, training_
 from coterie.finished_models import client_model, client_names, client_scaling, stacked_models
 from coterie.methods.base import Method
 from coterie.newcomers import FOLDER
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan
 from coterie.predictions import BLOCK, decide, outputs_by_block
 
 Newcomers = Literal["refuse", "shared"]
@@ -157,7 +157,7 @@ def _read(
     given: str,
     kind: Kind,
     client: str | None,
-    run_plan: RunPlan | None,
+    run_plan: Plan | None,
     *,
     owner: str | None = None,
 ) -> Unlabelled:
@@ -211,7 +211,7 @@ def _unknown(folder: Path, strangers: Sequence[str], known: Sequence[str]) -> st
 
 
 def _scaled(
-    folder: Path, run_plan: RunPlan, data: FederatedDataset, strangers: Sequence[str]
+    folder: Path, run_plan: Plan, data: FederatedDataset, strangers: Sequence[str]
 ) -> FederatedDataset:
     if strangers:
         raise ValueError(
@@ -289,7 +289,7 @@ def _outputs(kind: Kind, models: Tree, data: FederatedDataset) -> Tensor:
 
 
 def _deviations(
-    folder: Path, run_plan: RunPlan, data: FederatedDataset, strangers: Sequence[str]
+    folder: Path, run_plan: Plan, data: FederatedDataset, strangers: Sequence[str]
 ) -> Tensor:
     method = run_plan.method
     if strangers:

@@ -33,10 +33,10 @@ from coterie.data.text import plan_tags, read_words
 from coterie.finished_models import client_model, client_names, client_scaling
 from coterie.models import Model
 from coterie.newcomers import FOLDER, hold_out
-from coterie.plan.run_plan import RunPlan, load_plan
+from coterie.plan.plan import Plan
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.words import OTHERS, OUTSIDER
-from coterie.run.fingerprint import facts_of, recognise_rows
+from coterie.run.folder import check_rows, facts_of
 from coterie.run.summary import promised
 
 FORMAT = "coterie-client-model/1"
@@ -76,14 +76,14 @@ class ClientModel:
     moments: Moments | None = None
 
 
-def read_kind(folder: Path) -> tuple[RunPlan, Kind]:
+def read_kind(folder: Path) -> tuple[Plan, Kind]:
     """Read what is public of a finished run's models.
 
     Raises:
         ConfigError: If the folder holds no finished run.
     """
     _check_folder(folder)
-    run_plan = load_plan(folder / "plan.toml")
+    run_plan = Plan.load(folder / "plan.toml")
     facts = _facts(folder, run_plan)
     spec = Spec(tuple(facts["shape"]), facts["outputs"], facts["task"], 1)
     source, columns = run_plan.data.source, tuple(facts["columns"])
@@ -125,7 +125,7 @@ def all_clients(folder: Path) -> list[str]:
     return [*known, *held]
 
 
-def training_rows(folder: Path, run_plan: RunPlan, *, scaled: bool) -> FederatedDataset:
+def training_rows(folder: Path, run_plan: Plan, *, scaled: bool) -> FederatedDataset:
     """Read the training rows of a run again, of all its clients and of those who joined.
 
     Args:
@@ -141,7 +141,7 @@ def training_rows(folder: Path, run_plan: RunPlan, *, scaled: bool) -> Federated
     if run_plan.newcomers is not None:
         kept, _ = hold_out(train, run_plan.newcomers, run_plan.data.split_seed)
     if (folder / "data.json").exists():
-        recognise_rows(folder, kept)
+        check_rows(folder, kept)
     if scaled or run_plan.data.standardise == "none":
         return train
     return _split(folder, replace(run_plan.data, standardise="none"))[0]
@@ -282,7 +282,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _facts(folder: Path, run_plan: RunPlan) -> dict[str, Any]:
+def _facts(folder: Path, run_plan: Plan) -> dict[str, Any]:
     """Read what is public of the rows; runs of older versions did not keep it."""
     try:
         kept = json.loads((folder / "data.json").read_text(encoding="utf-8"))
@@ -304,7 +304,7 @@ def _promise(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def _moments(folder: Path, run_plan: RunPlan, names: Sequence[str]) -> Moments:
+def _moments(folder: Path, run_plan: Plan, names: Sequence[str]) -> Moments:
     """Return some clients' means and deviations: as they were kept, or of the training rows."""
     kept = client_scaling(folder, names)
     if kept is not None:

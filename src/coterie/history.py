@@ -20,7 +20,7 @@ from coterie.core.files import write_atomically
 from coterie.core.rng import Rng
 from coterie.core.tree import size, take
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Observer, Progress
+from coterie.engine.simulate import Observer, Progress
 from coterie.methods.base import Method, Shape
 from coterie.predictions import Models
 from coterie.run.summary import json_number

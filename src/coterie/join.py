@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from coterie.choice import DataChoice
-from coterie.core.config import ConfigError, from_table, to_table
+from coterie.core.config import ConfigError, from_table, read_toml, to_table
 from coterie.core.files import how_to_resume
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take
@@ -26,13 +26,13 @@ from coterie.data.catalogue import NAMES
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.table_files import TABLES
 from coterie.data.unlabelled import file_columns
-from coterie.engines.outcome import join_shared
+from coterie.engine.simulate import onboard
 from coterie.finished_models import client_names, write_models
 from coterie.methods.base import Method
 from coterie.newcomers import score_alone
-from coterie.plan.run_plan import load_plan, read_toml
+from coterie.plan.plan import Plan
 from coterie.privacy.accounting import Guarantee
-from coterie.run.fingerprint import recognise_model
+from coterie.run.folder import check_model
 from coterie.scores import Score, evaluate
 
 _OWN = ("client", "target", "split", "splits", "missing", "memory_map", "images")
@@ -78,7 +78,7 @@ def choose(folder: Path, table: Mapping[str, Any]) -> DataChoice:
     Raises:
         ConfigError: If the folder holds no run, or the table does not fit.
     """
-    kept, facts = load_plan(folder / "plan.toml").data, _facts(folder)
+    kept, facts = Plan.load(folder / "plan.toml").data, _facts(folder)
     given = dict(table)
     given.setdefault("standardise", kept.standardise)
     name = str(given.get("name", ""))
@@ -108,7 +108,7 @@ def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
         ConfigError: If the folder holds no finished run.
         ValueError: If the rows are of another kind than the run's, or are read otherwise.
     """
-    run_plan = load_plan(folder / "plan.toml")
+    run_plan = Plan.load(folder / "plan.toml")
     shared, stated, result = _read(folder)
     guarantee = Guarantee.from_json(stated)
     _agree(folder, run_plan.data, choice)
@@ -117,7 +117,7 @@ def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
     method, spec = run_plan.method, replace(train.spec, clients=guarantee.clients)
     _check(method, spec, shared, folder)
     seed = run_plan.simulation_seed
-    models = join_shared(method, shared, spec, train, seed)
+    models = onboard(method, shared, spec, train, seed)
     score = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test)
     names = [str(name) for name in train.names]
     found = Joined(
@@ -249,7 +249,7 @@ def _check(method: Method, spec: Spec, shared: Tree, folder: Path) -> None:
             f"{_plain(expected)}; give rows with the features and classes of the training"
         )
     if (folder / "model.json").exists():
-        recognise_model(folder, method.model, spec)
+        check_model(folder, method.model, spec)
 
 
 def _plain(shapes: dict[str, torch.Size]) -> dict[str, tuple[int, ...]]:

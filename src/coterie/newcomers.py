@@ -19,13 +19,13 @@ import torch
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take, to
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.engines.outcome import Outcome
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Outcome, simulate
 from coterie.finished_models import write_models
 from coterie.methods.base import Method
 from coterie.methods.local import Local
-from coterie.plan.plan import Plan, Privacy
-from coterie.run.summary import json_number, spread_told, write_metrics
+from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.run.folder import write_metrics
+from coterie.run.summary import json_number, spread_told
 from coterie.scores import Score, evaluate
 from coterie.solvers.sgd import SGD
 
@@ -156,7 +156,7 @@ def score_newcomers(
     """
     device = "cpu" if speed is None else speed.device
     moved = replace(outcome, shared=to(outcome.shared, device))
-    models = to(moved.join(train.to(device)), "cpu")
+    models = to(moved.onboard(train.to(device)), "cpu")
     method = outcome.plan.method
     score = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test)
     seed = outcome.plan.simulation_seed

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.core.tree import Tree
 from coterie.data.federated import Clients, FederatedDataset, Task
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.models import Model
 
 Models = Callable[[NDArray[np.int64]], Tree]

@@ -24,13 +24,13 @@ import numpy as np
 from coterie.core.rng import Rng
 from coterie.core.tree import size
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import Method, Shape, registered
 from coterie.methods.local_star import LocalStar
 from coterie.methods.pooled import PooledLinear
 from coterie.models import Linear, Model
 from coterie.newcomers import score_alone
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.run.summary import json_number
 from coterie.scores import Array, Score, evaluate
 

@@ -37,8 +37,8 @@ from coterie.core.files import write_atomically
 from coterie.core.rng import derive_key
 from coterie.core.signals import as_interrupt
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
-from coterie.plan.run_plan import RunPlan
+from coterie.engine.simulate import Outcome
+from coterie.plan.plan import Plan
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.blocks import Block, BlockSum
 from coterie.privacy.charged import Charged
@@ -104,7 +104,7 @@ class Offer:
     """
 
     settings: list[dict[str, Any]]
-    plans: list[RunPlan]
+    plans: list[Plan]
     refused: list[Trial]
     guarantee: Selection
 
@@ -134,7 +134,7 @@ class Selected:
 
     best: dict[str, Any]
     run: Path
-    plan: RunPlan
+    plan: Plan
     drawn: tuple[int, ...]
     scores: tuple[float, ...]
     guarantee: Selection
@@ -239,10 +239,10 @@ def _offer(
     clients = train.spec.clients
     for plan in plans:
         plan.method.check_data(train)
-    first = plans[0].plan()
+    first = plans[0]
     who, relation = first.sampler.participation(clients), first.privacy.relation
     candidates = tuple(
-        tuple(mechanism.event() for mechanism in plan.plan().mechanisms(clients)) for plan in plans
+        tuple(mechanism.event() for mechanism in plan.mechanisms(clients)) for plan in plans
     )
     for events in set(candidates):
         renyi(events, who, relation)  # refuses what has no bound, before noise is made for it

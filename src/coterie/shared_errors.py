@@ -10,7 +10,7 @@ import torch
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, stack
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.methods.base import Method, Shape
 from coterie.predictions import BLOCK
 from coterie.scores import Array, evaluate

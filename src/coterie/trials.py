@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from coterie.core.config import ConfigError
+from coterie.core.config import ConfigError, assign
 from coterie.data.federated import Spec
-from coterie.plan.run_plan import RunPlan, assign, lay_kinds, plan_from_table, resolve
+from coterie.plan.plan import Plan, fill_kinds
+from coterie.plan.rules import resolve
 from coterie.search import Choice, Range
 
 Grid = Mapping[str, Choice]
@@ -120,15 +121,15 @@ def lay_settings(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
         for old in [name for name in place if name != "model"] if changed else ():
             del place[old]
         assign(made, key, copy.deepcopy(settings[key]))
-    lay_kinds(made)
+    fill_kinds(made)
     return made
 
 
 def prepare(
     table: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], spec: Spec
-) -> tuple[list[Trial], dict[int, RunPlan]]:
+) -> tuple[list[Trial], dict[int, Plan]]:
     """Make the plan of every combination; those that cannot be run are refused here, for free."""
-    trials, plans = list[Trial](), dict[int, RunPlan]()
+    trials, plans = list[Trial](), dict[int, Plan]()
     for place, values in enumerate(itertools.product(*grid.values())):
         trial, run_plan = plan_one(table, dict(zip(grid, values, strict=True)), spec)
         trials.append(trial)
@@ -142,11 +143,11 @@ def prepare(
 
 def plan_one(
     table: Mapping[str, Any], settings: dict[str, Any], spec: Spec
-) -> tuple[Trial, RunPlan | None]:
+) -> tuple[Trial, Plan | None]:
     """Make the plan with these settings; a trial that says why, if it cannot be run."""
     try:
-        run_plan = resolve(plan_from_table(lay_settings(table, settings)), spec)
-        run_plan.plan().guarantee(spec.clients)
+        run_plan = resolve(Plan.from_table(lay_settings(table, settings)), spec)
+        run_plan.guarantee(spec.clients)
         run_plan.method.check(spec)
     except ValueError as error:
         return Trial(settings, refused=str(error)), None

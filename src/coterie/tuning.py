@@ -24,9 +24,9 @@ from coterie.core.rng import Rng
 from coterie.data.catalogue import NAMES
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import standardise_clients
-from coterie.engines.simulate import simulate
-from coterie.plan.run_plan import RunPlan, plan_from_table, resolve
-from coterie.run.summary import TunedOn
+from coterie.engine.simulate import simulate
+from coterie.plan.plan import Plan, TunedOn
+from coterie.plan.rules import resolve
 from coterie.scores import evaluate
 from coterie.search import Search
 from coterie.trials import Grid, Trial, check_grid, lay_settings, plan_one, prepare, rank, told
@@ -61,7 +61,7 @@ class Tuned:
 
     best: dict[str, Any]
     table: list[Trial]
-    plan: RunPlan
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def tune(
         ranked = _try_proposed(table, grid, cut, 30 if trials is None else trials, observe)
     best = ranked[0]
     _check_best(best, len(ranked))
-    chosen = resolve(plan_from_table(lay_settings(table, best.settings)), train.spec)
+    chosen = resolve(Plan.from_table(lay_settings(table, best.settings)), train.spec)
     chosen = replace(chosen, tuned=label(chosen, public=public))
     return Tuned(best.settings, ranked, chosen)
 
@@ -147,7 +147,7 @@ class _Cut:
 
 def _try_all(
     trials: list[Trial],
-    plans: Mapping[int, RunPlan],
+    plans: Mapping[int, Plan],
     cut: _Cut,
     observe: Callable[[Progress], None] | None,
 ) -> list[Trial]:
@@ -212,7 +212,7 @@ def fold_numbers(data: FederatedDataset, folds: int, seed: int) -> NDArray[np.in
     return numbers
 
 
-def label(run_plan: RunPlan, *, public: bool, charged: bool = False) -> TunedOn:
+def label(run_plan: Plan, *, public: bool, charged: bool = False) -> TunedOn:
     """Return whether epsilon covers a choice of settings on the plan's data.
 
     Once settings were chosen on private rows, later tuning on public ones does not undo it. A
@@ -225,12 +225,12 @@ def label(run_plan: RunPlan, *, public: bool, charged: bool = False) -> TunedOn:
     return "charged" if not free or before == "charged" else "public"
 
 
-def _try(trial: Trial, run_plan: RunPlan, parts: Parts) -> Trial:
+def _try(trial: Trial, run_plan: Plan, parts: Parts) -> Trial:
     if trial.refused is not None:
         return trial
     outside, inside = parts
     try:
-        outcome = simulate(run_plan.plan(), outside, speed=run_plan.speed)
+        outcome = simulate(run_plan, outside, speed=run_plan.speed)
     except ValueError as error:
         return replace(trial, refused=str(error))
     score = evaluate(run_plan.method.model, outcome.rows, inside)

@@ -15,14 +15,14 @@ import torch
 from coterie.core.config import to_toml
 from coterie.core.rng import Rng
 from coterie.data.synthetic import synthetic
-from coterie.engines.rounds import RoundState, client_half
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.simulate import simulate
 from coterie.methods.base import Shape, registered
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Poisson
 from coterie.scores import evaluate
 
@@ -338,7 +338,7 @@ def _replay(plan, data, posts, cohorts, client):
                 personal = method.enrol(shared, data.spec, 1)
             mechanism = plan.mechanisms(data.spec.clients)[number]
             state = RoundState(method, mechanism, shared, rng, number)
-            _, personal = client_half(state, personal, block)
+            personal = client_half(state, personal, block).personal
         shared = method.server_update(shared, post)
     if personal is None:
         personal = method.enrol(shared, data.spec, 1)

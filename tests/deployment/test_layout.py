@@ -410,13 +410,13 @@ def test_the_readme_says_whose_keys_they_are(app, tmp_path):
 
 def test_whether_joining_pays_is_said_before_anything_is_spent(tmp_path, capsys):
     from coterie.plan.advice import Advice
-    from coterie.plan.run_plan import advice_of
+    from coterie.plan.rules import advice_for
 
     plan = _plan(tmp_path / "plan.toml")
     given = ["deploy", "init", str(tmp_path / "a"), "--plan", str(plan), "--sites", *SITES, *FACTS]
     assert main(given) == 0
     said = capsys.readouterr().out
     agreed = load_agreement(tmp_path / "a")
-    advice = advice_of(agreed.run_plan, agreed.federation.spec)
+    advice = advice_for(agreed.run_plan, agreed.federation.spec)
     assert isinstance(advice, Advice) and advice.verdict == "learn alone"
     assert f"learn alone: {advice.words}" in said

@@ -15,7 +15,7 @@ from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.rows import hints_on, load_rows, place, spread
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan
 from federations import federate, rows_of
 
 DATA = synthetic("mean", clients=5, rows=(4, 9), features=3, spread=0.3, seed=1).data
@@ -43,7 +43,7 @@ def agreement(federation=FEDERATION, **data):
         "privacy": {"epsilon": 1.0},
         "data": {"name": "synthetic", "test": 0.4, **data},
     }
-    return Agreement(from_table(RunPlan, table, "plan"), federation)
+    return Agreement(from_table(Plan, table, "plan"), federation)
 
 
 def hook(folder, text):

@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from coterie import wire
 from coterie.data.synthetic import synthetic
+from coterie.engine.simulate import _Simulation, simulate
 from coterie.engines import coordinator as coordinator_module
 from coterie.engines.conducting import ShortRoundError
 from coterie.engines.coordinator import Coordinator
-from coterie.engines.simulate import _Simulation, simulate
 from coterie.engines.site_run import SUM
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coterie.core.config import ConfigError, from_table, to_table, to_toml
 from coterie.deployment.agreement import agree, load_federation
 from coterie.engines.federation import Federation, SiteEntry
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan
 from coterie.wire import public_hex
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(5)]
@@ -188,7 +188,7 @@ def test_a_table_is_read_by_the_letter():
 def test_plans_that_belong_to_a_simulation_are_refused(table, word):
     method = {"kind": "pmtl"}
     base = {"method": method, "privacy": {"epsilon": 1.0}, "data": {"name": "districts"}}
-    plan = from_table(RunPlan, {**base, **table}, "plan")
+    plan = from_table(Plan, {**base, **table}, "plan")
     with pytest.raises(ConfigError, match=word):
         agree(plan, make())
 

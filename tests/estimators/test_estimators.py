@@ -244,7 +244,7 @@ def test_newcomers_join_and_have_models_of_their_own(standardise):
     np.testing.assert_array_equal(found.predict(X[~late], who[~late]), before)
     if standardise == "none":
         data = ct.from_arrays(X[late], y[late], who[late], task="regression")
-        models = found.outcome_.join(data)
+        models = found.outcome_.onboard(data)
         own = who == data.names[1]
         expected = X[own] @ models["weight"][1, 0].numpy() + models["bias"][1].numpy()
         np.testing.assert_allclose(found.predict(X[own], who[own]), expected, atol=1e-5)

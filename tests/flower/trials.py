@@ -25,12 +25,10 @@ from coterie.deployment.certificates import load_private
 from coterie.deployment.demo import write_rows
 from coterie.deployment.layout import App, begin_app
 from coterie.deployment.processes import LocalFederation, Node
-from coterie.engines.outcome import Outcome
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import Outcome, simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan.plan import Privacy
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Everyone, Sampler
 from coterie.wire import Parcel, peek
 
@@ -110,7 +108,7 @@ class Trial:
 
     folder: Path
     app: App
-    plan: RunPlan
+    plan: Plan
     data: FederatedDataset
     keys: Path
 
@@ -263,7 +261,7 @@ def write_trial(
 ) -> Trial:
     """Write an app called so, for as many districts at each site as said."""
     data = DataChoice(name="districts").open().only(np.arange(sum(sizes.values())))
-    plan = RunPlan(
+    plan = Plan(
         data=DataChoice(name="districts", test=DISTRICTS_TEST_ROWS),
         method=PMTL(model=Linear()),
         privacy=Privacy(epsilon=1.0),

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.local import LAMS, Local, own_losses, own_shares, ridge_prior
 from coterie.methods.local_star import LocalStar
 from coterie.methods.pooled import PooledLinear

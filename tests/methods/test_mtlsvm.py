@@ -18,15 +18,14 @@ from sklearn.svm import LinearSVC, LinearSVR
 from coterie.core.rng import Rng
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM, joined
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM, combine
 from coterie.models import MLP, Linear
 from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import rounds_by_rule
-from coterie.plan.run_plan import resolve
+from coterie.plan.rules import resolve, rounds_by_rule
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.noise import LaplaceNoise
 from coterie.privacy.sampling import FixedSize, Poisson
@@ -331,10 +330,10 @@ def test_a_private_run_does_all_its_rounds():
 
 def test_the_default_plan_has_few_rounds_and_a_clip_to_match():
     from coterie.choice import DataChoice
-    from coterie.plan.run_plan import RunPlan
+    from coterie.plan.plan import Plan
 
     data = toy("regression", clients=300, rows=5, features=4)
-    plan = RunPlan(data=DataChoice(name="synthetic"), method=MTLSVM(), privacy=Privacy(epsilon=1.0))
+    plan = Plan(data=DataChoice(name="synthetic"), method=MTLSVM(), privacy=Privacy(epsilon=1.0))
     found = resolve(plan, data.spec)
     assert found.rounds == rounds_by_rule(plan.method, plan.privacy, data.spec)
     assert 1 <= found.rounds <= 5
@@ -431,7 +430,7 @@ def test_newcomers_fit_their_own_part_alone():
     old = data.only(np.arange(9))
     outcome = run(method, old, rounds=500)
     new = data.only(np.arange(9, 12))
-    models = outcome.join(new)
+    models = outcome.onboard(new)
     w = joined(outcome.shared).numpy().reshape(-1)
     for place, k in enumerate(range(9, 12)):
         x = np.c_[data.features.double().numpy()[owner == k], np.ones((owner == k).sum())]
@@ -441,7 +440,7 @@ def test_newcomers_fit_their_own_part_alone():
         cp.Problem(cp.Minimize(method.c2 / 2 * cp.sum_squares(v) + loss)).solve(solver=cp.CLARABEL)
         np.testing.assert_allclose(joined(models)[place, 0].numpy(), w + v.value, atol=2e-3)
     with pytest.raises(ValueError, match="expected those of the training"):
-        outcome.join(toy(features=4))
+        outcome.onboard(toy(features=4))
     with pytest.raises(ValueError, match="trained with alone"):
         run(MOCHA(), old, rounds=2).join(new)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from coterie.core.tree import take
 from coterie.data.formats import load
 from coterie.data.scaling import standardise_clients
 from coterie.data.source import Source
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
@@ -57,7 +57,7 @@ def test_newcomers_gain_from_those_who_were_there(shared_data, sitting):
     method = MTLSVM()
     outcome = run(method, train.only(old))
     few, held = train.only(new).at_most(10, 0), test.only(new)
-    models = outcome.join(few)
+    models = outcome.onboard(few)
     joined = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), held)
     apart = score(method, run(LocalSVM(c=0.1), few, rounds=1), held)
     assert joined.balanced.value > 0.88 > apart.balanced.value + 0.05

@@ -14,8 +14,7 @@ from coterie.core.config import to_toml
 from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.outcome import check_joinable
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import check_onboard, simulate
 from coterie.methods.base import registered
 from coterie.methods.dpfedmtl import DPFedMTL, FedMTL
 from coterie.methods.fedavg import FedAvg
@@ -23,7 +22,7 @@ from coterie.methods.finetune import Finetune
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear, Module
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.kernels import draw_batches
 from coterie.solvers.sgd import SGD
@@ -524,9 +523,9 @@ def test_newcomers_have_no_place_in_clusters_even_if_as_many(method):
     data = regression()
     outcome = simulate(Plan(method=method, privacy=BARE, rounds=1, simulation_seed=0), data)
     with pytest.raises(ValueError, match="places by number"):
-        outcome.join(regression(seed=1))
+        outcome.onboard(regression(seed=1))
     with pytest.raises(ValueError, match="places by number"):
-        check_joinable(method)
+        check_onboard(method)
 
 
 def test_bad_ways_and_splits_are_refused():

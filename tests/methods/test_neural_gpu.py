@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import registered
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.solvers.sgd import SGD
 
 pytestmark = [

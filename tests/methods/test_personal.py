@@ -8,7 +8,7 @@ import torch
 
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.ditto import Ditto
 from coterie.methods.naive_dp import NaiveDP
 from coterie.methods.pfedme import PFedMe

@@ -13,8 +13,8 @@ from scipy.stats import norm
 from coterie.core.rng import Rng
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
-from coterie.engines.rounds import RoundState, client_half
-from coterie.engines.simulate import simulate
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.simulate import simulate
 from coterie.methods.local import Local, modes
 from coterie.methods.pfeb import PFEB, STEP
 from coterie.methods.pmtl import PMTL
@@ -513,7 +513,7 @@ def test_a_clipped_curvature_keeps_its_signs():
     # 200 like columns under a noise of 20: K is far from the identity, and its norm above 0.7.
     shared["residual"] = torch.tensor([20.0], dtype=torch.float64)
     state = RoundState(plan.method, plan.mechanisms(1)[0], shared, Rng.seeded(0), 0)
-    part, _ = client_half(state, {}, data.clients(np.arange(1)))
+    part, *_ = client_half(state, {}, data.clients(np.arange(1)))
     ones = np.c_[x.astype(np.float32), np.ones(200)].astype(float)
     K = np.eye(3) - np.linalg.inv(np.eye(3) + 0.2 * ones.T @ ones / 20.0)
     assert (K[~np.eye(3, dtype=bool)] < 0).any()

@@ -12,13 +12,13 @@ from scipy import sparse
 from coterie.core.config import to_toml
 from coterie.core.rng import Rng
 from coterie.data.synthetic import synthetic
-from coterie.engines.rounds import RoundState, client_half
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.simulate import simulate
 from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.methods.related import Related
 from coterie.models import MLP, Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.sampling import Poisson
@@ -329,7 +329,7 @@ def test_replay(name, cohort):
                 if personal is None:
                     personal = method.enrol(shared, data.spec, 1)
                 state = RoundState(method, plan.mechanisms(6)[number], shared, rng, number)
-                _, personal = client_half(state, personal, block)
+                personal = client_half(state, personal, block).personal
             shared = method.server_update(shared, post)
         if personal is None:
             personal = method.enrol(shared, data.spec, 1)
@@ -438,7 +438,7 @@ def test_every_client_needs_a_place(method):
 def test_newcomers_have_no_place(name):
     outcome = simulate(private(name, None), few())
     with pytest.raises(ValueError, match="newcomers have none"):
-        outcome.join(few(clients=2))
+        outcome.onboard(few(clients=2))
 
 
 def test_newcomers_may_join_the_mean_relation():
@@ -446,5 +446,5 @@ def test_newcomers_may_join_the_mean_relation():
     other = fit(PMTL(lam=0.4), few(), rounds=20)
     new = few(clients=2, seed=8)
     torch.testing.assert_close(
-        outcome.join(new)["weight"], other.join(new)["weight"], atol=1e-4, rtol=1e-4
+        outcome.onboard(new)["weight"], other.onboard(new)["weight"], atol=1e-4, rtol=1e-4
     )

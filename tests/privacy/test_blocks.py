@@ -13,7 +13,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import Block, Method
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.mtlsvm import MTLSVM

@@ -9,11 +9,11 @@ import torch
 
 from coterie.core.config import ConfigError, to_toml
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.accounting import LocalGaussian, Participation, profile
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.claims import claims

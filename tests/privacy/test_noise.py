@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.mpmtl import MPMTL
 from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.accounting import Gaussian, Laplace, Participation, Wishart, profile

@@ -16,8 +16,8 @@ from sklearn.metrics import mean_squared_error
 
 from coterie import history
 from coterie.choice import DataChoice
-from coterie.cli.main import main
-from coterie.engines.outcome import Progress
+from coterie.cli import main
+from coterie.engine.simulate import Progress
 from coterie.history import History, is_cheap
 from coterie.methods.base import Method
 from coterie.methods.dpfedmtl import DPFedMTL
@@ -25,14 +25,13 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Privacy
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan, Privacy
 from coterie.run.run import execute
 
 pytestmark = pytest.mark.full
 
 
-def plan_of(method: Method | None = None, **changes: Any) -> RunPlan:
+def plan_of(method: Method | None = None, **changes: Any) -> Plan:
     options = {"clients": 12, "rows": [6, 14], "features": 3, "task": "regression"}
     settings: dict[str, Any] = {
         "data": DataChoice(name="synthetic", options=options),
@@ -42,7 +41,7 @@ def plan_of(method: Method | None = None, **changes: Any) -> RunPlan:
         "simulation_seed": 3,
         "compare_with_local": False,
     }
-    return RunPlan(**{**settings, **changes})
+    return Plan(**{**settings, **changes})
 
 
 def lines_of(folder: Path) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chi2
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB, STEP
 from coterie.methods.prior import DOUBT, Told

@@ -1,8 +1,10 @@
 """`coterie account` and `coterie calibrate`: budgets before any data; never loads torch."""
 
 import argparse
+import json
 from typing import Any
 
+from coterie.cli.options import Commands, add_view, command
 from coterie.privacy.accounting import (
     Gaussian,
     Guarantee,
@@ -19,8 +21,43 @@ _MOST_CLIENTS = 1_000_000_000_000
 _STATED = ("view", "views", "epsilon_per_participation")
 
 
+def add(commands: Commands, name: str = "account") -> None:
+    """Add `account` (noise to epsilon) or `calibrate` (epsilon to noise)."""
+    calibrating = name == "calibrate"
+    given = "--epsilon 2" if calibrating else "--noise-multiplier 10"
+    parser = command(
+        commands,
+        name,
+        "the noise that a budget needs" if calibrating else "the epsilon that noise gives",
+        f"coterie {name} --clients 205 --cohort 100 --rounds 1000 {given} --delta 1e-5 --json",
+    )
+    parser.add_argument("--clients", type=int, required=True, help="number of clients")
+    parser.add_argument("--cohort", type=float, help="expected clients per round (default: all)")
+    parser.add_argument("--rounds", type=int, required=True, help="number of releases")
+    if calibrating:
+        parser.add_argument("--epsilon", type=float, required=True, help="the budget")
+    else:
+        parser.add_argument(
+            "--noise-multiplier", type=float, required=True, help="noise of the sum over the clip"
+        )
+    parser.add_argument("--delta", type=float, help="default min(1e-5, 1/(10 clients))")
+    parser.add_argument(
+        "--noise",
+        choices=("gaussian", "local"),
+        help="added by the server (default), or by each client to its own contribution",
+    )
+    add_view(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(action=_print)
+
+
+def _print(arguments: argparse.Namespace) -> None:
+    found = account(arguments)
+    print(json.dumps(found, indent=2, allow_nan=False) if arguments.json else describe(found))
+
+
 def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> Sampler:
-    """Make the sampler that the flags name."""
+    """Return the sampler that the flags name."""
     if sampling == "everyone":
         if cohort is not None:
             raise ValueError(
@@ -33,7 +70,7 @@ def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> S
         if cohort is None or not float(cohort).is_integer():
             given = "no --cohort" if cohort is None else f"--cohort {cohort}"
             raise ValueError(
-                f"--sampling fixed needs a whole number of clients a round, got {given}: give one, "
+                f"--sampling fixed needs a whole number of clients per round, got {given}: give one, "
                 "such as --cohort 20"
             )
         return FixedSize(int(cohort), visible)
@@ -41,7 +78,7 @@ def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> S
 
 
 def account(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Find epsilon for the noise given, or the noise for the epsilon given."""
+    """Return epsilon for the noise given, or the noise for the epsilon given."""
     clients, rounds = arguments.clients, arguments.rounds
     _check(arguments)
     delta = default_delta(clients) if arguments.delta is None else arguments.delta
@@ -91,7 +128,7 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {getattr(arguments, name)}: expected at least 1")
     if arguments.rounds > _MOST_ROUNDS:
         raise ValueError(f"--rounds {arguments.rounds}: expected at most {_MOST_ROUNDS:,}")
-    # Beyond these, floating point cannot tell the numbers from nothing.
+    # Outside these limits floating point loses the values.
     for name, least, most in (("delta", 1e-30, 1 - 1e-9), ("noise_multiplier", 1e-5, 1e9)):
         value = getattr(arguments, name, None)
         if value is not None and not least <= value <= most:
@@ -100,7 +137,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """Say it to a person."""
+    """Return the result as text."""
     rows = [
         (f"epsilon ({found['view']})", _bound(found["epsilon"])),
         ("delta", _number(found["delta"])),

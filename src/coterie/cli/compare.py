@@ -2,7 +2,7 @@
 
 import argparse
 
-from coterie.cli.options import Commands, _add_plan, _command, add_tracking
+from coterie.cli.options import Commands, add_plan, add_tracking, command
 
 _MORE = """\
 Every cell is a run folder of its own; the comparison's folder gets comparison.parquet (a row a
@@ -19,7 +19,7 @@ pmtl.method.lam=0.1,1. The exit status is 1 where a cell failed; --resume tries 
 
 def add(commands: Commands) -> None:
     """Add `compare`."""
-    parser = _command(
+    parser = command(
         commands,
         "compare",
         "methods x epsilons x seeds side by side, and which differences are larger than noise",
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
         "--repeats", type=int, metavar="N", help="instead of seeds: real noise, each run a release"
     )
     _add_selection(parser)
-    _add_plan(parser)
+    add_plan(parser)
     _hide(parser, "method", "finetune", "noise_multiplier")
     run = parser.add_argument_group("run")
     run.add_argument("--out", metavar="DIR", help="default runs/compare-DATA-TIME")

@@ -6,12 +6,12 @@ models and data are read off the source files: asking for them would load torch.
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any
 
-from coterie.cli.options import Action, Commands, _command
+from coterie.cli.options import Commands, command
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 _MORE = """\
@@ -25,9 +25,9 @@ _FILES = ("FILE", "PLAN")
 _NAMED = {"--method": "methods", "--model": "models"}
 
 
-def add_completion(commands: Commands, action: Action) -> None:
-    """Add `completion`."""
-    parser = _command(
+def add(commands: Commands, build: Callable[[], argparse.ArgumentParser]) -> None:
+    """Add `completion`, for the parser that `build` makes."""
+    parser = command(
         commands,
         "completion",
         "a script that completes commands, flags and names in your shell",
@@ -35,7 +35,7 @@ def add_completion(commands: Commands, action: Action) -> None:
         _MORE,
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-    parser.set_defaults(action=action)
+    parser.set_defaults(action=lambda arguments: print(script(build(), arguments.shell)))
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:

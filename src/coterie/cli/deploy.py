@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.cli.deploy_demo import add_demo
 from coterie.cli.deploy_status import VIEWS, add_status
-from coterie.cli.options import Commands, _command
+from coterie.cli.options import Commands, command
 
 if TYPE_CHECKING:
     from coterie.deployment.layout import App
@@ -36,7 +36,7 @@ Flower's Control has no authentication and shares the port."""
 
 def add(commands: Commands) -> None:
     """Add `deploy`."""
-    parser = _command(
+    parser = command(
         commands,
         "deploy",
         "run a plan on Flower: keys, a ready app, a guarded SuperLink",
@@ -53,7 +53,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_certificates(inner: Commands) -> None:
-    parser = _command(
+    parser = command(
         inner,
         "certificates",
         "make keys and certificates for a trial",
@@ -68,7 +68,7 @@ def _add_certificates(inner: Commands) -> None:
 
 
 def _add_init(inner: Commands) -> None:
-    parser = _command(
+    parser = command(
         inner,
         "init",
         "write a ready Flower app, and say what it would guarantee",
@@ -102,7 +102,7 @@ def _add_init(inner: Commands) -> None:
 
 
 def _add_superlink(inner: Commands) -> None:
-    parser = _command(
+    parser = command(
         inner,
         "superlink",
         "start Flower's SuperLink, closed to strangers but for SuperNodes",
@@ -243,11 +243,11 @@ def _refuse_facts(arguments: argparse.Namespace) -> None:
 
 
 def _told(app: "App") -> dict[str, Any]:
-    from coterie.plan.run_plan import advice_of
+    from coterie.plan.rules import advice_for
     from coterie.run.summary import json_number
 
     agreement, federation = app.agreement, app.agreement.federation
-    advice = advice_of(agreement.run_plan, federation.spec)
+    advice = advice_for(agreement.run_plan, federation.spec)
     return {
         "folder": str(app.folder),
         "app": app.name,

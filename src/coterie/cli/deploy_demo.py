@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from coterie.cli.options import Commands, _command
+from coterie.cli.options import Commands, command
 
 _MORE = """\
 Four sites with a file of rows each (school districts of Michigan), a SuperLink and four SuperNodes
@@ -20,7 +20,7 @@ the app, the run (`coterie verify`, `coterie report`) and what each site keeps o
 
 def add_demo(commands: Commands) -> None:
     """Add `demo`."""
-    parser = _command(
+    parser = command(
         commands,
         "demo",
         "a federation on this machine: SuperLink, four SuperNodes, TLS, keys, a report",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, _command
+from coterie.cli.options import Commands, command
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,7 +46,7 @@ _HUES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "ye
 
 def add_status(commands: Commands) -> None:
     """Add `status`."""
-    parser = _command(
+    parser = command(
         commands,
         "status",
         "rounds, answers and epsilon of a deployment, at the coordinator or at a site",

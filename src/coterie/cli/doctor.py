@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from coterie.cli.options import Commands, _command
+from coterie.cli.options import Commands, command
 
 _NEEDED = ("coterie", "torch", "numpy", "scipy", "numba", "dp-accounting", "pyarrow", "safetensors")
 _EXTRAS = {
@@ -27,7 +27,7 @@ devices, folders, switches, checks (name, passed, told, seconds), seconds."""
 
 def add(commands: Commands) -> None:
     """Add `doctor`."""
-    parser = _command(
+    parser = command(
         commands,
         "doctor",
         "versions, devices, and a self-test of noise and accounting in seconds",
@@ -147,8 +147,7 @@ def _folders() -> dict[str, Any]:
 def _switches() -> dict[str, str | bool]:
     import os
 
-    from coterie.core.environment import TELEMETRY_OFF
-    from coterie.core.environment import is_offline
+    from coterie.core.environment import TELEMETRY_OFF, is_offline
 
     return {"offline": is_offline(), **{name: os.environ.get(name, "") for name in TELEMETRY_OFF}}
 

@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.options import Commands, _command
-from coterie.cli.outputs import check_file
+from coterie.cli.options import Commands, check_file, command
 
 _MORE = """\
 The file holds that client's model, its own means and deviations where rows are scaled by each
@@ -24,7 +23,7 @@ _SUFFIX = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 
 def add(commands: Commands) -> None:
     """Add `export`."""
-    parser = _command(
+    parser = command(
         commands,
         "export",
         "one client's model as a file of its own: safetensors, torch or ONNX",

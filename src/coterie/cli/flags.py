@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.cli.account import make_sampler
-from coterie.core.config import ConfigError, to_table
-from coterie.plan.run_plan import assign, lay_kinds, read_toml
+from coterie.core.config import ConfigError, assign, read_toml, to_table
+from coterie.plan.plan import fill_kinds
 
 _SHAPES = {
     "--set": ("KEY=VALUE", "method.lam=0.3"),
@@ -59,7 +59,7 @@ def _lay_defaults(table: dict[str, Any]) -> None:
         raise ConfigError("no data: give --data NAME|FILE, for example --data districts")
     method, privacy, seed = table["method"], table["privacy"], table.get("simulation_seed")
     method.setdefault("kind", "auto")
-    lay_kinds(table)
+    fill_kinds(table)
     if not {"epsilon", "noise_multiplier"} & privacy.keys():
         privacy["epsilon"] = 1.0
     if isinstance(seed, int) and seed >= 0:

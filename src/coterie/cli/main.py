@@ -1,13 +1,12 @@
-"""The command line: words in, words out. Progress and errors go to stderr, results to stdout.
+"""The command line. Progress and errors go to stderr, results to stdout.
 
-Every command exits 0 on success and 2 on bad input, with one line that says what was given, what
-was expected and what to do. `account` and `calibrate` load neither torch nor data, and neither does
-`plan` from public facts.
+Every command exits 0 on success, 1 if a check failed and 2 on bad input, with one line that says
+what was given, what was expected and what to do. A command's module is light: it defines flags and
+checks them, and imports what is heavy when it is carried out.
 """
 
 import argparse
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,28 +14,27 @@ from importlib import import_module
 from typing import Any
 
 from coterie import __version__
-from coterie.cli.completion import add_completion
+from coterie.cli import account, completion, run
 from coterie.cli.front import Front, Parser
-from coterie.cli.options import (
-    add_account,
-    add_advice,
-    add_data,
-    add_demo,
-    add_join,
-    add_methods,
-    add_offline,
-    add_report,
-    add_run,
-    add_tune,
-)
+from coterie.cli.options import add_join, add_offline, add_tune
 from coterie.core.environment import go_offline, is_offline, telemetry_off
 
-# Commands whose module adds its own options: light to import, what is heavy waits for its action.
-_MODULES: tuple[str, ...] = ("compare", "verify", "export", "predict", "doctor", "deploy")
+_MODULES = (
+    "plan",
+    "methods",
+    "data",
+    "report",
+    "compare",
+    "verify",
+    "export",
+    "predict",
+    "doctor",
+    "deploy",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; give its exit status."""
+    """Run a command; return its exit status."""
     arguments = build_parser().parse_args(argv)
     if vars(arguments).pop("offline", False) or is_offline():
         go_offline()
@@ -49,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if os.environ.get("COTERIE_DEBUG") or not _is_users(error):
+        if os.environ.get("COTERIE_DEBUG") or not _is_user_error(error):
             raise
         print(f"coterie {arguments.command}: {error}", file=sys.stderr)
         return 2
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands."""
+    """Return the parser of all commands."""
     parser = Front(prog="coterie")
     parser.add_argument(
         "--version", action="version", version=f"coterie {__version__}", help="print the version"
@@ -65,58 +63,32 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    add_advice(commands, _plan)
-    add_run(commands, _run)
+    run.add(commands)
+    run.add_demo(commands)
+    account.add(commands, "account")
+    account.add(commands, "calibrate")
     add_tune(commands, _tune)
-    add_demo(commands, _demo)
-    add_account(commands, _account, calibrate=False)
-    add_account(commands, _account, calibrate=True)
-    add_methods(commands, _methods)
-    add_data(commands, _data_show)
-    add_report(commands, _report)
     add_join(commands, _join)
     for name in _MODULES:
         import_module(f"coterie.cli.{name}").add(commands)
-    add_completion(commands, _completion)
+    completion.add(commands, build_parser)
     return parser
 
 
-def _is_users(error: Exception) -> bool:
-    """Tell a user's mistake (bad values, files, folders) from a fault of ours."""
+def _is_user_error(error: Exception) -> bool:
+    """Return whether an error comes from bad values, files or folders, and not from a bug."""
     from coterie.privacy.ledger import LedgerError
 
-    return isinstance(error, ValueError | OSError | LedgerError) or _is_of_flower(error)
+    return isinstance(error, ValueError | OSError | LedgerError) or _is_flower_error(error)
 
 
-def _is_of_flower(error: Exception) -> bool:
-    """Tell what went wrong in other processes or on the SuperLink; its words say where to look."""
+def _is_flower_error(error: Exception) -> bool:
+    """Return whether other processes or the SuperLink failed; the message says where to look."""
     kinds = {"coterie.deployment.processes": "FederationError"}
     kinds["coterie.deployment.control"] = "ControlError"
     # A command that raised one of them has loaded it; all others do without Flower.
     known = [getattr(sys.modules[name], kinds[name]) for name in kinds if name in sys.modules]
     return isinstance(error, tuple(known))
-
-
-def _account(arguments: argparse.Namespace) -> None:
-    from coterie.cli.account import account, describe
-
-    found = account(arguments)
-    if arguments.json:
-        print(json.dumps(found, indent=2, allow_nan=False))
-    else:
-        print(describe(found))
-
-
-def _plan(arguments: argparse.Namespace) -> None:
-    from coterie.cli.plan import plan
-
-    print(plan(arguments))
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from coterie.cli.run import run
-
-    return run(arguments)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
@@ -129,40 +101,10 @@ def _tune(arguments: argparse.Namespace) -> int:
     return told.status
 
 
-def _demo(arguments: argparse.Namespace) -> int:
-    from coterie.cli.run import demo
-
-    return demo(arguments)
-
-
-def _methods(arguments: argparse.Namespace) -> None:
-    from coterie.cli.look import methods
-
-    methods(arguments)
-
-
-def _data_show(arguments: argparse.Namespace) -> None:
-    from coterie.cli.look import data_show
-
-    data_show(arguments)
-
-
-def _report(arguments: argparse.Namespace) -> None:
-    from coterie.cli.look import report
-
-    report(arguments)
-
-
 def _join(arguments: argparse.Namespace) -> None:
     from coterie.cli.join import joined
 
     print(joined(arguments))
-
-
-def _completion(arguments: argparse.Namespace) -> None:
-    from coterie.cli.completion import script
-
-    print(script(build_parser(), arguments.shell))
 
 
 def entry() -> Any:

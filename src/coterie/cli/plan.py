@@ -43,7 +43,7 @@ from coterie.plan.advice import (
     search_limit,
 )
 from coterie.privacy.accounting import Relation
-from coterie.privacy.words import OUTSIDER, RELATIONS, UNIT, round_up
+from coterie.privacy.words import RELATIONS, UNIT, round_up
 
 if TYPE_CHECKING:
     from coterie.data.federated import Spec, Task

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.options import Commands, _command
-from coterie.cli.outputs import check_file
+from coterie.cli.options import Commands, check_file, command
 
 _MORE = """\
 Rows are read as the training data were, with the same columns and constants; a target column is
@@ -23,7 +22,7 @@ own units, or the name of a class), decision values, and with --std standard dev
 
 def add(commands: Commands) -> None:
     """Add `predict`."""
-    parser = _command(
+    parser = command(
         commands,
         "predict",
         "predictions for the rows of a file, each by its client's own model",

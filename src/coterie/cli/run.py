@@ -1,322 +1,122 @@
-"""What the commands that touch data do: run a plan made of flags, show what came out."""
+"""`coterie run` and `coterie demo`: the flags, and what is checked before torch is loaded."""
 
 import argparse
-import json
 import math
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-
-from coterie.cli.flags import plan_table
-from coterie.cli.results_table import about_newcomers, clients_table, name_of, results_table
-from coterie.cli.tracked import tracked
-from coterie.cli.watch import Watch
-from coterie.core.config import ConfigError, to_table
-from coterie.core.files import how_to_resume, write_atomically
-from coterie.core.signals import stop_status, stoppable
-from coterie.methods.auto import Auto
-from coterie.methods.base import Method
-from coterie.methods.local import Local
-from coterie.plan.plan import Privacy
-from coterie.plan.rules import usual
-from coterie.plan.run_plan import RunPlan, load_plan, plan_from_table
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import statement
-from coterie.privacy.words import add_up, spent_together
-from coterie.report.page import write_report
-from coterie.run.run import execute
-from coterie.run.summary import promised
-from coterie.tracking.track import check_kinds
-
-MEMBERS = "members.json"
-_REFERENCE = "not-private"
-_WITH_RESUME = ("resume", "json", "quiet", "track", "track_dir", "command", "action")
+from coterie.cli.completion import names
+from coterie.cli.front import closest
+from coterie.cli.options import Commands, add_plan, add_tracking, add_work, command, share
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Carry out `coterie run`."""
-    check_kinds(arguments.track)
-    if isinstance(arguments.epsilon, tuple):
-        return _several(arguments)
-    if arguments.resume is not None:
-        folder = Path(arguments.resume)
-        _refuse_with_resume(arguments)
-        if (folder / MEMBERS).exists():
-            return _go_through(folder, arguments)
-        run_plan = load_plan(folder / "plan.toml")
-        if (folder / "result.json").exists():
-            _show_finished(folder, as_json=arguments.json)
-            return tracked([folder], arguments)
-        if (folder / "federation.toml").exists():
-            # Here it would go on with rows of this machine, in the account of the sites' rows.
-            raise ConfigError(
-                f"{folder} is a deployment, and goes on where it was begun: {how_to_resume(folder)}"
-            )
-    else:
-        run_plan = plan_from_table(plan_table(arguments))
-        folder = Path(arguments.out) if arguments.out else _new_folder(run_plan)
-        if (folder / "plan.toml").exists():
-            raise FileExistsError(
-                f"{folder} already holds a run; go on with `coterie run --resume {folder}`, "
-                "or choose another --out"
-            )
-    with stoppable(partial(_farewell, folder)):
-        return _run_one(run_plan, folder, arguments)
-
-
-def _run_one(run_plan: RunPlan, folder: Path, arguments: argparse.Namespace) -> int:
-    watch = Watch(quiet=arguments.quiet)
-    try:
-        scoring = None if arguments.json else watch.scoring
-        result = execute(run_plan, folder=folder, observer=watch.open, scoring=scoring)
-    except KeyboardInterrupt:
-        watch.close()
-        print(_farewell(folder), file=sys.stderr)
-        return stop_status()
-    finally:
-        watch.close()
-    status = _show(folder, result.summary, result.outcome.guarantee, as_json=arguments.json)
-    return tracked([folder], arguments) or status
-
-
-def _farewell(folder: Path) -> str:
-    """Say how a run that was interrupted goes on."""
-    begun = (folder / "plan.toml").exists() or (folder / MEMBERS).exists()
-    told = f"go on with: coterie run --resume {folder}" if begun else "nothing was spent"
-    return f"interrupted; {told}"
-
-
-def _several(arguments: argparse.Namespace) -> int:
-    """Train once for each epsilon, beside learning alone and learning without privacy."""
-    budgets = sorted(set(arguments.epsilon))
-    first = argparse.Namespace(**{**vars(arguments), "epsilon": budgets[0]})
-    base = plan_from_table(plan_table(first))
-    folder = Path(arguments.out) if arguments.out else _new_folder(base)
-    if (folder / MEMBERS).exists() or (folder / "plan.toml").exists():
-        raise FileExistsError(
-            f"{folder} already holds runs; go on with `coterie run --resume {folder}`, or choose "
-            "another --out"
-        )
-    free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
-    plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
-    known = _picked(base)
-    alone = known.alone() or Local(model=base.method.model)
-    last = known.reference() or known
-    members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
-    if math.inf not in budgets:
-        members[_REFERENCE] = replace(base, method=last, privacy=free)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        folder / MEMBERS,
-        json.dumps({name: to_table(plan) for name, plan in members.items()}).encode(),
+def add(commands: Commands) -> None:
+    """Add `run`."""
+    parser = command(
+        commands,
+        "run",
+        "train one model per client under a budget, from flags or a TOML plan",
+        "coterie run --data districts --epsilon 1",
     )
-    return _go_through(folder, arguments)
+    budget = add_plan(parser)
+    budget.add_argument(
+        "--epsilon",
+        type=_epsilons,
+        metavar="NUMBER[,NUMBER]",
+        help="for the whole run; inf for no privacy; several (0.3,1,3) train once for each, beside "
+        "local training and training without privacy",
+    )
+    run = parser.add_argument_group("run")
+    run.add_argument("--out", metavar="DIR", help="run folder (default runs/DATA-METHOD-TIME)")
+    run.add_argument("--resume", metavar="DIR", help="resume an interrupted run")
+    run.add_argument(
+        "--wait",
+        metavar="SECONDS|all|75%",
+        help="put clients on a virtual clock: a round waits so long, for all of them, or for about "
+        "this share; more settings: --set stragglers.KEY=VALUE",
+    )
+    run.add_argument("--hardware", choices=("equal", "spread"), help="clients' speed on that clock")
+    run.add_argument(
+        "--history",
+        action=argparse.BooleanOptionalAction,
+        help="score every round on test rows, not private (default: where that is cheap)",
+    )
+    run.add_argument(
+        "--newcomers",
+        type=share,
+        metavar="SHARE|NUMBER",
+        help="clients held out of training and onboarded afterwards: how the run serves new "
+        "clients",
+    )
+    add_work(run)
+    add_tracking(run)
+    parser.set_defaults(action=_run)
 
 
-def _with_epsilon(base: RunPlan, epsilon: float) -> RunPlan:
-    return replace(base, privacy=replace(base.privacy, epsilon=epsilon))
+def add_demo(commands: Commands) -> None:
+    """Add `demo`."""
+    parser = command(
+        commands,
+        "demo",
+        "local, FedAvg, PMTL and the default method side by side on real data, with a report",
+        "coterie demo --epsilon 1",
+    )
+    parser.add_argument("--data", default="districts", help="default districts")
+    parser.add_argument("--epsilon", type=float, default=1.0, help="default 1")
+    parser.add_argument("--out", metavar="DIR", help="default runs/demo-TIME")
+    parser.add_argument("--simulation-seed", type=int, help="reproducible, protects nobody")
+    parser.set_defaults(action=_demo)
 
 
-def _go_through(folder: Path, arguments: argparse.Namespace) -> int:
-    """Run the members that are not done, then show all of them."""
-    tables = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
+def _run(arguments: argparse.Namespace) -> int:
+    check_flags(arguments)
+    from coterie.cli.train import run
+
+    return run(arguments)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    check_flags(arguments)
+    from coterie.cli.train import demo
+
+    return demo(arguments)
+
+
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for flags that cannot be right, before anything heavy is imported.
+
+    The plan checks its values again: this is only the faster answer.
+    """
+    known, given = names(), vars(arguments)
+    data = given.get("data")
+    if data is not None and data not in known["data"] and not Path(data).exists():
+        stem = data.partition(":")[0]
+        if stem not in {name.partition(":")[0] for name in known["data"]} and "://" not in data:
+            near = closest(data, known["data"])
+            meant = f"did you mean {near}?" if near else "expected a file, or a named data set"
+            raise ValueError(f"{data}: no such file, and no data set of that name; {meant}")
+    method = given.get("method")
+    if method is not None and method not in known["methods"]:
+        near = closest(method, known["methods"])
+        meant = f"did you mean {near}?" if near else "see `coterie methods`"
+        raise ValueError(f"--method {method}: no such method; {meant}")
+    epsilon = given.get("epsilon")
+    for value in epsilon if isinstance(epsilon, tuple) else (epsilon,):
+        if value is not None and not value > 0:
+            raise ValueError(f"epsilon = {value}: expected a positive number, or inf")
+    for name in ("noise_multiplier", "clip", "cohort"):
+        value = given.get(name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected a positive number")
+    rounds = given.get("rounds")
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"rounds = {rounds}: expected a whole number of at least 1")
+    if given.get("plan") is not None and not Path(given["plan"]).is_file():
+        raise ValueError(f"{given['plan']}: cannot be read (no such file); check the path")
+
+
+def _epsilons(text: str) -> float | tuple[float, ...]:
     try:
-        with stoppable(partial(_farewell, folder)):
-            done = [
-                folder / name
-                for name, table in tables.items()
-                if _train(folder / name, table, arguments)
-            ]
-    except KeyboardInterrupt:
-        print(_farewell(folder), file=sys.stderr)
-        return stop_status()
-    summaries, guarantees = zip(*(_read_finished(part) for part in done), strict=True)
-    report = write_report(done, folder / "report.html")
-    spent = [g for g in guarantees if g.events and g.epsilon < math.inf]
-    if arguments.json:
-        together = add_up(spent) if spent else None
-        print(json.dumps({"runs": summaries, "together": together}, allow_nan=False))
-        return tracked(done, arguments, group=folder)
-    _show_tables(summaries)
-    claims = [g for g in guarantees if g.claimed_epsilon is not None]
-    for stated in (*spent[-1:], *claims):
-        print(stated.statement())
-    _say_caveats(summaries)
-    _say_tuning(summaries[0])
-    if spent:
-        print(f"\n{spent_together(spent)}")
-    print(f"run folder {folder}, report {report}")
-    return tracked(done, arguments, group=folder)
-
-
-def _train(part: Path, table: Mapping[str, Any], arguments: argparse.Namespace) -> bool:
-    """Carry out a member unless it is done; say whether it is."""
-    if (part / "result.json").exists():
-        return True
-    if not arguments.quiet:
-        print(f"training {table['method']['kind']} ({part.name}) ...", file=sys.stderr)
-    watch = Watch(quiet=arguments.quiet, brief=True)
-    try:
-        scoring = None if arguments.json else watch.scoring
-        execute(plan_from_table(table), folder=part, observer=watch.open, scoring=scoring)
-    except (ValueError, RuntimeError) as error:
-        if part.name != _REFERENCE:
-            raise
-        # The private runs are paid for: their table is shown all the same.
-        print(f"no run without privacy to compare with: {error}", file=sys.stderr)
-        return False
-    finally:
-        watch.close()
-    return True
-
-
-def _show_finished(folder: Path, *, as_json: bool) -> int:
-    """Show a run that is done as it was: its last solve is not drawn a second time."""
-    summary, guarantee = _read_finished(folder)
-    _show(folder, summary, guarantee, as_json=as_json)
-    return 0
-
-
-def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
-    try:
-        summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
-        guarantee, summary["run"] = Guarantee.from_json(stated), str(folder)
-        summary |= promised(guarantee, stated.get("selection"))  # computed anew, not believed
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{folder}: result.json or guarantee.json is missing or damaged ({error!r}); "
-            "restore them, or remove result.json to make both again"
-        ) from error
-    return summary, guarantee
-
-
-def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_json: bool) -> int:
-    status = _report(folder)
-    if as_json:
-        print(json.dumps(summary, allow_nan=False))
-        return status
-    _show_tables([summary])
-    print(statement(guarantee, summary.get("selection")))
-    _say_caveats([summary])
-    _say_tuning(summary)
-    for notice in summary.get("notices") or ():
-        print(f"Note for the data's owner, not covered by epsilon: {notice}.")
-    print(f"\nrun folder {folder}, report {folder / 'report.html'}")
-    return status
-
-
-def _report(folder: Path) -> int:
-    """Write the page of a run that is done and kept; say so if it cannot be, and lose nothing."""
-    try:
-        write_report([folder], folder / "report.html")
-    except OSError as error:
-        print(
-            f"{folder}: the run is done and kept, but its report cannot be written "
-            f"({error.strerror or error}); make room, then: coterie report {folder}",
-            file=sys.stderr,
-        )
-        return 2
-    return 0
-
-
-def _show_tables(rows: Sequence[Mapping[str, Any]]) -> None:
-    console = Console()
-    console.print(results_table(rows))
-    if (spread := clients_table(rows)) is not None:
-        console.print(spread)
-    for line in about_newcomers(rows):
-        print(line)
-
-
-def _say_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what must be read beside the guarantee, and why the plan is as it is, once each."""
-    said: dict[str, list[str]] = {}
-    for row in rows:
-        told = (*(row.get("caveats") or ()), *_foreseen(row), *(row.get("explained") or ()))
-        for caveat in told:
-            said.setdefault(caveat, []).append(name_of(row, rows))
-    for caveat, methods in said.items():
-        print(f"{', '.join(dict.fromkeys(methods))}: {caveat}")
-
-
-def _foreseen(row: Mapping[str, Any]) -> Iterator[str]:
-    """Return the verdict that came before the run, and why its method was picked."""
-    if (verdict := row.get("verdict")) is not None:
-        yield f"the verdict before the run was {verdict['verdict']!r}: {verdict['words']}"
-    if row.get("chosen"):
-        yield f"picked by auto: {row['chosen']}"
-
-
-def _say_tuning(summary: Mapping[str, Any]) -> None:
-    if summary.get("tuning", "none") != "none":
-        print(f"Tuning: {summary['tuning']}.")
-
-
-def demo(arguments: argparse.Namespace) -> int:
-    """Carry out `coterie demo`: three methods and what auto picks, with a report."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    out = Path(arguments.out or f"runs/demo-{stamp}")
-    results, folders = [], []
-    for method in ("local", "fedavg", "pmtl", "auto"):
-        table: dict[str, Any] = {
-            "data": {"name": arguments.data},
-            "method": {"kind": method},
-            "privacy": {"epsilon": arguments.epsilon},
-        }
-        if arguments.simulation_seed is not None:
-            table["simulation_seed"] = arguments.simulation_seed
-            table["data"]["split_seed"] = arguments.simulation_seed
-        print(f"training {method} on {arguments.data} ...", file=sys.stderr)
-        watch = Watch(quiet=False)
-        try:
-            folder, run_plan = out / method, plan_from_table(table)
-            found = execute(run_plan, folder=folder, observer=watch.open, scoring=watch.scoring)
-            results.append(found)
-            folders.append(folder)
-        finally:
-            watch.close()
-    report = out / "report.html"
-    write_report(folders, report)
-    summaries = [result.summary for result in results]
-    _show_tables(summaries)
-    print(results[-1].outcome.guarantee.statement())
-    _say_caveats(summaries)
-    print(f"\n{spent_together([result.outcome.guarantee for result in results])}\nreport: {report}")
-    return 0
-
-
-def _refuse_with_resume(arguments: argparse.Namespace) -> None:
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name, value in vars(arguments).items()
-        if name not in _WITH_RESUME
-        and value is not None
-        and value is not False  # by identity: 0 is a value too
-        and value != []
-    ]
-    if given:
-        raise ConfigError(f"--resume goes on with the plan as it is; leave out {', '.join(given)}")
-
-
-def _picked(run_plan: RunPlan) -> Method:
-    """Return the method that will be run, as far as that is known before data is opened."""
-    method = run_plan.method
-    found = usual(method, run_plan.privacy) if isinstance(method, Auto) else None
-    return found or method
-
-
-def _new_folder(run_plan: RunPlan) -> Path:
-    stem = Path(run_plan.data.name).stem.replace(":", "-")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{stem}-{_picked(run_plan).kind}-{stamp}"
-    folder, number = base, 2
-    while folder.exists():
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return folder
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1, or 0.3,1,3") from None
+    return found[0] if len(found) == 1 else found

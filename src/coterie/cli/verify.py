@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.cli.options import Commands, _command
+from coterie.cli.options import Commands, command
 
 if TYPE_CHECKING:
     from coterie.verification.verdict import Verdict
@@ -31,7 +31,7 @@ not_checked)."""
 
 def add(commands: Commands) -> None:
     """Add `verify`."""
-    parser = _command(
+    parser = command(
         commands,
         "verify",
         "recompute a finished run's guarantee; check its posts, counts and hashes",

@@ -15,11 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
-from coterie.engines.outcome import Progress as RoundProgress
-from coterie.engines.simulate import set_clock
+from coterie.engine.simulate import Progress as RoundProgress
+from coterie.engine.simulate import set_clock
 from coterie.methods.base import Shape
 from coterie.models import Linear
-from coterie.plan.run_plan import RunPlan, advice_of
+from coterie.plan.plan import Plan
+from coterie.plan.rules import advice_for
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.words import round_up
 from coterie.references import TITLES
@@ -40,7 +41,7 @@ class Watch:
         self._bar: Progress | None = None
         self._compiling = _Compiling(self._say)
 
-    def open(self, run_plan: RunPlan, data: FederatedDataset) -> "Watch | _Silent":
+    def open(self, run_plan: Plan, data: FederatedDataset) -> "Watch | _Silent":
         """Get ready for a run."""
         if self._quiet:
             return _Silent()
@@ -48,7 +49,7 @@ class Watch:
             print(line, file=sys.stderr)
         for hint in _hints(run_plan, data):
             print(f"hint: {hint}", file=sys.stderr)
-        self._plan = run_plan.plan()
+        self._plan = run_plan
         self._data = data
         self._seen = 0.0
         self._loss = math.nan
@@ -82,7 +83,7 @@ class Watch:
             told = f"SIMULATION  {told}"
         self._bar.update(self._task, completed=progress.round, description=told)
 
-    def scoring(self, run_plan: RunPlan) -> None:
+    def scoring(self, run_plan: Plan) -> None:
         """Say what is computed when the rounds are done."""
         named = _beside(run_plan)
         if named and not self._quiet:
@@ -145,9 +146,9 @@ class _Compiling(Listener):
             self._spent += time.monotonic() - self._since
 
 
-def _verdict(run_plan: RunPlan, data: FederatedDataset, *, brief: bool) -> Iterator[str]:
+def _verdict(run_plan: Plan, data: FederatedDataset, *, brief: bool) -> Iterator[str]:
     """Say first of all whether joining pays; in brief, one line without what would change it."""
-    advice = advice_of(run_plan, data.spec)
+    advice = advice_for(run_plan, data.spec)
     if advice is not None:
         yield f"verdict: {advice.told()}"
         yield from () if brief else (f"  {remedy}" for remedy in advice.remedies)
@@ -155,7 +156,7 @@ def _verdict(run_plan: RunPlan, data: FederatedDataset, *, brief: bool) -> Itera
         yield f"auto: {run_plan.chosen}"
 
 
-def _beside(run_plan: RunPlan) -> str:
+def _beside(run_plan: Plan) -> str:
     """Name what is scored beside a run, and takes its time."""
     method, which = run_plan.method, run_plan.references
     alone = which == "local" or not isinstance(method.model, Linear)
@@ -165,7 +166,7 @@ def _beside(run_plan: RunPlan) -> str:
     return ", ".join([*names, *(["newcomers"] if run_plan.newcomers is not None else [])])
 
 
-def _hints(run_plan: RunPlan, data: FederatedDataset) -> Iterator[str]:
+def _hints(run_plan: Plan, data: FederatedDataset) -> Iterator[str]:
     """Say what the data's owner should know before anything is spent."""
     scaled = scaling_hint(data)
     if scaled is not None:
@@ -173,11 +174,11 @@ def _hints(run_plan: RunPlan, data: FederatedDataset) -> Iterator[str]:
     yield from (f"{data.title}: {note}" for note in data.assumed)
     yield from run_plan.method.notices(data)
     if run_plan.privacy.epsilon != math.inf:
-        rounds, clip = run_plan.rounds or 1, run_plan.plan().clip(data.spec.clients)
+        rounds, clip = run_plan.rounds or 1, run_plan.clip(data.spec.clients)
         yield from run_plan.method.explain(rounds, clip)
     yield from run_plan.method.caveats(run_plan.privacy.epsilon != math.inf)
     if run_plan.stragglers is not None:
-        told = set_clock(run_plan.stragglers, run_plan.plan(), data).note()
+        told = set_clock(run_plan.stragglers, run_plan, data).note()
         if told is not None and run_plan.privacy.epsilon != math.inf:
             told = "few clients, or none, may answer in time; their posts would be noise alone"
         if told is not None:

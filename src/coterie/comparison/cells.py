@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from coterie.core.config import from_table
+from coterie.core.config import assign, from_table
 from coterie.methods.base import Method, Shape
-from coterie.plan.run_plan import assign, lay_kinds, plan_from_table
+from coterie.plan.plan import Plan, fill_kinds
 
 _BUDGETS = ("privacy", "rounds", "sampler")
 _POSTED = ("rounds", "sampler", "stragglers")
@@ -136,7 +136,7 @@ def _table(
     # Of many runs only the ends are shown; what else costs time is for whoever asks for it.
     table.setdefault("references", "local")
     table.setdefault("history", False)
-    lay_kinds(table)
+    fill_kinds(table)
     return table
 
 
@@ -171,7 +171,7 @@ def _fits(key: str, entry: Entry) -> bool:
 
 def _refusal(table: Mapping[str, Any]) -> str | None:
     try:
-        plan_from_table(table)
+        Plan.from_table(table)
     except ValueError as error:
         return str(error)
     return None
@@ -180,7 +180,7 @@ def _refusal(table: Mapping[str, Any]) -> str | None:
 def shape_of(settings: Mapping[str, Any]) -> Shape:
     """Say what a method posts; one that cannot be made is taken for one that posts sums."""
     table = {"method": copy.deepcopy(dict(settings))}
-    lay_kinds(table)
+    fill_kinds(table)
     try:
         return from_table(Method, table["method"], "method").shape  # type: ignore[type-abstract]
     except ValueError:

@@ -32,7 +32,7 @@ from coterie.comparison.cells import (
 )
 from coterie.core.config import ConfigError
 from coterie.methods.base import Method
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan
 
 USUAL_METHODS = ("local", "fedavg", "pmtl", "auto")
 USUAL_EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -240,7 +240,7 @@ def _ignored(key: str, entries: tuple[Entry, ...]) -> str:
 
 
 def _plan_keys() -> set[str]:
-    return {setting.name for setting in fields(RunPlan)} | {"compare"}
+    return {setting.name for setting in fields(Plan)} | {"compare"}
 
 
 def _epsilons(given: Any) -> tuple[float, ...]:

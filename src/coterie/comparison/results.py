@@ -21,12 +21,13 @@ from coterie.comparison.cells import Cell
 from coterie.comparison.frontier import Array, Difference, adjust, compare_errors
 from coterie.comparison.running import read_result
 from coterie.comparison.worker import Ended, run_of, selection_of
+from coterie.core.config import read_toml
 from coterie.core.files import write_atomically
-from coterie.plan.run_plan import read_toml
+from coterie.plan.plan import TunedOn
 from coterie.privacy.selection import Selection
 from coterie.privacy.words import OTHERS
 from coterie.report.averages import average
-from coterie.run.summary import TUNING, TunedOn
+from coterie.run.summary import TUNING
 
 TABLE = "comparison.parquet"
 ALONE = "alone"

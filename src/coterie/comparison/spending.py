@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.newcomers import hold_out
-from coterie.plan.run_plan import load_plan
+from coterie.plan.plan import Plan
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.ledger import events_digest
 from coterie.privacy.selection import Selection
@@ -100,8 +100,8 @@ def _stated(place: Path) -> tuple[Guarantee, bool]:
 
 
 def _planned(place: Path) -> Guarantee:
-    run_plan = load_plan(place / "plan.toml")
+    run_plan = Plan.load(place / "plan.toml")
     train, _ = run_plan.data.split()
     if run_plan.newcomers is not None:
         train, _ = hold_out(train, run_plan.newcomers, run_plan.data.split_seed)
-    return run_plan.plan().guarantee(train.spec.clients)
+    return run_plan.guarantee(train.spec.clients)

@@ -20,11 +20,11 @@ from typing import Any
 
 from coterie.comparison.cells import Cell, Selection
 from coterie.comparison.plan import Comparison, make_comparison
-from coterie.core.config import to_table, to_toml
+from coterie.core.config import read_toml, to_table, to_toml
 from coterie.core.environment import go_offline, is_offline
 from coterie.core.files import write_atomically
 from coterie.core.signals import as_interrupt, stoppable
-from coterie.plan.run_plan import RunPlan, load_plan, plan_from_table, read_toml
+from coterie.plan.plan import Plan
 from coterie.privacy.ledger import LedgerError
 from coterie.run.run import execute
 from coterie.search import Range
@@ -124,16 +124,16 @@ def _patiently(work: Callable[[], object]) -> None:
             time.sleep(1.0)
 
 
-def _chosen(cell: Cell, folder: Path, selection: Selection) -> RunPlan:
+def _chosen(cell: Cell, folder: Path, selection: Selection) -> Plan:
     """Return a cell's plan; settings are chosen once, and kept beside the runs."""
     place = folder / cell.place
     if (place / "plan.toml").exists():
-        return load_plan(place / "plan.toml")
+        return Plan.load(place / "plan.toml")
     if not cell.grid:
-        return plan_from_table(cell.table)
+        return Plan.from_table(cell.table)
     kept = folder / f"{cell.place.replace('runs/', 'tuned/', 1)}.toml"
     if kept.exists():
-        return load_plan(kept)
+        return Plan.load(kept)
     options: dict[str, Any] = {}
     if selection.search != "grid":
         options = {"search": selection.search, "trials": selection.trials}

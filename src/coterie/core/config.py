@@ -5,9 +5,11 @@ import dataclasses
 import importlib
 import os
 import sys
+import tomllib
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
@@ -195,3 +197,30 @@ def to_toml(table: Mapping[str, Any]) -> str:
             f"the plan cannot be written as TOML ({error}): expected text, numbers, lists, tables"
         ) from error
     return text
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file.
+
+    Raises:
+        ConfigError: If it cannot be read, or is not TOML; the message says where.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        if not path.parent.exists():
+            raise ConfigError(f"{path.parent}: no such folder; check the path") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def assign(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set a value of nested tables by its dotted path, such as `method.lam`."""
+    *sections, key = path.split(".")
+    place = table
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"{path}: {section} is not a table of the plan")
+    place[key] = value

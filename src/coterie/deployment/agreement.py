@@ -9,10 +9,10 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coterie.core.config import ConfigError, from_table, to_table
+from coterie.core.config import ConfigError, from_table, read_toml, to_table
 from coterie.engines.federation import Federation
 from coterie.plan.plan import Plan
-from coterie.plan.run_plan import RunPlan, load_plan, read_toml, resolve
+from coterie.plan.rules import resolve
 from coterie.privacy.accounting import Guarantee
 
 PLAN, FEDERATION = "plan.toml", "federation.toml"
@@ -22,13 +22,13 @@ PLAN, FEDERATION = "plan.toml", "federation.toml"
 class Agreement:
     """A resolved plan and a federation."""
 
-    run_plan: RunPlan
+    run_plan: Plan
     federation: Federation
 
     @property
     def plan(self) -> Plan:
         """The part that owns the guarantee."""
-        return self.run_plan.plan()
+        return self.run_plan
 
     @property
     def digest(self) -> str:
@@ -44,7 +44,7 @@ def load_agreement(app: Path) -> Agreement:
     Raises:
         ConfigError: If they cannot be read or do not fit.
     """
-    return agree(load_plan(app / PLAN), load_federation(app / FEDERATION))
+    return agree(Plan.load(app / PLAN), load_federation(app / FEDERATION))
 
 
 def load_federation(path: Path) -> Federation:
@@ -57,7 +57,7 @@ def load_federation(path: Path) -> Federation:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def agree(run_plan: RunPlan, federation: Federation) -> Agreement:
+def agree(run_plan: Plan, federation: Federation) -> Agreement:
     """Resolve a plan for a federation.
 
     Raises:

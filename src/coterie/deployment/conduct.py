@@ -15,10 +15,8 @@ from coterie.deployment.certificates import load_private
 from coterie.deployment.finish import finish, finished_summary
 from coterie.engines.conducting import Conduct, Note, ShortRoundError, Tally, Transport
 from coterie.engines.coordinator import Coordinator
-from coterie.plan.run_plan import claim
 from coterie.privacy.ledger import locked
-from coterie.run.fingerprint import recognise_model
-from coterie.run.log import Log
+from coterie.run.folder import Log, check_model, claim
 
 _TROUBLE = ("silent", "refused", "failed", "scaled", "zeroed")
 
@@ -46,7 +44,7 @@ def conduct_run(
     with as_interrupt(), explain_disk_errors(folder), locked(folder):
         claim(folder, agreement.run_plan)
         _keep_federation(folder, agreement)
-        recognise_model(folder, agreement.run_plan.method.model, agreement.federation.spec)
+        check_model(folder, agreement.run_plan.method.model, agreement.federation.spec)
         log = Log(folder / "log.jsonl")
         log.open()
         log.path.chmod(0o600)  # it says who answered

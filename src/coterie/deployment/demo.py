@@ -26,8 +26,7 @@ from coterie.deployment.status import read_lines
 from coterie.engines.federation import Trust
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan.plan import Privacy
-from coterie.plan.run_plan import RunPlan
+from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Everyone
 
 SITES = ("north", "south", "east", "west")
@@ -107,9 +106,9 @@ def write_demo(demo: Demo, data: FederatedDataset) -> App:
     return begin_app(demo.folder / "app", plan, sites, facts)
 
 
-def plan_of(demo: Demo) -> RunPlan:
+def plan_of(demo: Demo) -> Plan:
     """Return the plan; the same one can be simulated."""
-    return RunPlan(
+    return Plan(
         data=DataChoice(name="districts", test=DISTRICTS_TEST_ROWS),
         method=PMTL(model=Linear()),
         privacy=Privacy(epsilon=demo.epsilon),

@@ -25,19 +25,11 @@ from coterie.core.files import write_atomically
 from coterie.core.tree import Tree
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.onlookers import caveats, deployment_told
-from coterie.plan.run_plan import advice_of
+from coterie.plan.rules import advice_for
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard
-from coterie.run.log import Log
-from coterie.run.summary import (
-    TUNING,
-    keep_certificate,
-    keep_shared,
-    keep_summary,
-    noise_told,
-    promised,
-    scores_told,
-)
+from coterie.run.folder import Log, keep_certificate, keep_shared, keep_summary
+from coterie.run.summary import TUNING, noise_told, promised, scores_told
 from coterie.scores import Score
 
 RESULT = "result.json"
@@ -104,7 +96,7 @@ def summary_of(
         local: The same of learning alone.
     """
     plan, federation, run_plan = agreement.plan, agreement.federation, agreement.run_plan
-    advice = advice_of(run_plan, federation.spec)
+    advice = advice_for(run_plan, federation.spec)
     noised = plan.posts > 0 and guarantee.epsilon < math.inf
     hidden = plan.hides_cohort(federation.spec.clients)
     return {

@@ -34,8 +34,8 @@ from coterie.deployment.agreement import FEDERATION, PLAN, Agreement, promise
 from coterie.deployment.finish import summary_of
 from coterie.finished_models import MODELS, SCALING, write_models
 from coterie.newcomers import score_alone
-from coterie.run.fingerprint import facts_of, recognise_model
-from coterie.run.summary import json_number, keep_shared, keep_summary, write_metrics
+from coterie.run.folder import check_model, facts_of, keep_shared, keep_summary, write_metrics
+from coterie.run.summary import json_number
 from coterie.scores import Score, evaluate
 from coterie.wire import digest
 
@@ -73,7 +73,7 @@ def keep_models(
         keep_shared(folder, shared)
         _keep_agreement(folder, agreement)
         _keep_rows(folder, own_train, moments)
-        recognise_model(folder, agreement.run_plan.method.model, agreement.federation.spec)
+        check_model(folder, agreement.run_plan.method.model, agreement.federation.spec)
         score, local = _scores(agreement, models, own_train, own_test)
         write_metrics(folder / "metrics.parquet", own_train, score, local)
         summary = _summary(agreement, site, score, local, time.perf_counter() - started)

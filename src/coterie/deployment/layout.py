@@ -38,7 +38,7 @@ from coterie.deployment.onlookers import by_view
 from coterie.deployment.readme import readme
 from coterie.engines.federation import Federation, SiteEntry
 from coterie.methods.base import Shape
-from coterie.plan.run_plan import load_plan
+from coterie.plan.plan import Plan
 
 VERSION = "1.0.0"
 _KEYS = "keys"
@@ -114,7 +114,7 @@ def write_app(
     _check_free(folder)
     text = _federation_text(federation)
     known = load_federation(federation) if isinstance(federation, Path) else federation
-    agreement = agree(load_plan(plan), known)
+    agreement = agree(Plan.load(plan), known)
     views = check_agreement(agreement)
     if keys is not None:
         _check_keys(keys, known)
@@ -148,7 +148,7 @@ def begin_app(
         return write_app(folder, plan, make_federation(sites, read_public(keys), facts), keys)
     # What is wrong with the plan is to be said before keys are made: any keys will do to see it.
     blank = PublicKeys("0" * 64, {name: f"{at:064x}" for at, name in enumerate(sites, 1)})
-    check_agreement(agree(load_plan(plan), make_federation(sites, blank, facts)))
+    check_agreement(agree(Plan.load(plan), make_federation(sites, blank, facts)))
     with _aside(folder) as made:
         public = make_certificates(made / _KEYS, list(sites), hosts)
         federation = make_federation(sites, public, facts)

@@ -3,7 +3,7 @@
 The loop is that of the simulator: draw a cohort, post the sum of what comes, move the shared tree.
 In between letters travel, and may be late, lost, broken or hostile:
 
-- a post is charged before anything is asked (`Billboard.post`), so that neither a crash nor a
+- a post is charged before anything is asked (`Billboard.charged`), so that neither a crash nor a
   silent site leads to a post that nobody counted; a round without a post is asked again, and not
   charged again;
 - a cohort is drawn once for a round and kept until its post is out: drawing anew after a failure
@@ -33,11 +33,11 @@ from coterie.core.files import write_atomically
 from coterie.core.rng import Rng
 from coterie.core.signals import raise_if_stopped
 from coterie.core.tree import Tree
+from coterie.engine.rounds import server_half
+from coterie.engine.store import Ids
 from coterie.engines.conducting import Answer, Conduct, Kept, ShortRoundError, Tally
 from coterie.engines.masked import Masks
-from coterie.engines.rounds import server_half
 from coterie.engines.site_run import SHARED, SUM, Arrays
-from coterie.engines.store import Ids
 from coterie.methods.base import Shape
 from coterie.privacy.arrivals import Verdict, check_sum
 from coterie.privacy.billboard import Bounded, admit
@@ -83,8 +83,11 @@ class Coordinator:
                 raise_if_stopped()
                 self.tally = Tally()
                 ask = self._parts if self._masks is None else self._masks.parts
-                parts = ask(number, self._cohort(number))
-                self.shared, _ = server_half(self.plan.method, self.billboard, self.shared, parts)
+                cohort = self._cohort(number)
+                with self.billboard.charged(number) as release:
+                    for part in ask(number, cohort):  # the client's half, at the sites
+                        release.add(part)
+                    self.shared, _ = server_half(self.plan.method, self.shared, release)
                 self._count(number)
                 if observe is not None:
                     observe(number, self.shared, self.tally)

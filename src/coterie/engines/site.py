@@ -31,10 +31,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import FederatedDataset
+from coterie.engine.store import Ids
 from coterie.engines import site_masks
 from coterie.engines.federation import Federation
 from coterie.engines.site_run import SHARED, Reply, SiteRun, expected_tree
-from coterie.engines.store import Ids
 from coterie.plan.plan import Plan
 from coterie.wire import Letter, Parcel, RefusedError, peek, public_hex, seal, unseal
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from coterie.core.files import write_atomically
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
-from coterie.engines.rounds import RoundState, clients_work
-from coterie.engines.simulate import Speed
-from coterie.engines.store import Ids, Store
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.store import Ids, Store
+from coterie.plan.plan import Speed
 from coterie.privacy.billboard import Bounded
 from coterie.privacy.local import LocalGaussianSum
 from coterie.solvers.precision import computed_in
@@ -219,7 +219,7 @@ class SiteRun:
         for block in self.site.setting.rows.blocks(ids, Speed().clients(shared)):
             local = block.ids.numpy() - int(self.site.ids[0])
             before = self.store.take(local, lambda n: plan.method.enrol(shared, spec, n))
-            part, after, _ = clients_work(state, before, block)
+            part, after, _ = client_half(state, before, block)
             self.store.stage(local, after)
             total = part if total is None else total + part
         if total is not None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take, to
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.methods.base import Method, Shape
 from coterie.models import Model
 from coterie.predictions import BLOCK, outputs_by_block

@@ -15,8 +15,7 @@ from coterie.core.tree import Tree, take, to
 from coterie.data.federated import DataError, FederatedDataset, Spec, Task
 from coterie.data.formats import from_arrays
 from coterie.data.source import Source
-from coterie.engines.outcome import Outcome, join_shared
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Outcome, onboard, simulate
 from coterie.estimators.answers import common_model, outputs, with_model
 from coterie.estimators.numbering import Numbering, labels_of, number, split_column
 from coterie.estimators.pooled import PooledScalingError, explain, find_pooled
@@ -25,7 +24,7 @@ from coterie.estimators.scalers import own_constants, scaled
 from coterie.estimators.settings import alone_of, method_of, sampler_of, seed_of
 from coterie.estimators.signals import NewClientWarning, PrivacyWarning
 from coterie.methods.base import Method, Shape
-from coterie.plan.plan import Privacy
+from coterie.plan.plan import Privacy, Speed
 from coterie.plan.rules import plan_for
 
 Floats = NDArray[np.float64]
@@ -123,7 +122,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             center, scale = (np.concatenate(pair) for pair in pairs)
         data = self._data(X, targets, codes, coming)
         method, seed = self.plan_.method, self.plan_.simulation_seed
-        models = to(join_shared(method, self._shared, self._spec, data, seed), "cpu")
+        models = to(onboard(method, self._shared, self._spec, data, seed), "cpu")
         self._models = {
             name: torch.cat([leaf, models[name].to(leaf.dtype)])
             for name, leaf in self._models.items()

@@ -61,7 +61,7 @@ from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
 from coterie.methods.prior import DOUBT, Told, packed
 from coterie.models import Linear, Model
 from coterie.models.features import check_directions, head_of, matrix_of, slice_variances
-from coterie.plan.advice import FAR, FAR_ROUNDS, FEW_NUMBERS, ROUNDS
+from coterie.plan.advice import FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS, ROUNDS
 from coterie.solvers.posterior import (
     Prior,
     add_in_turn,
@@ -137,7 +137,7 @@ class PFEB(Method):
     @property
     def rounds_between(self) -> tuple[int, int]:  # type: ignore[override]  # of this plan
         """Ten rounds with curvatures, else up to 50."""
-        return FAR_ROUNDS if self.gls else ROUNDS
+        return LARGE_BUDGET_ROUNDS if self.gls else ROUNDS
 
     def usual_clip(self, clients: int, rounds: int) -> float:
         """Take 1, in units of the prior."""
@@ -150,7 +150,10 @@ class PFEB(Method):
         if self.gls is not None or not self._can_gls(spec):
             return self
         weights = spec.features + self._bias
-        far = weights <= (_EXACT_GLS if reach == math.inf else FEW_NUMBERS) and reach >= FAR
+        far = (
+            weights <= (_EXACT_GLS if reach == math.inf else FEW_PARAMETERS)
+            and reach >= LARGE_BUDGET
+        )
         return replace(self, gls=True) if far else self
 
     def _can_gls(self, spec: Spec) -> bool:

@@ -1,23 +1,31 @@
-"""The plan: one frozen value that owns the guarantee, made before any data is touched.
+"""The plan: one frozen value from TOML or flags to the guarantee.
 
-A plan exists only if it can be accounted for: method, privacy, sampling and rounds fix the events
-by round, the events fix epsilon. `Plan.open` is the only maker of a billboard.
+A plan says what is computed, what may be spent, and how a run is carried out. `coterie.plan.rules`
+fills in what was left open, from public facts, before any data is used. Method, privacy, sampling
+and rounds fix the events of every round, and the events fix epsilon, so a plan exists only if it can
+be accounted for. `Plan.open` is the only maker of a billboard.
 """
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from coterie.core.config import from_table, to_table, to_toml
-from coterie.core.tree import Tree
+import numpy as np
+
+from coterie.choice import DataChoice
+from coterie.core.config import ConfigError, from_table, read_toml, to_table, to_toml
+from coterie.core.tree import Tree, size
 from coterie.data.federated import Spec
 from coterie.methods.base import Method, Shape
+from coterie.plan.stragglers import Stragglers
 from coterie.privacy.accounting import Gaussian, Guarantee, LocalGaussian, Relation
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.blocks import BlockSum
+from coterie.privacy.charged import Charged
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import Ledger
 from coterie.privacy.local import LocalGaussianSum
@@ -27,29 +35,73 @@ from coterie.privacy.sampling import Poisson, Sampler
 from coterie.privacy.spending import Even, Spending
 from coterie.privacy.transcript import FolderTranscript, MemoryTranscript, Transcript
 
+Baselines = Literal["auto", "all", "local", "none"]
+TunedOn = Literal["no", "public", "charged", "not covered"]
+_GUARANTEED = ("method", "privacy", "sampler", "rounds", "simulation_seed", "tuned")
+"""Fields that decide on the releases and their guarantee; the ledger is bound to them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Settings that change how fast a run is, and nothing else.
+
+    Attributes:
+        block: Clients computed side by side; 0 chooses by the model's size.
+        device: "cpu" or "cuda".
+        store: "memory", or "disk" to keep personal models memory-mapped, so that clients times
+            parameters may exceed memory.
+        precision: Of the products in local steps of networks: "float32" or "bfloat16" (mixed).
+    """
+
+    block: int = 0
+    device: str = "cpu"
+    store: Literal["memory", "disk"] = "memory"
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.block < 0:
+            raise ValueError(f"block = {self.block}: expected a number of clients, or 0 to choose")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device = {self.device!r}: expected 'cpu' or 'cuda'")
+        if self.device.startswith("cuda"):
+            import torch
+
+            if not torch.cuda.is_available():
+                raise ValueError(
+                    f"device = {self.device!r}: no CUDA device is available; use 'cpu'"
+                )
+
+    def clients(self, tree: Tree) -> int:
+        """Return the block size for clients with this tree."""
+        row = 32.0 * max(size(tree), 1)  # bytes: float64 copies of a contribution
+        if self.device != "cpu":
+            return self.block or int(np.clip(8e9 / row, 1, 16384))
+        # Blocks that stay in a core's cache, but with enough clients for all threads, unless
+        # memory asks for fewer.
+        return self.block or int(np.clip(16e6 / row, max(1.0, min(64.0, 1e9 / row)), 4096))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """What may be spent, and how it is measured.
+    """The privacy budget, and how it is measured.
 
     Attributes:
-        epsilon: The budget of the whole run, for the view of the other clients (under a hidden
-            cohort of fixed size: of an outsider; see the guarantee's `views`); `inf` for a run
-            without privacy. Give either this or `noise_multiplier`.
+        epsilon: The budget of the whole run, against the other clients; `inf` for a run without
+            privacy. Give either this or `noise_multiplier`.
         noise_multiplier: The noise of every round's sum, in units of the clip.
-        delta: Default min(1e-5, 1 / (10 clients)); 0 for noise that is pure.
+        delta: Default min(1e-5, 1 / (10 clients)); 0 for pure noise.
         relation: "zero_out" (a client's contributions replaced by zeros) or "replace" (by another
             client's).
-        clip: The bound on a client's contribution of one round: on its l2 norm; its l1 norm under
-            Laplace noise; of second moments, on the norm of the vector whose moment is posted
-            (MP-MTL's K; of their diagonals under Gaussian noise, on its l4 norm). None for the
-            method's usual one: 0.5, or by a rule of public facts.
+        clip: The bound on a client's contribution in one round: on its l2 norm; on its l1 norm
+            under Laplace noise; for second moments, on the norm of the vector whose moment is
+            released (MP-MTL's K; for their diagonals under Gaussian noise, on its l4 norm). None
+            for the method's default.
         spend: How the budget is spread over rounds: even, power or geometric.
         budget: Instead of `spend`, weights of the rounds (a weight multiplies the round's share of
             mu); empty for none.
-        noise: The kind of noise, or its name: gaussian, laplace, wishart, wishart_paper; local
-            (clients add it themselves; epsilon then is for the server and the other clients, and
-            `noise_multiplier` is that of each client's message), local_paper.
+        noise: The kind of noise, or its name; see `coterie.privacy.mechanisms`. Under "local",
+            clients add it themselves: epsilon then also holds against the server, and
+            `noise_multiplier` is that of each client's message.
     """
 
     epsilon: float | None = None
@@ -77,8 +129,8 @@ class Privacy:
             )
         if self.delta is not None and not (self.delta == 0 or 1e-30 <= self.delta < 1):
             raise ValueError(
-                f"delta = {self.delta}: expected a number from 1e-30 to below 1, or 0 for noise "
-                "that is pure"
+                f"delta = {self.delta}: expected a number from 1e-30 to below 1, or 0 for pure "
+                "noise"
             )
         if self.relation not in ("zero_out", "replace"):
             raise ValueError(f"relation = {self.relation!r}: expected 'zero_out' or 'replace'")
@@ -95,47 +147,83 @@ class Privacy:
             )
 
     def weights(self, rounds: int) -> tuple[float, ...]:
-        """Return the weights of so many rounds."""
+        """Return the weights of the rounds."""
         return self.budget or self.spend.weights(rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Method, privacy, sampling and rounds; owns the guarantee.
+    """Method, privacy, sampling and rounds, which own the guarantee; and how a run is made.
 
     Attributes:
-        method: What is computed.
+        method: What is computed; `Auto()` to have it chosen by rule.
         privacy: What may be spent.
-        sampler: Who takes part; by default everyone, by independent coins with a hidden cohort
-            when `Poisson(cohort)` names an expected cohort.
-        rounds: How many posts; ignored by methods that post nothing.
+        sampler: Who takes part. Default: everyone; `Poisson(cohort)` samples each client
+            independently, with a hidden cohort.
+        rounds: Number of releases; None to have it chosen by rule (`coterie.plan.rules.resolve`).
         simulation_seed: Makes noise and cohorts reproducible, and the run a simulation: its
             outputs say so, and it protects nobody.
-        tuned: How the settings were chosen, as far as privacy cares; the ledger is bound to it.
+        tuned: On which rows settings were chosen: "public" costs nothing, "charged" was paid for
+            (`coterie.tune`), "not covered" is private rows, and is shown wherever epsilon is.
+        data: What is read and how it is split; None where the caller brings the data.
+        speed: Device, block size, store, precision.
+        compare_with_local: Whether the local baseline is trained and scored beside the run.
+        references: Which baselines are scored beside the run.
+        charged: The charged selection that this run belongs to, if any.
+        stragglers: Puts clients on a virtual clock.
+        history: Whether every round is scored on test rows; None: where that is cheap.
+        newcomers: Clients held out of training and onboarded afterwards: a share, or a number.
+        chosen: Why the method was chosen, where that was left to rules.
     """
 
     method: Method
     privacy: Privacy
     sampler: Sampler = field(default_factory=Poisson)
-    rounds: int = 25
+    rounds: int | None = None
     simulation_seed: int | None = None
-    tuned: str = "no"
+    tuned: TunedOn = "no"
+    data: DataChoice | None = None
+    speed: Speed = field(default_factory=Speed)
+    compare_with_local: bool = True
+    references: Baselines = "auto"
+    charged: Charged | None = None
+    stragglers: Stragglers | None = None
+    history: bool | None = None
+    newcomers: int | float | None = None
+    chosen: str = ""
+    _mechanisms: dict[int, tuple[Mechanism, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rounds, int) or self.rounds < 1:
-            raise ValueError(f"rounds = {self.rounds}: expected a whole number of at least 1")
-        if self.privacy.budget and len(self.privacy.budget) != self.rounds:
+        seed, rounds = self.simulation_seed, self.rounds
+        if seed is not None and seed < 0:
+            raise ValueError(f"simulation_seed = {seed}: expected a whole number >= 0")
+        if rounds is None:
+            return
+        if not isinstance(rounds, int) or rounds < 1:
+            raise ValueError(f"rounds = {rounds}: expected a whole number of at least 1")
+        if self.privacy.budget and len(self.privacy.budget) != rounds:
             raise ValueError(
-                f"budget has {len(self.privacy.budget)} weights for {self.rounds} rounds: "
+                f"budget has {len(self.privacy.budget)} weights for {rounds} rounds: "
                 "give one weight per round"
             )
-        self.privacy.weights(self.rounds)  # refuses a shape that leaves a round without budget
+        self.privacy.weights(rounds)  # refuses a shape that leaves a round without budget
 
     @property
     def posts(self) -> int:
-        """How many posts the plan pays for."""
+        """Number of releases that the plan pays for."""
         once = {Shape.NONE: 0, Shape.POOLED: 1}
-        return once.get(self.method.shape, self.rounds)
+        if self.method.shape in once:
+            return once[self.method.shape]
+        if self.rounds is None:
+            raise ValueError("rounds = None: call coterie.plan.rules.resolve(plan, spec) first")
+        return self.rounds
+
+    @property
+    def private(self) -> bool:
+        """Whether the plan has a budget."""
+        return self.privacy.epsilon != math.inf
 
     def delta(self, clients: int) -> float:
         """Return the delta at which epsilon is stated."""
@@ -143,46 +231,50 @@ class Plan:
         return self.privacy.noise.usual_delta(clients) if given is None else given
 
     def clip(self, clients: int) -> float:
-        """Return the bound on a client's contribution of one round."""
+        """Return the bound on a client's contribution in one round."""
         given = self.privacy.clip
-        return self.method.usual_clip(clients, self.rounds) if given is None else given
+        return self.method.usual_clip(clients, self.posts) if given is None else given
 
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
-        """Return the noise multiplier of each round; empty without Gaussian noise or posts."""
+        """Return the noise multiplier of each round; empty without Gaussian noise or releases."""
         events = [mechanism.event() for mechanism in self.mechanisms(clients)]
         kinds = (Gaussian, LocalGaussian)
         return tuple(event.noise_multiplier for event in events if isinstance(event, kinds))
 
     def shows_cohort(self, clients: int) -> bool:
-        """Return whether somebody from whom data is kept sees who takes part in a round."""
+        """Return whether the adversary observes the sampled cohort."""
         return self.sampler.participation(clients).visible or self.privacy.noise.local
 
     def hides_cohort(self, clients: int) -> bool:
-        """Return whether some are drawn for a round, and nobody else may know who, or how many."""
+        """Return whether cohorts are sampled and the adversary observes neither members nor size."""
         rate = self.sampler.participation(clients).rate
         return rate < 1 and not self.shows_cohort(clients)
 
     def relative_error(self, spec: Spec) -> float | None:
-        """Return whether the plan can learn at all: the noise of a posted mean over the clip.
+        """Return the noise of a released mean over the clip, in the noisiest round.
 
-        sqrt(numbers) z / (expected cohort) of the noisiest round, for sums with Gaussian noise; at
-        full participation sqrt(numbers rounds) / (clients mu). Below 0.3 the noise is hardly felt;
-        above 1 a posted mean is mostly noise. Where blocks of a contribution are bounded each on
-        its own, that of the first: z / sqrt(its share) for z. A function of public facts; None for
-        other noise.
+        sqrt(parameters) z / (expected cohort) for sums with Gaussian noise; at full participation
+        sqrt(parameters rounds) / (clients mu). Below 0.3 the noise is negligible; above 1 a
+        released mean is mostly noise. Where blocks of a contribution have bounds of their own, the
+        first block counts. A function of public facts; None for other noise.
         """
         clients = spec.clients
         found = [_noise_over_bound(mechanism) for mechanism in self.mechanisms(clients)]
         deviations = [noise for noise in found if noise is not None]
         if not deviations:
             return None
-        numbers, share = self.method.mean_of(spec)
-        return math.sqrt(numbers) * max(deviations) / (share * self.sampler.expected(clients))
+        parameters, share = self.method.mean_of(spec)
+        return math.sqrt(parameters) * max(deviations) / (share * self.sampler.expected(clients))
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
-        """Return the mechanism of each round, calibrated."""
+        """Return the mechanism of each round, calibrated once."""
+        if clients not in self._mechanisms:
+            self._mechanisms[clients] = self._calibrate(clients)
+        return self._mechanisms[clients]
+
+    def _calibrate(self, clients: int) -> tuple[Mechanism, ...]:
         privacy, shape = self.privacy, self.method.shape
-        if self.posts == 0 or privacy.epsilon == math.inf:
+        if self.posts == 0 or not self.private:
             return (Exact(shape, clients if shape is Shape.ROWS else 0),) * self.posts
         if shape is Shape.POOLED:
             raise ValueError(
@@ -195,7 +287,7 @@ class Plan:
             epsilon=privacy.epsilon,
             noise_multiplier=privacy.noise_multiplier,
             delta=self.delta(clients),
-            weights=privacy.weights(self.rounds),
+            weights=privacy.weights(self.posts),
             clients=clients,
             participation=self.sampler.participation(clients),
             relation=privacy.relation,
@@ -205,36 +297,43 @@ class Plan:
         return privacy.noise.mechanisms(ask)
 
     def guarantee(self, clients: int, posts: int | None = None) -> Guarantee:
-        """State what the plan (or its first so many posts) guarantees."""
-        return self._guarantee(self.mechanisms(clients)[:posts], clients)
+        """Return what the plan, or its first `posts` releases, guarantees."""
+        return Guarantee(
+            events=tuple(mechanism.event() for mechanism in self.mechanisms(clients)[:posts]),
+            participation=self.sampler.participation(clients),
+            relation=self.privacy.relation,
+            delta=self.delta(clients),
+            clients=clients,
+            simulation=self.simulation_seed is not None,
+        )
 
     def open(self, spec: Spec, shared: Tree, folder: Path | None = None) -> Billboard:
-        """Open the billboard: calibrate, open ledger and transcript, go on where they stand."""
+        """Open the billboard: open ledger and transcript, continue where they stand."""
         if spec.clients > MOST_CLIENTS:
             raise ValueError(
                 f"{spec.clients} clients: sums are exact for at most {MOST_CLIENTS}; "
                 "split the federation"
             )
-        mechanisms = self.mechanisms(spec.clients)
-        # Fails here, before anything is spent, if sampling and relation cannot be accounted for.
-        self._guarantee(mechanisms, spec.clients)
-        events = [mechanism.event() for mechanism in mechanisms]
+        # Raises here, before anything is spent, if sampling and relation cannot be accounted for.
+        events = self.guarantee(spec.clients).events
         path = None if folder is None else folder / "ledger.jsonl"
         transcript: Transcript = (
             MemoryTranscript() if folder is None else FolderTranscript(folder / "posts")
         )
         return Billboard(
-            mechanisms=mechanisms,
+            mechanisms=self.mechanisms(spec.clients),
             template=self.method.contribution(shared),
             cohort=self.sampler.expected(spec.clients),
-            ledger=Ledger(events, path, self.digest(spec)),
+            ledger=Ledger(list(events), path, self.digest(spec)),
             transcript=transcript,
             entropy=lambda index: open_entropy(self.simulation_seed, "noise", index),
         )
 
     def digest(self, spec: Spec) -> str:
-        """Name this plan on data of this spec, for the ledger."""
-        return hashlib.sha256((to_toml(self.to_table()) + repr(spec)).encode()).hexdigest()
+        """Return the hash of what decides on the releases, on data of this spec."""
+        table = self.to_table()
+        decided = {key: table[key] for key in _GUARANTEED if key in table}
+        return hashlib.sha256((to_toml(decided) + repr(spec)).encode()).hexdigest()
 
     def to_table(self) -> dict[str, Any]:
         """Return the plan as plain tables."""
@@ -244,22 +343,42 @@ class Plan:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> "Plan":
-        """Read a plan from plain tables; unknown keys are refused."""
+        """Return the plan of plain tables; unknown keys raise ConfigError."""
+        _check_settings(table.get("method"))
         return from_table(cls, table, "plan")
 
-    def _guarantee(self, mechanisms: tuple[Mechanism, ...], clients: int) -> Guarantee:
-        return Guarantee(
-            events=tuple(mechanism.event() for mechanism in mechanisms),
-            participation=self.sampler.participation(clients),
-            relation=self.privacy.relation,
-            delta=self.delta(clients),
-            clients=clients,
-            simulation=self.simulation_seed is not None,
+    @classmethod
+    def load(cls, path: Path) -> "Plan":
+        """Return the plan of a TOML file; raise ConfigError if it cannot be read or is wrong."""
+        return cls.from_table(read_toml(path))
+
+
+def fill_kinds(table: Mapping[str, Any]) -> None:
+    """Fill in the kinds of model and sampler where a plan's table has only settings of them."""
+    method = table.get("method")
+    model = method.get("model") if isinstance(method, dict) else None
+    usual = Method.choices().get(method.get("kind", "auto")) if isinstance(method, dict) else None
+    named = "linear" if usual is None else usual().model.kind
+    for place, kind in ((model, named), (table.get("sampler"), "poisson")):
+        if isinstance(place, dict):
+            place.setdefault("kind", kind)
+
+
+def _check_settings(method: Any) -> None:
+    """Raise ConfigError for settings of a method that is still to be chosen."""
+    if not isinstance(method, dict):
+        return
+    _check_settings(method.get("base"))
+    given = sorted(set(method) - {"kind", "model"})
+    if method.get("kind") == "auto" and given:
+        raise ConfigError(
+            f"method.{given[0]} was set, but no method is named: auto chooses one by rule and has "
+            "no settings but the model; name a method, such as --method pmtl"
         )
 
 
 def _noise_over_bound(mechanism: Mechanism) -> float | None:
-    """Return the deviation of a number of a posted sum over the bound, or of its first block."""
+    """Return the noise of one parameter of a released sum over the bound, or of its first block."""
     if isinstance(mechanism, BlockSum):
         return mechanism.noise_multiplier / math.sqrt(mechanism.first.share)
     if isinstance(mechanism, LocalGaussianSum):

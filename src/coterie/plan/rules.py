@@ -1,12 +1,12 @@
-"""Rules: what was left open in a plan, filled in from public facts before any data is touched.
+"""Rules: fill in what was left open in a plan, from public facts, before any data is used.
 
-Which method (`choose`), how many rounds (`rounds_by_rule`), which clip; and whether joining pays at
-all (`advice_for`), by the rule of `coterie.plan.advice`. Everything here is a function of the spec of
-the data and of the plan's own settings, so nothing here is paid for.
+They choose the method (`choose`), the number of rounds (`rounds_by_rule`) and the clip, and say
+whether joining pays (`advice_for`), by the rule of `coterie.plan.advice`. Everything here is a
+function of the data's spec and of the plan's own settings, so nothing here costs privacy.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from coterie.data.federated import Spec
 from coterie.methods.auto import Auto
@@ -18,86 +18,113 @@ from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan.advice import (
     ERROR,
-    FAR_ROUNDS,
+    LARGE_BUDGET_ROUNDS,
     PUBLIC_FEATURES,
     ROUNDS,
     SMALL_GAIN,
     Advice,
-    Case,
-    advise,
-    count_of,
+    Facts,
+    affordable_rounds,
+    format_count,
     judge,
     mu_of,
     rounds_for,
-    worth_of,
 )
 from coterie.plan.plan import Plan, Privacy
-from coterie.privacy.accounting import default_delta
+from coterie.privacy.accounting import Gaussian, LocalGaussian, default_delta
 from coterie.privacy.blocks import replaced_by
 from coterie.privacy.sampling import Poisson, Sampler
-
-__all__ = [
-    "Advice",
-    "Settled",
-    "advice_for",
-    "advise",
-    "choose",
-    "plan_for",
-    "reach_of",
-    "rounds_by_rule",
-    "settle",
-    "usual",
-]
 
 NETWORK_ROUNDS = (3, 50)
 NETWORK_ERROR = 20.0
 
 
-def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
-    """Choose the number of rounds from public facts.
+def plan_for(
+    spec: Spec,
+    privacy: Privacy,
+    *,
+    method: Method | None = None,
+    sampler: Sampler | None = None,
+    rounds: int | None = None,
+    simulation_seed: int | None = None,
+) -> Plan:
+    """Return a plan whose open settings are filled in by rule, from public facts alone.
 
-    The mean of m clipped vectors of p numbers over T rounds has relative error about
-    sqrt(p T) / (m mu); linear models get the largest T that keeps it below what the method aims at
-    (0.3), between its limits (3 to 25), and fewer beyond its knee. Networks learn from means that
-    are mostly noise, and would get nowhere in so few rounds: they get those that keep it below 20,
+    Args:
+        spec: The data's spec: `data.spec`.
+        privacy: What may be spent.
+        method: None to have one chosen, see `choose`.
+        sampler: None for everyone in every round.
+        rounds: None for the rule's.
+        simulation_seed: See `Plan`.
+    """
+    plan = Plan(
+        method=Auto() if method is None else method,
+        privacy=privacy,
+        sampler=Poisson() if sampler is None else sampler,
+        rounds=rounds,
+        simulation_seed=simulation_seed,
+    )
+    return resolve(plan, spec)
+
+
+def resolve(plan: Plan, spec: Spec) -> Plan:
+    """Return the plan with method, delta, rounds and clip filled in by rule."""
+    clients, privacy, rounds = spec.clients, plan.privacy, plan.rounds
+    if privacy.delta is None:
+        privacy = replace(privacy, delta=privacy.noise.usual_delta(clients))
+    method, chosen = _chosen(plan.method, spec, privacy)
+    # Noise that was given buys more with every round: ask for the rounds of a large budget.
+    soon = min(rounds or LARGE_BUDGET_ROUNDS[1], LARGE_BUDGET_ROUNDS[1])
+    n_mu = clients_times_mu(privacy, clients, soon, replaced=_replaced(method))
+    method = method.for_budget(n_mu, spec)
+    if rounds is None:
+        rounds = len(privacy.budget) or rounds_by_rule(method, privacy, spec)
+    if privacy.clip is None:
+        privacy = replace(privacy, clip=method.usual_clip(clients, rounds))
+    return replace(
+        plan,
+        method=method.for_cohort(plan.sampler.largest(clients), spec),
+        privacy=privacy,
+        rounds=rounds,
+        chosen=chosen or plan.chosen,
+    )
+
+
+def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
+    """Return the number of rounds, from public facts.
+
+    The mean of m clipped vectors of p parameters over T rounds has relative error about
+    sqrt(p T) / (m mu). Linear models get the largest T that keeps it below the method's goal (0.3),
+    between its limits (3 to 25), and fewer beyond its knee. Networks learn from means that are
+    mostly noise and would get nowhere in so few rounds: they get the rounds that keep it below 20,
     from 3 to 50 (on FEMNIST, of 10, 50 and 200 rounds, 10 were best at epsilon 2 and 50 at epsilon
     8: docs/methods/neural.md).
     """
     if method.shape in (Shape.NONE, Shape.POOLED):
         return 1
-    posting = _posting(method)
-    network = not isinstance(posting.model, Linear)
-    few, many = NETWORK_ROUNDS if network else posting.rounds_between
+    releasing = _releasing(method)
+    network = not isinstance(releasing.model, Linear)
+    few, many = NETWORK_ROUNDS if network else releasing.rounds_between
     if privacy.epsilon is None:
         return many
     if privacy.epsilon == math.inf:
-        return many if network else posting.rounds_without_noise
-    numbers, share = posting.mean_of(spec)
-    if posting.shape is Shape.GRAM:
-        numbers = numbers * (numbers + 1) // 2
-    error = NETWORK_ERROR if network else posting.rounds_error
-    reach = reach_of(privacy, spec.clients, replaced=_replaced(posting))
-    affordable = (error * share * reach) ** 2 / numbers * _tolerance(method, spec)
-    return rounds_for(affordable, (few, many), math.inf if network else posting.rounds_knee)
+        return many if network else releasing.rounds_without_noise
+    parameters, share = releasing.mean_of(spec)
+    if releasing.shape is Shape.GRAM:
+        parameters = parameters * (parameters + 1) // 2
+    error = NETWORK_ERROR if network else releasing.rounds_error
+    n_mu = clients_times_mu(privacy, spec.clients, replaced=_replaced(releasing))
+    affordable = (error * share * n_mu) ** 2 / parameters * _tolerance(method, spec)
+    return rounds_for(affordable, (few, many), math.inf if network else releasing.rounds_knee)
 
 
-def _posting(method: Method) -> Method:
-    """Return the method whose posts these are."""
-    return method.base if isinstance(method, Finetune) else method
-
-
-def _replaced(method: Method) -> float:
-    """Say how much further a replaced client moves what is posted than a zeroed one."""
-    blocks = method.blocks(1.0)
-    return replaced_by(blocks) if blocks else 2.0
-
-
-def reach_of(
+def clients_times_mu(
     privacy: Privacy, clients: int, rounds: int | None = None, *, replaced: float = 2.0
 ) -> float:
     """Return clients times mu, everyone in every round; infinity without privacy.
 
-    Where noise was given in place of a budget, mu grows with the rounds: these, else 50.
+    Where noise was given instead of a budget, mu grows with the rounds: these, else 50.
     `replaced`: how much further a replaced client moves the sum than a zeroed one.
     """
     if privacy.epsilon == math.inf:
@@ -111,59 +138,84 @@ def reach_of(
     return clients * math.hypot(*weights) / privacy.noise_multiplier
 
 
-def advice_for(
-    method: Method,
-    privacy: Privacy,
-    sampler: Sampler,
-    spec: Spec,
-    rounds: int | None = None,
-) -> Advice | None:
-    """Say of a plan whether joining pays, by the noise that its rounds have.
+def advice_for(plan: Plan, spec: Spec) -> Advice | None:
+    """Return whether joining pays under a resolved plan, by the noise of its rounds.
 
-    None for methods that post no mean, for runs without privacy, and for noise that is not
-    Gaussian: the rule knows nothing of them.
+    None for methods that release no mean, for runs without privacy, and for noise that is not
+    Gaussian: the rule does not apply to them.
     """
-    if method.shape is not Shape.SUM or privacy.epsilon == math.inf:
+    method, privacy = plan.method, plan.privacy
+    if method.shape is not Shape.SUM or not plan.private:
         return None
-    clients, rule = spec.clients, rounds_by_rule(method, privacy, spec)
-    plan = Plan(method=method, privacy=privacy, sampler=sampler, rounds=rounds or rule)
-    multipliers = plan.noise_multipliers(clients)
+    clients, multipliers = spec.clients, plan.noise_multipliers(spec.clients)
     if not multipliers:
         return None
-    numbers, share = method.mean_of(spec)
-    cohort = sampler.expected(clients)
-    apart = math.sqrt(cohort) if privacy.noise.local else 1.0  # every client's noise adds up
-    mu = share * cohort / clients / apart * math.hypot(*(1 / z for z in multipliers))
-    epsilon, delta, replaced = privacy.epsilon, plan.delta(clients), _replaced(method)
-    whole = None if epsilon is None else mu_of(epsilon, delta, privacy.relation, replaced)
-    return judge(
-        Case(
-            clients=clients,
-            epsilon=epsilon,
-            delta=delta,
-            relation=privacy.relation,
-            mu=mu,
-            numbers=numbers,
-            rounds=plan.rounds,
-            clip=plan.clip(clients),
-            tolerance=_tolerance(method, spec),
-            replaced=replaced,
-            kept=1.0 if whole is None else mu / whole,
-            local=privacy.noise.local,
-            classes=spec.task != "regression",
-            rule=rule,
-        )
+    parameters, share = method.mean_of(spec)
+    cohort = plan.sampler.expected(clients)
+    averaged = math.sqrt(cohort) if privacy.noise.local else 1.0  # every client's noise adds up
+    mu = share * cohort / clients / averaged * math.hypot(*(1 / z for z in multipliers))
+    facts = Facts(
+        clients=clients,
+        parameters=parameters,
+        rounds=plan.posts,
+        sampler=plan.sampler,
+        epsilon=privacy.epsilon,
+        noise_multiplier=privacy.noise_multiplier,
+        delta=plan.delta(clients) or None,
+        relation=privacy.relation,
+        clip=plan.clip(clients),
+        local=privacy.noise.local,
+        replaced=_replaced(method),
+        tolerance=_tolerance(method, spec),
+        classes=spec.task != "regression",
     )
+    return judge(facts, mu=mu, rule=rounds_by_rule(method, privacy, spec))
+
+
+def facts_of(plan: Plan, spec: Spec, advice: Advice) -> Facts | None:
+    """Return the facts of a plan that releases a mean; None if its rounds differ in noise."""
+    events, clients = set(plan.guarantee(spec.clients).events), spec.clients
+    error = plan.relative_error(spec)
+    if len(events) != 1 or error is None:
+        return None
+    (event,) = events
+    assert isinstance(event, Gaussian | LocalGaussian)
+    facts = Facts(
+        clients=clients,
+        parameters=advice.parameters,
+        rounds=plan.posts,
+        sampler=plan.sampler,
+        epsilon=plan.privacy.epsilon,
+        noise_multiplier=None if plan.privacy.epsilon is not None else event.noise_multiplier,
+        delta=plan.privacy.delta,
+        relation=plan.privacy.relation,
+        clip=plan.clip(clients),
+        local=plan.privacy.noise.local,
+        replaced=event.replaced if isinstance(event, Gaussian) else 2.0,
+    )
+    # Parts of a contribution may share the budget: then the mean has more noise than one sum.
+    return replace(facts, stretch=error / facts.error(event.noise_multiplier, clients))
+
+
+def _releasing(method: Method) -> Method:
+    """Return the method that releases, without the finetuning around it."""
+    return method.base if isinstance(method, Finetune) else method
+
+
+def _replaced(method: Method) -> float:
+    """Return how much further a replaced client moves what is released than a zeroed one."""
+    blocks = method.blocks(1.0)
+    return replaced_by(blocks) if blocks else 2.0
 
 
 def _tolerance(method: Method, spec: Spec) -> float:
-    """Classifiers on a slice of public features bear more; nothing else is known to."""
-    sliced = getattr(_posting(method), "shared", None) == "slice"
+    """Return how many times more parameters are tolerable: classifiers on public features."""
+    sliced = getattr(_releasing(method), "shared", None) == "slice"
     return PUBLIC_FEATURES if sliced and spec.task == "multiclass" else 1.0
 
 
-def usual(auto: Auto, privacy: Privacy | None = None) -> Method | None:
-    """Return the method that is picked whatever the data; None where it depends on their spec."""
+def default_method(auto: Auto, privacy: Privacy | None = None) -> Method | None:
+    """Return the method that is chosen whatever the data; None where it depends on their spec."""
     if not isinstance(auto.model, Linear):
         return None
     if privacy is not None and _needs_one_clip(privacy):
@@ -172,41 +224,40 @@ def usual(auto: Auto, privacy: Privacy | None = None) -> Method | None:
 
 
 def _needs_one_clip(privacy: Privacy) -> bool:
-    """Return whether this noise is of sums under one clip alone, which pfeb's are not."""
+    """Return whether this noise is only for sums under one clip, which pfeb's are not."""
     return Shape.SUM in privacy.noise.shapes and not privacy.noise.by_block
 
 
 def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
-    """Pick a method from public facts, and say why in a sentence or two.
+    """Return a method chosen from public facts, and the reason as text.
 
-    Linear models: pfeb, or pmtl under noise that knows one clip alone (laplace, local). Networks
-    with lower layers and a head: dpfedmtl, which posts the lower layers alone. Other networks:
-    pmtl.
+    Linear models: pfeb, or pmtl under noise for one clip (laplace, local). Networks with lower
+    layers and a head: dpfedmtl, which releases only the lower layers. Other networks: pmtl.
     """
-    found = usual(auto, privacy)
+    found = default_method(auto, privacy)
     if found is not None:
-        numbers = found.mean_of(spec)[0]
+        parameters = found.mean_of(spec)[0]
         if isinstance(found, PMTL):
             return found, (
-                f"pmtl, because the model is linear ({numbers:,} shared weights) and "
+                f"pmtl, because the model is linear ({parameters:,} shared parameters) and "
                 f"{privacy.noise.kind} noise is for contributions under one clip; pfeb, which "
-                "bounds their parts each on its own, needs gaussian noise"
+                "bounds several parts, needs gaussian noise"
             )
         return found, (
-            f"{found.kind}, because the model is linear ({numbers:,} shared weights): how strongly "
-            "clients are drawn together is learned inside the budget, and nothing is left to tune"
+            f"{found.kind}, because the model is linear ({parameters:,} shared parameters); it "
+            "learns inside the budget how similar clients are, and leaves nothing to tune"
         )
     found, why = _for_network(auto, spec)
-    numbers = found.mean_of(spec)[0]
-    reach = reach_of(privacy, spec.clients)
-    if reach == math.inf or worth_of(reach, numbers, 1.0) >= SMALL_GAIN:
+    parameters = found.mean_of(spec)[0]
+    n_mu = clients_times_mu(privacy, spec.clients)
+    if n_mu == math.inf or affordable_rounds(n_mu, parameters) >= SMALL_GAIN:
         return found, why
-    most = (ERROR * reach) ** 2
+    most = (ERROR * n_mu) ** 2
     return found, (
-        f"{why}. That is more than the {count_of(most)} numbers that {spec.clients:,} clients bear "
-        "at this budget: a linear model on public features (of a network that was trained on "
-        f'public data) would bear {count_of(PUBLIC_FEATURES * most)}, and shared = "slice" posts '
-        f"{spec.outputs} for each of their directions"
+        f"{why}. This budget supports {format_count(most)} shared parameters for {spec.clients:,} "
+        "clients, which is fewer: a linear model on public features (of a network trained on "
+        f'public data) may have {format_count(PUBLIC_FEATURES * most)}, and shared = "slice" '
+        f"releases {spec.outputs} per direction"
     )
 
 
@@ -218,77 +269,16 @@ def _for_network(auto: Auto, spec: Spec) -> tuple[Method, str]:
     except ValueError:
         return whole, (
             f"pmtl, because the model is a network without lower layers to share: all {total:,} "
-            "numbers are posted"
+            "parameters are released"
         )
     lower = split.mean_of(spec)[0]
     return split, (
         f"dpfedmtl, because the model is a network: its lower layers ({lower:,} of {total:,} "
-        "numbers) are posted, and the head stays with each client"
+        "parameters) are released, and each client keeps its own head"
     )
 
 
-def plan_for(
-    spec: Spec,
-    privacy: Privacy,
-    *,
-    method: Method | None = None,
-    sampler: Sampler | None = None,
-    rounds: int | None = None,
-    simulation_seed: int | None = None,
-) -> Plan:
-    """Make a plan whose open ends are filled in by rule, from public facts alone.
-
-    Args:
-        spec: Of the data: `data.spec`.
-        privacy: What may be spent.
-        method: None to have one picked, see `choose`.
-        sampler: None for everyone in every round.
-        rounds: None for those of the rule.
-        simulation_seed: See `Plan`.
-    """
-    sampler = Poisson() if sampler is None else sampler
-    settled = settle(Auto() if method is None else method, privacy, sampler, spec, rounds)
-    return Plan(
-        method=settled.method,
-        privacy=settled.privacy,
-        sampler=sampler,
-        rounds=settled.rounds,
-        simulation_seed=simulation_seed,
-    )
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What rules made of an open plan; `chosen` says why a method was picked, if one was."""
-
-    method: Method
-    privacy: Privacy
-    rounds: int
-    chosen: str
-
-
-def settle(
-    method: Method, privacy: Privacy, sampler: Sampler, spec: Spec, rounds: int | None = None
-) -> Settled:
-    """Fill in method, delta, rounds and clip by rule."""
-    clients = spec.clients
-    if privacy.delta is None:
-        privacy = replace(privacy, delta=privacy.noise.usual_delta(clients))
-    method, chosen = _picked(method, spec, privacy)
-    # Noise that was given buys more with every round: curvatures are asked of those they would run.
-    soon = min(rounds or FAR_ROUNDS[1], FAR_ROUNDS[1])
-    reach = reach_of(privacy, clients, soon, replaced=_replaced(method))
-    method = method.for_budget(reach, spec)
-    if rounds is None:
-        rounds = len(privacy.budget) or rounds_by_rule(method, privacy, spec)
-    if privacy.clip is None:
-        privacy = replace(privacy, clip=method.usual_clip(clients, rounds))
-    method = method.for_cohort(sampler.largest(clients), spec)
-    return Settled(method, privacy, rounds, chosen)
-
-
-def _picked(method: Method, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
-
+def _chosen(method: Method, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
     if isinstance(method, Auto):
         return choose(method, spec, privacy)
     if isinstance(method, Finetune) and isinstance(method.base, Auto):

@@ -29,24 +29,23 @@ import numpy as np
 from coterie.core.files import explain_disk_errors
 from coterie.core.signals import as_interrupt
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.calibration import calibrate as calibrate_clock
-from coterie.engines.clock import Stragglers
-from coterie.engines.outcome import Observer, Outcome, check_joinable
-from coterie.engines.simulate import set_clock, simulate
+from coterie.engine.simulate import Observer, Outcome, check_onboard, set_clock, simulate
 from coterie.history import History, is_cheap
 from coterie.newcomers import Newcomers, attempt_newcomers, check_newcomers, hold_out
-from coterie.plan.run_plan import RunPlan, advice_of, check_charged, claim, resolve
+from coterie.plan.plan import Plan
+from coterie.plan.rules import advice_for, resolve
+from coterie.plan.stragglers import Stragglers
+from coterie.plan.stragglers import calibrate as calibrate_clock
 from coterie.privacy.ledger import locked
 from coterie.references import References, Which, score_references
-from coterie.run.fingerprint import recognise_model, recognise_rows
-from coterie.run.log import Log, Logged
-from coterie.run.summary import json_number, keep, paid, summarise
+from coterie.run.folder import Log, Logged, check_charged, check_model, check_rows, claim, keep
+from coterie.run.summary import json_number, paid, summarise
 from coterie.scores import Score, evaluate
 from coterie.shared_errors import shared_errors
 
 Newcoming = tuple[FederatedDataset, FederatedDataset] | None
-Opens = Callable[["RunPlan", FederatedDataset], Observer] | None
-Scoring = Callable[["RunPlan"], None] | None
+Opens = Callable[["Plan", FederatedDataset], Observer] | None
+Scoring = Callable[["Plan"], None] | None
 _LATE = (
     "Clients stood on a virtual clock: those who were late contributed nothing to a round, and no "
     "other client is shown who answered."
@@ -64,7 +63,7 @@ class Result:
 
 
 def execute(
-    run_plan: RunPlan,
+    run_plan: Plan,
     *,
     folder: Path | None = None,
     observer: Opens = None,
@@ -91,8 +90,8 @@ def execute(
     run_plan = resolve(run_plan, train.spec)
     check_charged(run_plan, folder)
     if joining is not None:
-        check_joinable(run_plan.method)
-    run_plan.plan().guarantee(train.spec.clients)
+        check_onboard(run_plan.method)
+    run_plan.guarantee(train.spec.clients)
     run_plan.method.check(train.spec)
     run_plan.method.check_data(train)
     for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
@@ -106,8 +105,8 @@ def execute(
         return _carry_out(run_plan, data, None, (observer, scoring), started)
     with as_interrupt(), explain_disk_errors(folder), locked(folder):
         claim(folder, run_plan)
-        recognise_rows(folder, train)
-        recognise_model(folder, run_plan.method.model, train.spec)
+        check_rows(folder, train)
+        check_model(folder, run_plan.method.model, train.spec)
         with _logged(folder):
             return _carry_out(run_plan, data, folder, (observer, scoring), started)
 
@@ -128,9 +127,9 @@ def _logged(folder: Path) -> Iterator[None]:
         raise
 
 
-def _set_clock(run_plan: RunPlan, clock: Stragglers, train: FederatedDataset) -> RunPlan:
+def _set_clock(run_plan: Plan, clock: Stragglers, train: FederatedDataset) -> Plan:
     """Measure the clock if asked to; refuse what no budget covers before a folder is claimed."""
-    set_clock(clock, run_plan.plan(), train)
+    set_clock(clock, run_plan, train)
     if not clock.calibrate:
         return run_plan
     if run_plan.privacy.epsilon != math.inf:
@@ -142,7 +141,7 @@ def _set_clock(run_plan: RunPlan, clock: Stragglers, train: FederatedDataset) ->
 
 
 def _carry_out(
-    run_plan: RunPlan,
+    run_plan: Plan,
     data: tuple[FederatedDataset, FederatedDataset, Newcoming],
     folder: Path | None,
     watching: tuple[Opens, Scoring],
@@ -152,7 +151,7 @@ def _carry_out(
     opened = observer(run_plan, train) if observer is not None else None
     watch, past, log = _watching(run_plan, train, test, folder, opened)
     outcome = simulate(
-        run_plan.plan(),
+        run_plan,
         train,
         observe=watch,
         folder=folder,
@@ -191,7 +190,7 @@ def _carry_out(
 
 
 def _watching(
-    run_plan: RunPlan,
+    run_plan: Plan,
     train: FederatedDataset,
     test: FederatedDataset,
     folder: Path | None,
@@ -205,18 +204,18 @@ def _watching(
     if folder is None:
         return watch, past, None
     log = Log(folder / "log.jsonl")
-    return Logged(log, run_plan.plan().guarantee(train.spec.clients), watch), past, log
+    return Logged(log, run_plan.guarantee(train.spec.clients), watch), past, log
 
 
-def _keeps_history(run_plan: RunPlan, train: FederatedDataset, test: FederatedDataset) -> bool:
+def _keeps_history(run_plan: Plan, train: FederatedDataset, test: FederatedDataset) -> bool:
     """Return whether rounds are scored: if asked for, always with a clock, else where it is cheap."""
     if run_plan.stragglers is not None or run_plan.history is not None:
         return bool(run_plan.history) or run_plan.stragglers is not None
-    return is_cheap(run_plan.method, train, test, run_plan.plan().posts)
+    return is_cheap(run_plan.method, train, test, run_plan.posts)
 
 
 def _beside(
-    run_plan: RunPlan,
+    run_plan: Plan,
     outcome: Outcome,
     score: Score,
     data: tuple[FederatedDataset, FederatedDataset, Newcoming],
@@ -242,9 +241,9 @@ def _beside(
     return beside, *attempt_newcomers(outcome, *joining, alone=which != "none", speed=speed)
 
 
-def _foretold(run_plan: RunPlan, spec: Spec) -> dict[str, Any]:
+def _foretold(run_plan: Plan, spec: Spec) -> dict[str, Any]:
     """Return what was known before the run: whether joining pays, and why the method was picked."""
-    advice = advice_of(run_plan, spec)
+    advice = advice_for(run_plan, spec)
     return {"verdict": None if advice is None else advice.to_json(), "chosen": run_plan.chosen}
 
 

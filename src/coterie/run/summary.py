@@ -1,29 +1,18 @@
 """What a finished run says of itself: the summary, and the files that are kept."""
 
-import hashlib
-import io
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from coterie.core.files import write_atomically
-from coterie.core.tree import Tree
-from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.outcome import Outcome
-from coterie.finished_models import MODELS, write_models
+from coterie.data.federated import Spec
+from coterie.engine.simulate import Outcome
 from coterie.methods.base import Shape
 from coterie.plan.plan import Plan
 from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import ALONE, BEFORE, Charged, chosen_alone, statement, told
+from coterie.privacy.charged import ALONE, Charged, chosen_alone, told
 from coterie.privacy.words import view_of
-from coterie.run.certificate import certify
-from coterie.run.log import Log, now, versions
 from coterie.scores import TITLES, Array, Score, noise_to_signal
 
 TunedOn = Literal["no", "public", "charged", "not covered"]
@@ -257,115 +246,3 @@ def json_number(value: float) -> float | str | None:
     if math.isnan(value):
         return None
     return str(value) if math.isinf(value) else value
-
-
-def keep(
-    folder: Path,
-    summary: Mapping[str, Any],
-    outcome: Outcome,
-    train: FederatedDataset,
-    *,
-    score: Score,
-    local: Score | None,
-    errors: Mapping[str, Array] = _NOTHING,
-    log: Log | None = None,
-) -> None:
-    """Write what a finished run leaves behind; `result.json` comes last and marks it as done.
-
-    Posts are packed and models are written before it, so that a run cut off in between goes on.
-    `errors` are further columns of the metrics: clients' own errors under references, by name.
-    """
-    log = log or Log(folder / "log.jsonl")
-    outcome.billboard.pack()
-    write_models(folder / MODELS, outcome.models.leaves, train.names)
-    outcome.models.drop()
-    log.note("packed")
-    keep_shared(folder, outcome.shared)
-    write_metrics(folder / "metrics.parquet", train, score, local, errors)
-    released = outcome.billboard.ledger.released
-    keep_certificate(folder, summary, outcome.guarantee, outcome.plan.method.kind, released, log)
-    keep_summary(folder, summary)
-
-
-def keep_shared(folder: Path, shared: Tree) -> None:
-    """Write the shared tree after the last post, which newcomers start from."""
-    buffer = io.BytesIO()
-    arrays = {name: leaf.cpu().numpy() for name, leaf in shared.items()}
-    np.savez(buffer, allow_pickle=False, **arrays)
-    write_atomically(folder / "shared.npz", buffer.getvalue())
-
-
-def keep_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write result.json: the run is done."""
-    text = json.dumps(dict(summary), indent=2, allow_nan=False)
-    write_atomically(folder / "result.json", text.encode())
-
-
-def keep_certificate(
-    folder: Path,
-    summary: Mapping[str, Any],
-    guarantee: Guarantee,
-    method: str,
-    released: Mapping[int, str],
-    log: Log,
-) -> None:
-    """Write what others can check; the log says which one it was."""
-    more: dict[str, Any] = {"method": method}
-    if summary["tuning"] != TUNING["no"]:
-        more["tuning"] = summary["tuning"]
-    if summary["caveats"]:
-        more["caveats"] = summary["caveats"]
-    if (deployment := summary.get("deployment")) is not None:
-        # Hashed here and not among the files: a simulated run has no such file.
-        federation = hashlib.sha256((folder / "federation.toml").read_bytes()).hexdigest()
-        more["deployment"] = {**deployment, "federation": federation}
-    if (selection := summary.get("selection")) is not None:
-        # Epsilon by events alone stays what the events come to; it is true of nobody any more.
-        more |= {"selection": selection, "view": BEFORE}
-        more["statement"] = statement(guarantee, selection)
-    finished = now()
-    begun = log.begun or finished
-    if deployment is not None:
-        # To the day: how long rounds were waited for would tell who was drawn.
-        begun, finished = (f"{time[:10]}T00:00" for time in (begun, finished))
-    certificate = certify(
-        folder,
-        guarantee,
-        released,
-        begun=begun,
-        finished=finished,
-        versions=versions(),
-        more=more,
-    )
-    text = json.dumps(certificate, indent=2, allow_nan=False)
-    write_atomically(folder / "guarantee.json", text.encode())
-    epsilon, posts = certificate["epsilon"], len(certificate["posts"])
-    told = certificate["sha256"]
-    log.note("finished", sync=True, posts=posts, epsilon=epsilon, certificate=told)
-
-
-def write_metrics(
-    path: Path,
-    train: FederatedDataset,
-    score: Score,
-    local: Score | None,
-    errors: Mapping[str, Array] = _NOTHING,
-) -> None:
-    """Write a row a client: its rows, its error, what else is its own, its error alone, others."""
-    columns = {
-        "client": pa.array(list(train.names)),
-        "train_rows": pa.array(train.counts),
-        "test_rows": pa.array(score.rows),
-        "error": pa.array(score.clients),
-    }
-    for key, own in {**score.per_client, "calibration_error": score.calibration}.items():
-        if own is not None:
-            columns[key] = pa.array(own.clients)
-    if local is not None:
-        columns["error_alone"] = pa.array(local.clients)
-        if local.calibration is not None:
-            columns["calibration_error_alone"] = pa.array(local.calibration.clients)
-    columns |= {name: pa.array(found) for name, found in errors.items()}
-    buffer = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), buffer)
-    write_atomically(path, buffer.getvalue().to_pybytes())

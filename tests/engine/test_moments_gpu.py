@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.single import Single
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.mechanisms import GaussianSum
 from coterie.privacy.moments import GaussianGram, GaussianRows, Squares
 

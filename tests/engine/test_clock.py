@@ -18,8 +18,8 @@ from scipy import stats
 
 from coterie.core.config import ConfigError, from_table, to_table, to_toml
 from coterie.core.rng import Rng
-from coterie.engines import clock as clock_module
-from coterie.engines.clock import CALIBRATION_ROUNDS, Deadline, Stragglers, fit_times, measure
+from coterie.plan import stragglers as clock_module
+from coterie.plan.stragglers import CALIBRATION_ROUNDS, Deadline, Stragglers, fit_times, measure
 
 pytestmark = pytest.mark.full
 

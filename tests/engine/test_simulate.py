@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 from coterie.solvers.sgd import SGD
 

@@ -11,13 +11,12 @@ import pytest
 
 from coterie.choice import DataChoice
 from coterie.data.synthetic import synthetic
-from coterie.engines.clock import Stragglers
-from coterie.engines.simulate import set_clock, simulate
+from coterie.engine.simulate import set_clock, simulate
 from coterie.history import History
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy
-from coterie.plan.run_plan import RunPlan, plan_from_table
+from coterie.plan.stragglers import Stragglers
 from coterie.privacy.sampling import Poisson
 from coterie.run.run import execute
 from coterie.scores import evaluate
@@ -86,7 +85,7 @@ def test_nobody_in_time_is_said_and_changes_nothing():
         "simulation_seed": 1,
         "stragglers": {"wait": 0.0001},
     }
-    result = execute(plan_from_table(table))
+    result = execute(Plan.from_table(table))
     assert not result.outcome.shared["weight"].any()
     assert any("in 4 of 4 rounds no client answered" in told for told in result.summary["notices"])
     clock = set_clock(Stragglers(wait=0.0001), result.outcome.plan, toy())
@@ -102,7 +101,7 @@ def test_a_calibration_run_sets_the_clock_and_is_kept_in_the_plan(tmp_path):
         "simulation_seed": 1,
         "stragglers": {"wait": "75%", "calibrate": True},
     }
-    execute(plan_from_table(table), folder=tmp_path / "run")
+    execute(Plan.from_table(table), folder=tmp_path / "run")
     kept = tomllib.loads((tmp_path / "run" / "plan.toml").read_text())["stragglers"]
     assert kept["calibrate"] is False
     assert (kept["constant"], kept["seconds_per_number"]) != (0.01, 1e-6)
@@ -110,7 +109,7 @@ def test_a_calibration_run_sets_the_clock_and_is_kept_in_the_plan(tmp_path):
     table["privacy"] = {"epsilon": 1.0}
     table["stragglers"] = {"wait": 1.0, "calibrate": True}
     with pytest.raises(ValueError, match="times clients' own rows"):
-        execute(plan_from_table(table), folder=tmp_path / "other")
+        execute(Plan.from_table(table), folder=tmp_path / "other")
     assert not (tmp_path / "other" / "plan.toml").exists(), "nothing is claimed"
 
 
@@ -130,7 +129,7 @@ def test_a_budget_does_not_tell_who_answered(tmp_path):
         "rounds": 2,
         "stragglers": {"wait": 0.0001},
     }
-    result = execute(plan_from_table(table), folder=tmp_path / "run")
+    result = execute(Plan.from_table(table), folder=tmp_path / "run")
     assert not any(
         "answered" in told or "contributed" in told for told in result.summary["notices"]
     )
@@ -192,10 +191,10 @@ def test_the_command_line_has_a_clock(tmp_path, capsys):
     assert summary["rounds"] == 3 and summary["gap"] > 0
     assert 'wait = "45%"' in (out / "plan.toml").read_text()
     assert pq.read_table(out / "history.parquet").num_rows == 3
-    plan = RunPlan(
+    plan = Plan(
         data=DataChoice(name="synthetic"), method=MTLSVM(), privacy=FREE,
         stragglers=Stragglers(wait="45%"),
     )  # fmt: skip
     from coterie.core.config import to_table
 
-    assert plan_from_table(to_table(plan)) == plan
+    assert Plan.from_table(to_table(plan)) == plan

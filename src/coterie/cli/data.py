@@ -1,0 +1,58 @@
+"""`coterie data show`: what client-partitioned data look like. For the data's owner; not private."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from coterie.cli.options import Commands, add_source, command
+
+
+def add(commands: Commands) -> None:
+    """Add `data show`."""
+    parser = command(
+        commands, "data", "describe client-partitioned data", "coterie data show districts"
+    )
+    inner = parser.add_subparsers(dest="data_command", required=True, metavar="show")
+    show = command(
+        inner,
+        "show",
+        "clients, rows per client, features, classes (for the data's owner; not private)",
+        "coterie data show exam.csv --client-column school --target score",
+    )
+    add_source(show, positional=True)
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    show.set_defaults(action=_show)
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from coterie.cli.run import check_flags
+
+    check_flags(arguments)
+    from coterie.choice import DataChoice
+    from coterie.cli.flags import data_table
+    from coterie.core.config import from_table
+    from coterie.data.describe import describe
+
+    choice = from_table(DataChoice, data_table(arguments), "data")
+    facts = {"data": choice.name, **describe(choice.open())}
+    if arguments.json:
+        print(json.dumps(facts, indent=2, allow_nan=False))
+        return
+    for key, value in facts.items():
+        for line in _lines(key, value):
+            print(line)
+
+
+def _lines(key: str, value: Any) -> list[str]:
+    label = key.replace("_", " ")
+    if isinstance(value, Mapping):
+        parts = ", ".join(f"{name} {_short(item)}" for name, item in value.items())
+        return [f"{label:<20} {parts}"]
+    if isinstance(value, list | tuple):
+        return [f"{label if i == 0 else '':<20} {_short(item)}" for i, item in enumerate(value)]
+    return [f"{label:<20} {_short(value)}"]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

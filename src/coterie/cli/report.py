@@ -1,0 +1,58 @@
+"""`coterie report`: one HTML page for one run or several."""
+
+import argparse
+import json
+from pathlib import Path
+
+from coterie.cli.options import Commands, command
+
+
+def add(commands: Commands) -> None:
+    """Add `report`."""
+    parser = command(
+        commands, "report", "one HTML page for one run or several", "coterie report runs/*"
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
+    parser.add_argument("--out", metavar="FILE", help="default RUN/report.html of the first run")
+    parser.add_argument(
+        "--figures", metavar="DIR", help="also write every chart of the page as PNG and SVG"
+    )
+    parser.set_defaults(action=_write)
+
+
+def _write(arguments: argparse.Namespace) -> None:
+    for run in arguments.runs:
+        if not Path(run).exists():
+            raise ValueError(f"{run}: no such folder; expected a run folder, such as runs/NAME")
+    from coterie.cli.compare_words import findings_of
+    from coterie.comparison.running import PLAN, finished
+    from coterie.report.page import write_report
+
+    labels = {part: label for run in arguments.runs for part, label in _members(Path(run)).items()}
+    folders = list(labels)
+    first = Path(arguments.runs[0])
+    usual = first if (first / PLAN).exists() else folders[0]
+    out = Path(arguments.out) if arguments.out else usual / "report.html"
+    figures = Path(arguments.figures) if arguments.figures else None
+    # Differences are tested within one comparison; runs of several are not paired.
+    single = len(arguments.runs) == 1 and (first / PLAN).exists() and finished(first)
+    write_report(folders, out, figures, labels, findings=findings_of(first) if single else ())
+    print(out)
+
+
+def _members(folder: Path) -> dict[Path, str]:
+    """Return the finished runs of a folder and their labels; the folder itself if it is a run.
+
+    Runs of a comparison have labels; other runs go by their method.
+    """
+    from coterie.cli.train import MEMBERS
+    from coterie.comparison.running import PLAN, finished
+
+    single = {folder: ""}
+    if (folder / PLAN).exists():
+        return finished(folder) or single
+    if not (folder / MEMBERS).exists():
+        return single
+    members = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
+    done = [folder / name for name in members if (folder / name / "result.json").exists()]
+    return dict.fromkeys(done, "") or single

@@ -1,0 +1,322 @@
+"""What `coterie run` and `coterie demo` do: run a plan made of flags, show the result."""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from coterie.cli.flags import plan_table
+from coterie.cli.results_table import about_newcomers, clients_table, name_of, results_table
+from coterie.cli.tracked import tracked
+from coterie.cli.watch import Watch
+from coterie.core.config import ConfigError, to_table
+from coterie.core.files import how_to_resume, write_atomically
+from coterie.core.signals import stop_status, stoppable
+from coterie.methods.auto import Auto
+from coterie.methods.base import Method
+from coterie.methods.local import Local
+from coterie.plan.plan import Plan, Privacy
+from coterie.plan.rules import default_method
+from coterie.privacy.accounting import Guarantee
+from coterie.privacy.charged import statement
+from coterie.privacy.words import add_up, spent_together
+from coterie.report.page import write_report
+from coterie.run.run import execute
+from coterie.run.summary import promised
+from coterie.tracking.track import check_kinds
+
+MEMBERS = "members.json"
+_REFERENCE = "not-private"
+_WITH_RESUME = ("resume", "json", "quiet", "track", "track_dir", "command", "action")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `coterie run`."""
+    check_kinds(arguments.track)
+    if isinstance(arguments.epsilon, tuple):
+        return _several(arguments)
+    if arguments.resume is not None:
+        folder = Path(arguments.resume)
+        _refuse_with_resume(arguments)
+        if (folder / MEMBERS).exists():
+            return _run_members(folder, arguments)
+        plan = Plan.load(folder / "plan.toml")
+        if (folder / "result.json").exists():
+            _show_finished(folder, as_json=arguments.json)
+            return tracked([folder], arguments)
+        if (folder / "federation.toml").exists():
+            # It would continue with rows of this machine, in the ledger of the sites' rows.
+            raise ConfigError(f"{folder} is a deployment; {how_to_resume(folder)}")
+    else:
+        plan = Plan.from_table(plan_table(arguments))
+        folder = Path(arguments.out) if arguments.out else _new_folder(plan)
+        if (folder / "plan.toml").exists():
+            raise FileExistsError(
+                f"{folder} already holds a run; resume it with `coterie run --resume {folder}`, "
+                "or choose another --out"
+            )
+    with stoppable(partial(_last_line, folder)):
+        return _run_one(plan, folder, arguments)
+
+
+def _run_one(plan: Plan, folder: Path, arguments: argparse.Namespace) -> int:
+    watch = Watch(quiet=arguments.quiet)
+    try:
+        scoring = None if arguments.json else watch.scoring
+        result = execute(plan, folder=folder, observer=watch.open, scoring=scoring)
+    except KeyboardInterrupt:
+        watch.close()
+        print(_last_line(folder), file=sys.stderr)
+        return stop_status()
+    finally:
+        watch.close()
+    status = _show(folder, result.summary, result.outcome.guarantee, as_json=arguments.json)
+    return tracked([folder], arguments) or status
+
+
+def _last_line(folder: Path) -> str:
+    """Return how to resume an interrupted run, as text."""
+    begun = (folder / "plan.toml").exists() or (folder / MEMBERS).exists()
+    how = f"resume with: coterie run --resume {folder}" if begun else "nothing was spent"
+    return f"interrupted; {how}"
+
+
+def _several(arguments: argparse.Namespace) -> int:
+    """Train once for each epsilon, beside local training and training without privacy."""
+    budgets = sorted(set(arguments.epsilon))
+    first = argparse.Namespace(**{**vars(arguments), "epsilon": budgets[0]})
+    base = Plan.from_table(plan_table(first))
+    folder = Path(arguments.out) if arguments.out else _new_folder(base)
+    if (folder / MEMBERS).exists() or (folder / "plan.toml").exists():
+        raise FileExistsError(
+            f"{folder} already holds runs; resume with `coterie run --resume {folder}`, or choose "
+            "another --out"
+        )
+    free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
+    plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
+    known = _known_method(base)
+    alone = known.alone() or Local(model=base.method.model)
+    last = known.reference() or known
+    members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
+    if math.inf not in budgets:
+        members[_REFERENCE] = replace(base, method=last, privacy=free)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        folder / MEMBERS,
+        json.dumps({name: to_table(plan) for name, plan in members.items()}).encode(),
+    )
+    return _run_members(folder, arguments)
+
+
+def _with_epsilon(base: Plan, epsilon: float) -> Plan:
+    return replace(base, privacy=replace(base.privacy, epsilon=epsilon))
+
+
+def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
+    """Run the members that are not finished, then show all of them."""
+    tables = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
+    try:
+        with stoppable(partial(_last_line, folder)):
+            done = [
+                folder / name
+                for name, table in tables.items()
+                if _train(folder / name, table, arguments)
+            ]
+    except KeyboardInterrupt:
+        print(_last_line(folder), file=sys.stderr)
+        return stop_status()
+    summaries, guarantees = zip(*(_read_finished(part) for part in done), strict=True)
+    report = write_report(done, folder / "report.html")
+    spent = [g for g in guarantees if g.events and g.epsilon < math.inf]
+    if arguments.json:
+        together = add_up(spent) if spent else None
+        print(json.dumps({"runs": summaries, "together": together}, allow_nan=False))
+        return tracked(done, arguments, group=folder)
+    _show_tables(summaries)
+    claims = [g for g in guarantees if g.claimed_epsilon is not None]
+    for stated in (*spent[-1:], *claims):
+        print(stated.statement())
+    _print_caveats(summaries)
+    _print_tuning(summaries[0])
+    if spent:
+        print(f"\n{spent_together(spent)}")
+    print(f"run folder {folder}, report {report}")
+    return tracked(done, arguments, group=folder)
+
+
+def _train(part: Path, table: Mapping[str, Any], arguments: argparse.Namespace) -> bool:
+    """Run a member unless it is finished; return whether it is."""
+    if (part / "result.json").exists():
+        return True
+    if not arguments.quiet:
+        print(f"training {table['method']['kind']} ({part.name}) ...", file=sys.stderr)
+    watch = Watch(quiet=arguments.quiet, brief=True)
+    try:
+        scoring = None if arguments.json else watch.scoring
+        execute(Plan.from_table(table), folder=part, observer=watch.open, scoring=scoring)
+    except (ValueError, RuntimeError) as error:
+        if part.name != _REFERENCE:
+            raise
+        # The private runs are paid for: show their table in any case.
+        print(f"no run without privacy to compare with: {error}", file=sys.stderr)
+        return False
+    finally:
+        watch.close()
+    return True
+
+
+def _show_finished(folder: Path, *, as_json: bool) -> int:
+    """Show a finished run as it was: its last solve is not repeated."""
+    summary, guarantee = _read_finished(folder)
+    _show(folder, summary, guarantee, as_json=as_json)
+    return 0
+
+
+def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
+    try:
+        summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
+        guarantee, summary["run"] = Guarantee.from_json(stated), str(folder)
+        summary |= promised(guarantee, stated.get("selection"))  # recomputed, not trusted
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder}: result.json or guarantee.json is missing or damaged ({error!r}); "
+            "restore them, or remove result.json to make both again"
+        ) from error
+    return summary, guarantee
+
+
+def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_json: bool) -> int:
+    status = _report(folder)
+    if as_json:
+        print(json.dumps(summary, allow_nan=False))
+        return status
+    _show_tables([summary])
+    print(statement(guarantee, summary.get("selection")))
+    _print_caveats([summary])
+    _print_tuning(summary)
+    for notice in summary.get("notices") or ():
+        print(f"Note for the data's owner, not covered by epsilon: {notice}.")
+    print(f"\nrun folder {folder}, report {folder / 'report.html'}")
+    return status
+
+
+def _report(folder: Path) -> int:
+    """Write the report of a finished run; return the exit status."""
+    try:
+        write_report([folder], folder / "report.html")
+    except OSError as error:
+        print(
+            f"{folder}: the run is finished and saved, but its report cannot be written "
+            f"({error.strerror or error}); free some space, then: coterie report {folder}",
+            file=sys.stderr,
+        )
+        return 2
+    return 0
+
+
+def _show_tables(rows: Sequence[Mapping[str, Any]]) -> None:
+    console = Console()
+    console.print(results_table(rows))
+    if (spread := clients_table(rows)) is not None:
+        console.print(spread)
+    for line in about_newcomers(rows):
+        print(line)
+
+
+def _print_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print caveats of the guarantee and reasons of the plan, once each."""
+    users: dict[str, list[str]] = {}
+    for row in rows:
+        texts = (*(row.get("caveats") or ()), *_foreseen(row), *(row.get("explained") or ()))
+        for caveat in texts:
+            users.setdefault(caveat, []).append(name_of(row, rows))
+    for caveat, methods in users.items():
+        print(f"{', '.join(dict.fromkeys(methods))}: {caveat}")
+
+
+def _foreseen(row: Mapping[str, Any]) -> Iterator[str]:
+    """Return the verdict before the run, and why its method was chosen."""
+    if (verdict := row.get("verdict")) is not None:
+        yield f"The verdict before the run was {verdict['verdict']!r}. {verdict['words']}"
+    if row.get("chosen"):
+        yield f"Auto chose {row['chosen']}."
+
+
+def _print_tuning(summary: Mapping[str, Any]) -> None:
+    if summary.get("tuning", "none") != "none":
+        print(f"Tuning: {summary['tuning']}.")
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Carry out `coterie demo`: three methods and what auto chooses, with a report."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    out = Path(arguments.out or f"runs/demo-{stamp}")
+    results, folders = [], []
+    for method in ("local", "fedavg", "pmtl", "auto"):
+        table: dict[str, Any] = {
+            "data": {"name": arguments.data},
+            "method": {"kind": method},
+            "privacy": {"epsilon": arguments.epsilon},
+        }
+        if arguments.simulation_seed is not None:
+            table["simulation_seed"] = arguments.simulation_seed
+            table["data"]["split_seed"] = arguments.simulation_seed
+        print(f"training {method} on {arguments.data} ...", file=sys.stderr)
+        watch = Watch(quiet=False)
+        try:
+            folder, plan = out / method, Plan.from_table(table)
+            found = execute(plan, folder=folder, observer=watch.open, scoring=watch.scoring)
+            results.append(found)
+            folders.append(folder)
+        finally:
+            watch.close()
+    report = out / "report.html"
+    write_report(folders, report)
+    summaries = [result.summary for result in results]
+    _show_tables(summaries)
+    print(results[-1].outcome.guarantee.statement())
+    _print_caveats(summaries)
+    print(f"\n{spent_together([result.outcome.guarantee for result in results])}\nreport: {report}")
+    return 0
+
+
+def _refuse_with_resume(arguments: argparse.Namespace) -> None:
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(arguments).items()
+        if name not in _WITH_RESUME
+        and value is not None
+        and value is not False  # by identity: 0 is a value too
+        and value != []
+    ]
+    if given:
+        raise ConfigError(
+            f"--resume continues with the plan as it is; leave out {', '.join(given)}"
+        )
+
+
+def _known_method(plan: Plan) -> Method:
+    """Return the method that will run, as far as that is known before data is read."""
+    method = plan.method
+    found = default_method(method, plan.privacy) if isinstance(method, Auto) else None
+    return found or method
+
+
+def _new_folder(plan: Plan) -> Path:
+    assert plan.data is not None
+    stem = Path(plan.data.name).stem.replace(":", "-")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{stem}-{_known_method(plan).kind}-{stamp}"
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
