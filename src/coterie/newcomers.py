@@ -25,7 +25,7 @@ from coterie.methods.base import Method
 from coterie.methods.local import Local
 from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.run.folder import write_metrics
-from coterie.run.summary import json_number, spread_told
+from coterie.run.summary import client_summary, json_number
 from coterie.scores import Score, evaluate
 from coterie.solvers.sgd import SGD
 
@@ -96,8 +96,8 @@ class Newcomers:
             "local_value": None if alone is None else json_number(alone.value),
             "share_better_than_local": better,
             "clients_without_test_rows": self.score.spread.left_out,
-            **_given(spread_told(self.score)),
-            **_given(spread_told(alone, "local_")),
+            **_given(client_summary(self.score)),
+            **_given(client_summary(alone, "local_")),
         }
 
     def keep(self, folder: Path) -> None:

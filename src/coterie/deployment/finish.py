@@ -29,7 +29,7 @@ from coterie.plan.rules import advice_for
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard
 from coterie.run.folder import Log, keep_certificate, keep_shared, keep_summary
-from coterie.run.summary import TUNING, noise_told, promised, scores_told
+from coterie.run.summary import TUNING, noise_summary, promised, score_summary
 from coterie.scores import Score
 
 RESULT = "result.json"
@@ -106,8 +106,8 @@ def summary_of(
         "task": federation.task,
         "rounds": plan.posts,
         **promised(guarantee),
-        **noise_told(plan, federation.spec),
-        **scores_told(score, local),
+        **noise_summary(plan, federation.spec),
+        **score_summary(score, local),
         "newcomers": None,
         "noise_to_signal": None,
         "not_covered": _UNCOVERED,

@@ -1,20 +1,4 @@
-"""A run: data, a plan and a folder that holds everything a person keeps.
-
-- `plan.toml`: the resolved plan, data included; `coterie run --resume FOLDER` needs no more
-- `ledger.jsonl`: what was charged and released, in order
-- `log.jsonl`: when what happened (private)
-- `data.json`: a fingerprint of the training rows, so that a run never goes on with others
-- `model.json`: what the network answers on made-up rows, so that a run never goes on with another
-- `posts/`: the public transcript, one file per post; `posts.npz` when the run is done
-- `personal/`: personal state between rounds, and the journal of the round in progress
-- `models/`: one model per client, a row each, in `clients.safetensors` (`clients.json` names them)
-- `shared.npz`: the shared tree after the last post, which newcomers start from
-- `guarantee.json`: what the run guarantees: the certificate that `coterie verify` checks
-- `history.parquet`: with a virtual clock, or if asked for: the score of every round (not private)
-- `metrics.parquet`: per client: test rows, own error, AUC, balanced accuracy or R^2 as the task has
-  them, error of learning alone (not private)
-- `result.json`: the summary that `coterie run --json` prints
-"""
+"""A run: data, a plan, and the folder that keeps it (`coterie.run.folder`)."""
 
 import math
 import time
@@ -47,8 +31,8 @@ Newcoming = tuple[FederatedDataset, FederatedDataset] | None
 Opens = Callable[["Plan", FederatedDataset], Observer] | None
 Scoring = Callable[["Plan"], None] | None
 _LATE = (
-    "Clients stood on a virtual clock: those who were late contributed nothing to a round, and no "
-    "other client is shown who answered."
+    "Clients were on a virtual clock: late clients contributed nothing to a round, and no other "
+    "client sees who answered."
 )
 
 
@@ -63,57 +47,59 @@ class Result:
 
 
 def execute(
-    run_plan: Plan,
+    plan: Plan,
     *,
     folder: Path | None = None,
     observer: Opens = None,
     scoring: Scoring = None,
 ) -> Result:
-    """Run a plan from data to scores; with a folder, resumable and kept.
+    """Run a plan from data to scores; with a folder, the run is saved and can be resumed.
 
     Args:
-        run_plan: What to run, open ends included.
-        folder: Where all of it is kept, if anywhere.
-        observer: Makes what is called after every round.
-        scoring: Called when rounds are done, before what stands beside them is scored.
+        plan: What to run; `resolve` fills in what was left open.
+        folder: Where everything is saved, if anywhere.
+        observer: Makes the observer that is called after every round.
+        scoring: Called after the last round, before the baselines are scored.
 
     Raises:
         FileExistsError: If the folder holds another run.
     """
     started = time.perf_counter()
-    train, test = run_plan.data.split()
+    if plan.data is None:
+        raise ValueError("data = None: expected a plan with data; or call simulate(plan, data)")
+    train, test = plan.data.split()
     joining = None
-    if run_plan.newcomers is not None:
-        draw = run_plan.newcomers, run_plan.data.split_seed
+    if plan.newcomers is not None:
+        draw = plan.newcomers, plan.data.split_seed
         (train, rows), (test, held) = (hold_out(part, *draw) for part in (train, test))
         joining = rows, held
-    run_plan = resolve(run_plan, train.spec)
-    check_charged(run_plan, folder)
+    plan = resolve(plan, train.spec)
+    check_charged(plan, folder)
     if joining is not None:
-        check_onboard(run_plan.method)
-    run_plan.guarantee(train.spec.clients)
-    run_plan.method.check(train.spec)
-    run_plan.method.check_data(train)
+        check_onboard(plan.method)
+    plan.guarantee(train.spec.clients)
+    plan.method.check(train.spec)
+    plan.method.check_data(train)
     for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
-        run_plan.method.model.check_data(part)
+        plan.method.model.check_data(part)
     if joining is not None and (folder is None or not (folder / "plan.toml").exists()):
-        check_newcomers(run_plan.method, joining[0])
-    if run_plan.stragglers is not None:
-        run_plan = _set_clock(run_plan, run_plan.stragglers, train)
+        check_newcomers(plan.method, joining[0])
+    if plan.stragglers is not None:
+        plan = _set_clock(plan, plan.stragglers, train)
     data = train, test, joining
     if folder is None:
-        return _carry_out(run_plan, data, None, (observer, scoring), started)
+        return _train(plan, data, None, (observer, scoring), started)
     with as_interrupt(), explain_disk_errors(folder), locked(folder):
-        claim(folder, run_plan)
+        claim(folder, plan)
         check_rows(folder, train)
-        check_model(folder, run_plan.method.model, train.spec)
+        check_model(folder, plan.method.model, train.spec)
         with _logged(folder):
-            return _carry_out(run_plan, data, folder, (observer, scoring), started)
+            return _train(plan, data, folder, (observer, scoring), started)
 
 
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
-    """Keep the log of a run from its start to whatever ends it."""
+    """Log the start of a run, and its end if it is interrupted or fails."""
     log = Log(folder / "log.jsonl")
     log.open()
     try:
@@ -122,154 +108,154 @@ def _logged(folder: Path) -> Iterator[None]:
         log.note("interrupted", sync=True)
         raise
     except Exception as error:
-        with suppress(OSError):  # a full disk must not hide what went wrong
+        with suppress(OSError):  # a full disk must not hide the error
             log.note("failed", sync=True, kind=type(error).__name__)
         raise
 
 
-def _set_clock(run_plan: Plan, clock: Stragglers, train: FederatedDataset) -> Plan:
-    """Measure the clock if asked to; refuse what no budget covers before a folder is claimed."""
-    set_clock(clock, run_plan, train)
+def _set_clock(plan: Plan, clock: Stragglers, train: FederatedDataset) -> Plan:
+    """Calibrate the clock on request; raise ValueError for what no budget covers."""
+    set_clock(clock, plan, train)
     if not clock.calibrate:
-        return run_plan
-    if run_plan.privacy.epsilon != math.inf:
+        return plan
+    if plan.privacy.epsilon != math.inf:
         raise ValueError(
-            "stragglers.calibrate times clients' own rows, and plan.toml would tell: give the "
+            "stragglers.calibrate measures clients' own rows, and plan.toml would show it: give the "
             "coefficients, or run with epsilon = inf"
         )
-    return replace(run_plan, stragglers=calibrate_clock(clock, run_plan.method, train))
+    return replace(plan, stragglers=calibrate_clock(clock, plan.method, train))
 
 
-def _carry_out(
-    run_plan: Plan,
+def _train(
+    plan: Plan,
     data: tuple[FederatedDataset, FederatedDataset, Newcoming],
     folder: Path | None,
     watching: tuple[Opens, Scoring],
     started: float,
 ) -> Result:
     (train, test, _), (observer, scoring) = data, watching
-    opened = observer(run_plan, train) if observer is not None else None
-    watch, past, log = _watching(run_plan, train, test, folder, opened)
+    opened = observer(plan, train) if observer is not None else None
+    watch, past, log = _observe(plan, train, test, folder, opened)
     outcome = simulate(
-        run_plan,
+        plan,
         train,
         observe=watch,
         folder=folder,
-        speed=run_plan.speed,
-        stragglers=run_plan.stragglers,
+        speed=plan.speed,
+        stragglers=plan.stragglers,
         recovered=None if past is None else past.catch_up,
     )
-    score = evaluate(run_plan.method.model, outcome.rows, test)
-    beside, joined, unscored = _beside(run_plan, outcome, score, data, scoring)
-    notices = (*run_plan.method.notices(train), *_ended(outcome), *_answers(past, outcome))
-    local = beside.local
+    score = evaluate(plan.method.model, outcome.rows, test)
+    others, joined, unscored = _score_others(plan, outcome, score, data, scoring)
+    notices = (*plan.method.notices(train), *_gap_note(outcome), *_response_note(past, outcome))
+    local = others.local
     summary = summarise(
         outcome,
         score,
         local,
-        data=run_plan.data.name,
-        tuned=run_plan.tuned,
+        data=plan.data.name,
+        tuned=plan.tuned,
         seconds=time.perf_counter() - started,
         notices=(*notices, *unscored),
         newcomers=None if joined is None else joined.told(),
     )
-    summary |= paid(outcome.guarantee, run_plan.tuned, run_plan.charged)
-    if run_plan.stragglers is not None:
+    summary |= paid(outcome.guarantee, plan.tuned, plan.charged)
+    if plan.stragglers is not None:
         summary["caveats"].append(_LATE)
-    summary |= _foretold(run_plan, train.spec)
-    summary |= {"references": beside.told(score), "references_missing": list(beside.missing)}
+    summary |= _prior_facts(plan, train.spec)
+    summary |= {"references": others.told(score), "references_missing": list(others.missing)}
     summary["gap"] = None if outcome.gap is None else json_number(outcome.gap)
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
         for part in (past, joined):
             if part is not None:
                 part.keep(folder)
-        errors = {**beside.errors(), **shared_errors(outcome, train, test)}
+        errors = {**others.errors(), **shared_errors(outcome, train, test)}
         keep(folder, summary, outcome, train, score=score, local=local, errors=errors, log=log)
     return Result(summary, outcome, score, local)
 
 
-def _watching(
-    run_plan: Plan,
+def _observe(
+    plan: Plan,
     train: FederatedDataset,
     test: FederatedDataset,
     folder: Path | None,
     watch: Observer | None,
 ) -> tuple[Observer | None, History | None, Log | None]:
-    """Put history and log around what watches the rounds."""
+    """Return the observer of the rounds with history and log around it."""
     past = None
-    if _keeps_history(run_plan, train, test):
-        unasked = not run_plan.history and run_plan.stragglers is None
-        past = watch = History(run_plan.method, train, test, folder, watch, unasked=unasked)
+    if _keeps_history(plan, train, test):
+        unasked = not plan.history and plan.stragglers is None
+        past = watch = History(plan.method, train, test, folder, watch, unasked=unasked)
     if folder is None:
         return watch, past, None
     log = Log(folder / "log.jsonl")
-    return Logged(log, run_plan.guarantee(train.spec.clients), watch), past, log
+    return Logged(log, plan.guarantee(train.spec.clients), watch), past, log
 
 
-def _keeps_history(run_plan: Plan, train: FederatedDataset, test: FederatedDataset) -> bool:
-    """Return whether rounds are scored: if asked for, always with a clock, else where it is cheap."""
-    if run_plan.stragglers is not None or run_plan.history is not None:
-        return bool(run_plan.history) or run_plan.stragglers is not None
-    return is_cheap(run_plan.method, train, test, run_plan.posts)
+def _keeps_history(plan: Plan, train: FederatedDataset, test: FederatedDataset) -> bool:
+    """Return whether rounds are scored: on request, with a clock, or where it is cheap."""
+    if plan.stragglers is not None or plan.history is not None:
+        return bool(plan.history) or plan.stragglers is not None
+    return is_cheap(plan.method, train, test, plan.posts)
 
 
-def _beside(
-    run_plan: Plan,
+def _score_others(
+    plan: Plan,
     outcome: Outcome,
     score: Score,
     data: tuple[FederatedDataset, FederatedDataset, Newcoming],
     scoring: Scoring,
 ) -> tuple[References, Newcomers | None, tuple[str, ...]]:
-    """Score what stands beside a run: references, and clients who join, or why they could not."""
+    """Score the baselines and the held-out clients; or say why they could not be scored."""
     if scoring is not None:
-        scoring(run_plan)
-    (train, test, joining), speed = data, run_plan.speed
-    which: Which = run_plan.references if run_plan.compare_with_local else "none"
-    beside = score_references(
-        run_plan.method,
+        scoring(plan)
+    (train, test, joining), speed = data, plan.speed
+    which: Which = plan.references if plan.compare_with_local else "none"
+    others = score_references(
+        plan.method,
         train,
         test,
         score=score,
         which=which,
-        private=run_plan.privacy.epsilon != math.inf,
-        seed=run_plan.simulation_seed or 0,
+        private=plan.privacy.epsilon != math.inf,
+        seed=plan.simulation_seed or 0,
         speed=speed,
     )
     if joining is None:
-        return beside, None, ()
-    return beside, *attempt_newcomers(outcome, *joining, alone=which != "none", speed=speed)
+        return others, None, ()
+    return others, *attempt_newcomers(outcome, *joining, alone=which != "none", speed=speed)
 
 
-def _foretold(run_plan: Plan, spec: Spec) -> dict[str, Any]:
-    """Return what was known before the run: whether joining pays, and why the method was picked."""
-    advice = advice_for(run_plan, spec)
-    return {"verdict": None if advice is None else advice.to_json(), "chosen": run_plan.chosen}
+def _prior_facts(plan: Plan, spec: Spec) -> dict[str, Any]:
+    """Return what was known before the run: the verdict, and why the method was chosen."""
+    advice = advice_for(plan, spec)
+    return {"verdict": None if advice is None else advice.to_json(), "chosen": plan.chosen}
 
 
-def _ended(outcome: Outcome) -> tuple[str, ...]:
+def _gap_note(outcome: Outcome) -> tuple[str, ...]:
     stop = outcome.plan.method.stop_gap
     if outcome.gap is None or stop is None:
         return ()
-    told = f"relative duality gap {outcome.gap:.2g} after {len(outcome.posts)} rounds"
+    text = f"relative duality gap {outcome.gap:.2g} after {len(outcome.posts)} rounds"
     if outcome.gap <= stop:
-        return (told,)
-    return (f"{told}: {stop:g} was not reached; more rounds get nearer (--rounds)",)
+        return (text,)
+    return (f"{text}: {stop:g} was not reached; use more rounds (--rounds)",)
 
 
-def _answers(past: History | None, outcome: Outcome) -> tuple[str, ...]:
-    """Say how many answered, of runs without a budget: a hidden cohort stays hidden."""
+def _response_note(past: History | None, outcome: Outcome) -> tuple[str, ...]:
+    """Return how many clients answered, without a budget: a hidden cohort stays hidden."""
     if past is None or past.unasked:
         return ()
     answers = [line["answered"] for line in past.lines if line["answered"] is not None]
     if not answers or outcome.plan.privacy.epsilon != math.inf:
         return ()
-    told = (f"{np.mean(answers):.3g} clients contributed in an average round",)
+    text = (f"{np.mean(answers):.3g} clients contributed in an average round",)
     silent = answers.count(0)
     if not silent:
-        return told
+        return text
     return (
-        *told,
-        f"in {silent} of {len(answers)} rounds no client answered in time: these rounds changed "
-        "nothing; wait longer (stragglers.wait)",
+        *text,
+        f"in {silent} of {len(answers)} rounds no client answered in time and nothing changed; "
+        "wait longer (stragglers.wait)",
     )

@@ -1,27 +1,27 @@
-"""What a finished run says of itself: the summary, and the files that are kept."""
+"""The summary of a finished run: what `coterie run --json` prints and result.json holds."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from coterie.data.federated import Spec
 from coterie.engine.simulate import Outcome
 from coterie.methods.base import Shape
-from coterie.plan.plan import Plan
+from coterie.plan.advice import describe_error
+from coterie.plan.plan import Plan, TunedOn
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, Charged, chosen_alone, told
 from coterie.privacy.words import view_of
 from coterie.scores import TITLES, Array, Score, noise_to_signal
 
-TunedOn = Literal["no", "public", "charged", "not covered"]
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
 _SPREAD = {"mean": "mean", "weighted_mean": "weighted_mean", "tail": "", "worst": "worst"}
 _NOTHING: Mapping[str, Array] = {}
 CHARGED = (
-    "CHARGED: settings were chosen among earlier private runs by private scores; what that choice "
-    "cost is in the selection.json of these, and comes on top of the epsilon here"
+    "CHARGED: settings were chosen among earlier private runs by private scores; the cost of that "
+    "choice is in their selection.json and comes on top of this epsilon"
 )
 TUNING: dict[TunedOn, str] = {
     "no": "none",
@@ -42,10 +42,9 @@ def summarise(
     notices: Sequence[str] = (),
     newcomers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the summary that others may script against; strict JSON.
+    """Return the summary, whose keys are stable; strict JSON.
 
-    `newcomers` is what is said of clients who joined after training, see `coterie.newcomers`. A run
-    that is one of a selection says more, see `paid`.
+    `newcomers`: the scores of held-out clients. A run of a charged selection adds more, see `paid`.
     """
     plan, guarantee = outcome.plan, outcome.guarantee
     return {
@@ -53,17 +52,17 @@ def summarise(
         "data": data,
         "clients": outcome.spec.clients,
         "task": outcome.spec.task,
-        # Rows in one place are one release, though nothing is posted.
+        # Centralised training counts as one release.
         "rounds": 1 if plan.method.shape is Shape.POOLED else len(outcome.posts),
         **promised(guarantee),
-        **noise_told(plan, outcome.spec),
-        **scores_told(score, local),
+        **noise_summary(plan, outcome.spec),
+        **score_summary(score, local),
         "newcomers": None if newcomers is None else dict(newcomers),
         "noise_to_signal": [
             None if ratio is None else json_number(ratio) for ratio in noise_to_signal(outcome)
         ],
-        "not_covered": "metrics, references and notices, and any tuning done with them, are not "
-        "covered by epsilon",
+        "not_covered": "Epsilon does not cover metrics, baselines and notes, or tuning that uses "
+        "them.",
         "tuning": TUNING[tuned],
         "caveats": [
             *plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf),
@@ -74,14 +73,14 @@ def summarise(
     }
 
 
-def scores_told(score: Score | None, local: Score | None) -> dict[str, Any]:
-    """Return what scores say; all null where none were computed: those of a deployment stay away."""
+def score_summary(score: Score | None, local: Score | None) -> dict[str, Any]:
+    """Return the scores; all null where none were computed, as in a deployment."""
     return {
         "metric": None if score is None else score.metric,
         "value": None if score is None else json_number(score.value),
         "standard_error": None if score is None else json_number(score.standard_error),
         **_per_client(score),
-        **spread_told(score),
+        **client_summary(score),
         **_calibration(score),
         "test_loss": None if score is None else json_number(score.loss),
         "clients_without_test_rows": None if score is None else score.spread.left_out,
@@ -89,8 +88,8 @@ def scores_told(score: Score | None, local: Score | None) -> dict[str, Any]:
     }
 
 
-def noise_told(plan: Plan, spec: Spec) -> dict[str, Any]:
-    """Say what noise a plan adds, and whether it can learn under it; all public."""
+def noise_summary(plan: Plan, spec: Spec) -> dict[str, Any]:
+    """Return the noise of a plan, and whether it can learn under it; all public."""
     clients = spec.clients
     noise = plan.noise_multipliers(clients)
     noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
@@ -106,22 +105,20 @@ def noise_told(plan: Plan, spec: Spec) -> dict[str, Any]:
 
 
 def can_learn(error: float | None) -> tuple[str, ...]:
-    """Say in words whether a plan can learn at all, from the relative error of a posted mean."""
+    """Return what the relative error of a released mean implies, as text."""
     if error is None:
         return ()
-    told = f"the noise of a posted mean is {error:.2g} times the clip (relative error)"
-    if error <= 0.3:
-        return (f"{told}: it is hardly felt",)
+    text = f"Noise in each released mean is {error:.2g} of the clipping norm: "
     if error <= 1:
-        return (f"{told}: it is felt, and what is shared still tells something",)
+        return (f"{text}{describe_error(error)}.",)
     return (
-        f"{told}: what is shared is mostly noise, and clients lean on their own rows; fewer posted "
-        "numbers, fewer rounds, more clients or a larger epsilon would help",
+        f"{text}{describe_error(error)}, so clients rely on their own rows. Fewer shared "
+        "parameters, fewer rounds, more clients or a larger epsilon would help.",
     )
 
 
 def _per_client(score: Score | None) -> dict[str, Any]:
-    """Return the means over clients of what is each client's own; null where it does not apply."""
+    """Return means over clients of per-client metrics; null where they do not apply."""
     found: dict[str, Any] = {}
     owned = dict.fromkeys(TITLES) if score is None else score.per_client
     for key, own in owned.items():
@@ -130,41 +127,41 @@ def _per_client(score: Score | None) -> dict[str, Any]:
         found[f"{key}_left_out"] = None if own is None else own.left_out
     r2 = owned["r2"]
     known = np.empty(0) if r2 is None else r2.clients[~np.isnan(r2.clients)]
-    # A few clients whose targets hardly differ ruin a mean, not a median.
+    # A few clients with nearly constant targets ruin a mean, not a median.
     found["r2_median"] = json_number(float(np.median(known))) if len(known) else None
     return found
 
 
-def spread_told(score: Score | None, prefix: str = "") -> dict[str, Any]:
-    """Return how clients fare one by one; null where it does not apply, or nothing was scored.
+def client_summary(score: Score | None, prefix: str = "") -> dict[str, Any]:
+    """Return the distribution over clients; null where it does not apply or was not scored.
 
-    The tail is named by the percentile that it is: p10 of accuracies, p90 of errors.
+    The tail is p10 of accuracies, p90 of errors.
     """
     found: dict[str, Any] = {}
     spread = None if score is None else score.spread
     for of, tail in (("accuracy", "p10"), ("error", "p90")):
         shown = spread if spread is not None and spread.of == of else None
         for name, key in _SPREAD.items():
-            told = None if shown is None else json_number(getattr(shown, name))
-            found[f"{prefix}client_{of}_{key or tail}"] = told
+            value = None if shown is None else json_number(getattr(shown, name))
+            found[f"{prefix}client_{of}_{key or tail}"] = value
     return found
 
 
 def _beside_local(score: Score | None, local: Score | None) -> dict[str, Any]:
-    """Return what learning alone comes to; null where nobody asked."""
+    """Return the comparison with the local baseline; null where it was not trained."""
     better = None
     if score is not None and local is not None:
         better = json_number(score.share_better_than(local))
     return {
         "share_better_than_local": better,
         "local_value": None if local is None else json_number(local.value),
-        **spread_told(local, "local_"),
+        **client_summary(local, "local_"),
         **_calibration(local, "local_"),
     }
 
 
 def _calibration(score: Score | None, prefix: str = "") -> dict[str, Any]:
-    """Return calibration errors and what a reliability diagram shows; null for regression."""
+    """Return calibration errors and the reliability diagram; null for regression."""
     pooled = None if score is None else score.reliability
     own = None if score is None else score.calibration
     return {
@@ -176,30 +173,23 @@ def _calibration(score: Score | None, prefix: str = "") -> dict[str, Any]:
 
 
 def _claimed(guarantee: Guarantee) -> tuple[str, ...]:
-    """Say of a reproduction that it is one, wherever its epsilon is written."""
+    """Return the caveat of a reproduction as published."""
     if guarantee.claimed_epsilon is None:
         return ()
     return (guarantee.statement().splitlines()[0],)
 
 
 def _zeroed(outcome: Outcome) -> tuple[str, ...]:
-    """Say how many contributions were not numbers: their clients' models may be worth a look."""
+    """Return how many contributions were not finite."""
     count = outcome.zeroed
     if not count:
         return ()
-    if count == 1:
-        return ("1 contribution was not a number and counted as zero; its client kept its model",)
-    return (
-        f"{count} contributions of clients were not numbers and counted as zero; their clients "
-        "kept their models",
-    )
+    were = "1 contribution was" if count == 1 else f"{count} contributions were"
+    return (f"{were} not finite and counted as zero; the clients kept their models",)
 
 
 def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[str, Any]:
-    """Return what the summary of a run says otherwise that is one of a selection.
-
-    What was never covered stays so, and is said first.
-    """
+    """Return what differs in the summary of a run of a charged selection."""
     if charged is None:
         return {}
     selection = charged.to_json(guarantee)
@@ -209,10 +199,10 @@ def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[
 
 
 def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the part of a summary that the guarantee decides.
+    """Return the part of a summary that follows from the guarantee.
 
-    Of a run that was chosen (`selection`, of its certificate) epsilon is that of whoever sees it
-    alone; what its events come to by themselves is true of nobody, and kept apart.
+    For a chosen run (`selection`, from its certificate) epsilon holds against an adversary who
+    sees only that run; the epsilon of its events alone is kept apart, and holds against nobody.
     """
     claimed = guarantee.claimed_epsilon
     true = None if claimed is None else guarantee.claimed_alone.delta_at(claimed)
@@ -223,7 +213,7 @@ def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -
             **promised(guarantee),
             "epsilon": json_number(chosen),
             "view": ALONE,
-            # What the other clients may have seen is in selection.json, which is not for all.
+            # What the other clients may have seen is in selection.json, which is not public.
             "views": {"chosen_alone": json_number(chosen), "other_clients": None, **bare},
             "epsilon_before_choice": json_number(guarantee.for_others.epsilon),
             "selection": {**selection, "epsilon_chosen_alone": chosen},
@@ -242,7 +232,7 @@ def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -
 
 
 def json_number(value: float) -> float | str | None:
-    """Write a number as strict JSON: infinity is "inf" or "-inf", not-a-number is null."""
+    """Return a number as strict JSON: infinity as "inf" or "-inf", NaN as null."""
     if math.isnan(value):
         return None
     return str(value) if math.isinf(value) else value
