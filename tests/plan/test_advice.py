@@ -4,20 +4,22 @@ import math
 from statistics import NormalDist
 
 import pytest
-from coterie.plan.curves import epsilon_by_rounds, error_by_clients, noises_near
-from coterie.plan.planning import (
-    Outline,
-    clients_within,
-    judge_error,
-    look_ahead,
-    most_looked_for,
-    most_rounds,
-)
 from dp_accounting import dp_event, pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.plan.advice import advise
+from coterie.plan.advice import (
+    Facts,
+    advise,
+    clients_within,
+    describe_error,
+    epsilon_by_rounds,
+    error_by_clients,
+    forecast,
+    most_rounds,
+    noises_near,
+    search_limit,
+)
 from coterie.privacy.accounting import calibrate, default_delta
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 
@@ -50,24 +52,24 @@ def google_epsilon(z, rate, rounds, delta):
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
 def test_everyone_in_every_round_is_closed_form(epsilon, relation):
     clients, numbers, rounds = 300, 12, 20
-    outline = Outline(
-        clients=clients, numbers=numbers, rounds=rounds, epsilon=epsilon, delta=DELTA,
+    facts = Facts(
+        clients=clients, parameters=numbers, rounds=rounds, epsilon=epsilon, delta=DELTA,
         relation=relation, clip=0.5,
     )  # fmt: skip
-    found = look_ahead(outline)
+    found = forecast(facts)
     moved = 1 if relation == "zero_out" else 2
     z = moved * math.sqrt(rounds) / gdp_mu(epsilon, DELTA)
     assert found.noise_multiplier == pytest.approx(z, rel=1e-6)
     assert found.over_clip == pytest.approx(z / clients, rel=1e-6)
-    assert found.per_number == pytest.approx(0.5 * z / clients, rel=1e-6)
+    assert found.over_clip * facts.clip == pytest.approx(0.5 * z / clients, rel=1e-6)
     error = math.sqrt(numbers) * z / clients
     assert found.error == pytest.approx(error, rel=1e-6)
     within = found.within
-    assert within.rounds == math.floor(rounds * (0.3 / error) ** 2)
-    assert within.clients == math.ceil(clients * error / 0.3)
-    assert within.numbers == math.floor(numbers * (0.3 / error) ** 2)
+    assert within["rounds"] == math.floor(rounds * (0.3 / error) ** 2)
+    assert within["clients"] == math.ceil(clients * error / 0.3)
+    assert within["parameters"] == math.floor(numbers * (0.3 / error) ** 2)
     quiet = moved * math.sqrt(rounds) / (z * 0.3 / error)
-    assert gdp_delta(within.epsilon, quiet) == pytest.approx(DELTA, rel=1e-6)
+    assert gdp_delta(within["epsilon"], quiet) == pytest.approx(DELTA, rel=1e-6)
 
 
 def test_the_number_of_the_notes_says_whether_a_plan_can_learn():
@@ -77,20 +79,25 @@ def test_the_number_of_the_notes_says_whether_a_plan_can_learn():
         (205, 115_646, 100, 0.5, 33),
     ):
         z = math.sqrt(rounds) / mu
-        found = look_ahead(
-            Outline(clients=clients, numbers=numbers, rounds=rounds, noise_multiplier=z)
+        found = forecast(
+            Facts(clients=clients, parameters=numbers, rounds=rounds, noise_multiplier=z)
         )
         assert found.error == pytest.approx(math.sqrt(numbers * rounds) / (clients * mu), rel=1e-9)
         assert found.error == pytest.approx(told, rel=0.03)
-    assert judge_error(0.14) == "the noise is hardly felt" and "mostly noise" in judge_error(33)
+    assert describe_error(0.14) == "negligible" and "larger than" in describe_error(33)
 
 
 @pytest.mark.parametrize("z", [2.0, 10.0])
 def test_hidden_coins_cost_what_dp_accounting_says(z):
-    outline = Outline(
-        clients=205, numbers=10, rounds=1000, noise_multiplier=z, delta=DELTA, sampler=Poisson(100)
+    facts = Facts(
+        clients=205,
+        parameters=10,
+        rounds=1000,
+        noise_multiplier=z,
+        delta=DELTA,
+        sampler=Poisson(100),
     )
-    found = look_ahead(outline)
+    found = forecast(facts)
     theirs = google_epsilon(z, 100 / 205, 1000, DELTA)
     assert found.epsilon == pytest.approx(theirs, rel=2e-3)
     assert found.views["other_clients"] == found.epsilon == found.views["released_shared_model"]
@@ -98,13 +105,13 @@ def test_hidden_coins_cost_what_dp_accounting_says(z):
 
 
 def test_noise_for_a_budget_under_coins_meets_it_by_dp_accounting():
-    outline = Outline(
-        clients=500, numbers=5, rounds=200, epsilon=1.5, delta=DELTA, sampler=Poisson(50)
+    facts = Facts(
+        clients=500, parameters=5, rounds=200, epsilon=1.5, delta=DELTA, sampler=Poisson(50)
     )
-    found = look_ahead(outline)
+    found = forecast(facts)
     theirs = google_epsilon(found.noise_multiplier, 0.1, 200, DELTA)
     assert 1.49 < theirs < 1.502
-    most = found.within.rounds
+    most = found.within["rounds"]
     quiet = 0.3 * 50 / math.sqrt(5)
     assert google_epsilon(quiet, 0.1, most, DELTA) <= 1.502
     if most < 1000:
@@ -112,10 +119,15 @@ def test_noise_for_a_budget_under_coins_meets_it_by_dp_accounting():
 
 
 def test_rounds_within_an_epsilon_are_the_last_that_fit():
-    outline = Outline(
-        clients=205, numbers=10, rounds=50, noise_multiplier=10, delta=DELTA, sampler=Poisson(100)
+    facts = Facts(
+        clients=205,
+        parameters=10,
+        rounds=50,
+        noise_multiplier=10,
+        delta=DELTA,
+        sampler=Poisson(100),
     )
-    found = look_ahead(outline, epsilon_limit=2.0)
+    found = forecast(facts, epsilon_limit=2.0)
     most = found.rounds_at_noise
     assert google_epsilon(10, 100 / 205, most, DELTA) <= 2.002
     assert google_epsilon(10, 100 / 205, most + 2, DELTA) > 1.998
@@ -124,18 +136,18 @@ def test_rounds_within_an_epsilon_are_the_last_that_fit():
 @settings(max_examples=40, deadline=None)
 @given(z=st.floats(1, 300), epsilon=st.floats(0.1, 10), start=st.integers(1, 10_000))
 def test_rounds_do_not_depend_on_where_the_search_begins(z, epsilon, start):
-    outline = Outline(clients=100, numbers=1, rounds=10, noise_multiplier=z, delta=DELTA)
+    facts = Facts(clients=100, parameters=1, rounds=10, noise_multiplier=z, delta=DELTA)
     exact = math.floor((z * gdp_mu(epsilon, DELTA)) ** 2 * (1 + 1e-9))
-    found = most_rounds(outline, z, epsilon, start)
+    found = most_rounds(facts, z, epsilon, start)
     assert found <= exact
-    assert found >= min(exact if exact <= 1000 else 0.98 * exact, most_looked_for(10)) - 1e-9
+    assert found >= min(exact if exact <= 1000 else 0.98 * exact, search_limit(10)) - 1e-9
 
 
 @settings(max_examples=40, deadline=None)
 @given(numbers=st.integers(1, 10_000), rounds=st.integers(1, 200), epsilon=st.floats(0.1, 8))
 def test_clients_within_are_the_fewest(numbers, rounds, epsilon):
-    outline = Outline(clients=50, numbers=numbers, rounds=rounds, epsilon=epsilon)
-    fewest = clients_within(outline, 0.3)
+    facts = Facts(clients=50, parameters=numbers, rounds=rounds, epsilon=epsilon)
+    fewest = clients_within(facts, 0.3)
 
     def error(clients):
         mu = gdp_mu(epsilon, default_delta(clients))
@@ -148,28 +160,30 @@ def test_clients_within_are_the_fewest(numbers, rounds, epsilon):
 def test_the_rule_of_joining_is_built_on_the_same_number():
     for clients, epsilon, numbers in ((550, 1.0, 10), (30, 1.0, 10), (2000, 0.5, 400)):
         advice = advise(clients, epsilon, numbers)
-        outline = Outline(clients=clients, numbers=numbers, rounds=advice.rounds, epsilon=epsilon)
-        error = look_ahead(outline).error
-        assert advice.worth == pytest.approx(advice.rounds * (0.3 / error) ** 2, rel=1e-6)
+        facts = Facts(clients=clients, parameters=numbers, rounds=advice.rounds, epsilon=epsilon)
+        error = forecast(facts).error
+        assert advice.affordable_rounds == pytest.approx(
+            advice.rounds * (0.3 / error) ** 2, rel=1e-6
+        )
 
 
 def test_noise_of_clients_own_is_heard_louder_and_protects_from_the_server():
-    flat = {"clients": 400, "numbers": 6, "rounds": 10, "epsilon": 2.0, "delta": DELTA}
-    local, central = look_ahead(Outline(**flat, local=True)), look_ahead(Outline(**flat))
+    flat = {"clients": 400, "parameters": 6, "rounds": 10, "epsilon": 2.0, "delta": DELTA}
+    local, central = forecast(Facts(**flat, local=True)), forecast(Facts(**flat))
     assert local.noise_multiplier == pytest.approx(central.noise_multiplier, rel=1e-6)
     assert local.error == pytest.approx(central.error * math.sqrt(400), rel=1e-6)
     assert local.views["server"] == pytest.approx(2.0, rel=1e-3)
     z = local.noise_multiplier
     needed = math.ceil(6 * (z / 0.3) ** 2)
-    assert local.within.clients == pytest.approx(needed, rel=1e-6)
+    assert local.within["clients"] == pytest.approx(needed, rel=1e-6)
 
 
 def test_cohorts_of_a_fixed_size_are_the_outsiders_number():
-    outline = Outline(
-        clients=205, numbers=10, rounds=50, epsilon=1.0, delta=DELTA, relation="replace",
+    facts = Facts(
+        clients=205, parameters=10, rounds=50, epsilon=1.0, delta=DELTA, relation="replace",
         sampler=FixedSize(100),
     )  # fmt: skip
-    found = look_ahead(outline)
+    found = forecast(facts)
     assert found.views["outsider"] == found.views["released_shared_model"] <= 1
     assert found.views["other_clients"] > 1
 
@@ -177,43 +191,43 @@ def test_cohorts_of_a_fixed_size_are_the_outsiders_number():
 def test_guesses_at_other_noise_are_good_to_two_hundredths():
     epsilons = (0.5, 1.0, 2.0, 4.0, 8.0)
     for clients, cohort, rounds in ((205, 100, 500), (1000, 100, 100), (1000, 10, 100)):
-        plan = {"clients": clients, "numbers": 10, "rounds": rounds, "sampler": Poisson(cohort)}
-        outline = Outline(**plan, epsilon=1.0, delta=DELTA)
-        guesses = noises_near(outline, outline.noise(DELTA), epsilons)
+        plan = {"clients": clients, "parameters": 10, "rounds": rounds, "sampler": Poisson(cohort)}
+        facts = Facts(**plan, epsilon=1.0, delta=DELTA)
+        guesses = noises_near(facts, facts.noise(DELTA), epsilons)
         for epsilon in epsilons:
             exact = calibrate(
-                epsilon, DELTA, weights=(1.0,) * rounds, participation=outline.participation,
+                epsilon, DELTA, weights=(1.0,) * rounds, participation=facts.participation,
                 relation="zero_out",
             )  # fmt: skip
             assert guesses[epsilon] == pytest.approx(exact, rel=0.02)
 
 
 def test_curves_pass_through_the_plan_itself():
-    outline = Outline(
-        clients=300, numbers=12, rounds=20, epsilon=1.0, delta=DELTA, sampler=Everyone()
+    facts = Facts(
+        clients=300, parameters=12, rounds=20, epsilon=1.0, delta=DELTA, sampler=Everyone()
     )
-    found = look_ahead(outline)
-    by_rounds = dict(epsilon_by_rounds(outline, found.noise_multiplier))
+    found = forecast(facts)
+    by_rounds = dict(epsilon_by_rounds(found))
     assert by_rounds[20.0] == found.epsilon and max(by_rounds) == 60
     for rounds, epsilon in by_rounds.items():
         mu = math.sqrt(rounds) / found.noise_multiplier
         assert gdp_delta(epsilon, mu) == pytest.approx(DELTA, rel=1e-6)
-    for clients, error in error_by_clients(outline, found.noise_multiplier):
+    for clients, error in error_by_clients(found):
         assert error == pytest.approx(found.error * 300 / clients)
 
 
 def test_answers_that_take_long_are_left_out_unless_asked_for():
-    outline = Outline(
-        clients=10_000, numbers=10, rounds=1000, noise_multiplier=0.7249, delta=DELTA,
+    facts = Facts(
+        clients=10_000, parameters=10, rounds=1000, noise_multiplier=0.7249, delta=DELTA,
         sampler=Poisson(20),
     )  # fmt: skip
-    assert look_ahead(outline, full=False).grid > 100_000
-    light = Outline(clients=100, numbers=10, rounds=10, epsilon=1.0)
-    assert look_ahead(light, full=False) == look_ahead(light) and look_ahead(light).grid == 0
+    assert forecast(facts, full=False).grid > 100_000
+    light = Facts(clients=100, parameters=10, rounds=10, epsilon=1.0)
+    assert forecast(light, full=False) == forecast(light) and forecast(light).grid == 0
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("changed", "told"),
     [
         ({}, "exactly one"),
         ({"epsilon": 1.0, "noise_multiplier": 1.0}, "exactly one"),
@@ -223,6 +237,6 @@ def test_answers_that_take_long_are_left_out_unless_asked_for():
         ({"epsilon": 1.0, "delta": 2.0}, "delta = 2"),
     ],
 )
-def test_nonsense_is_refused(facts, told):
+def test_nonsense_is_refused(changed, told):
     with pytest.raises(ValueError, match=told):
-        Outline(**{"clients": 10, "numbers": 3, "rounds": 2, **facts})
+        Facts(**{"clients": 10, "parameters": 3, "rounds": 2, **changed})

@@ -29,6 +29,7 @@ from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
+from coterie.plan import rules
 from coterie.plan.advice import (
     JOIN,
     REPLACED,
@@ -41,11 +42,22 @@ from coterie.plan.advice import (
     verdict_of,
 )
 from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import advice_for, clients_times_mu, plan_for, rounds_by_rule, settle
+from coterie.plan.rules import clients_times_mu, plan_for, resolve, rounds_by_rule
 from coterie.privacy.blocks import replaced_by
 from coterie.privacy.sampling import Everyone, Poisson
 
 SPEC = Spec((9,), 1, "regression", 550)
+
+
+def advice_for(method, privacy, sampler, spec, rounds=None):
+    rounds = rounds or rounds_by_rule(method, privacy, spec)
+    return rules.advice_for(
+        Plan(method=method, privacy=privacy, sampler=sampler, rounds=rounds), spec
+    )
+
+
+def resolved(method, privacy, spec, rounds=None):
+    return resolve(Plan(method=method, privacy=privacy, sampler=Everyone(), rounds=rounds), spec)
 
 
 def gaussian_mu(epsilon, delta):
@@ -71,7 +83,7 @@ def test_mu_is_that_of_gaussian_differential_privacy(epsilon, relation):
 
 
 def test_the_notes_own_numbers():
-    most = [advise(clients, 1.0, 10).most_numbers for clients in (30, 105, 205)]
+    most = [advise(clients, 1.0, 10).max_parameters for clients in (30, 105, 205)]
     assert most == [5, 71, 271]  # printed 6, 71, 270
     assert advise(550, 1.0, 10).rounds == 44 and advise(65, 1.0, 8).rounds == 3
 
@@ -83,14 +95,15 @@ def test_thirty_clients_learn_alone_and_hear_what_would_help():
     assert "40 for a small gain, 79 to join, at epsilon 1" in told
     assert "epsilon: 1.35 for a small gain" in told and "at most 5 for a small gain" in told
     assert "Public features" in told and 'shared = "slice"' in told and "116" in told
-    assert "30 clients at epsilon 1 bear 5.8" in advice.words and "10 are" in advice.words
+    assert "With 30 clients, epsilon 1 supports models with up to 5.8" in advice.reason
+    assert "This model shares 10" in advice.reason
 
 
 facts = st.fixed_dictionaries(
     {
         "clients": st.integers(2, 20_000),
         "epsilon": st.floats(0.05, 20.0),
-        "numbers": st.integers(1, 5_000),
+        "parameters": st.integers(1, 5_000),
         "relation": st.sampled_from(["zero_out", "replace"]),
         "tolerance": st.sampled_from([1.0, 20.0]),
     }
@@ -104,15 +117,19 @@ def test_worth_rounds_and_verdict_are_what_the_rule_says(given):
     # Shares of mu^2 and how far a replaced client moves each: mean, spread, residual.
     moved = math.sqrt(0.6 * 2**2 + 0.3 * 2 + 0.1) if given["relation"] == "replace" else 1
     mu = gaussian_mu(given["epsilon"], min(1e-5, 0.1 / given["clients"])) / moved
-    worth = (0.3 * given["clients"] * mu) ** 2 * given["tolerance"] / given["numbers"]
-    assert advice.worth == pytest.approx(worth, rel=1e-5)
-    curved = given["numbers"] <= 5 and given["clients"] * advice.mu >= 300
-    borne = advice.worth if advice.worth < 10 else math.sqrt(10 * advice.worth)
+    worth = (0.3 * given["clients"] * mu) ** 2 * given["tolerance"] / given["parameters"]
+    assert advice.affordable_rounds == pytest.approx(worth, rel=1e-5)
+    curved = given["parameters"] <= 5 and given["clients"] * advice.mu >= 300
+    borne = (
+        advice.affordable_rounds
+        if advice.affordable_rounds < 10
+        else math.sqrt(10 * advice.affordable_rounds)
+    )
     assert advice.rounds == (10 if curved else min(max(math.floor(borne), 3), 50))
     borders = {"learn alone": (0, 1), "small gain": (1, 4), "join": (4, math.inf)}
     low, high = borders[advice.verdict]
-    assert low <= advice.worth < high
-    assert (advice.most_numbers >= given["numbers"]) == (advice.verdict != "learn alone")
+    assert low <= advice.affordable_rounds < high
+    assert (advice.max_parameters >= given["parameters"]) == (advice.verdict != "learn alone")
     assert bool(advice.remedies) == (advice.verdict != "join")
 
 
@@ -123,21 +140,27 @@ def test_what_is_needed_is_enough_and_one_less_is_not(given):
     for verdict, least in (("small gain", SMALL_GAIN), ("join", JOIN)):
         need = advice.needs[verdict]
         enough = advise(**given | {"clients": max(need["clients"], 2)})
-        assert enough.worth >= least * (1 - 1e-9)
+        assert enough.affordable_rounds >= least * (1 - 1e-9)
         if need["clients"] > 2:
-            assert advise(**given | {"clients": need["clients"] - 1}).worth < least * (1 + 1e-9)
+            assert advise(**given | {"clients": need["clients"] - 1}).affordable_rounds < least * (
+                1 + 1e-9
+            )
         if need["epsilon"] < 1e3:
-            there = advise(**given | {"epsilon": need["epsilon"]}).worth
+            there = advise(**given | {"epsilon": need["epsilon"]}).affordable_rounds
             assert there == pytest.approx(least, rel=1e-3)
-        if need["numbers"]:
-            assert advise(**given | {"numbers": need["numbers"]}).worth >= least * (1 - 1e-9)
-        assert advise(**given | {"numbers": need["numbers"] + 1}).worth < least * (1 + 1e-9)
+        if need["parameters"]:
+            assert advise(
+                **given | {"parameters": need["parameters"]}
+            ).affordable_rounds >= least * (1 - 1e-9)
+        assert advise(
+            **given | {"parameters": need["parameters"] + 1}
+        ).affordable_rounds < least * (1 + 1e-9)
 
 
 def test_more_clients_and_the_usual_delta_that_falls_with_them():
     many = clients_for(4.0, 0.05, 2000)  # so many that delta is below 1e-5
-    assert many > 10_000 and advise(many, 0.05, 2000).worth >= 4
-    assert advise(many - 1, 0.05, 2000).worth < 4
+    assert many > 10_000 and advise(many, 0.05, 2000).affordable_rounds >= 4
+    assert advise(many - 1, 0.05, 2000).affordable_rounds < 4
     fixed = clients_for(4.0, 0.05, 2000, delta=1e-5)
     assert fixed < many
 
@@ -146,7 +169,7 @@ def test_more_clients_and_the_usual_delta_that_falls_with_them():
     ("given", "told"),
     [
         ({"clients": 0}, "clients = 0"),
-        ({"numbers": 0}, "numbers = 0"),
+        ({"parameters": 0}, "parameters = 0"),
         ({"rounds": 0}, "rounds = 0"),
         ({"epsilon": math.inf}, "epsilon = inf"),
         ({"epsilon": -1.0}, "epsilon = -1.0"),
@@ -157,21 +180,24 @@ def test_more_clients_and_the_usual_delta_that_falls_with_them():
 )
 def test_nonsense_is_refused(given, told):
     with pytest.raises(ValueError, match=told):
-        advise(**{"clients": 550, "epsilon": 1.0, "numbers": 10} | given)
+        advise(**{"clients": 550, "epsilon": 1.0, "parameters": 10} | given)
 
 
 def test_small_cohorts_never_gain_and_asking_for_everyone_may_help():
     whole = advise(200, 1.0, 60)
-    worths = [advise(200, 1.0, 60, cohort=cohort, rounds=4).worth for cohort in (2, 20, 100, 200)]
-    assert worths == sorted(worths) and worths[-1] == pytest.approx(whole.worth)
-    assert worths[0] < 0.8 * whole.worth and whole.verdict == "join"
+    worths = [
+        advise(200, 1.0, 60, cohort=cohort, rounds=4).affordable_rounds
+        for cohort in (2, 20, 100, 200)
+    ]
+    assert worths == sorted(worths) and worths[-1] == pytest.approx(whole.affordable_rounds)
+    assert worths[0] < 0.8 * whole.affordable_rounds and whole.verdict == "join"
     few = advise(200, 1.0, 60, cohort=2, rounds=4)
-    assert few.verdict != "join" and "Everyone in every round" in " ".join(few.remedies)
+    assert few.verdict != "join" and "All clients in every round" in " ".join(few.remedies)
 
 
 def test_too_many_rounds_are_pointed_out():
     assert not any("Fewer rounds" in told for told in advise(65, 1.0, 8).remedies)
-    assert "bears 3, and 25" in " ".join(advise(65, 1.0, 8, rounds=25).remedies)
+    assert "affords 3, and 25" in " ".join(advise(65, 1.0, 8, rounds=25).remedies)
 
 
 def test_words_of_verdicts():
@@ -188,15 +214,15 @@ def test_words_of_verdicts():
 
 def test_the_verdict_says_nothing_that_the_relative_error_denies():
     """The mean is one of several blocks: its own error is larger than the rule's by its share."""
-    settled = settle(Auto(), Privacy(epsilon=1.0), Everyone(), SPEC)
+    settled = resolved(Auto(), Privacy(epsilon=1.0), SPEC)
     advice = advice_for(settled.method, settled.privacy, Everyone(), SPEC, settled.rounds)
-    assert advice.words == (
-        "550 clients at epsilon 1 bear 1,956 shared weights, and 10 are to be shared, which is "
-        "enough for 44 rounds"
+    assert advice.reason == (
+        "With 550 clients, epsilon 1 supports models with up to 1,956 shared parameters. This model "
+        "shares 10: enough budget for 44 rounds."
     )
     numbers = settled.method.mean_of(SPEC)[0]
     shared = settled.method.init(SPEC, Rng.seeded(0))
-    assert numbers == advice.numbers == 10 and size(settled.method.contribution(shared)) == 21
+    assert numbers == advice.parameters == 10 and size(settled.method.contribution(shared)) == 21
 
 
 # --- concrete plans ------------------------------------------------------------------------------
@@ -209,8 +235,8 @@ def test_a_plan_at_full_participation_agrees_with_the_public_facts():
         facts = advise(550, 1.0, 10, relation=relation)
         # pmtl posts vectors, which a replaced client can turn round; pfeb, less that can be.
         ratio = 3.1 / 4 if relation == "replace" else 1.0
-        assert found.worth == pytest.approx(ratio * facts.worth, rel=1e-6)
-        assert (found.verdict, found.numbers, found.delta) == ("join", 10, 1e-5)
+        assert found.affordable_rounds == pytest.approx(ratio * facts.affordable_rounds, rel=1e-6)
+        assert (found.verdict, found.parameters, found.delta) == ("join", 10, 1e-5)
         assert found.clip == 0.5 and (found.needs == facts.needs) == (relation == "zero_out")
 
 
@@ -221,12 +247,12 @@ def test_the_public_facts_know_what_a_replaced_client_moves():
 @pytest.mark.parametrize("clients", range(20, 200, 12))
 def test_replaced_clients_are_weighed_alike_in_plan_rounds_and_facts(clients):
     spec, privacy = replace(SPEC, clients=clients), Privacy(epsilon=1.0, relation="replace")
-    settled = settle(PFEB(), privacy, Everyone(), spec)
+    settled = resolved(PFEB(), privacy, spec)
     plan = advice_for(settled.method, settled.privacy, Everyone(), spec, settled.rounds)
     facts = advise(clients, 1.0, 10, relation="replace")
-    assert plan.worth == pytest.approx(facts.worth, rel=1e-6)
+    assert plan.affordable_rounds == pytest.approx(facts.affordable_rounds, rel=1e-6)
     assert (plan.verdict, plan.rounds) == (facts.verdict, facts.rounds)
-    assert not any("Everyone" in told for told in (*plan.remedies, *facts.remedies))
+    assert not any("All clients" in told for told in (*plan.remedies, *facts.remedies))
     for verdict in ("small gain", "join"):
         assert plan.needs[verdict] == pytest.approx(facts.needs[verdict], rel=1e-5)
 
@@ -250,17 +276,20 @@ def test_worth_is_told_by_the_relative_error_of_the_plan():
         found = advice_for(PMTL(), privacy, sampler, SPEC, rounds)
         plan = Plan(method=PMTL(), privacy=privacy, sampler=sampler, rounds=rounds)
         error = plan.relative_error(SPEC)
-        assert found.worth == pytest.approx(rounds * (0.3 / error) ** 2, rel=1e-9)
+        assert found.affordable_rounds == pytest.approx(rounds * (0.3 / error) ** 2, rel=1e-9)
         assert found.rounds == rounds
 
 
 def test_uneven_spending_and_given_noise_count_by_their_whole_budget():
     even = advice_for(PMTL(), Privacy(epsilon=1.0), Everyone(), SPEC, 3)
     skew = advice_for(PMTL(), Privacy(epsilon=1.0, budget=(1, 2, 3)), Everyone(), SPEC, 3)
-    assert skew.worth == pytest.approx(even.worth, rel=1e-6)
+    assert skew.affordable_rounds == pytest.approx(even.affordable_rounds, rel=1e-6)
     noise = math.sqrt(3) / mu_of(1.0, 1e-5)
     by_noise = advice_for(PMTL(), Privacy(noise_multiplier=noise), Everyone(), SPEC, 3)
-    assert by_noise.worth == pytest.approx(even.worth, rel=1e-6) and by_noise.epsilon is None
+    assert (
+        by_noise.affordable_rounds == pytest.approx(even.affordable_rounds, rel=1e-6)
+        and by_noise.epsilon is None
+    )
     assert by_noise.needs["join"]["epsilon"] == pytest.approx(
         even.needs["join"]["epsilon"], rel=1e-5
     )
@@ -270,9 +299,11 @@ def test_noise_of_clients_own_costs_as_many_clients_as_there_are():
     privacy = Privacy(epsilon=1.0, noise="local")
     found = advice_for(PMTL(), privacy, Everyone(), SPEC, 3)
     central = advice_for(PMTL(), Privacy(epsilon=1.0), Everyone(), SPEC, 3)
-    assert found.worth == pytest.approx(central.worth / 550, rel=1e-6)
+    assert found.affordable_rounds == pytest.approx(central.affordable_rounds / 550, rel=1e-6)
     more = replace(SPEC, clients=found.needs["small gain"]["clients"])
-    assert advice_for(PMTL(), privacy, Everyone(), more, 3).worth == pytest.approx(1, rel=0.01)
+    assert advice_for(PMTL(), privacy, Everyone(), more, 3).affordable_rounds == pytest.approx(
+        1, rel=0.01
+    )
 
 
 def test_clusters_are_means_of_their_own():
@@ -280,7 +311,10 @@ def test_clusters_are_means_of_their_own():
     halves = PMTL(clusters=(0,) * 50 + (1,) * 50)
     one = advice_for(PMTL(), Privacy(epsilon=4.0), Everyone(), spec, 3)
     two = advice_for(halves, Privacy(epsilon=4.0), Everyone(), spec, 3)
-    assert two.worth == pytest.approx(one.worth / 4) and two.numbers == one.numbers
+    assert (
+        two.affordable_rounds == pytest.approx(one.affordable_rounds / 4)
+        and two.parameters == one.parameters
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,12 +334,12 @@ def test_slices_of_public_features_bear_twenty_times_as_many_numbers():
     spec = Spec((64,), 10, "multiclass", 105)
     sliced = PMTL(shared="slice", directions=3)
     found = advice_for(sliced, Privacy(epsilon=1.0), Everyone(), spec, 3)
-    assert found.numbers == 40 and found.worth == pytest.approx(
-        20 * advise(105, 1.0, 40).worth, rel=1e-6
+    assert found.parameters == 40 and found.affordable_rounds == pytest.approx(
+        20 * advise(105, 1.0, 40).affordable_rounds, rel=1e-6
     )
-    assert found.most_numbers == math.floor(20 * (0.3 * 105 * mu_of(1.0, 1e-5)) ** 2)
+    assert found.max_parameters == math.floor(20 * (0.3 * 105 * mu_of(1.0, 1e-5)) ** 2)
     whole = advice_for(Finetune(base=sliced), Privacy(epsilon=1.0), Everyone(), spec, 3)
-    assert whole.worth == found.worth
+    assert whole.affordable_rounds == found.affordable_rounds
     assert "Public features" not in " ".join(found.remedies)
 
 
@@ -327,9 +361,9 @@ def test_curvatures_are_posted_only_where_their_rounds_spend_what_they_need():
     spec = replace(SPEC, shape=(3,))
     for noise, gls in ((550 * math.sqrt(10) / 299, None), (550 * math.sqrt(10) / 301, True)):
         privacy = Privacy(noise_multiplier=noise)
-        settled = settle(PFEB(), privacy, Everyone(), spec)
+        settled = resolved(PFEB(), privacy, spec)
         assert (settled.method.gls, settled.rounds) == (gls, 10 if gls else 50)
-        again = settle(settled.method, settled.privacy, Everyone(), spec, settled.rounds)
+        again = resolve(settled, spec)
         assert again == settled  # so that a run goes on as it began
         plan = Plan(method=settled.method, privacy=settled.privacy, rounds=settled.rounds)
         spent = 550 * math.hypot(*(1 / z for z in plan.noise_multipliers(550)))
@@ -341,12 +375,12 @@ def test_curvatures_are_posted_only_where_their_rounds_spend_what_they_need():
 @pytest.mark.parametrize("clients", [12, 65, 300, 1200, 2410])
 def test_public_facts_foretell_the_plan_that_auto_makes(clients, features, epsilon):
     spec = Spec((features,), 1, "regression", clients)
-    settled = settle(Auto(), Privacy(epsilon=epsilon), Everyone(), spec)
+    settled = resolved(Auto(), Privacy(epsilon=epsilon), spec)
     facts = advise(clients, epsilon, features + 1)
     assert (settled.rounds, settled.privacy.clip) == (facts.rounds, facts.clip)
     plan = advice_for(settled.method, settled.privacy, Everyone(), spec, settled.rounds)
-    assert plan.worth == pytest.approx(facts.worth, rel=1e-6)
-    assert (plan.verdict, plan.numbers) == (facts.verdict, facts.numbers)
+    assert plan.affordable_rounds == pytest.approx(facts.affordable_rounds, rel=1e-6)
+    assert (plan.verdict, plan.parameters) == (facts.verdict, facts.parameters)
     assert plan.remedies == tuple(told for told in facts.remedies if "Public" not in told)
 
 
@@ -394,12 +428,10 @@ def test_methods_hear_of_the_budget_before_rounds_are_chosen():
         (Privacy(noise_multiplier=5.0), 550 * math.sqrt(9) / 5),
     ):
         rounds = 9 if privacy.epsilon is None else None
-        settled = settle(Curious(), privacy, Everyone(), SPEC, rounds)
+        settled = resolved(Curious(), privacy, SPEC, rounds)
         assert heard.pop() == pytest.approx(reach) and isinstance(settled.method, Told)
         assert settled.rounds == {1.0: 7, math.inf: 25}.get(privacy.epsilon, 9)
-        assert isinstance(
-            settle(Finetune(base=Curious()), privacy, Everyone(), SPEC).method.base, Told
-        )
+        assert isinstance(resolved(Finetune(base=Curious()), privacy, SPEC).method.base, Told)
         heard.clear()
     assert clients_times_mu(Privacy(noise_multiplier=5.0, budget=(3.0, 4.0)), 10) == pytest.approx(
         10
