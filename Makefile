@@ -12,7 +12,7 @@ export DO_NOT_TRACK := 1
 # Two workers on two cores: a thread each, or they wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
-.PHONY: mutants docs setup dev run demo-flower test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
+.PHONY: coverage mutants docs setup dev run demo-flower test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,9 @@ test-slow: dev ## full tables and long Monte-Carlo
 
 test-gpu: dev  ## tests that need CUDA
 	$(BIN)/python -m pytest -q -m gpu
+
+coverage: dev  ## branches of privacy/ that its tests reach; fails below the floor
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu' tests/privacy tests/plan tests/engine --cov=coterie.privacy --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 lint: dev      ## ruff
 	$(BIN)/ruff check .

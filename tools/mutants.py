@@ -1,7 +1,7 @@
 """Break the mechanism on purpose and see which test goes red.
 
 Each mutant is one edit of a copy of the sources; the tests named for it must fail on the copy and
-pass on the original. Run by `make mutants`; the table stands in CONTRIBUTING.md.
+pass on the original. Run by `make mutants`; the table is in docs/mutants.md.
 """
 
 import argparse
