@@ -1,4 +1,4 @@
-"""The front of the command line: the help page, and mistakes with what was probably meant."""
+"""The help page of the command line, and errors that suggest what was probably meant."""
 
 import argparse
 import difflib
@@ -14,58 +14,58 @@ _START = """\
 Private federated multi-task learning: one model per client, and an epsilon that is true.
 
 start here
-  coterie plan --clients 550 --epsilon 1 --numbers 10   # does joining pay? no data is touched
-  coterie data show districts                           # what the data look like
-  coterie run --data districts --epsilon 1              # one model per client, and a report
+  coterie plan --clients 550 --epsilon 1 --parameters 10   # does joining pay? no data is read
+  coterie data show districts                              # describe the data
+  coterie run --data districts --epsilon 1                 # one model per client, and a report
   coterie account --clients 205 --cohort 100 --rounds 1000 --noise-multiplier 10
-  coterie doctor                                        # is this machine fit for it?
+  coterie doctor                                           # check this machine
 """
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "plan, before anything is spent": ("plan", "account", "calibrate"),
-    "train": ("run", "compare", "tune", "demo", "join"),
+    "train": ("run", "compare", "tune", "demo", "onboard"),
     "deploy, over a network": ("deploy",),
-    "look": ("report", "data", "methods"),
-    "check": ("verify", "doctor", "audit"),
-    "keep and use": ("export", "predict", "completion"),
+    "inspect": ("report", "data", "methods"),
+    "check": ("verify", "doctor"),
+    "use": ("export", "predict", "completion"),
 }
 _OTHERS = "more"
 _COMMANDS = ("COMMAND", "show")
-"""What stands in usage lines where a command does."""
+"""How usage lines name a command."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with what was probably meant."""
+    """A parser whose errors are one line, with a suggestion."""
 
-    _words: Sequence[str] = ()
+    _given: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
-        told = _explain(message) + _dashed(message, self._words)
-        told += " See" if told.endswith("?") else "; see"
-        self.exit(2, f"{self.prog}: {told} `{self.prog} --help`\n")
+        text = _explain(message) + _dashed(message, self._given)
+        text += " See" if text.endswith("?") else "; see"
+        self.exit(2, f"{self.prog}: {text} `{self.prog} --help`\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; refuse flags that nobody knows, each in the words of its own command."""
-        self._words = sys.argv[1:] if args is None else list(args)
+        """Parse; unknown flags are errors of the command that they follow."""
+        self._given = sys.argv[1:] if args is None else list(args)
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown(unknown))
         return known, unknown
 
     def _unknown(self, arguments: Sequence[str]) -> str:
-        told = f"unknown argument {arguments[0]!r}"
+        text = f"unknown argument {arguments[0]!r}"
         flag = arguments[0].partition("=")[0]
         if not flag.startswith("-"):
-            return f"{told}: {self.prog} takes no such word here"
+            return f"{text}: {self.prog} expects none here"
         near = closest(flag, self._option_string_actions)
-        return f"{told}: did you mean {near}?" if near else told
+        return f"{text}: did you mean {near}?" if near else text
 
 
 class Front(Parser):
-    """The parser of all commands, whose help reads as a page."""
+    """The parser of all commands; its help is a page."""
 
     def format_help(self) -> str:
-        """Set the page: where to start, then every command in a line, by what it is for."""
+        """Return the page: where to start, then every command in a line, by purpose."""
         named = {action.dest: action.help or "" for action in self._commands_listed()}
         width = max((len(name) for name in named), default=0)
         lines = [f"usage: {self.prog} COMMAND [...]", "", _START]
@@ -77,7 +77,10 @@ class Front(Parser):
         lines += [
             _entry(", ".join(action.option_strings), action.help or "", wide) for action in options
         ]
-        lines += ["", f"`{self.prog} COMMAND --help` has the flags of a command and an example.\n"]
+        lines += [
+            "",
+            f"`{self.prog} COMMAND --help` shows the flags of a command and an example.\n",
+        ]
         return "\n".join(lines)
 
     def _commands_listed(self) -> Iterable[argparse.Action]:
@@ -87,7 +90,7 @@ class Front(Parser):
 
 
 def grouped(names: Iterable[str]) -> dict[str, list[str]]:
-    """Put commands into groups; those that no group names come last.
+    """Return commands by group; those without a group come last.
 
     >>> grouped(["run", "dance"])
     {'train': ['run'], 'more': ['dance']}
@@ -100,7 +103,7 @@ def grouped(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the word that was probably meant.
+    """Return the word that was probably meant; None if none is close.
 
     >>> closest("comapre", ["compare", "plan"]), closest("xyz", ["plan"])
     ('compare', None)
@@ -110,16 +113,16 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _entry(name: str, about: str, width: int) -> str:
-    """Set a name and what it is about, in as many lines as the terminal needs."""
+    """Return a name and its help, wrapped to the terminal."""
     indent = " " * (width + 4)
-    room = max(40, min(shutil.get_terminal_size().columns, 100))
+    width_left = max(40, min(shutil.get_terminal_size().columns, 100))
     return textwrap.fill(
-        about, room, initial_indent=f"  {name:<{width}}  ", subsequent_indent=indent
+        about, width_left, initial_indent=f"  {name:<{width}}  ", subsequent_indent=indent
     )
 
 
 def _explain(message: str) -> str:
-    """Put argparse's words for a choice that does not exist into ours."""
+    """Return a clearer message for a choice that does not exist."""
     found = re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
     if found is None:
         return message
@@ -132,7 +135,7 @@ def _explain(message: str) -> str:
 
 
 def _dashed(message: str, words: Sequence[str]) -> str:
-    """Say how a value is written that begins with a dash, where one may have been meant.
+    """Return how to write a value that begins with a dash, where one may be meant.
 
     >>> _dashed("argument --client: expected one argument", ["--client", "--all"])
     '; a value that begins with a dash is written --client=--all'

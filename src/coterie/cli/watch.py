@@ -1,4 +1,4 @@
-"""Watching a run: rounds, loss and epsilon so far, on stderr. It watches, and steers nothing."""
+"""Progress of a run on stderr: rounds, loss and epsilon so far."""
 
 import dataclasses
 import math
@@ -33,23 +33,23 @@ _MARKS = 8
 
 
 class Watch:
-    """A progress bar that an engine may call after every round."""
+    """An observer of rounds that shows a progress bar."""
 
     def __init__(self, *, quiet: bool, brief: bool = False) -> None:
         self._quiet = quiet
         self._brief = brief
         self._bar: Progress | None = None
-        self._compiling = _Compiling(self._say)
+        self._compiling = _Compiling(self._print)
 
-    def open(self, run_plan: Plan, data: FederatedDataset) -> "Watch | _Silent":
-        """Get ready for a run."""
+    def open(self, plan: Plan, data: FederatedDataset) -> "Watch | _Silent":
+        """Start the bar of a run."""
         if self._quiet:
             return _Silent()
-        for line in _verdict(run_plan, data, brief=self._brief):
+        for line in _verdict(plan, data, brief=self._brief):
             print(line, file=sys.stderr)
-        for hint in _hints(run_plan, data):
+        for hint in _hints(plan, data):
             print(f"hint: {hint}", file=sys.stderr)
-        self._plan = run_plan
+        self._plan = plan
         self._data = data
         self._seen = 0.0
         self._loss = math.nan
@@ -77,33 +77,33 @@ class Watch:
             self._loss = self._measure(progress)
             self._seen = time.monotonic()
         spent = next(e for mark, e in self._marks if mark >= progress.round)
-        told = f"{self._plan.method.kind}  loss {self._loss:.4g}"
-        told += f"  epsilon so far <= {round_up(spent, 3)}"
+        text = f"{self._plan.method.kind}  loss {self._loss:.4g}"
+        text += f"  epsilon so far <= {round_up(spent, 3)}"
         if self._plan.simulation_seed is not None:
-            told = f"SIMULATION  {told}"
-        self._bar.update(self._task, completed=progress.round, description=told)
+            text = f"SIMULATION  {text}"
+        self._bar.update(self._task, completed=progress.round, description=text)
 
-    def scoring(self, run_plan: Plan) -> None:
-        """Say what is computed when the rounds are done."""
-        named = _beside(run_plan)
+    def scoring(self, plan: Plan) -> None:
+        """Print what is computed after the last round."""
+        named = _beside(plan)
         if named and not self._quiet:
-            self._say(f"scoring what stands beside the run: {named} ...")
+            self._print(f"scoring the baselines: {named} ...")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._bar is None:
             print(line, file=sys.stderr)
-        else:  # above the bar, which stays
+        else:  # above the bar
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar down."""
+        """Remove the bar."""
         if self._bar is not None:
             unregister("numba:compile", self._compiling)  # type: ignore[no-untyped-call]
             self._bar.stop()
             self._bar = None
 
     def _spend(self) -> list[tuple[int, float]]:
-        """Epsilon after some of the rounds; shown is the next mark's, an upper bound."""
+        """Return epsilon after some of the rounds; the next mark is an upper bound."""
         posts, clients = self._plan.posts, self._data.spec.clients
         marks = sorted({math.ceil(posts * part / _MARKS) for part in range(1, _MARKS + 1)} - {0})
         guarantee = self._plan.guarantee(clients)
@@ -118,9 +118,9 @@ class Watch:
 
 
 class _Compiling(Listener):
-    """Hears of solvers that are compiled, and says so once if that takes longer than 2 s in all.
+    """Prints once that solvers are being compiled, if that takes longer than 2 s in total.
 
-    A compiled solver is kept on disk: the next run finds it there, and nothing is to be heard.
+    Compiled solvers are cached on disk, so the next run does not compile.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -129,7 +129,7 @@ class _Compiling(Listener):
         self._timer: threading.Timer | None = None
 
     def on_start(self, event: Any) -> None:
-        """Start to wait; a solver may have others compiled for it."""
+        """Start the timer; compiling one solver may compile others."""
         self._depth += 1
         if self._depth > 1 or self._spent > _PATIENCE:
             return
@@ -139,50 +139,50 @@ class _Compiling(Listener):
         self._timer.start()
 
     def on_end(self, event: Any) -> None:
-        """Stop waiting."""
+        """Stop the timer."""
         self._depth -= 1
         if self._depth == 0 and self._timer is not None:
             self._timer.cancel()
             self._spent += time.monotonic() - self._since
 
 
-def _verdict(run_plan: Plan, data: FederatedDataset, *, brief: bool) -> Iterator[str]:
-    """Say first of all whether joining pays; in brief, one line without what would change it."""
-    advice = advice_for(run_plan, data.spec)
+def _verdict(plan: Plan, data: FederatedDataset, *, brief: bool) -> Iterator[str]:
+    """Yield whether joining pays; `brief` leaves out what would change it."""
+    advice = advice_for(plan, data.spec)
     if advice is not None:
-        yield f"verdict: {advice.told()}"
+        yield f"verdict: {advice}"
         yield from () if brief else (f"  {remedy}" for remedy in advice.remedies)
-    if run_plan.chosen and not brief:
-        yield f"auto: {run_plan.chosen}"
+    if plan.chosen and not brief:
+        yield f"auto: {plan.chosen}"
 
 
-def _beside(run_plan: Plan) -> str:
-    """Name what is scored beside a run, and takes its time."""
-    method, which = run_plan.method, run_plan.references
+def _beside(plan: Plan) -> str:
+    """Return the names of the baselines that are scored."""
+    method, which = plan.method, plan.references
     alone = which == "local" or not isinstance(method.model, Linear)
     names = [title for name, title in TITLES.items() if name == "local" or not alone]
-    if not run_plan.compare_with_local or which == "none" or method.shape is Shape.NONE:
+    if not plan.compare_with_local or which == "none" or method.shape is Shape.NONE:
         names = []
-    return ", ".join([*names, *(["newcomers"] if run_plan.newcomers is not None else [])])
+    return ", ".join([*names, *(["newcomers"] if plan.newcomers is not None else [])])
 
 
-def _hints(run_plan: Plan, data: FederatedDataset) -> Iterator[str]:
-    """Say what the data's owner should know before anything is spent."""
+def _hints(plan: Plan, data: FederatedDataset) -> Iterator[str]:
+    """Yield what the data's owner should know before anything is spent."""
     scaled = scaling_hint(data)
     if scaled is not None:
         yield scaled
     yield from (f"{data.title}: {note}" for note in data.assumed)
-    yield from run_plan.method.notices(data)
-    if run_plan.privacy.epsilon != math.inf:
-        rounds, clip = run_plan.rounds or 1, run_plan.clip(data.spec.clients)
-        yield from run_plan.method.explain(rounds, clip)
-    yield from run_plan.method.caveats(run_plan.privacy.epsilon != math.inf)
-    if run_plan.stragglers is not None:
-        told = set_clock(run_plan.stragglers, run_plan, data).note()
-        if told is not None and run_plan.privacy.epsilon != math.inf:
-            told = "few clients, or none, may answer in time; their posts would be noise alone"
-        if told is not None:
-            yield told
+    yield from plan.method.notices(data)
+    if plan.privacy.epsilon != math.inf:
+        rounds, clip = plan.rounds or 1, plan.clip(data.spec.clients)
+        yield from plan.method.explain(rounds, clip)
+    yield from plan.method.caveats(plan.privacy.epsilon != math.inf)
+    if plan.stragglers is not None:
+        note = set_clock(plan.stragglers, plan, data).note()
+        if note is not None and plan.private:
+            note = "few clients, or none, may answer in time: a release would be pure noise"
+        if note is not None:
+            yield note
 
 
 @dataclasses.dataclass(frozen=True)
