@@ -17,7 +17,8 @@ from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames
 from coterie.engine.rounds import RoundState, client_half
-from coterie.methods.pfeb import PFEB, packed, unpacked
+from coterie.methods.pfeb import PFEB
+from coterie.methods.prior import packed, unpacked
 from coterie.plan.plan import Privacy
 from coterie.plan.rules import plan_for
 

@@ -58,7 +58,7 @@ from coterie.data.contract import refuse_unscaled
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Block, Method, Post, Shape, register
 from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
-from coterie.methods.pfeb import DOUBT, Statistics, packed
+from coterie.methods.prior import DOUBT, Told, packed
 from coterie.models import Linear, Model
 from coterie.models.features import check_directions, head_of, matrix_of, slice_variances
 from coterie.plan.advice import FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS, ROUNDS
@@ -262,7 +262,7 @@ class PFEB(Method):
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the prior by what was posted."""
-        told, posted = Statistics.of(post, shared), self._posted(shared)
+        told, posted = Told.of(post, shared), self._posted(shared)
         posts, root = float(shared["posts"]), shared["variances"].sqrt()
         if told.curvature is None:
             step = STEP * told.mean

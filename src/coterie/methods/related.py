@@ -47,7 +47,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree, map_leaves, stack, subtract
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Post, Shape, register
-from coterie.methods.pmtl import begin, begun, check_membership
+from coterie.methods.pmtl import begin, begun, check_places
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.relation import (
@@ -153,7 +153,7 @@ class Related(Method):
         """
         if self._given is None:
             return mean_relation(clients)
-        check_membership(len(self._given.diagonal), clients, "omega")
+        check_places(len(self._given.diagonal), clients, "omega")
         return self._given
 
     def check(self, spec: Spec) -> None:

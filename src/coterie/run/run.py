@@ -153,7 +153,7 @@ def _train(
         outcome,
         score,
         local,
-        data=plan.data.name,
+        data="" if plan.data is None else plan.data.name,
         tuned=plan.tuned,
         seconds=time.perf_counter() - started,
         notices=(*notices, *unscored),

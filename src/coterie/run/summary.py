@@ -94,7 +94,7 @@ def noise_summary(plan: Plan, spec: Spec) -> dict[str, Any]:
     noise = plan.noise_multipliers(clients)
     noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
     error = plan.relative_error(spec) if noised else None
-    explained = (*plan.method.explain(plan.rounds, plan.clip(clients)), *can_learn(error))
+    explained = (*plan.method.explain(plan.posts, plan.clip(clients)), *can_learn(error))
     return {
         "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
         "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
