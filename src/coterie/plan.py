@@ -145,7 +145,7 @@ class Plan:
     def clip(self, clients: int) -> float:
         """Return the bound on a client's contribution of one round."""
         given = self.privacy.clip
-        return self.method.usual_clip(clients, self.rounds) if given is None else given
+        return self.method.clipping(clients, self.rounds).clip if given is None else given
 
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
         """Return the noise multiplier of each round; empty without Gaussian noise or posts."""
@@ -176,8 +176,9 @@ class Plan:
         deviations = [noise for noise in found if noise is not None]
         if not deviations:
             return None
-        numbers, share = self.method.mean_of(spec)
-        return math.sqrt(numbers) * max(deviations) / (share * self.sampler.expected(clients))
+        rule = self.method.rounds(spec)
+        mean = rule.share * self.sampler.expected(clients)
+        return math.sqrt(rule.dimension) * max(deviations) / mean
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
         """Return the mechanism of each round, calibrated."""
@@ -189,6 +190,7 @@ class Plan:
                 f"{self.method.kind} brings all rows together and is not private: run it with "
                 "epsilon = inf"
             )
+        bounds = self.method.clipping(clients, self.rounds, self.clip(clients))
         ask = Ask(
             shape=shape,
             clip=self.clip(clients),
@@ -199,8 +201,8 @@ class Plan:
             clients=clients,
             participation=self.sampler.participation(clients),
             relation=privacy.relation,
-            rows=self.method.protects_rows,
-            blocks=self.method.blocks(self.clip(clients)),
+            rows=bounds.rows,
+            blocks=bounds.blocks,
         )
         return privacy.noise.mechanisms(ask)
 
@@ -225,7 +227,7 @@ class Plan:
         )
         return Billboard(
             mechanisms=mechanisms,
-            template=self.method.contribution(shared),
+            template=self.method.contribution(spec),
             cohort=self.sampler.expected(spec.clients),
             ledger=Ledger(events, path, self.digest(spec)),
             transcript=transcript,

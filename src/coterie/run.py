@@ -93,7 +93,7 @@ def execute(
         check_onboard(run_plan.method)
     run_plan.plan().guarantee(train.spec.clients)
     run_plan.method.check(train.spec)
-    run_plan.method.check_data(train)
+    run_plan.method.check(train.spec, data=train)
     for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
         run_plan.method.model.check_data(part)
     if joining is not None and (folder is None or not (folder / "plan.toml").exists()):
@@ -161,7 +161,7 @@ def _carry_out(
     )
     score = evaluate(run_plan.method.model, outcome.rows, test)
     beside, joined, unscored = _beside(run_plan, outcome, score, data, scoring)
-    notices = (*run_plan.method.notices(train), *_ended(outcome), *_answers(past, outcome))
+    notices = (*run_plan.method.notes(data=train).data, *_ended(outcome), *_answers(past, outcome))
     local = beside.local
     summary = summarise(
         outcome,
@@ -248,7 +248,8 @@ def _foretold(run_plan: RunPlan, spec: Spec) -> dict[str, Any]:
 
 
 def _ended(outcome: Outcome) -> tuple[str, ...]:
-    stop = outcome.plan.method.stop_gap
+    duality = outcome.plan.method.rounds(outcome.spec).duality
+    stop = None if duality is None else duality.stop_gap
     if outcome.gap is None or stop is None:
         return ()
     told = f"relative duality gap {outcome.gap:.2g} after {len(outcome.posts)} rounds"

@@ -12,7 +12,7 @@ from coterie.data.federated import Spec
 from coterie.engine.simulate import Speed
 from coterie.engine.stragglers import Stragglers
 from coterie.full_disks import how_to_finish
-from coterie.methods.base import Method
+from coterie.methods.base import Method, choices
 from coterie.plan import Plan, Privacy
 from coterie.privacy.charged import Charged
 from coterie.privacy.files import write_atomically
@@ -145,7 +145,7 @@ def lay_kinds(table: Mapping[str, Any]) -> None:
     """Fill in the kinds of model and sampler where a plan's table has settings of them alone."""
     method = table.get("method")
     model = method.get("model") if isinstance(method, dict) else None
-    usual = Method.choices().get(method.get("kind", "auto")) if isinstance(method, dict) else None
+    usual = choices().get(method.get("kind", "auto")) if isinstance(method, dict) else None
     named = "linear" if usual is None else usual().model.kind
     for place, kind in ((model, named), (table.get("sampler"), "poisson")):
         if isinstance(place, dict):

@@ -238,7 +238,7 @@ def _offer(
     plans = [replace(p, tuned=label(p, public=public, charged=True)) for p in found.values()]
     clients = train.spec.clients
     for plan in plans:
-        plan.method.check_data(train)
+        plan.method.check(train.spec, data=train)
     first = plans[0].plan()
     who, relation = first.sampler.participation(clients), first.privacy.relation
     candidates = tuple(

@@ -41,7 +41,9 @@ def test_late_clients_stay_as_they_were(method):
     before, seen = {}, []
 
     def look(progress):
-        rows = progress.store.take(everyone, lambda n: method.enrol(progress.shared, data.spec, n))
+        rows = progress.store.take(
+            everyone, lambda n: method.init_client_state(progress.shared, data.spec, n)
+        )
         answered = set(clock.round(progress.round - 1).answered.tolist())
         assert progress.answered == len(answered)
         seen.append(len(answered))

@@ -58,7 +58,7 @@ class Toy(Method):
     def mean_of(self, spec):
         return FEATURES, 1.0
 
-    def enrol(self, shared, spec, clients):
+    def init_client_state(self, shared, spec, clients):
         return {"weight": torch.zeros(clients, 1, FEATURES)}
 
     def local_update(self, shared, personal, clients, rng, round):

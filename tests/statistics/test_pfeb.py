@@ -45,7 +45,7 @@ def test_the_noise_of_the_shared_mean_is_that_of_its_share():
 
     quiet = mean_of(Privacy(noise_multiplier=1e-5, clip=1.0), 0)
     found = np.array([mean_of(privacy, seed) for seed in range(100)])
-    share = {block.name: block.share for block in method.blocks(1.0)}["mean"]
+    share = {block.name: block.share for block in method.clipping(1, 1, 1.0).blocks}["mean"]
     deviation = STEP * math.sqrt(0.2) * 2.0 / math.sqrt(share) / 30
     statistic = ((found - quiet) ** 2).sum() / deviation**2
     assert chi2.ppf(1e-6, 500) < statistic < chi2.isf(1e-6, 500)

@@ -15,7 +15,7 @@ from coterie.commands.run import MEMBERS
 from coterie.comparison.running import PLAN, finished
 from coterie.config import from_table, to_table
 from coterie.data.describe import describe
-from coterie.methods.base import Method
+from coterie.methods.base import choices
 from coterie.models import MODELS
 from coterie.report.page import write_report
 
@@ -23,7 +23,7 @@ from coterie.report.page import write_report
 def methods(arguments: argparse.Namespace) -> None:
     """Carry out `coterie methods`."""
     found = {}
-    for name, method in Method.choices().items():
+    for name, method in choices().items():
         summary = (method.__doc__ or "").strip().splitlines()[0]
         found[name] = {"summary": summary, "settings": to_table(method())}
         found[name]["settings"].pop("kind", None)

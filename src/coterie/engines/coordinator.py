@@ -60,8 +60,7 @@ class Coordinator:
         _check(conduct)
         self.shared = self.plan.method.init(spec, Rng.seeded(seed or 0).at("init"))
         self.template: Shapes = {
-            name: tuple(leaf.shape)
-            for name, leaf in self.plan.method.contribution(self.shared).items()
+            name: tuple(leaf.shape) for name, leaf in self.plan.method.contribution(spec).items()
         }
         self.billboard = self.plan.open(spec, self.shared, conduct.folder)
         self.is_hidden = self.plan.hides_cohort(spec.clients)
@@ -379,5 +378,5 @@ def _check(conduct: Conduct) -> None:
     if federation.trust == "secure_aggregation":
         for mechanism in dict.fromkeys(plan.mechanisms(federation.spec.clients)):
             check_sum(mechanism)
-    plan.method.check(federation.spec)
-    plan.method.check_cohort(plan.sampler.largest(federation.spec.clients), federation.spec)
+    most = plan.sampler.largest(federation.spec.clients)
+    plan.method.check(federation.spec, cohort=most)

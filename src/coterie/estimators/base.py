@@ -243,7 +243,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self._shared = to(outcome.shared, "cpu")
         self._models = {name: leaf.cpu() for name, leaf in outcome.models.leaves.items()}
         self._common = common_model(outcome, train)
-        self.caveats_ = method.caveats(bool(guarantee.events) and self.epsilon_ < np.inf)
+        self.caveats_ = method.notes(
+            private=bool(guarantee.events) and self.epsilon_ < np.inf
+        ).caveats
 
     def _warn(self, rows: Rows) -> None:
         """Say what the epsilon of a federation's fit does not cover."""

@@ -17,7 +17,7 @@ sees posts alone and the other one client's rows and posts.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape
+from coterie.methods.base import Method, Post, Rounds, Shape
 from coterie.methods.single import check_linear, check_matrix
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -44,7 +44,6 @@ class Framework(Method):
         structure: "low_rank" posts the second moment, "group_sparse" its diagonal.
     """
 
-    rounds_between = (1, 4)
     model: Model = field(default_factory=lambda: Linear(bias=False))
     structure: Literal["low_rank", "group_sparse"] = "low_rank"
 
@@ -68,14 +67,14 @@ class Framework(Method):
         """A second moment, or its diagonal."""
         return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks, and matrices that are too large."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for matrices that are too large."""
         check_linear(self, spec)
         check_matrix(self.structure, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from."""
-        refuse_degenerate(data)
+        if data is not None:
+            refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Know nothing yet but the sizes."""
@@ -85,11 +84,15 @@ class Framework(Method):
             "framework.blank": torch.zeros(spec.features, dtype=torch.float64),
         }
 
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute one model, as a vector."""
-        return {"moment": shared["framework.blank"]}
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds: at most 4."""
+        return replace(super().rounds(spec), between=(1, 4))
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute one model, as a vector."""
+        return {"moment": torch.zeros(spec.features, dtype=torch.float64)}
+
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds."""
         return {"begun": torch.zeros(clients)}
 

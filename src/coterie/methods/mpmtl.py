@@ -33,7 +33,7 @@ With `decompose`, w_k = p_k + q_k: p_k has the shared structure, q_k is the clie
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -41,7 +41,7 @@ from torch import Tensor
 
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Baselines, Method, Post, Rounds, Shape, register
 from coterie.methods.mtl import MTL
 from coterie.methods.single import Single, check_linear, check_matrix, usual_lam
 from coterie.models import Linear, Model
@@ -55,10 +55,10 @@ _INNER = 5000  # accelerated steps that a client's own problem with two parts ma
 _STILL = 1e-7  # it ends when a step moves it by less than this share
 
 
-@register("mpmtl")
+@register("mpmtl", releases="a noised second moment of the models, or its diagonal")
 @dataclass(frozen=True, kw_only=True)
 class MPMTL(Method):
-    """One linear model per client; a private second moment says which directions are shared.
+    """One linear model per client, in a common subspace or on common features.
 
     Attributes:
         model: Linear, with or without a bias. The bias is each client's own and is never posted.
@@ -77,8 +77,6 @@ class MPMTL(Method):
         decompose_by: "entry" (l1 norm) or "column" (l2 norm: the part is used or not as a whole).
     """
 
-    rounds_between = (1, 4)
-    rounds_error = 0.25
     model: Model = field(default_factory=Linear)
     structure: Literal["low_rank", "group_sparse"] = "low_rank"
     solver: Literal["solve", "steps"] = "solve"
@@ -93,6 +91,7 @@ class MPMTL(Method):
     decompose_by: Literal["entry", "column"] = "entry"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lam is not None and not 0 < self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a positive number; 0 is learning alone")
         if self.lam is None and self.lam_scale == "absolute":
@@ -113,14 +112,14 @@ class MPMTL(Method):
         """A second moment, or its diagonal."""
         return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks, and matrices that are too large."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for matrices that are too large."""
         check_linear(self, spec)
         check_matrix(self.structure, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from."""
-        refuse_degenerate(data)
+        if data is not None:
+            refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start with no structure: every direction alike."""
@@ -132,11 +131,15 @@ class MPMTL(Method):
             "clients": torch.full((1,), float(spec.clients), dtype=torch.float64),
         }
 
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute one model, as a vector."""
-        return {"moment": torch.zeros(len(shared["moment"]), dtype=torch.float64)}
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds: at most 4."""
+        return replace(super().rounds(spec), between=(1, 4), error=0.25)
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute one model, as a vector."""
+        return {"moment": torch.zeros(spec.features, dtype=torch.float64)}
+
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start with nothing: the first round fits own rows alone."""
         zeros = torch.zeros(clients, spec.features + 1, dtype=torch.float64)
         return {
@@ -159,7 +162,7 @@ class MPMTL(Method):
         after = to(after, clients.device)
         return after, {"moment": after["model"][:, :-1]}
 
-    def settle(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
+    def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Go on with the clipped model where the paper does."""
         if not self.clip_own:
             return after
@@ -178,16 +181,16 @@ class MPMTL(Method):
             "posts": shared["posts"] + 1,
         }
 
-    def reference(self) -> Method:
-        """Minimise the same objective with all rows in one place."""
+    def baselines(self) -> Baselines:
+        """Compare with the same objective on rows in one place, and with the first local fit."""
         penalty: Literal["trace", "l21"] = "trace" if self.structure == "low_rank" else "l21"
-        lam = self.lam if self.lam_scale == "absolute" else None
-        return MTL(model=self.model, penalty=penalty, lam=lam, mu=self.mu)
-
-    def alone(self) -> Method:
-        """Learn alone by the fit that this method starts from."""
-        lam = self.lam if self.lam_scale == "posted" else None
-        return Single(model=self.model, lam=lam, mu=self.mu)
+        absolute, given = self.lam_scale == "absolute", self.lam
+        return Baselines(
+            local=Single(model=self.model, lam=None if absolute else given, mu=self.mu),
+            centralised=MTL(
+                model=self.model, penalty=penalty, lam=given if absolute else None, mu=self.mu
+            ),
+        )
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Use the last posted structure; no step after it."""

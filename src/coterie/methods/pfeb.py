@@ -55,7 +55,17 @@ from torch import Tensor
 from coterie.advice import FAR, FAR_ROUNDS, FEW_NUMBERS, ROUNDS
 from coterie.data.contract import refuse_unscaled
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Block, Method, Post, Shape, register
+from coterie.methods.base import (
+    Block,
+    Clipping,
+    Method,
+    Notes,
+    Post,
+    Rounds,
+    Serving,
+    Shape,
+    register,
+)
 from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
 from coterie.methods.prior import DOUBT, Told, packed
 from coterie.models import Linear, Model
@@ -86,10 +96,10 @@ _WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the pulls that they
 _GUARDED = 5  # rows below which nobody's own model can be told to be better
 
 
-@register("pfeb")
+@register("pfeb", releases="clipped, noised means, spreads and residuals")
 @dataclass(frozen=True, kw_only=True)
 class PFEB(Method):
-    """One linear model per client, its posterior under a prior that is learned privately: default.
+    """Empirical Bayes: one linear model per client under a prior learned privately.
 
     Attributes:
         model: Linear, with or without a bias, which is drawn together as the weights are.
@@ -109,10 +119,6 @@ class PFEB(Method):
     """
 
     shape = Shape.SUM
-    rounds_error = 0.3
-    rounds_knee = 10.0
-    rounds_without_noise = 200
-
     model: Model = field(default_factory=Linear)
     learn: bool = True
     variance: float | None = None
@@ -124,6 +130,7 @@ class PFEB(Method):
     directions: int = 16
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.variance is not None and not 1e-8 <= self.variance <= 1e8:
             raise ValueError(
                 f"variance = {self.variance}: expected a positive number, such as 0.1 (of weights, "
@@ -134,23 +141,25 @@ class PFEB(Method):
         if self.shared not in ("all", "slice"):
             raise ValueError(f'shared = {self.shared!r}: expected "all" or "slice"')
 
-    @property
-    def rounds_between(self) -> tuple[int, int]:  # type: ignore[override]  # of this plan
-        """Ten rounds with curvatures, else up to 50."""
-        return FAR_ROUNDS if self.gls else ROUNDS
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule: ten rounds with curvatures, else up to 50."""
+        return Rounds(
+            between=FAR_ROUNDS if self.gls else ROUNDS,
+            knee=10.0,
+            error=0.3,
+            without_noise=200,
+            dimension=int(self._posted(self.init(spec, Rng.seeded(0))).sum()),
+        )
 
-    def usual_clip(self, clients: int, rounds: int) -> float:
-        """Take 1, in units of the prior."""
-        return 1.0
-
-    def for_budget(self, reach: float, spec: Spec) -> Method:
-        """Post curvatures where they are few numbers and the budget reaches far."""
+    def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
+        """Release curvatures if they have few entries and the budget is large."""
         if self.residual is None and self.learn:
-            return replace(self, residual=spec.task == "regression").for_budget(reach, spec)
+            chosen = replace(self, residual=spec.task == "regression")
+            return chosen.resolve(spec, n_mu=n_mu, cohort=cohort)
         if self.gls is not None or not self._can_gls(spec):
             return self
         weights = spec.features + self._bias
-        far = weights <= (_EXACT_GLS if reach == math.inf else FEW_NUMBERS) and reach >= FAR
+        far = weights <= (_EXACT_GLS if n_mu == math.inf else FEW_NUMBERS) and n_mu >= FAR
         return replace(self, gls=True) if far else self
 
     def _can_gls(self, spec: Spec) -> bool:
@@ -161,7 +170,9 @@ class PFEB(Method):
         assert isinstance(self.model, Linear)
         return self.model.bias
 
-    def check(self, spec: Spec) -> None:
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
         """Refuse other models, and curvatures that are not there."""
         if not isinstance(self.model, Linear):
             raise ValueError(
@@ -176,11 +187,9 @@ class PFEB(Method):
         if self.shared == "slice":
             check_directions(self.directions, spec)
         self.model.init(spec, Rng.seeded(0))
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse columns of another size than about 1: inside each client, before a post."""
-        super().check_data(data)
-        refuse_unscaled(data)
+        if data is not None:
+            self.model.check_data(data)
+            refuse_unscaled(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start around the model's public start, with a wide prior."""
@@ -200,8 +209,12 @@ class PFEB(Method):
             "clients": _one(float(spec.clients)),
         }
 
-    def blocks(self, clip: float) -> tuple[Block, ...]:
-        """Bound the parts of a contribution, each in its own units."""
+    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
+        """Bound the parts of a contribution separately; by default the mean by 1."""
+        clip = 1.0 if clip is None else clip
+        return Clipping(clip=clip, blocks=self._blocks(clip))
+
+    def _blocks(self, clip: float) -> tuple[Block, ...]:
         if not self.learn:
             return (Block("mean", clip, 1.0),)
         given = _GLS_SHARES if self.gls else _SHARES
@@ -220,25 +233,24 @@ class PFEB(Method):
     def _posts(self, name: str) -> bool:
         return name != "residual" or self.residual is not False
 
-    def mean_of(self, spec: Spec) -> tuple[int, float]:
-        """Count the weights whose mean is posted."""
-        return int(self._posted(self.init(spec, Rng.seeded(0))).sum()), 1.0
-
     def _posted(self, shared: Tree) -> Tensor:
         """Say which weights are shared, (outputs, p) bool: those that may vary."""
         return shared["variances"] > 0
 
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute a number a weight, for mean and spread; one for the residual."""
-        weights = int(self._posted(shared).sum())
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute mean and spread of each weight, and one residual variance."""
+        sizes = self._sizes(self.rounds(spec).dimension)
+        return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
+
+    def _sizes(self, weights: int) -> dict[str, int]:
         sizes = {"mean": weights}
         if self.learn:
             sizes |= {"spread": weights} | ({"residual": 1} if self._posts("residual") else {})
         if self.gls:
             sizes["curvature"] = weights * (weights + 1) // 2
-        return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
+        return sizes
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds: a client's model follows from its rows and the prior."""
         return {}
 
@@ -255,7 +267,7 @@ class PFEB(Method):
         rows["residual"] = found.residual[:, None]
         if found.curvature is not None:
             rows["curvature"] = packed(found.curvature) / math.sqrt(mean.shape[1])
-        return personal, {name: rows[name] for name in self.contribution(shared)}
+        return personal, {name: rows[name] for name in self._sizes(mean.shape[1])}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the prior by what was posted."""
@@ -300,7 +312,7 @@ class PFEB(Method):
         return to(head_of(whole, self._bias), clients.device)
 
     def _doubt(self, shared: Tree, spec: Spec) -> float:
-        """Return the variance of what the posts leave open of log(s2 / t2), the strength of the pull.
+        """Return the variance of log(s2 / t2), the strength of shrinkage, given the releases.
 
         Nothing without a learned prior, nor without noise: then it is what it is.
         """
@@ -333,7 +345,7 @@ class PFEB(Method):
         kept = (better & (rows >= _GUARDED))[:, None, None]
         return torch.where(kept, own[best, torch.arange(len(best))], found)
 
-    def uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
+    def _uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
         """Return the standard deviation of an outcome, or of the score of a class, row by row."""
         if self.guard:
             raise NotImplementedError(
@@ -345,29 +357,34 @@ class PFEB(Method):
         noise = prior.residual if clients.spec.task == "regression" else 0.0
         return (scores.square() + noise).sqrt()
 
-    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Return the mean of the prior, as a model."""
+    @property
+    def serving(self) -> Serving:
+        """The mean of the prior as the shared model, and predictive uncertainty."""
+        return Serving(shared_model=self._mean, whole=True, uncertainty=self._uncertainty)
+
+    def _mean(self, shared: Tree, clients: Clients) -> Tree:
         return to(head_of(shared["mean"], self._bias), clients.device)
 
-    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
-        """Name all leaves of the model."""
-        return tuple(self.model.init(spec, Rng.seeded(0)))
-
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say what the clip is of."""
-        shares = ", ".join(f"{block.name} {block.share:.2g}" for block in self.blocks(clip))
-        return (
-            f"the clip of {clip:g} is that of the mean, in units of the prior; one release holds "
-            f"all parts of a contribution, which share the budget (mu^2): {shares}",
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return what the clip bounds, and what the guard does not do."""
+        shares = ", ".join(f"{block.name} {block.share:.2g}" for block in self._blocks(clip))
+        guard = (
+            "The guard protects against a broken shared model. It does not lower the share of "
+            "clients that local training would serve better.",
         )
-
-    def caveats(self, private: bool) -> tuple[str, ...]:
-        """Say what the promise of joining is, and is not."""
-        if not private or not self.guard:
-            return ()
-        return (
-            "the guard is insurance against a broken shared model: it does not lower the share of "
-            "clients who would have done better alone",
+        return Notes(
+            settings=(
+                f"The clip of {clip:g} bounds the mean, in units of the prior. One release holds "
+                f"all blocks of a contribution, which share the budget (mu^2): {shares}.",
+            ),
+            caveats=guard if private and self.guard else (),
         )
 
 
