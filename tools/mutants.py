@@ -239,8 +239,8 @@ MUTANTS = (
     Mutant(
         "a private run that stops by its gap",
         "engine/simulate.py",
-        "stop_gap is not None and self.plan.privacy.epsilon == math.inf",
-        "stop_gap is not None",
+        "rounds(data.spec).duality if is_free else None",
+        "rounds(data.spec).duality",
         "tests/methods/test_mtlsvm.py",
     ),
     Mutant(

@@ -53,6 +53,13 @@ _HOMES = {
     "MLP": "coterie.models",
     "CNN": "coterie.models",
     "Module": "coterie.models",
+    "Method": "coterie.methods.base",
+    "register": "coterie.methods.base",
+    "Post": "coterie.privacy.billboard",
+    "Mechanism": "coterie.privacy.mechanisms",
+    "Clients": "coterie.data.federated",
+    "Spec": "coterie.data.federated",
+    "Tree": "coterie.tree",
     "Auto": "coterie.methods.auto",
     "PFEB": "coterie.methods.pfeb",
     "PMTL": "coterie.methods.pmtl",
@@ -77,8 +84,10 @@ if TYPE_CHECKING:
     from coterie.advice import Advice as Advice
     from coterie.advice import advise as advise
     from coterie.data.catalogue import open_named as open_named
+    from coterie.data.federated import Clients as Clients
     from coterie.data.federated import DataError as DataError
     from coterie.data.federated import FederatedDataset as FederatedDataset
+    from coterie.data.federated import Spec as Spec
     from coterie.data.formats import from_arrays as from_arrays
     from coterie.data.formats import from_targets as from_targets
     from coterie.data.formats import load as load
@@ -97,6 +106,8 @@ if TYPE_CHECKING:
     from coterie.estimators import PrivacyWarning as PrivacyWarning
     from coterie.estimators import check_pipeline as check_pipeline
     from coterie.methods.auto import Auto as Auto
+    from coterie.methods.base import Method as Method
+    from coterie.methods.base import register as register
     from coterie.methods.dpfedmtl import DPFedMTL as DPFedMTL
     from coterie.methods.fedavg import FedAvg as FedAvg
     from coterie.methods.finetune import Finetune as Finetune
@@ -112,12 +123,15 @@ if TYPE_CHECKING:
     from coterie.predictions import decision_function as decision_function
     from coterie.predictions import predict as predict
     from coterie.privacy.accounting import Guarantee as Guarantee
+    from coterie.privacy.billboard import Post as Post
+    from coterie.privacy.mechanisms import Mechanism as Mechanism
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson
     from coterie.rules import plan_for as plan_for
     from coterie.scores import evaluate as evaluate
     from coterie.solvers.sgd import SGD as SGD
+    from coterie.tree import Tree as Tree
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from coterie.models import MLP, Linear, Model
 from coterie.rng import Rng
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import method_table  # noqa: E402
+
 SPEC = synthetic("mean", clients=4, rows=5, features=3, seed=0).data.spec
 MEMBERS = {name for name in {*dir(Method), *Method.__annotations__} if not name.startswith("_")}
 
@@ -51,6 +55,12 @@ def test_the_registry_refuses_a_taken_name_and_knows_texts():
         about("nothing")
     for name in choices():
         assert about(name).summary == inspect.getdoc(choices()[name]).splitlines()[0]
+
+
+@pytest.mark.parametrize(("name", "link"), method_table.FILES.items())
+def test_tables_of_methods_agree_with_the_code(name, link):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert text == method_table.filled(text, link), "run python tools/method_table.py"
 
 
 def test_finetune_takes_every_member_but_its_own_from_the_base():

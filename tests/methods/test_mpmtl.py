@@ -14,8 +14,7 @@ from coterie.data.formats import from_arrays
 from coterie.data.papers import figure2, mpmtl_group_sparse, mpmtl_low_rank
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
-from coterie.methods.framework import framework
-from coterie.methods.mpmtl import MPMTL
+from coterie.methods.mpmtl import MPMTL, framework
 from coterie.methods.mtl import MTL
 from coterie.methods.single import MOST_FEATURES, Single
 from coterie.models import Linear

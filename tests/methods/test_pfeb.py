@@ -15,9 +15,8 @@ from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engine.rounds import RoundState, client_half
 from coterie.engine.simulate import simulate
 from coterie.methods.local import Local, modes
-from coterie.methods.pfeb import PFEB, STEP
+from coterie.methods.pfeb import DOUBT, DRIFT, PFEB, STEP, Statistics, packed, unpacked
 from coterie.methods.pmtl import PMTL
-from coterie.methods.prior import DOUBT, DRIFT, Told, packed, unpacked
 from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
@@ -414,7 +413,7 @@ def told(spread, residual, deviations, cohort=50.0, clients=50, curvature=None):
         cohort=cohort,
         deviations={name: cohort * one for name, one in deviations.items()},
     )
-    return Told.of(post, {"clients": torch.tensor([float(clients)])})
+    return Statistics.of(post, {"clients": torch.tensor([float(clients)])})
 
 
 NOISE = {"mean": 0.1, "spread": 0.3, "residual": 0.2}

@@ -388,7 +388,7 @@ def test_finetuning_stays_near_what_a_client_was_pulled_to(name):
     data = few()
     settings = {"how": "mean", "lam": 1e3, "sgd": SGD(lr=1e-3, steps=30)}
     outcome = fit(Finetune(base=SIX[name], **settings), data, rounds=5)
-    pulled = SIX[name].shared_model(outcome.shared, data.clients(np.arange(6)))
+    pulled = SIX[name].serving.shared_model(outcome.shared, data.clients(np.arange(6)))
     for leaf, model in outcome.models.leaves.items():
         torch.testing.assert_close(model, pulled[leaf], atol=2e-2, rtol=0)
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames
 from coterie.engine.rounds import RoundState, client_half
-from coterie.methods.pfeb import PFEB
-from coterie.methods.prior import packed, unpacked
+from coterie.methods.pfeb import PFEB, packed, unpacked
 from coterie.plan import Privacy
 from coterie.rng import Rng
 from coterie.rules import plan_for

@@ -13,8 +13,7 @@ from scipy.stats import chi2
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.local import Local
-from coterie.methods.pfeb import PFEB, STEP
-from coterie.methods.prior import DOUBT, Told
+from coterie.methods.pfeb import DOUBT, PFEB, STEP, Statistics
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rules import plan_for
@@ -81,7 +80,7 @@ def test_noise_around_the_optimum_does_not_drift(size):
     for run_ in range(120):
         doubt = torch.tensor(DOUBT, dtype=torch.float64)
         for _ in range(40):
-            post = Told(
+            post = Statistics(
                 mean=torch.zeros(6, dtype=torch.float64),
                 spread=torch.from_numpy(1 + size * generator.standard_normal(6)),
                 residual=1 + size * generator.standard_normal(),

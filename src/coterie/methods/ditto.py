@@ -31,7 +31,7 @@ from coterie.tree import Tree, add, stack, subtract
 @register("ditto", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Method):
-    """A shared FedAvg model, and personal models with a proximal term towards it.
+    """A shared FedAvg model, and personal models with a proximal term towards it (Li et al. 2021).
 
     Attributes:
         model: The model, shared and personal.

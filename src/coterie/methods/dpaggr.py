@@ -45,7 +45,7 @@ def first_rows(clients: Clients, rows: int) -> Clients:
 )
 @dataclass(frozen=True, kw_only=True)
 class DPAggr(Method):
-    """One noised mean of local models as every client's model; one round.
+    """One noised mean of local models as every client's model (Pathak et al. 2010).
 
     Attributes:
         model: Linear, with or without a bias.

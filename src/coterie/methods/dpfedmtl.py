@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @register("dpfedmtl", releases="a clipped, noised mean change of the shared layers")
 @dataclass(frozen=True, kw_only=True)
 class DPFedMTL(Method):
-    """A network with shared layers and a personal head for each client.
+    """A network with shared layers and a personal head per client (Wu et al.).
 
     At most one of `personal`, `head`, `encoder` and `split` says what is whose; without any the
     last linear layer is personal.

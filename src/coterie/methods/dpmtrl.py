@@ -42,7 +42,7 @@ _LEAST = 1e-6
 )
 @dataclass(frozen=True, kw_only=True)
 class DPMTRL(Method):
-    """Personal linear models, with a relation between clients learned from noised models.
+    """Personal linear models, related by noised models (Gupta et al. 2016).
 
     Attributes:
         model: Linear, with or without a bias of each client's own, which is never posted.

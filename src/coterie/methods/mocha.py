@@ -48,7 +48,7 @@ _LEAST = 1e-3  # of the mean eigenvalue of the relation: its inverse must exist
 )
 @dataclass(frozen=True, kw_only=True)
 class MOCHA(Machines):
-    """Support vector machines with a relation between clients, made without privacy in mind.
+    """Support vector machines with related clients, not made for privacy (Smith et al. 2017).
 
     Attributes:
         model: Linear; a bias is penalised like the weights.

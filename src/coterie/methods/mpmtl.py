@@ -33,6 +33,8 @@ With `decompose`, w_k = p_k + q_k: p_k has the shared structure, q_k is the clie
 """
 
 import math
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -58,7 +60,7 @@ _STILL = 1e-7  # it ends when a step moves it by less than this share
 @register("mpmtl", releases="a noised second moment of the models, or its diagonal")
 @dataclass(frozen=True, kw_only=True)
 class MPMTL(Method):
-    """One linear model per client, in a common subspace or on common features.
+    """One linear model per client, in a common subspace or on common features (Liang et al. 2020).
 
     Attributes:
         model: Linear, with or without a bias. The bias is each client's own and is never posted.
@@ -325,3 +327,122 @@ def _state(model: Tensor, last: Tensor, own: Tensor) -> Tree:
 def _join(model: Tensor, own: Tensor) -> Tensor:
     """Add the own part to a model's weights; the level stays."""
     return model + torch.nn.functional.pad(own, (0, 1))
+
+
+Share = Callable[[Tree, Tensor, float], Tree]
+Solve = Callable[[Tree, Clients], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework(Method):
+    """MP-MTL's general framework, Algorithm 1, with any two functions; see `framework`.
+
+    From the released second moments of the clients' models, `share` makes shared information; with
+    it, `solve` fits each client to its own rows, and the fits enter the next release. One round is
+    the non-iterative setting: local fits, one release, fits again. Privacy depends on neither
+    function: `share` sees releases alone, and `solve` one client's rows and releases.
+
+    Attributes:
+        model: Linear without a bias (`solve` gives weights alone).
+        structure: "low_rank" releases the second moment, "group_sparse" its diagonal.
+    """
+
+    model: Model = field(default_factory=lambda: Linear(bias=False))
+    structure: Literal["low_rank", "group_sparse"] = "low_rank"
+
+    @abstractmethod
+    def share(self, before: Tree, moment: Tensor, radius: float) -> Tree:
+        """Make shared information (a tree) of the former one and a new post.
+
+        `moment` is for all clients, (d, d) or (d,); `radius` says how far noise alone reaches.
+        """
+
+    @abstractmethod
+    def solve(self, information: Tree, clients: Clients) -> Tensor:
+        """Fit every client on its own rows: weights (c, d). Information is empty at first.
+
+        `clients.x` and `clients.y` are padded with zeros to the longest client; `clients.mask`
+        says which rows are real.
+        """
+
+    @property
+    def shape(self) -> Shape:
+        """A second moment, or its diagonal."""
+        return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
+
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for matrices that are too large."""
+        check_linear(self, spec)
+        check_matrix(self.structure, spec)
+        if data is not None:
+            refuse_degenerate(data)
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Know nothing yet but the sizes."""
+        self.check(spec)
+        return {
+            "framework.clients": torch.tensor([float(spec.clients)], dtype=torch.float64),
+            "framework.blank": torch.zeros(spec.features, dtype=torch.float64),
+        }
+
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds: at most 4."""
+        return replace(super().rounds(spec), between=(1, 4))
+
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute one model, as a vector."""
+        return {"moment": torch.zeros(spec.features, dtype=torch.float64)}
+
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Keep nothing between rounds."""
+        return {"begun": torch.zeros(clients)}
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Fit with what is known; contribute the model."""
+        return personal, {"moment": self.solve(_known(shared), clients).double()}
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Make shared information of the post."""
+        whole = float(shared["framework.clients"]) / post.cohort
+        moment = post.value["moment"].double() * whole
+        own = {name: leaf for name, leaf in shared.items() if name.startswith("framework.")}
+        return {**self.share(_known(shared), moment, post.radius * whole), **own}
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Fit once more with all that is known."""
+        return {"weight": self.solve(_known(shared), clients).float()[:, None]}
+
+
+def _known(shared: Tree) -> Tree:
+    return {name: leaf for name, leaf in shared.items() if not name.startswith("framework.")}
+
+
+def framework(
+    name: str,
+    share: Share,
+    solve: Solve,
+    *,
+    structure: Literal["low_rank", "group_sparse"] = "low_rank",
+) -> Framework:
+    """Return a method made of two functions; `name` stands for them in plans and ledgers.
+
+    def share(before, moment, radius):       # information, from the former one and a release
+        return {"direction": torch.linalg.eigh(moment)[1][:, -1]}
+
+    def solve(information, clients):         # (c, d) weights, from own rows and information
+        ...
+
+    method = framework("mine", share, solve)
+    """
+    members = {
+        "kind": name,
+        "share": lambda self, before, moment, radius: share(before, moment, radius),
+        "solve": lambda self, information, clients: solve(information, clients),
+        "__doc__": f"The framework with the functions of {name}.",
+    }
+    made: type[Framework] = type(name, (Framework,), members)
+    return made(structure=structure)

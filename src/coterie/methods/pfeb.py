@@ -67,7 +67,6 @@ from coterie.methods.base import (
     register,
 )
 from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
-from coterie.methods.prior import DOUBT, Told, packed
 from coterie.models import Linear, Model
 from coterie.models.features import check_directions, head_of, matrix_of, slice_variances
 from coterie.rng import Rng
@@ -234,8 +233,11 @@ class PFEB(Method):
         return name != "residual" or self.residual is not False
 
     def _posted(self, shared: Tree) -> Tensor:
-        """Say which weights are shared, (outputs, p) bool: those that may vary."""
-        return shared["variances"] > 0
+        """Return which weights are shared, (outputs, p) bool: all, or the slice and the biases."""
+        posted = torch.ones_like(shared["variances"], dtype=torch.bool)
+        if self.shared == "slice":
+            posted[:, self.directions : posted.shape[1] - self._bias] = False
+        return posted
 
     def contribution(self, spec: Spec) -> Tree:
         """Contribute mean and spread of each weight, and one residual variance."""
@@ -271,20 +273,20 @@ class PFEB(Method):
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the prior by what was posted."""
-        told, posted = Told.of(post, shared), self._posted(shared)
+        found, posted = Statistics.of(post, shared), self._posted(shared)
         posts, root = float(shared["posts"]), shared["variances"].sqrt()
-        if told.curvature is None:
-            step = STEP * told.mean
-            momentum = max(0.0, min(posts / (posts + 3), self.momentum - told.shaken))
+        if found.curvature is None:
+            step = STEP * found.mean
+            momentum = max(0.0, min(posts / (posts + 3), self.momentum - found.shaken))
         else:
-            step, momentum = told.newton(), 0.0  # of the right length at once
+            step, momentum = found.newton(), 0.0  # of the right length at once
         mean = shared["ahead"] + root * _on(posted, step)
         ahead = mean + momentum * (mean - shared["mean"])
         after = {**shared, "mean": mean, "ahead": ahead, "posts": shared["posts"] + 1}
-        after["noisy"] = _one(float(told.noisy))
-        if not self.learn or (posts < 1 and told.noisy):
+        after["noisy"] = _one(float(found.noisy))
+        if not self.learn or (posts < 1 and found.noisy):
             return after  # around a first mean from afar, variances look large
-        spread, residual, after["doubt"] = told.changes(shared["doubt"])
+        spread, residual, after["doubt"] = found.changes(shared["doubt"])
         moved = (shared["variances"] * _on(posted, spread)).clamp(_LEAST, 1 / _LEAST)
         after["variances"] = torch.where(posted, moved, shared["variances"])
         after["residual"] = (shared["residual"] * residual).clamp(_LEAST, 1 / _LEAST)
@@ -414,3 +416,124 @@ def _on(posted: Tensor, values: Tensor) -> Tensor:
     whole = torch.zeros(posted.shape, dtype=torch.float64)
     whole[posted.cpu()] = values.double().cpu()
     return whole
+
+
+DOUBT = (1.0, 0.3, 1.0)
+"""What is not known at the start, as variances of logarithms: see `Statistics.changes`."""
+DRIFT = 0.02
+"""Doubt that every round adds: what variances should be moves with the mean."""
+_STEP = 0.7  # about a factor of 2
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics of a release, as means over the expected cohort, and their noise.
+
+    The server's steps follow the logarithms of the variances as in a Kalman filter (Kalman 1960):
+    a step is what the release shows to be missing times
+
+        gain = h P / (h^2 P + v),    P' = P (1 - h gain) + 0.02
+
+    with P the remaining uncertainty, v the variance of the release by noise and by the sampling of
+    the cohort (public), and h the part of what is missing that a release shows, about a half.
+    Without noise the steps stay full; with much noise they become an average of all releases.
+
+    `noise` is the variance of the noise of each entry of the spread, `still` that of the residual;
+    `draw` is the relative variance that a random cohort gives to all of them alike. `noisy` is
+    whether a release is random at all, by noise or by sampling. `shaken` is how far both move the
+    mean, in units of the prior.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    residual: float
+    noise: float
+    still: float
+    draw: float
+    curvature: Tensor | None
+    floor: float
+    noisy: bool
+    shaken: float
+
+    @classmethod
+    def of(cls, post: Post, shared: Tree) -> "Statistics":
+        """Read a post; what was not posted is as it would be at the optimum."""
+        means = {name: leaf.double() / post.cohort for name, leaf in post.value.items()}
+        far = {name: one / post.cohort for name, one in post.deviations.items()}
+        weights, curvature, floor = len(means["mean"]), None, 0.0
+        if "curvature" in means:
+            root = math.sqrt(weights)
+            curvature = unpacked(means["curvature"] * root, weights)
+            # Noise of a symmetric matrix reaches about sqrt(2 p) times its deviation.
+            floor = 1.5 * far["curvature"] * root * math.sqrt(2 * weights)
+        draw = max(0.0, 1 - post.cohort / float(shared["clients"])) / post.cohort
+        return cls(
+            mean=means["mean"],
+            spread=means.get("spread", torch.ones_like(means["mean"])),
+            residual=float(means["residual"]) if "residual" in means else 1.0,
+            noise=far.get("spread", 0.0) ** 2,
+            still=far.get("residual", 0.0) ** 2,
+            draw=draw,
+            curvature=curvature,
+            floor=floor,
+            noisy=draw > 0 or any(far.values()),
+            shaken=math.sqrt(weights * (far["mean"] ** 2 + draw)),
+        )
+
+    def newton(self) -> Tensor:
+        """Divide the mean by the curvature, with eigenvalues from its noise to 1."""
+        assert self.curvature is not None
+        values, vectors = torch.linalg.eigh(self.curvature)
+        values = values.clamp_min(min(max(self.floor, 1e-6), 1.0)).clamp_max(1.0)
+        step: Tensor = vectors @ ((vectors.mT @ self.mean) / values)
+        return step
+
+    def changes(self, doubt: Tensor) -> tuple[Tensor, float, Tensor]:
+        """Return the factors of the variances and of the residual variance, and what doubt is left.
+
+        `doubt` are the variances of what is not known yet of three logarithms: the level of the
+        variances, each of them around it, and the residual variance.
+        """
+        slow = torch.ones_like(self.spread)
+        if self.curvature is not None:
+            slow = self.curvature.diagonal().clamp(min(max(self.floor, 0.02), 1.0), 1.0)
+        spread = 1 + (self.spread - 1) / slow
+        if not self.noisy:
+            plain = self.spread if self.curvature is None else spread.clamp(0.1, 10)
+            return plain, self.residual, doubt
+        noise = float((self.noise / slow.square()).mean())
+        level = spread.mean()
+        # What a post shows of what is missing: all of it where it was divided by the curvature.
+        seen = 0.5 if self.curvature is None else 1.0
+        shown = torch.tensor([seen, seen, 0.7], dtype=torch.float64)
+        # Who is drawn moves all numbers alike, and each around them as squares of normals vary.
+        draw = self.draw * float((1 / slow.square()).mean())
+        chance = [noise / len(spread) + draw, noise + 2 * draw, self.still + self.draw]
+        gain = shown * doubt / (shown.square() * doubt + torch.tensor(chance, dtype=torch.float64))
+        moved = gain[0] * _cut(level - 1) + gain[1] * _cut(spread - level)
+        residual = _cut(gain[2] * _cut(torch.tensor(self.residual - 1, dtype=torch.float64)))
+        left = doubt * (1 - shown * gain) + DRIFT
+        return _cut(moved).exp(), float(residual.exp()), left
+
+
+def _cut(values: Tensor) -> Tensor:
+    """Bound a step of logarithms, alike up and down: noise must not drift one way."""
+    return values.clamp(-_STEP, _STEP)
+
+
+def packed(matrices: Tensor) -> Tensor:
+    """Write symmetric matrices as vectors of the same norm: off the diagonal times sqrt(2)."""
+    size = matrices.shape[-1]
+    rows, columns = torch.triu_indices(size, size)
+    weight = torch.where(rows == columns, 1.0, math.sqrt(2)).to(matrices)
+    return matrices[..., rows, columns] * weight
+
+
+def unpacked(vector: Tensor, size: int) -> Tensor:
+    """Undo `packed` for one matrix."""
+    rows, columns = torch.triu_indices(size, size)
+    weight = torch.where(rows == columns, 1.0, 1 / math.sqrt(2)).to(vector)
+    matrix = torch.zeros(size, size, dtype=vector.dtype)
+    matrix[rows, columns] = vector * weight
+    matrix[columns, rows] = vector * weight
+    return matrix

@@ -34,7 +34,7 @@ from coterie.tree import Tree, add, map_leaves, scale, stack, subtract
 @register("pfedme", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(Method):
-    """A shared model by the clients' Moreau envelopes, and personal models.
+    """A shared model by the clients' Moreau envelopes, and personal models (Dinh et al. 2020).
 
     Attributes:
         model: The model, shared and personal.

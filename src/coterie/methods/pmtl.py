@@ -87,7 +87,7 @@ start from public models of their own, which are not known when a client enrols.
 @register("pmtl", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class PMTL(Method):
-    """One model per client, with a proximal term towards a privately released mean.
+    """One model per client, regularised towards a privately released mean (Hu et al. 2023).
 
     Attributes:
         model: The model of every client.

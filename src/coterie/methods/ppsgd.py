@@ -38,7 +38,7 @@ from coterie.tree import Tree, add, map_leaves, scale, stack, subtract
 @register("ppsgd", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class PPSGD(Method):
-    """A shared and a personal linear model added up, trained by the same gradients.
+    """A shared and a personal linear model added up, trained together (Bietti et al. 2022).
 
     Attributes:
         model: Linear; others have no parts that could be added up.
