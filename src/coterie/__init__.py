@@ -111,7 +111,7 @@ if TYPE_CHECKING:
     from coterie.plan import Privacy as Privacy
     from coterie.predictions import decision_function as decision_function
     from coterie.predictions import predict as predict
-    from coterie.privacy.accounting import Guarantee as Guarantee
+    from coterie.privacy.guarantee import Guarantee as Guarantee
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson

@@ -10,18 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.privacy.accounting import (
-    Gaussian,
-    Guarantee,
-    NonPrivate,
-    Participation,
-    calibrate,
-    coalition_profile,
-    default_delta,
-    epsilon_by_round,
-    profile,
-)
-from coterie.privacy.losses import loss_profile
+from coterie.privacy.accounting import coalition_profile, epsilon_by_round, loss_profile, profile
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, NonPrivate, Participation, default_delta
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.profiles import (
     GaussianProfile,
     gaussian_log_delta,

@@ -7,22 +7,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.privacy.accounting import (
+from coterie.privacy.accounting import coalition_profile, epsilon_by_round, profile
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import (
     Gaussian,
-    Guarantee,
     Laplace,
     LocalGaussian,
     NonPrivate,
     Participation,
     Wishart,
-    calibrate,
-    coalition_profile,
-    epsilon_by_round,
-    profile,
 )
+from coterie.privacy.guarantee import Guarantee, add_up, describe_noise, smallest_cohort
 from coterie.privacy.profiles import GaussianProfile
-from coterie.privacy.views import smallest_cohort
-from coterie.privacy.words import add_up, describe_noise
 
 EVERYONE = Participation("everyone")
 POISSON = Participation("poisson", 0.1)

@@ -8,23 +8,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.privacy.accounting import (
+from coterie.privacy.accounting import coalition_profile, epsilon_by_round, profile
+from coterie.privacy.calibrate import calibrate, calibrate_laplace
+from coterie.privacy.events import (
     Gaussian,
-    Guarantee,
     Laplace,
     NonPrivate,
     Participation,
     Wishart,
-    calibrate,
-    calibrate_laplace,
-    coalition_profile,
-    epsilon_by_round,
-    profile,
+    amplify,
+    list_runs,
+    read_runs,
 )
-from coterie.privacy.events import list_runs, read_runs
-from coterie.privacy.profiles import GaussianProfile
-from coterie.privacy.pure import PureProfile, amplify
-from coterie.privacy.words import spent_together
+from coterie.privacy.guarantee import Guarantee, spent_together
+from coterie.privacy.profiles import GaussianProfile, PureProfile
 
 EVERYONE = Participation("everyone")
 POISSON = Participation("poisson", 0.2)

@@ -6,19 +6,23 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.privacy.accounting import (
+from coterie.privacy.accounting import profile
+from coterie.privacy.events import (
     Gaussian,
-    Guarantee,
     Laplace,
     LocalGaussian,
     NonPrivate,
     Participation,
     Wishart,
-    profile,
 )
-from coterie.privacy.profiles import GaussianProfile, Least
-from coterie.privacy.pure import PureProfile
-from coterie.privacy.tradeoff import gaussian_trade_off, gdp_approximation, trade_off
+from coterie.privacy.guarantee import Guarantee, gdp_approximation
+from coterie.privacy.profiles import (
+    GaussianProfile,
+    Least,
+    PureProfile,
+    gaussian_trade_off,
+    trade_off,
+)
 
 ALPHAS = np.concatenate([[0.0], np.logspace(-6, -1.5, 25), np.linspace(0.04, 1.0, 60)])
 EVERYONE = Participation("everyone")

@@ -20,13 +20,21 @@ from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import Gaussian, Guarantee, Participation, profile
+from coterie.privacy.accounting import profile
 from coterie.privacy.billboard import Billboard, bound
-from coterie.privacy.blocks import BlockSum, check_blocks, replaced_by
 from coterie.privacy.entropy import open_entropy
+from coterie.privacy.events import Gaussian, Participation
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.mechanisms import Exact, GaussianSum, Shape
-from coterie.privacy.noise import Ask, GaussianNoise, Noise
+from coterie.privacy.mechanisms import (
+    BlockSum,
+    Exact,
+    GaussianSum,
+    Shape,
+    check_blocks,
+    replaced_by,
+)
+from coterie.privacy.noise import GaussianNoise, Noise, Request
 from coterie.privacy.sampling import FixedSize, Poisson
 from coterie.privacy.transcript import MemoryTranscript
 from coterie.scores import noise_to_signal
@@ -99,7 +107,7 @@ def ask_of(**changes):
         "relation": "zero_out",
         "blocks": BLOCKS,
     }
-    return Ask(**{**given, **changes})
+    return Request(**{**given, **changes})
 
 
 # What is refused.
@@ -263,7 +271,7 @@ def test_one_signed_block_is_a_plain_sum():
     noisy = [
         m.perturb(m.reduce(mine), open_entropy(1, "noise", 0))["w"].numpy() for m in (alone, plain)
     ]
-    assert np.allclose(*noisy, rtol=0, atol=2 * plain.grid(12))
+    assert np.allclose(*noisy, rtol=0, atol=2 * plain.step(12))
 
 
 def test_the_reach_of_noise_is_that_of_the_noisiest_block():

@@ -10,7 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from coterie.privacy.accounting import Gaussian, NonPrivate
+from coterie.privacy.events import Gaussian, NonPrivate
 from coterie.privacy.ledger import Ledger, LedgerError, OverspentError
 
 EVENTS = [Gaussian(2.0)] * 4

@@ -10,24 +10,24 @@ from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
 from coterie.methods.mpmtl import MPMTL
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import Gaussian, Laplace, Participation, Wishart, profile
-from coterie.privacy.laplace import LaplaceSum
+from coterie.privacy.accounting import profile
+from coterie.privacy.calibrate import Even, Geometric, Power
+from coterie.privacy.events import Gaussian, Laplace, Participation, Wishart
 from coterie.privacy.ledger import Ledger, LedgerError
-from coterie.privacy.mechanisms import GaussianSum, Shape
-from coterie.privacy.moments import GaussianGram, GaussianRows, Squares, WishartGram
+from coterie.privacy.mechanisms import GaussianRows, GaussianSum, LaplaceSum, Shape
+from coterie.privacy.moments import GaussianGram, Squares, WishartGram
 from coterie.privacy.noise import (
-    Ask,
     GaussianNoise,
     LaplaceNoise,
     LocalNoise,
     Noise,
-    PrintedLocal,
-    PrintedWishart,
+    PublishedLocal,
+    PublishedWishart,
+    Request,
     WishartNoise,
 )
+from coterie.privacy.profiles import WishartProfile
 from coterie.privacy.sampling import FixedSize, Poisson
-from coterie.privacy.spending import Even, Geometric, Power
-from coterie.privacy.wishart import WishartProfile
 
 CLIENTS = 40
 SPENDS = [Even(), Power(), Geometric()]
@@ -56,7 +56,7 @@ def ask_of(shape=Shape.GRAM, spend=SPENDS[0], rounds=6, **changes):
         "participation": EVERYONE,
         "relation": "zero_out",
     }
-    return Ask(**{**given, **changes})
+    return Request(**{**given, **changes})
 
 
 # Budgets.
@@ -159,7 +159,7 @@ def test_the_printed_mechanism_is_called_what_it_is(sensitivity, delta, shown):
     # T = 1, K = 1, epsilon = 1: true delta = 1 - exp(-epsilon K^2 / s).
     plan = Plan(
         method=MPMTL(),
-        privacy=Privacy(epsilon=1.0, clip=1.0, noise=PrintedWishart(sensitivity=sensitivity)),
+        privacy=Privacy(epsilon=1.0, clip=1.0, noise=PublishedWishart(sensitivity=sensitivity)),
         rounds=1,
     )
     guarantee = plan.guarantee(CLIENTS)
@@ -182,7 +182,7 @@ def test_the_printed_mechanism_is_called_what_it_is(sensitivity, delta, shown):
 def test_printed_claims_add_up_to_epsilon(spend, sensitivity):
     for rounds in (1, 5, 60):
         ask = ask_of(Shape.GRAM, spend, rounds, epsilon=0.8, clip=2.5)
-        made = PrintedWishart(sensitivity).mechanisms(ask)
+        made = PublishedWishart(sensitivity).mechanisms(ask)
         assert math.fsum(m.event().claimed for m in made) == pytest.approx(0.8, rel=1e-9)
         width = 5.0 if sensitivity == "2K" else 6.25
         for mechanism, weight in zip(made, ask.weights, strict=True):
@@ -200,7 +200,7 @@ def test_printed_claims_add_up_to_epsilon(spend, sensitivity):
 def test_the_printed_mechanism_is_no_guarantee_under_replace_either():
     plan = Plan(
         method=MPMTL(),
-        privacy=Privacy(epsilon=1.0, relation="replace", noise=PrintedWishart()),
+        privacy=Privacy(epsilon=1.0, relation="replace", noise=PublishedWishart()),
         rounds=2,
     )
     with pytest.raises(ValueError, match="'replace' with Wishart"):
@@ -216,14 +216,14 @@ def test_the_printed_mechanism_is_no_guarantee_under_replace_either():
         (LaplaceNoise(), {"shape": Shape.GRAM}, "laplace noise is for .*sum, squares.*posts gram"),
         (LaplaceNoise(), {"shape": Shape.ROWS}, "laplace noise is for .*posts rows: use gaussian"),
         (WishartNoise(), {"shape": Shape.SQUARES}, "wishart noise is for .*gram.*posts squares"),
-        (PrintedWishart(), {"shape": Shape.SUM}, "wishart_paper noise is for .*posts sum"),
+        (PublishedWishart(), {"shape": Shape.SUM}, "wishart_paper noise is for .*posts sum"),
         (WishartNoise(), {"delta": 0.0}, "Wishart noise.*no epsilon holds at delta 0.*Laplace"),
         (GaussianNoise(), {"delta": 0.0}, "Gaussian noise.*no epsilon holds at delta 0.*Laplace"),
         (GaussianNoise(), {"delta": 0.0, "rows": 3, "shape": Shape.ROWS}, "delta 0.*Laplace"),
         (WishartNoise(), {"relation": "replace"}, "'replace' with Wishart noise.*Gaussian"),
         (WishartNoise(degrees=1), {}, "degrees = 1.*at least 2"),
         (WishartNoise(), {"epsilon": None, "noise_multiplier": 2.0}, "give epsilon, not noise_mul"),
-        (PrintedWishart(), {"epsilon": None, "noise_multiplier": 2.0}, "made from epsilon"),
+        (PublishedWishart(), {"epsilon": None, "noise_multiplier": 2.0}, "made from epsilon"),
         (GaussianNoise(), {"relation": "swap"}, "relation = 'swap'"),
         (GaussianNoise(), {"epsilon": 1e5}, "at most 10,000"),
         (GaussianNoise(), {"weights": (1.0, 0.0)}, "one positive finite number a round"),
@@ -246,7 +246,7 @@ def test_clips_and_epsilons_that_make_no_sense_are_refused(name, value):
             with pytest.raises(ValueError, match=f"{field} = "):
                 Privacy(**{"epsilon": 1.0, field: value})
     with pytest.raises(ValueError, match="epsilon = "):
-        PrintedWishart().mechanisms(ask_of(epsilon=value))
+        PublishedWishart().mechanisms(ask_of(epsilon=value))
 
 
 def test_kinds_are_known_by_name():
@@ -254,9 +254,9 @@ def test_kinds_are_known_by_name():
         "gaussian": GaussianNoise,
         "laplace": LaplaceNoise,
         "wishart": WishartNoise,
-        "wishart_paper": PrintedWishart,
+        "wishart_paper": PublishedWishart,
         "local": LocalNoise,
-        "local_paper": PrintedLocal,
+        "local_paper": PublishedLocal,
     }
     assert GaussianNoise().usual_delta(10) == WishartNoise().usual_delta(10) == 1e-5
     assert LaplaceNoise().usual_delta(10) == 0
@@ -320,7 +320,7 @@ RUNS = {
     "gaussian": ("low_rank", GaussianNoise(), {}),
     "gaussian, replace": ("low_rank", GaussianNoise(), {"relation": "replace"}),
     "wishart": ("low_rank", WishartNoise(degrees=60), {}),
-    "wishart_paper": ("low_rank", PrintedWishart(), {}),
+    "wishart_paper": ("low_rank", PublishedWishart(), {}),
     "gaussian diagonal": ("group_sparse", GaussianNoise(), {}),
     "laplace": ("group_sparse", LaplaceNoise(), {"delta": 0.0}),
     "laplace, replace": ("group_sparse", LaplaceNoise(), {"relation": "replace"}),

@@ -9,18 +9,18 @@ from coterie.config import ConfigError, to_toml
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
+from coterie.privacy.calibrate import Even, Geometric, Power, Spending
 from coterie.privacy.events import Gaussian, Laplace, Wishart
-from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PrintedWishart, WishartNoise
+from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PublishedWishart, WishartNoise
 from coterie.privacy.profiles import GaussianProfile, gaussian_mu
-from coterie.privacy.spending import Even, Geometric, Power, Spending
 
 SHAPES = [Even(), Power(), Power(-0.5), Power(0.0), Geometric(), Geometric(1.1), Geometric(1.0)]
 NOISES = [
     GaussianNoise(),
     LaplaceNoise(),
     WishartNoise(degrees=37),
-    PrintedWishart(),
-    PrintedWishart(sensitivity="K^2"),
+    PublishedWishart(),
+    PublishedWishart(sensitivity="K^2"),
 ]
 
 

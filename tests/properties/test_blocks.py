@@ -15,8 +15,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coterie.privacy.blocks import Block, BlockSum, replaced_by
-from coterie.privacy.mechanisms import GaussianSum
+from coterie.privacy.mechanisms import Block, BlockSum, GaussianSum, replaced_by
 from coterie.tree import clip_rows, map_leaves, take
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=60)
@@ -89,7 +88,7 @@ def square_move(mechanism, left, right):
     deviations = mechanism.deviations({name: tuple(leaf.shape) for name, leaf in left.items()})
     total = Fraction(0)
     for name, one in mechanism.each(numbers).items():
-        step = one.grid(numbers[name])
+        step = one.step(numbers[name])
         pairs = zip(steps(left[name], step), steps(right[name], step), strict=True)
         square = sum((a - b) ** 2 for a, b in pairs)
         total += square * (Fraction(step) / Fraction(deviations[name])) ** 2
@@ -200,7 +199,7 @@ def test_every_block_keeps_its_bound_and_its_sign_after_rounding(mechanism, data
     clipped, kept = mechanism.clip(rows)
     each = mechanism.each(numbers_of(rows))
     for block in mechanism.blocks:
-        leaf, step = clipped[block.name], each[block.name].grid(numbers_of(rows)[block.name])
+        leaf, step = clipped[block.name], each[block.name].step(numbers_of(rows)[block.name])
         assert leaf.shape == rows[block.name].shape
         assert leaf.dtype == torch.float64
         limit = (Fraction(block.bound_of(numbers_of(rows)[block.name])) / Fraction(step)) ** 2

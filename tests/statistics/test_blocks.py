@@ -14,9 +14,8 @@ import torch
 from scipy import stats
 
 from coterie.privacy.billboard import bound
-from coterie.privacy.blocks import Block, BlockSum
 from coterie.privacy.entropy import DrawnAhead, SeededEntropy
-from coterie.privacy.mechanisms import GaussianSum
+from coterie.privacy.mechanisms import Block, BlockSum, GaussianSum
 
 ALARM = 1e-6
 COUNT = 60_000
@@ -135,7 +134,7 @@ def test_noise_lies_on_the_grid_and_does_not_depend_on_the_sum():
     zeros = {name: torch.zeros_like(leaf) for name, leaf in total.items()}
     over, alone = (MECHANISM.perturb(s, SeededEntropy(3, "noise", 0)) for s in (total, zeros))
     for name, one in MECHANISM.each(dict.fromkeys(SHAPES, 40)).items():
-        units = over[name].numpy() / one.grid(40)
+        units = over[name].numpy() / one.step(40)
         assert np.array_equal(units, np.rint(units))
         assert torch.equal(over[name] - total[name], alone[name])
 

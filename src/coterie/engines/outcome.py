@@ -12,8 +12,8 @@ from coterie.engines.store import Ids, Store
 from coterie.methods.base import Method, Shape
 from coterie.methods.finetune import Finetune
 from coterie.plan import Plan
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Post
+from coterie.privacy.guarantee import Guarantee
 from coterie.rng import Rng
 from coterie.tree import Tree, to
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from coterie.data.federated import Clients
 from coterie.methods.base import Method
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Bounded, Post, bound
 from coterie.privacy.entropy import client_entropy
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.mechanisms import Mechanism
 from coterie.rng import Rng
 from coterie.solvers.precision import Precision, computed_in

@@ -25,15 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.privacy.accounting import Event, Gaussian
-from coterie.privacy.arrivals import Verdict, hold, hold_sum
-from coterie.privacy.blocks import BlockSum
 from coterie.privacy.entropy import DrawnAhead, Entropy
-from coterie.privacy.events import Laplace, LocalGaussian, NonPrivate
+from coterie.privacy.events import Event
 from coterie.privacy.ledger import Ledger, OverspentError
-from coterie.privacy.local import ClientEntropy, LocalGaussianSum
-from coterie.privacy.mechanisms import Mechanism, Shapes, count_numbers
+from coterie.privacy.mechanisms import (
+    ClientEntropy,
+    Mechanism,
+    Shapes,
+)
 from coterie.privacy.transcript import FolderTranscript, Transcript
+from coterie.privacy.validation import Verdict, fold, validate
 from coterie.tree import Tree, add, map_arrays
 
 _SEAL = object()
@@ -107,22 +108,6 @@ class Post:
         return map_arrays({name: mean.astype(np.float32) for name, mean in means.items()})
 
 
-def _deviations(mechanism: Mechanism, totals: Shapes) -> Mapping[str, float]:
-    if isinstance(mechanism, BlockSum):
-        return mechanism.deviations(totals)
-    event, radius, numbers = mechanism.event(), mechanism.radius(totals), count_numbers(totals)
-    one = math.nan
-    if isinstance(event, NonPrivate):
-        one = 0.0
-    elif isinstance(event, Laplace):
-        one = math.sqrt(2) * radius / (math.log(max(numbers, 1)) + 1)
-    elif isinstance(event, LocalGaussian) or (
-        isinstance(event, Gaussian) and event.replaced == 2.0
-    ):
-        one = radius / math.sqrt(2 * math.log(max(numbers, 2)))
-    return dict.fromkeys(totals, one)
-
-
 def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
     if not seen.isdisjoint(marks):
         # Twice the same part would be twice the sensitivity that the noise was made for.
@@ -153,7 +138,7 @@ def bound(
         ValueError: If clients add noise themselves, and ids or entropy are not given.
     """
     clipped, kept = mechanism.clip(rows)
-    if isinstance(mechanism, LocalGaussianSum):
+    if mechanism.local:
         if ids is None or entropy is None:
             raise ValueError(
                 "clients add the noise themselves under this mechanism, and nothing leaves them "
@@ -173,7 +158,7 @@ def admit(
     """Take a site's sum that travelled as plain numbers: nothing of it is believed.
 
     **Guarantee:** posts stay as private as the ledger says for clients of honest sites, whatever
-    this site sent: `coterie.privacy.arrivals` says why. Tests: tests/properties/test_arrivals.py.
+    this site sent: `coterie.privacy.validation` says why. Tests: tests/properties/test_arrivals.py.
 
     Args:
         mechanism: Of the round.
@@ -187,7 +172,7 @@ def admit(
     Raises:
         ValueError: If arrays have other names, shapes or types than the mechanism's sums.
     """
-    held, verdict = hold(mechanism, _arrived(mechanism, arrays, template), ids)
+    held, verdict = validate(mechanism, _arrived(mechanism, arrays, template), ids)
     return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL), verdict
 
 
@@ -208,7 +193,7 @@ def admit_sum(
         ValueError: If arrays are not such a sum, or the mechanism has none: see
             `arrivals.hold_sum`.
     """
-    held = hold_sum(mechanism, _arrived(mechanism, arrays, template), ids)
+    held = fold(mechanism, _arrived(mechanism, arrays, template), ids)
     return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL)
 
 
@@ -349,7 +334,7 @@ class Billboard:
     def _seal(self, index: int, value: Tree) -> Post:
         mechanism = self._mechanisms[index]
         totals = mechanism.totals(self._template)
-        radius, deviations = mechanism.radius(totals), _deviations(mechanism, totals)
+        radius, deviations = mechanism.radius(totals), mechanism.standard_deviations(totals)
         return Post(value, index, mechanism.event(), self._cohort, radius, deviations, _SEAL)
 
     def _settle_account(self) -> None:

@@ -18,8 +18,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.privacy.accounting import Participation
 from coterie.privacy.entropy import Entropy, uniforms
+from coterie.privacy.events import Participation
 
 
 class Sampler(ABC):
