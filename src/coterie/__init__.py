@@ -37,7 +37,9 @@ _HOMES = {
     "Everyone": "coterie.privacy.sampling",
     "FixedSize": "coterie.privacy.sampling",
     "Poisson": "coterie.privacy.sampling",
-    "Guarantee": "coterie.privacy.accounting",
+    "Guarantee": "coterie.privacy.guarantee",
+    "Mechanism": "coterie.privacy.mechanisms",
+    "register_mechanism": "coterie.privacy.noise",
     "Advice": "coterie.advice",
     "advise": "coterie.advice",
     "plan_for": "coterie.rules",
@@ -112,6 +114,8 @@ if TYPE_CHECKING:
     from coterie.predictions import decision_function as decision_function
     from coterie.predictions import predict as predict
     from coterie.privacy.guarantee import Guarantee as Guarantee
+    from coterie.privacy.mechanisms import Mechanism as Mechanism
+    from coterie.privacy.noise import register_mechanism as register_mechanism
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson

@@ -232,7 +232,7 @@ def test_a_second_process_is_refused_until_the_first_ends(path):
     code = textwrap.dedent(
         """
         import sys
-        from coterie.privacy.accounting import Gaussian
+        from coterie.privacy.events import Gaussian
         from coterie.privacy.ledger import Ledger, LedgerError
         from pathlib import Path
         try:

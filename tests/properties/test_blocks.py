@@ -85,7 +85,7 @@ def steps(leaf, step):
 def square_move(mechanism, left, right):
     """The exact square of a move, block by block in units of the noise that is drawn there."""
     numbers = {name: leaf.numel() for name, leaf in left.items()}
-    deviations = mechanism.deviations({name: tuple(leaf.shape) for name, leaf in left.items()})
+    deviations = mechanism.standard_deviations({name: tuple(leaf.shape) for name, leaf in left.items()})
     total = Fraction(0)
     for name, one in mechanism.each(numbers).items():
         step = one.step(numbers[name])
@@ -276,7 +276,7 @@ OVER = BlockSum((Block("a", 0.1, 0.5), Block("b", 1 / 3, 0.5 + 9e-13)), 1.3)
 def test_a_client_on_every_bound_is_within_the_account(mechanism, features):
     """Exactly, with bounds and deviations as the floats they are, shares past 1 included."""
     shapes = {b.name: (1 if b.kind == "single" else features,) for b in mechanism.blocks}
-    deviations = mechanism.deviations(shapes)
+    deviations = mechanism.standard_deviations(shapes)
     parts = {
         b.name: (Fraction(b.bound_of(*shapes[b.name])) / Fraction(deviations[b.name])) ** 2
         for b in mechanism.blocks

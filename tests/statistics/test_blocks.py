@@ -122,7 +122,7 @@ def test_noise_repeated_between_blocks_is_caught():
 
 
 def test_the_stated_deviations_are_those_of_the_noise():
-    found = MECHANISM.deviations(SHAPES)
+    found = MECHANISM.standard_deviations(SHAPES)
     assert found == pytest.approx(STATED, rel=1e-11)
     assert all(found[name] >= STATED[name] * (1 - 1e-15) for name in STATED), "never too little"
 
@@ -158,7 +158,7 @@ def distinguishes(mechanism, trials=3000, width=8):
     projection on its contribution is N(s / z, 1) and N(0, 1), s <= 1.
     """
     rows = {name: torch.full((1, width), 40.0) for name in SHAPES}
-    sound = MECHANISM.deviations(dict.fromkeys(SHAPES, (width,)))
+    sound = MECHANISM.standard_deviations(dict.fromkeys(SHAPES, (width,)))
 
     def flat(tree):
         return np.concatenate([tree[name].numpy().ravel() / sound[name] for name in SHAPES])

@@ -112,7 +112,7 @@ class LossProfile:
 
     **Guarantee:** an upper bound on delta(epsilon) of the composed rounds, adaptively chosen (Zhu,
     Dong and Wang 2022: dominating pairs compose). The grid and the truncated tails round up, and
-    infinite losses stay infinite. `tests/accounting/test_laws.py`, `tests/accounting/test_pure.py`.
+    infinite losses stay infinite. `tests/privacy/test_accounting.py`, `tests/privacy/test_profiles_pure.py`.
     """
 
     directions: tuple[Tails, ...]
@@ -414,8 +414,8 @@ def profile_of(counted: Counted, participation: Participation, relation: Relatio
 
     **Guarantee:** an upper bound on delta(epsilon) of all releases together, each of which may
     depend on earlier ones: dominating pairs compose (Zhu, Dong and Wang 2022);
-    `tests/accounting/test_laws.py`, `tests/accounting/test_pure.py`,
-    `tests/accounting/test_wishart.py`.
+    `tests/privacy/test_accounting.py`, `tests/privacy/test_profiles_pure.py`,
+    `tests/privacy/test_profiles_wishart.py`.
     """
     check_covered(counted, participation, relation)
     counted, participation = as_seen(counted, participation)
@@ -488,7 +488,7 @@ class AddedProfile:
     """Pure releases and others, by adding epsilons: valid at any delta, 0 included.
 
     **Guarantee:** if the others are (epsilon, delta)-DP, all together are (epsilon + pure, delta);
-    `tests/accounting/test_pure.py`.
+    `tests/privacy/test_profiles_pure.py`.
     """
 
     pure: float
@@ -583,7 +583,7 @@ def profile(events: Sequence[Event], participation: Participation, relation: Rel
 
     **Guarantee:** an upper bound on delta(epsilon) of all releases together, each of which may
     depend on earlier ones; exact where the cohort is everyone. Cohorts must be independent of the
-    data and of each other. `tests/accounting/test_laws.py`, `tests/accounting/test_tables.py`.
+    data and of each other. `tests/privacy/test_accounting.py`, `tests/privacy/test_published_tables.py`.
 
     >>> from coterie.privacy.events import Gaussian
     >>> plan = [Gaussian(10.0)] * 1000

@@ -78,10 +78,10 @@ class Bounded:
 class Post:
     """A released value, paid for; public from here on.
 
-    `radius` says how far noise alone reaches in it (0 without noise): see `Mechanism.radius`.
-    `deviations` are the standard deviations of the noise of each number of a posted sum, by leaf:
-    public numbers, 0 without noise. Where clients add the noise themselves, those over cohorts as
-    well, which vary in size. Not-a-number where the noise is not that of a sum.
+    `radius` is about the largest entry of the noise (0 without noise): see `Mechanism.radius`.
+    `deviations` are the standard deviations of the noise of a number, by leaf: public numbers, 0
+    without noise; the largest in a leaf of second moments. Under local noise they are those of an
+    expected cohort.
     """
 
     value: Tree
@@ -158,7 +158,7 @@ def admit(
     """Take a site's sum that travelled as plain numbers: nothing of it is believed.
 
     **Guarantee:** posts stay as private as the ledger says for clients of honest sites, whatever
-    this site sent: `coterie.privacy.validation` says why. Tests: tests/properties/test_arrivals.py.
+    this site sent: `coterie.privacy.validation` says why. Tests: tests/properties/test_validation.py.
 
     Args:
         mechanism: Of the round.

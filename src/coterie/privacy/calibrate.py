@@ -46,7 +46,7 @@ def calibrate(
         ValueError: If the target, a weight or the relation is invalid, or no account is proved.
 
     **Guarantee:** `profile` of the events with the returned z has an epsilon of at most the target
-    and at least 0.9995 of it; `tests/accounting/test_laws.py`.
+    and at least 0.9995 of it; `tests/privacy/test_accounting.py`.
 
     >>> everyone = Participation("everyone")
     >>> z = calibrate(1.0, 1e-5, weights=[1.0], participation=everyone, relation="zero_out")
@@ -144,7 +144,7 @@ def calibrate_laplace(
         ValueError: If the target, a weight or the relation is invalid.
 
     **Guarantee:** `profile` of the events with the returned e has an epsilon of at most the target
-    and at least 0.999 of it; `tests/accounting/test_pure.py`.
+    and at least 0.999 of it; `tests/privacy/test_profiles_pure.py`.
 
     >>> everyone = Participation("everyone")
     >>> calibrate_laplace(1.0, 0.0, weights=[1.0, 3.0], participation=everyone, relation="zero_out")
@@ -177,7 +177,7 @@ def calibrate_event(
         ValueError: If the target, a weight or the relation is invalid, or no account is proved.
 
     **Guarantee:** `profile` of the events with the returned x has an epsilon of at most the target
-    and at least 0.999 of it; `tests/accounting/test_pure.py`.
+    and at least 0.999 of it; `tests/privacy/test_profiles_pure.py`.
     """
     check_delta(delta, (event(1.0),))
     groups = _check(epsilon, weights, relation)
@@ -206,7 +206,7 @@ def calibrate_wishart(
         ValueError: If delta is 0 or the relation `replace`, or a number is invalid.
 
     **Guarantee:** `profile` of the events with the returned r has a delta at epsilon of at most
-    the target and at least 0.999 of it; `tests/accounting/test_wishart.py`.
+    the target and at least 0.999 of it; `tests/privacy/test_profiles_wishart.py`.
 
     >>> everyone = Participation("everyone")
     >>> plan = {"weights": [1.0], "participation": everyone, "relation": "zero_out"}

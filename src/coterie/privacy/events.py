@@ -141,7 +141,7 @@ class Gaussian(Event):
 
     **Guarantee:** with all clients taking part, s/z-Gaussian DP for noise multiplier z, with s = 1
     for `zero_out` and s = `replaced` for `replace` (Dong, Roth and Su 2022);
-    `tests/accounting/test_laws.py`, `tests/accounting/test_pure.py`.
+    `tests/privacy/test_accounting.py`, `tests/privacy/test_profiles_pure.py`.
     """
 
     name: ClassVar[str] = "gaussian"
@@ -194,7 +194,7 @@ class LocalGaussian(Event):
     with s = 1 for `zero_out` (the contribution becomes zero, the noise is still added) and s = 2
     for `replace`, against the server and against all other clients together. Sampling amplifies
     nothing; rounds without the client cost nothing, as their messages do not depend on it.
-    `tests/accounting/test_local.py`.
+    `tests/privacy/test_accounting_local.py`.
     """
 
     name: ClassVar[str] = "local_gaussian"
@@ -233,7 +233,7 @@ class Laplace(Event):
     """One release that is purely epsilon-DP, such as a sum clipped in l1 with Laplace noise.
 
     **Guarantee:** with the client taking part, (epsilon, 0)-DP for `zero_out` and (2 epsilon,
-    0)-DP for `replace` (Dwork, McSherry, Nissim and Smith 2006); `tests/accounting/test_pure.py`.
+    0)-DP for `replace` (Dwork, McSherry, Nissim and Smith 2006); `tests/privacy/test_profiles_pure.py`.
     """
 
     name: ClassVar[str] = "laplace"
@@ -264,7 +264,7 @@ class Wishart(Event):
             not used: the plan is labelled a reproduction, and accounted for like any other.
 
     **Guarantee:** for `zero_out`, exactly as private as the number `ratio` plus chi-square noise of
-    `degrees` degrees: never pure; `tests/accounting/test_wishart.py`.
+    `degrees` degrees: never pure; `tests/privacy/test_profiles_wishart.py`.
     """
 
     name: ClassVar[str] = "wishart"
@@ -433,7 +433,7 @@ def amplify(epsilon: float, participation: Participation, relation: Relation) ->
     a cohort is post-processing.
 
     **Guarantee:** the release is purely DP with the returned epsilon;
-    `tests/accounting/test_pure.py`.
+    `tests/privacy/test_profiles_pure.py`.
     """
     rate = participation.rate
     whole = epsilon * (2 if relation == "replace" else 1)

@@ -94,7 +94,7 @@ class Guarantee:
     data (billboard lemma; Hsu, Huang, Roth, Roughgarden and Wu 2016). Assumes a server that adds
     the noise and reveals nothing else; under local noise it assumes nothing of the server, and
     covers what the server observes.
-    `tests/accounting/test_laws.py`, `tests/accounting/test_local.py`.
+    `tests/privacy/test_accounting.py`, `tests/privacy/test_accounting_local.py`.
     """
 
     events: tuple[Event, ...]
@@ -152,7 +152,7 @@ class Guarantee:
     def per_participation(self) -> float | None:
         """Epsilon of the least noisy message, under local noise; None without local noise.
 
-        **Guarantee:** exact Gaussian DP of one message; `tests/accounting/test_local.py`.
+        **Guarantee:** exact Gaussian DP of one message; `tests/privacy/test_accounting_local.py`.
         """
         noise = [
             z
@@ -303,7 +303,7 @@ def summed_profile(guarantee: Guarantee) -> Profile:
 
     **Guarantee:** an upper bound on delta(epsilon) for an honest-but-curious server under secure
     aggregation, and for outsiders, if the declared number of honest clients add their noise; see
-    the module docstring. `tests/accounting/test_local.py`.
+    the module docstring. `tests/privacy/test_accounting_local.py`.
     """
     events = [event.as_summed() for event in guarantee.events]
     return profile_of(count(events), guarantee.participation.shown, guarantee.relation)
@@ -452,7 +452,7 @@ def state(
         at = f" at delta = {guarantee.delta:.3g}" if own and guarantee.delta_at(1e9) < 1 else ""
         lines.insert(0, f"NOT PRIVATE: epsilon is infinite{at}.")
     if guarantee.simulation:
-        lines.insert(0, "SIMULATION: the noise comes from a known seed; this is no guarantee.")
+        lines.insert(0, "SIMULATION: noise from a known seed, not a guarantee.")
     if guarantee.claimed_epsilon is not None:
         lines.insert(0, _compare_claim(guarantee, guarantee.claimed_epsilon))
     return lines

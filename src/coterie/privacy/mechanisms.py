@@ -645,7 +645,7 @@ class BlockSum(Mechanism):
     (a positive block of at least two numbers), by B_b and 0. A release is a function of a Gaussian
     release of that sensitivity, also under hidden sampling. The bounds hold after rounding, for
     rows of any size. Tests: tests/properties/test_blocks.py, tests/statistics/test_blocks.py,
-    tests/privacy/test_blocks.py.
+    tests/privacy/test_mechanisms_blocks.py.
 
     Attributes:
         blocks: One for each leaf of a contribution; relative errors are reported for the first.

@@ -166,7 +166,7 @@ class WishartGram(_Gram):
     without the client are impossible with it, with positive probability. A client of several
     vectors is no easier to detect than one of a single vector of the same norm: each vector costs
     its part r_j of r, and successive shifts of log-concave noise cost as much as their sum.
-    tests/accounting/test_wishart.py, tests/statistics/test_moments.py.
+    tests/privacy/test_profiles_wishart.py, tests/statistics/test_moments.py.
     """
 
     bound: float

@@ -93,7 +93,7 @@ def gaussian_log_delta(epsilon: float, mu: Array) -> Array:
     Dong, Roth and Su 2022). The two terms nearly cancel for small mu, so
     delta is computed as phi(x) (R(x) - R(x + mu)) with Mills' ratio R wherever R does not overflow.
 
-    **Guarantee:** exact to rounding; `tests/privacy/test_laws.py`.
+    **Guarantee:** exact to rounding; `tests/privacy/test_accounting.py`.
     """
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         x = epsilon / mu - mu / 2
@@ -160,7 +160,7 @@ def smallest_noise(
     delta: nearly proportional to 1/z, so that a few profiles suffice.
 
     **Guarantee:** the epsilon of `profile_of(z)` is at most the target and at least 0.9995 of it;
-    `tests/privacy/test_laws.py`.
+    `tests/privacy/test_accounting.py`.
     """
     aim = 0.9998 * epsilon
     goal = math.log(gaussian_mu(aim, delta))
@@ -189,7 +189,7 @@ class GaussianProfile:
     """The profile of mu-Gaussian DP; mu = 0 releases nothing, mu = infinity everything.
 
     **Guarantee:** exact, for adaptive releases too, with mu^2 the sum of the releases' mu^2 (Dong,
-    Roth and Su 2022); `tests/privacy/test_laws.py`.
+    Roth and Su 2022); `tests/privacy/test_accounting.py`.
 
     >>> round(GaussianProfile(1.0).epsilon(1e-5), 3)
     4.377
@@ -224,7 +224,7 @@ class Least:
     """The smallest of several valid bounds, at each point.
 
     **Guarantee:** each of them bounds delta(epsilon), hence the smallest does;
-    `tests/privacy/test_pure.py`.
+    `tests/privacy/test_profiles_pure.py`.
     """
 
     bounds: tuple[Profile, ...]
@@ -252,7 +252,7 @@ class MixtureProfile:
 
     **Guarantee:** exact when all rounds have the same noise; otherwise attendances are rounded to
     a grid of mu^2, upwards, and delta, which increases with mu, is bounded from above.
-    `tests/privacy/test_laws.py`.
+    `tests/privacy/test_accounting.py`.
     """
 
     mu: Array
@@ -351,7 +351,7 @@ class PureProfile:
 
     **Guarantee:** exact for randomised responses, hence the best bound for all
     `rounds`-fold adaptive compositions of `step`-DP releases (Kairouz, Oh and Viswanath 2015,
-    theorem 3.3); `tests/privacy/test_pure.py`.
+    theorem 3.3); `tests/privacy/test_profiles_pure.py`.
 
     >>> round(PureProfile(0.1, 100).epsilon(1e-5), 3), PureProfile(0.125, 8).epsilon(0.0)
     (4.307, 1.0)
@@ -455,7 +455,7 @@ def wishart_law(degrees: int, ratio: float, direction: str) -> Law:
 class WishartProfile:
     """The profile of one Wishart release under `zero_out`, the worse of both directions.
 
-    **Guarantee:** exact; `tests/privacy/test_wishart.py`.
+    **Guarantee:** exact; `tests/privacy/test_profiles_wishart.py`.
 
     >>> one = WishartProfile(100, 2.5236)
     >>> round(one.epsilon(1e-5), 4), WishartProfile(2, 0.2).epsilon(1e-5)
@@ -505,7 +505,7 @@ def trade_off(profile: Profile, alphas: Sequence[float]) -> Array:
         ValueError: If a rate is not a probability.
 
     **Guarantee:** a lower bound on the type II error at each alpha; exact for Gaussian DP.
-    `tests/privacy/test_tradeoff.py`.
+    `tests/privacy/test_profiles_tradeoff.py`.
 
     >>> trade_off(GaussianProfile(1.0), [0.0, 0.05, 1.0]).round(4).tolist()
     [1.0, 0.7405, 0.0]
@@ -525,7 +525,7 @@ def trade_off(profile: Profile, alphas: Sequence[float]) -> Array:
 def gaussian_trade_off(mu: float, alphas: Sequence[float] | Array) -> Array:
     """Return G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu).
 
-    **Guarantee:** exact to rounding; `tests/privacy/test_tradeoff.py`.
+    **Guarantee:** exact to rounding; `tests/privacy/test_profiles_tradeoff.py`.
     """
     alpha = np.asarray(alphas, dtype=np.float64)
     if mu == math.inf:

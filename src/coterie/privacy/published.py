@@ -96,7 +96,7 @@ def rows_to_clients(epsilon: float, delta: float, weights: Sequence[float], rows
 
     **Guarantee:** never less noise than the exact client-level account requires under zero_out or
     replace: n times mu' is below the mu of (epsilon, delta), as group privacy loses.
-    `tests/accounting/test_published.py`.
+    `tests/privacy/test_published.py`.
     """
     if rows < 1:
         raise ValueError(f"rows = {rows}: expected the most rows of a client, at least 1")
@@ -165,7 +165,7 @@ def claims(clients: int, cohort: float, rounds: int, sigma: float, delta: float)
     **Guarantee:** the `true` columns, under the assumption stated there, and the `server` columns
     are upper bounds for the published noise with clipped contributions (the published algorithm
     never clips, and then has no guarantee). The others are claims.
-    `tests/accounting/test_claims.py`.
+    `tests/privacy/test_published_claims.py`.
     """
     rate = cohort / clients
     hidden = Participation("poisson", rate)

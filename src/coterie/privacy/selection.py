@@ -165,7 +165,7 @@ def renyi(events: Sequence[Event], participation: Participation, relation: Relat
     each depend on earlier ones. Exact where everyone takes part (a s^2 / (2 z^2)) and for visible
     cohorts (by conditioning on participation); under Poisson sampling that of the dominating pair,
     by quadrature. Hidden cohorts of a fixed size are treated as visible.
-    `tests/accounting/test_selection.py`.
+    `tests/privacy/test_selection.py`.
     """
     check_relation(relation)
     total = np.zeros_like(ORDERS)
@@ -224,7 +224,7 @@ def renyi_of_best(one: Array, law: RunLaw) -> Array:
 
     **Guarantee:** for runs that are independent given the data, with a total order on their
     outputs, and K drawn from `law` independently of the data, for an adversary who observes the
-    best output and nothing else. `tests/accounting/test_selection.py`.
+    best output and nothing else. `tests/privacy/test_selection.py`.
     """
     extra = float(np.min((1 - 1 / ORDERS) * one - math.log(law.gamma) / ORDERS))
     mean = law_mean(law.gamma, law.eta)
@@ -235,7 +235,7 @@ def renyi_to_epsilon(divergences: Array, delta: float) -> float:
     """Return epsilon at delta from Renyi bounds (Canonne, Kamath and Steinke 2020, Proposition 12).
 
     **Guarantee:** (epsilon, delta)-DP for any mechanism with these divergences at `ORDERS`;
-    `tests/accounting/test_selection.py`.
+    `tests/privacy/test_selection.py`.
     """
     check_delta(delta)
     found = divergences + np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
@@ -272,7 +272,7 @@ class Selection:
     and score and nothing else (not K, no other run, not how long it took); `of_runs` for the other
     clients, who observe every run. Assumes that settings and K were drawn independently of data,
     that every run has noise of its own, and that the best is chosen by the noisy scores only.
-    `tests/accounting/test_selection.py`, `tests/statistics/test_selection.py`.
+    `tests/privacy/test_selection.py`, `tests/statistics/test_selection.py`.
     """
 
     candidates: tuple[tuple[Event, ...], ...]
@@ -395,7 +395,7 @@ class Selection:
             )
             lines.append(f"{ALL_RUNS}: epsilon {at} is at most {likely}.")
         if self.simulation:
-            lines.insert(0, "SIMULATION: the noise comes from a known seed; this is no guarantee.")
+            lines.insert(0, "SIMULATION: noise from a known seed, not a guarantee.")
         return "\n".join(lines)
 
 
@@ -447,7 +447,7 @@ class Charged:
             ValueError: If the run's own events are not among the candidates.
 
         **Guarantee:** as `Selection.chosen_alone`, if the run was made by a private selection;
-        `tests/test_charged.py`.
+        `tests/privacy/test_selection_charged.py`.
         """
         offered = tuple(_events(triples) for triples in self.candidates)
         if run.events not in offered:

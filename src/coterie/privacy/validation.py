@@ -45,8 +45,8 @@ identity. m must not depend on the cohort, which is hidden: count *all* clients 
 numbers are in the sum. Wishart noise is refused: its account needs the change to be w w^T itself.
 Whether anything was folded is a function of the sum without noise: it is not reported.
 
-Tests: tests/privacy/test_validation.py, tests/properties/test_arrivals.py,
-tests/statistics/test_arrivals.py.
+Tests: tests/privacy/test_validation.py, tests/properties/test_validation.py,
+tests/statistics/test_validation.py.
 """
 
 import math

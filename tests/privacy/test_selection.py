@@ -343,5 +343,5 @@ def test_words_round_up_and_name_who_sees_what():
 
 
 def test_nothing_on_offer_is_refused():
-    with pytest.raises(ValueError, match="no settings are on offer"):
+    with pytest.raises(ValueError, match="no candidate settings"):
         make(candidates=())

@@ -236,6 +236,6 @@ def test_hidden_cohorts_of_a_fixed_size_are_no_smaller_for_it(place, monkeypatch
     found = choose(tmp_path / "f", sampler=sampler, privacy=privacy, simulation_seed=seed)
     stated = read(found.run, "guarantee.json")
     run = Guarantee.from_json(stated)
-    assert stated["selection"]["epsilon_chosen_alone"] > run.for_others.epsilon > run.epsilon
-    before = f"(epsilon = {round_up(run.for_others.epsilon)}, before the choice)"
+    assert stated["selection"]["epsilon_chosen_alone"] > run.epsilon > run.views["outsider"]
+    before = f"(epsilon = {round_up(run.epsilon)}, before the choice)"
     assert before in stated["statement"] and "an outsider" not in stated["statement"]

@@ -20,6 +20,7 @@ from coterie.privacy.mechanisms import (
     GaussianSum,
     LaplaceSum,
     LocalGaussianSum,
+    Mechanism,
     Shape,
 )
 from coterie.privacy.moments import GaussianGram, Squares, WishartGram
@@ -239,13 +240,12 @@ def test_ids_are_different_clients(door, ids):
         door(GaussianRows(1.0, 1.0, 5), {"w": np.zeros((5, 2))}, np.array([5]), {"w": (2,)})
 
 
-def test_a_mechanism_without_a_rule_does_not_travel():
-    class Other:
-        def totals(self, contribution):
-            return contribution
+def test_a_mechanism_without_norm_bounds_does_not_exist():
+    class Other(GaussianSum):
+        norm_bounds = Mechanism.norm_bounds
 
-    with pytest.raises(TypeError, match="no rule"):
-        admit(Other(), arrays([0.0] * 3), TWO, TEMPLATE)
+    with pytest.raises(TypeError, match="norm_bounds"):
+        Other(1.0, 1.0)
 
 
 def test_what_was_admitted_is_a_copy_with_a_mark_of_its_own():
@@ -272,7 +272,7 @@ def test_a_verdict_is_plain_data():
     _, verdict = one(SUM, [1e308, 0.0, 0.0])
     told = json.loads(json.dumps(dataclasses.asdict(verdict), allow_nan=False))
     assert told.pop("kept") == pytest.approx(2 / 1e308)
-    assert told == {"word": "scaled", "why": "norm", "clients": 2, "changed": 1}
+    assert told == {"status": "scaled", "why": "norm", "clients": 2, "changed": 1}
 
 
 def test_a_sum_that_travelled_posts_as_one_that_did_not():

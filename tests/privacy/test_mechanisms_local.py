@@ -124,7 +124,7 @@ def test_mechanisms_say_what_they_do():
 
 
 def test_what_local_noise_is_not_for_is_refused():
-    with pytest.raises(ValueError, match="local noise is for posts of shape sum"):
+    with pytest.raises(ValueError, match="local noise supports releases of shape sum"):
         plan_of(method=MPMTL()).mechanisms(CLIENTS)
     with pytest.raises(ValueError, match="at most 1, or draw cohorts of a fixed size"):
         plan_of(LocalNoise(honest=2)).mechanisms(CLIENTS)
@@ -133,7 +133,7 @@ def test_what_local_noise_is_not_for_is_refused():
     with pytest.raises(ValueError, match="delta = 0"):
         plan_of(epsilon=1.0, delta=0.0).mechanisms(CLIENTS)
     for noise in (LocalNoise(), PublishedLocal()):
-        with pytest.raises(ValueError, match="not for single rows"):
+        with pytest.raises(ValueError, match="not single rows"):
             noise.mechanisms(ask_of(rows=3))
     with pytest.raises(ValueError, match="the same in every round"):
         PublishedLocal().mechanisms(ask_of(weights=(1.0, 2.0)))
@@ -184,7 +184,7 @@ def test_the_printed_scheme_is_called_what_it_is(clients, cohort, sigma):
     assert found.epsilon == pytest.approx(known.server_total)
     assert found.views["server"] == found.epsilon
     words = found.statement()
-    assert words.startswith("NOT A GUARANTEE: a reproduction of a printed mechanism")
+    assert words.startswith("NOT A GUARANTEE: this reproduces a published mechanism")
     assert "for a single message" in words
     assert Plan.from_table(plan.to_table()) == plan
 

@@ -264,7 +264,7 @@ def test_the_approximation_is_no_bound():
 
 def test_other_noise_has_no_such_approximation():
     for name in ("laplace", "wishart", "no noise"):
-        with pytest.raises(ValueError, match="Gaussian releases alone"):
+        with pytest.raises(ValueError, match="only Gaussian releases"):
             gdp_approximation(PLANS[name])
     assert gdp_approximation(PLANS["huge"]).mu < math.inf
     assert gdp_approximation(guarantee([Gaussian(0.02)], HIDDEN)).mu == math.inf
