@@ -20,7 +20,7 @@ from coterie.finished_models import client_model, client_names, stacked_models, 
 from coterie.log import Log
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.run import execute
 from coterie.run_plan import RunPlan
 from coterie.verification.checks import verify

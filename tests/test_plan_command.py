@@ -16,8 +16,8 @@ from coterie.data.federated import Spec
 from coterie.methods.base import choices
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
+from coterie.privacy.guarantee import round_up
 from coterie.privacy.sampling import Poisson
-from coterie.privacy.words import round_up
 from coterie.rules import advice_for, plan_for
 
 

@@ -39,9 +39,8 @@ from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
 from coterie.plan import Plan, Privacy
-from coterie.privacy.blocks import replaced_by
+from coterie.privacy.mechanisms import replaced_by
 from coterie.privacy.sampling import Everyone, Poisson
-from coterie.rng import Rng
 from coterie.rules import advice_for, plan_for, reach_of, rounds_by_rule, settle
 from coterie.tree import size
 

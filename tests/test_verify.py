@@ -27,11 +27,11 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
+from coterie.privacy.calibrate import Geometric, Power
 from coterie.privacy.events import Gaussian
 from coterie.privacy.ledger import Ledger, LedgerError
 from coterie.privacy.noise import LocalNoise
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
-from coterie.privacy.spending import Geometric, Power
 from coterie.run import execute
 from coterie.run_plan import RunPlan
 from coterie.verification.accounting import Account, by_view, count

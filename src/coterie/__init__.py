@@ -37,7 +37,9 @@ _HOMES = {
     "Everyone": "coterie.privacy.sampling",
     "FixedSize": "coterie.privacy.sampling",
     "Poisson": "coterie.privacy.sampling",
-    "Guarantee": "coterie.privacy.accounting",
+    "Guarantee": "coterie.privacy.guarantee",
+    "Mechanism": "coterie.privacy.mechanisms",
+    "register_mechanism": "coterie.privacy.noise",
     "Advice": "coterie.advice",
     "advise": "coterie.advice",
     "plan_for": "coterie.rules",
@@ -56,7 +58,6 @@ _HOMES = {
     "Method": "coterie.methods.base",
     "register": "coterie.methods.base",
     "Post": "coterie.privacy.billboard",
-    "Mechanism": "coterie.privacy.mechanisms",
     "Clients": "coterie.data.federated",
     "Spec": "coterie.data.federated",
     "Tree": "coterie.tree",
@@ -122,8 +123,8 @@ if TYPE_CHECKING:
     from coterie.plan import Privacy as Privacy
     from coterie.predictions import decision_function as decision_function
     from coterie.predictions import predict as predict
-    from coterie.privacy.accounting import Guarantee as Guarantee
     from coterie.privacy.billboard import Post as Post
+    from coterie.privacy.guarantee import Guarantee as Guarantee
     from coterie.privacy.mechanisms import Mechanism as Mechanism
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize

@@ -28,7 +28,7 @@ from coterie.finished_models import client_names, write_models
 from coterie.full_disks import how_to_finish
 from coterie.methods.base import Method
 from coterie.newcomers import score_alone
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.recognition import recognise_model
 from coterie.rng import Rng
 from coterie.run_plan import load_plan, read_toml

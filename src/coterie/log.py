@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.engine.simulate import Observer, Progress
-from coterie.privacy.accounting import Guarantee, epsilon_by_round
+from coterie.privacy.accounting import epsilon_by_round
+from coterie.privacy.guarantee import Guarantee
 
 _PACKAGES = ("coterie", "dp-accounting", "numpy", "scipy", "torch")
 _MARKS = 8

@@ -14,16 +14,19 @@ from typing import Any
 from coterie.config import from_table, to_table, to_toml
 from coterie.data.federated import Spec
 from coterie.methods.base import Method, Shape
-from coterie.privacy.accounting import Gaussian, Guarantee, LocalGaussian, Relation
 from coterie.privacy.billboard import Billboard
-from coterie.privacy.blocks import BlockSum
+from coterie.privacy.calibrate import Even, Spending
 from coterie.privacy.entropy import open_entropy
+from coterie.privacy.events import Relation
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.local import LocalGaussianSum
-from coterie.privacy.mechanisms import MOST_CLIENTS, Exact, GaussianSum, Mechanism
-from coterie.privacy.noise import Ask, GaussianNoise, Noise
+from coterie.privacy.mechanisms import (
+    MOST_CLIENTS,
+    Exact,
+    Mechanism,
+)
+from coterie.privacy.noise import GaussianNoise, Noise, Request
 from coterie.privacy.sampling import Poisson, Sampler
-from coterie.privacy.spending import Even, Spending
 from coterie.privacy.transcript import FolderTranscript, MemoryTranscript, Transcript
 from coterie.tree import Tree
 
@@ -150,8 +153,8 @@ class Plan:
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
         """Return the noise multiplier of each round; empty without Gaussian noise or posts."""
         events = [mechanism.event() for mechanism in self.mechanisms(clients)]
-        kinds = (Gaussian, LocalGaussian)
-        return tuple(event.noise_multiplier for event in events if isinstance(event, kinds))
+        noise = (getattr(event, "noise_multiplier", None) for event in events)
+        return tuple(one for one in noise if one is not None)
 
     def shows_cohort(self, clients: int) -> bool:
         """Return whether somebody from whom data is kept sees who takes part in a round."""
@@ -172,13 +175,13 @@ class Plan:
         other noise.
         """
         clients = spec.clients
-        found = [_noise_over_bound(mechanism) for mechanism in self.mechanisms(clients)]
-        deviations = [noise for noise in found if noise is not None]
-        if not deviations:
+        mechanisms = [one for one in self.mechanisms(clients) if one.event().noisy]
+        if not mechanisms:
             return None
+        noise = max(mechanism.noise_over_bound for mechanism in mechanisms)
         rule = self.method.rounds(spec)
         mean = rule.share * self.sampler.expected(clients)
-        return math.sqrt(rule.dimension) * max(deviations) / mean
+        return math.sqrt(rule.dimension) * noise / mean
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
         """Return the mechanism of each round, calibrated."""
@@ -191,7 +194,7 @@ class Plan:
                 "epsilon = inf"
             )
         bounds = self.method.clipping(clients, self.rounds, self.clip(clients))
-        ask = Ask(
+        ask = Request(
             shape=shape,
             clip=self.clip(clients),
             epsilon=privacy.epsilon,
@@ -258,12 +261,3 @@ class Plan:
             clients=clients,
             simulation=self.simulation_seed is not None,
         )
-
-
-def _noise_over_bound(mechanism: Mechanism) -> float | None:
-    """Return the deviation of a number of a posted sum over the bound, or of its first block."""
-    if isinstance(mechanism, BlockSum):
-        return mechanism.noise_multiplier / math.sqrt(mechanism.first.share)
-    if isinstance(mechanism, LocalGaussianSum):
-        return mechanism.summed().noise_multiplier
-    return mechanism.noise_multiplier if isinstance(mechanism, GaussianSum) else None

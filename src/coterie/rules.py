@@ -32,8 +32,8 @@ from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import default_delta
-from coterie.privacy.blocks import replaced_by
+from coterie.privacy.events import default_delta
+from coterie.privacy.mechanisms import replaced_by
 from coterie.privacy.sampling import Poisson, Sampler
 
 __all__ = [

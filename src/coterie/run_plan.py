@@ -14,9 +14,9 @@ from coterie.engine.stragglers import Stragglers
 from coterie.full_disks import how_to_finish
 from coterie.methods.base import Method, choices
 from coterie.plan import Plan, Privacy
-from coterie.privacy.charged import Charged
 from coterie.privacy.files import write_atomically
 from coterie.privacy.sampling import Poisson, Sampler
+from coterie.privacy.selection import Charged
 from coterie.references import Which
 from coterie.rules import Advice, advice_for, settle
 from coterie.summary import TunedOn

@@ -19,10 +19,16 @@ from coterie.finished_models import MODELS, write_models
 from coterie.log import Log, now, versions
 from coterie.methods.base import Shape
 from coterie.plan import Plan
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import ALONE, BEFORE, Charged, chosen_alone, statement, told
 from coterie.privacy.files import write_atomically
-from coterie.privacy.words import view_of
+from coterie.privacy.guarantee import Guarantee, view_of
+from coterie.privacy.selection import (
+    BEFORE_CHOICE,
+    CHOSEN_ONLY,
+    Charged,
+    charged_message,
+    charged_statement,
+    chosen_alone,
+)
 from coterie.scores import TITLES, Array, Score, noise_to_signal
 from coterie.tree import Tree
 
@@ -123,13 +129,13 @@ def can_learn(error: float | None) -> tuple[str, ...]:
     """Say in words whether a plan can learn at all, from the relative error of a posted mean."""
     if error is None:
         return ()
-    told = f"the noise of a posted mean is {error:.2g} times the clip (relative error)"
+    charged_message = f"the noise of a posted mean is {error:.2g} times the clip (relative error)"
     if error <= 0.3:
-        return (f"{told}: it is hardly felt",)
+        return (f"{charged_message}: it is hardly felt",)
     if error <= 1:
-        return (f"{told}: it is felt, and what is shared still tells something",)
+        return (f"{charged_message}: it is felt, and what is shared still tells something",)
     return (
-        f"{told}: what is shared is mostly noise, and clients lean on their own rows; fewer posted "
+        f"{charged_message}: what is shared is mostly noise, and clients lean on their own rows; fewer posted "
         "numbers, fewer rounds, more clients or a larger epsilon would help",
     )
 
@@ -159,8 +165,8 @@ def spread_told(score: Score | None, prefix: str = "") -> dict[str, Any]:
     for of, tail in (("accuracy", "p10"), ("error", "p90")):
         shown = spread if spread is not None and spread.of == of else None
         for name, key in _SPREAD.items():
-            told = None if shown is None else json_number(getattr(shown, name))
-            found[f"{prefix}client_{of}_{key or tail}"] = told
+            charged_message = None if shown is None else json_number(getattr(shown, name))
+            found[f"{prefix}client_{of}_{key or tail}"] = charged_message
     return found
 
 
@@ -217,7 +223,7 @@ def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[
     if charged is None:
         return {}
     selection = charged.to_json(guarantee)
-    cost = told(selection["epsilon_chosen_alone"], guarantee.delta)
+    cost = charged_message(selection["epsilon_chosen_alone"], guarantee.delta)
     tuning = cost if tuned == "charged" else f"{TUNING[tuned]}; {cost}"
     return {**promised(guarantee, selection), "tuning": tuning}
 
@@ -229,17 +235,17 @@ def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -
     alone; what its events come to by themselves is true of nobody, and kept apart.
     """
     claimed = guarantee.claimed_epsilon
-    true = None if claimed is None else guarantee.claimed_alone.delta_at(claimed)
+    true = None if claimed is None else guarantee.claimed_only.delta_at(claimed)
     chosen = chosen_alone(guarantee, selection)
     if selection is not None and chosen is not None:
         bare = {view: "inf" for view in guarantee.views if view.startswith("server")}
         return {
             **promised(guarantee),
             "epsilon": json_number(chosen),
-            "view": ALONE,
+            "view": CHOSEN_ONLY,
             # What the other clients may have seen is in selection.json, which is not for all.
             "views": {"chosen_alone": json_number(chosen), "other_clients": None, **bare},
-            "epsilon_before_choice": json_number(guarantee.for_others.epsilon),
+            "epsilon_before_choice": json_number(guarantee.epsilon),
             "selection": {**selection, "epsilon_chosen_alone": chosen},
         }
     return {
@@ -324,8 +330,8 @@ def keep_certificate(
         more["deployment"] = {**deployment, "federation": federation}
     if (selection := summary.get("selection")) is not None:
         # Epsilon by events alone stays what the events come to; it is true of nobody any more.
-        more |= {"selection": selection, "view": BEFORE}
-        more["statement"] = statement(guarantee, selection)
+        more |= {"selection": selection, "view": BEFORE_CHOICE}
+        more["statement"] = charged_statement(guarantee, selection)
     finished = now()
     begun = log.begun or finished
     if deployment is not None:
@@ -343,8 +349,8 @@ def keep_certificate(
     text = json.dumps(certificate, indent=2, allow_nan=False)
     write_atomically(folder / "guarantee.json", text.encode())
     epsilon, posts = certificate["epsilon"], len(certificate["posts"])
-    told = certificate["sha256"]
-    log.note("finished", sync=True, posts=posts, epsilon=epsilon, certificate=told)
+    charged_message = certificate["sha256"]
+    log.note("finished", sync=True, posts=posts, epsilon=epsilon, certificate=charged_message)
 
 
 def write_metrics(

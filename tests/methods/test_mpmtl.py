@@ -19,9 +19,9 @@ from coterie.methods.mtl import MTL
 from coterie.methods.single import MOST_FEATURES, Single
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.noise import LaplaceNoise, PrintedWishart, WishartNoise
+from coterie.privacy.calibrate import Geometric, Power
+from coterie.privacy.noise import LaplaceNoise, PublishedWishart, WishartNoise
 from coterie.privacy.sampling import Poisson
-from coterie.privacy.spending import Geometric, Power
 from coterie.rng import Rng
 from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.multitask import fit_multitask
@@ -397,7 +397,7 @@ def test_noise_to_signal_grows_with_less_budget():
     "structure,noise,delta",
     [
         ("low_rank", WishartNoise(degrees=50), 1e-4),
-        ("low_rank", PrintedWishart(), 1e-4),
+        ("low_rank", PublishedWishart(), 1e-4),
         ("group_sparse", LaplaceNoise(), 0.0),
     ],
 )
@@ -405,7 +405,7 @@ def test_other_kinds_of_noise(structure, noise, delta):
     data = unit_clients(clients=60, rows=12)
     method = MPMTL(model=PLAIN, structure=structure)
     outcome = run(method, data, epsilon=2.0, rounds=2, noise=noise, delta=delta)
-    printed = isinstance(noise, PrintedWishart)
+    printed = isinstance(noise, PublishedWishart)
     assert outcome.guarantee.epsilon == (math.inf if printed else pytest.approx(2.0, rel=1e-2))
     assert ("NOT A GUARANTEE" in outcome.guarantee.statement()) == printed
     assert bool(weights(outcome).isfinite().all())

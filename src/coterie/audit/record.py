@@ -8,9 +8,8 @@ from coterie.data.federated import FederatedDataset
 from coterie.methods.localsvm import joined
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.plan import Plan
-from coterie.privacy.accounting import Gaussian
 from coterie.privacy.billboard import bound
-from coterie.privacy.events import NonPrivate
+from coterie.privacy.events import Gaussian
 from coterie.rng import Rng
 
 
@@ -88,7 +87,7 @@ def _check(plan: Plan, data: FederatedDataset) -> MTLSVM:
         )
     method.check(data.spec, cohort=plan.sampler.largest(data.spec.clients))
     events = {mechanism.event() for mechanism in plan.mechanisms(data.spec.clients)}
-    if len(events) > 1 or not all(isinstance(e, Gaussian | NonPrivate) for e in events):
+    if len(events) > 1 or not {e.name for e in events} <= {"gaussian", "non_private"}:
         raise ValueError("expected Gaussian noise, the same in every round, or none at all")
     if plan.sampler.participation(data.spec.clients).rate != 1:
         raise ValueError("a sampled cohort: expected a plan in which everybody takes part")

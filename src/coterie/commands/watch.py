@@ -20,7 +20,7 @@ from coterie.engine.simulate import set_clock
 from coterie.methods.base import Shape
 from coterie.models import Linear
 from coterie.privacy.accounting import epsilon_by_round
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import round_up
 from coterie.references import TITLES
 from coterie.run_plan import RunPlan, advice_of
 from coterie.scores import mean_loss

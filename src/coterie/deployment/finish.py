@@ -24,9 +24,9 @@ from coterie.config import ConfigError
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.onlookers import caveats, deployment_told
 from coterie.log import Log
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.files import write_atomically
+from coterie.privacy.guarantee import Guarantee
 from coterie.run_plan import advice_of
 from coterie.scores import Score
 from coterie.summary import (

@@ -26,10 +26,10 @@ from coterie.interrupts import raise_if_asked
 from coterie.methods.base import Duality, Method, Shape, per_row_leaves
 from coterie.methods.finetune import Finetune
 from coterie.plan import Plan
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Post
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.files import write_atomically
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import LedgerError
 from coterie.rng import Rng
 from coterie.solvers.precision import Precision, computed_in

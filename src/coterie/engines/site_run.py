@@ -20,7 +20,6 @@ from coterie.engine.store import Ids, Store
 from coterie.methods.base import per_row_leaves
 from coterie.privacy.billboard import Bounded
 from coterie.privacy.files import write_atomically
-from coterie.privacy.local import LocalGaussianSum
 from coterie.rng import Rng
 from coterie.solvers.precision import computed_in
 from coterie.tree import Tree
@@ -143,7 +142,7 @@ class SiteRun:
         except OSError:
             raise  # state could not be kept: nothing may leave
         except Exception as error:
-            if isinstance(self.site.mechanisms[number], LocalGaussianSum):
+            if self.site.mechanisms[number].local:
                 raise  # zeros without the clients' noise must not count as if they had it
             # Zeros, as from a site with nobody drawn: that it fell out must not tell others that
             # its clients were. The coordinator is told the error's name alone.

@@ -235,7 +235,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         method, guarantee = outcome.plan.method, outcome.guarantee
         self.outcome_, self._train = outcome, train
         self.plan_, self.guarantee_ = outcome.plan, guarantee
-        self.epsilon_ = guarantee.for_others.epsilon
+        self.epsilon_ = guarantee.epsilon
         self.delta_ = guarantee.delta
         self._trained = self._numbering
         self.clients_ = self._numbering.array

@@ -19,8 +19,7 @@ from torch import Tensor
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.models import Model, as_model
 from coterie.privacy.billboard import Post
-from coterie.privacy.blocks import Block
-from coterie.privacy.mechanisms import Shape
+from coterie.privacy.mechanisms import Block, Shape
 from coterie.rng import Rng
 from coterie.tree import Tree, size, stack
 

@@ -104,7 +104,7 @@ class DPFedMTL(Method):
         Every client adds normal noise of deviation sigma S, S = 2 C K / M, to what it sends, C the
         clip, K the expected cohort and M the clients. `plan.guarantee(M).statement()` sets the
         epsilon that the paper claims, sqrt(2 log(1.25/delta)) / sigma, beside the true ones by
-        view; `coterie.privacy.claims` has all columns of that comparison. In one thing the plan is
+        view; `coterie.privacy.published` has all columns of that comparison. In one thing the plan is
         better than the print: a client's change of a whole round is clipped and noised, once.
 
         Args:
@@ -117,12 +117,12 @@ class DPFedMTL(Method):
         """
         # A plan stands above methods; only this recipe of a whole plan looks up to it.
         from coterie.plan import Plan, Privacy
-        from coterie.privacy.noise import PrintedLocal
+        from coterie.privacy.noise import PublishedLocal
         from coterie.privacy.sampling import Poisson
 
         privacy = Privacy(
             noise_multiplier=sigma,
-            noise=PrintedLocal(),
+            noise=PublishedLocal(),
             relation="replace",
             delta=delta,
             clip=clip,

@@ -14,25 +14,25 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import LocalGaussian, Participation, profile
+from coterie.privacy.accounting import profile
 from coterie.privacy.billboard import Billboard, bound
-from coterie.privacy.claims import claims
+from coterie.privacy.calibrate import Power
 from coterie.privacy.entropy import client_entropy, open_entropy
+from coterie.privacy.events import LocalGaussian, Participation
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.local import LocalGaussianSum
-from coterie.privacy.mechanisms import Shape
+from coterie.privacy.mechanisms import LocalGaussianSum, Shape
 from coterie.privacy.noise import (
-    Ask,
     GaussianNoise,
     LaplaceNoise,
     LocalNoise,
     Noise,
-    PrintedLocal,
-    PrintedWishart,
+    PublishedLocal,
+    PublishedWishart,
+    Request,
     WishartNoise,
 )
+from coterie.privacy.published import claims
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
-from coterie.privacy.spending import Power
 from coterie.privacy.transcript import MemoryTranscript
 
 CLIENTS = 40
@@ -58,9 +58,9 @@ def plan_of(noise="local", sampler=None, rounds=5, method=None, **privacy):
         ("gaussian", GaussianNoise()),
         ("laplace", LaplaceNoise()),
         ("wishart", WishartNoise()),
-        ("wishart_paper", PrintedWishart()),
+        ("wishart_paper", PublishedWishart()),
         ("local", LocalNoise()),
-        ("local_paper", PrintedLocal()),
+        ("local_paper", PublishedLocal()),
     ],
 )
 def test_a_kind_may_be_named(name, noise):
@@ -124,7 +124,7 @@ def test_mechanisms_say_what_they_do():
 
 
 def test_what_local_noise_is_not_for_is_refused():
-    with pytest.raises(ValueError, match="local noise is for posts of shape sum"):
+    with pytest.raises(ValueError, match="local noise supports releases of shape sum"):
         plan_of(method=MPMTL()).mechanisms(CLIENTS)
     with pytest.raises(ValueError, match="at most 1, or draw cohorts of a fixed size"):
         plan_of(LocalNoise(honest=2)).mechanisms(CLIENTS)
@@ -132,11 +132,11 @@ def test_what_local_noise_is_not_for_is_refused():
         plan_of(LocalNoise(honest=11), FixedSize(10)).mechanisms(CLIENTS)
     with pytest.raises(ValueError, match="delta = 0"):
         plan_of(epsilon=1.0, delta=0.0).mechanisms(CLIENTS)
-    for noise in (LocalNoise(), PrintedLocal()):
-        with pytest.raises(ValueError, match="not for single rows"):
+    for noise in (LocalNoise(), PublishedLocal()):
+        with pytest.raises(ValueError, match="not single rows"):
             noise.mechanisms(ask_of(rows=3))
     with pytest.raises(ValueError, match="the same in every round"):
-        PrintedLocal().mechanisms(ask_of(weights=(1.0, 2.0)))
+        PublishedLocal().mechanisms(ask_of(weights=(1.0, 2.0)))
 
 
 def ask_of(**changes):
@@ -151,7 +151,7 @@ def ask_of(**changes):
         "participation": Participation("poisson", 0.1),
         "relation": "zero_out",
     }
-    return Ask(**{**given, **changes})
+    return Request(**{**given, **changes})
 
 
 def test_who_sees_the_cohort():
@@ -184,7 +184,7 @@ def test_the_printed_scheme_is_called_what_it_is(clients, cohort, sigma):
     assert found.epsilon == pytest.approx(known.server_total)
     assert found.views["server"] == found.epsilon
     words = found.statement()
-    assert words.startswith("NOT A GUARANTEE: a reproduction of a printed mechanism")
+    assert words.startswith("NOT A GUARANTEE: this reproduces a published mechanism")
     assert "for a single message" in words
     assert Plan.from_table(plan.to_table()) == plan
 

@@ -10,18 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.privacy.accounting import (
-    Gaussian,
-    Guarantee,
-    NonPrivate,
-    Participation,
-    calibrate,
-    coalition_profile,
-    default_delta,
-    epsilon_by_round,
-    profile,
-)
-from coterie.privacy.losses import loss_profile
+from coterie.privacy.accounting import coalition_profile, epsilon_by_round, loss_profile, profile
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, NonPrivate, Participation, default_delta
+from coterie.privacy.guarantee import OTHERS, Guarantee, view_of
 from coterie.privacy.profiles import (
     GaussianProfile,
     gaussian_log_delta,
@@ -412,7 +404,7 @@ def test_calibration_of_thousand_sampled_rounds_needs_few_profiles():
 
 
 def test_calibration_refuses_a_delta_that_needs_no_noise():
-    with pytest.raises(ValueError, match="no noise would be needed"):
+    with pytest.raises(ValueError, match="no noise is needed"):
         calibrate(
             1.0,
             0.1,
@@ -517,10 +509,12 @@ def test_views():
     server = {"server": math.inf, "server_secure_aggregation": math.inf}
     assert guarantee().views == {"other_clients": guarantee().epsilon, **server}
     fixed = guarantee(participation=Participation("fixed", 0.2), relation="replace")
-    assert fixed.views["coalition_of_all_others"] > fixed.views["outsider"] == fixed.epsilon
-    assert fixed.views["other_clients"] == fixed.views["coalition_of_all_others"]
+    assert fixed.views["outsider"] < fixed.views["coalition_of_all_others"] == fixed.epsilon
+    assert fixed.views["other_clients"] == fixed.epsilon and view_of(fixed) == OTHERS
+    shown = guarantee(participation=Participation("fixed", 0.2, True), relation="replace")
+    assert fixed.epsilon == shown.epsilon == shown.views["outsider"]
     assert guarantee(events=[]).views == {"other_clients": 0.0} | dict.fromkeys(server, 0.0)
-    assert "sees the exact sum" in guarantee().to_json()["reasons"]["server_secure_aggregation"]
+    assert "observes the exact sum" in guarantee().to_json()["reasons"]["server_secure_aggregation"]
     assert guarantee(events=[]).to_json()["reasons"] == {}
 
 
@@ -534,12 +528,12 @@ def test_guarantee_queries_its_profile():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, ["one client", "replaced by zero", "do not see", "delta = 1e-05", "20 rounds"]),
+        ({}, ["one client", "replaced by zero", "do not observe", "delta = 1e-05", "20 rounds"]),
         ({"relation": "replace"}, ["any other client"]),
-        ({"participation": Participation("poisson", 0.2, visible=True)}, ["see every", "and see"]),
+        ({"participation": Participation("poisson", 0.2, visible=True)}, ["observe every", "and observe"]),
         (
             {"participation": Participation("fixed", 0.2), "relation": "replace"},
-            ["fixed size", "an outsider", "know from their own invitations"],
+            ["fixed size", "an outsider", "know from their own participation"],
         ),
         ({"events": [NonPrivate()]}, ["epsilon = inf", "NOT PRIVATE", "any number of"]),
         ({"simulation": True}, ["SIMULATION: noise from a known seed, not a guarantee"]),
@@ -641,6 +635,6 @@ def test_a_hidden_fixed_cohort_of_two_hides_nothing_from_the_other_client():
         * float(np.exp(gaussian_log_delta(5.8, np.array([math.sqrt(n) / 2])))[0])
         for n in range(1, 11)
     )
-    assert plan.views["other_clients"] >= 5.8 > plan.epsilon
+    assert plan.epsilon == plan.views["other_clients"] >= 5.8 > plan.views["outsider"]
     assert exact > 1e-5, "5.8 is not reached: the amplified epsilon does not hold for that client"
     assert "an outsider" in plan.statement()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.integrate import quad
 
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.events import (
     Gaussian,
     Laplace,
@@ -22,11 +21,12 @@ from coterie.privacy.events import (
     Participation,
     Wishart,
 )
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.profiles import GaussianProfile
 from coterie.privacy.selection import (
+    ALL_RUNS,
     CHOSEN,
     ORDERS,
-    OTHERS,
     RunLaw,
     Selection,
     law_mean,
@@ -316,7 +316,7 @@ def test_what_may_come_is_told_before():
     assert [one.runs for one in table] == [found.law.quantile(0.5), found.law.quantile(0.9)]
     assert table[0].epsilon == found.of_runs([0] * table[0].runs).epsilon < table[1].epsilon
     told = found.statement()
-    assert CHOSEN in told and OTHERS in told and "90%" in told
+    assert CHOSEN in told and ALL_RUNS in told and "90%" in told
 
 
 def test_json_is_enough_to_compute_both_anew_and_is_not_believed():
@@ -337,11 +337,11 @@ def test_json_is_enough_to_compute_both_anew_and_is_not_believed():
 def test_words_round_up_and_name_who_sees_what():
     told = make(simulation=True).statement([0, 0])
     assert told.startswith("SIMULATION")
-    assert f"{CHOSEN}: epsilon = " in told and f"{OTHERS} (2 runs): epsilon = " in told
+    assert f"{CHOSEN}: epsilon = " in told and f"{ALL_RUNS} (2 runs): epsilon = " in told
     shown = float(told.split("epsilon = ")[1].split()[0])
     assert make().chosen_alone <= shown <= make().chosen_alone + 1e-3
 
 
 def test_nothing_on_offer_is_refused():
-    with pytest.raises(ValueError, match="no settings are on offer"):
+    with pytest.raises(ValueError, match="no candidate settings"):
         make(candidates=())

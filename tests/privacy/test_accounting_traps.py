@@ -11,8 +11,8 @@ import pytest
 from dp_accounting import pld, rdp
 from dp_accounting.pld import privacy_loss_distribution
 
-from coterie.privacy.accounting import Gaussian, Participation, epsilon_by_round, profile
-from coterie.privacy.losses import loss_profile
+from coterie.privacy.accounting import epsilon_by_round, loss_profile, profile
+from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.profiles import GaussianProfile
 
 REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE

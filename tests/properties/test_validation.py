@@ -14,14 +14,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.privacy.arrivals import hold, steps
 from coterie.privacy.billboard import admit, admit_sum, bound
-from coterie.privacy.blocks import Block, BlockSum
 from coterie.privacy.entropy import client_entropy
-from coterie.privacy.laplace import LaplaceSum
-from coterie.privacy.local import LocalGaussianSum
-from coterie.privacy.mechanisms import Exact, GaussianSum, Shape
-from coterie.privacy.moments import GaussianGram, GaussianRows, Squares, WishartGram
+from coterie.privacy.mechanisms import (
+    Block,
+    BlockSum,
+    Exact,
+    GaussianRows,
+    GaussianSum,
+    LaplaceSum,
+    LocalGaussianSum,
+    Shape,
+)
+from coterie.privacy.moments import GaussianGram, Squares, WishartGram
+from coterie.privacy.validation import grid_steps, validate
 
 pytestmark = pytest.mark.full
 
@@ -223,7 +229,7 @@ def test_a_sum_that_sits_on_its_bound_is_not_touched(norm, clients, width, data)
     # The bound is the float just above the exact norm of a sum on the grid, over the clients:
     # floats alone could not tell on which side it lies.
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    step = LaplaceSum(1.0, 1.0).grid() if norm == 1 else GaussianSum(1.0, 1.0).grid(width)
+    step = LaplaceSum(1.0, 1.0).step() if norm == 1 else GaussianSum(1.0, 1.0).step(width)
     values = rng.standard_normal(width)
     values *= rng.uniform(1.1, 1.9) * clients / np.linalg.norm(values, norm)
     whole = [int(v) for v in np.rint(values / step)]
@@ -232,7 +238,7 @@ def test_a_sum_that_sits_on_its_bound_is_not_touched(norm, clients, width, data)
     while not inside(whole, norm, B, clients, step):
         B = math.nextafter(B, math.inf)
     mechanism = LaplaceSum(B, 1.0) if norm == 1 else GaussianSum(B, 1.0)
-    assert steps(mechanism, {"w": (width,)}) == {"w": step}
+    assert grid_steps(mechanism, {"w": (width,)}) == {"w": step}
     total = {"w": np.array([float(v) for v in whole]) * step}
     part, verdict = admit(mechanism, total, np.arange(clients), {"w": (width,)})
     assert verdict.taken
@@ -291,7 +297,7 @@ def test_whatever_arrives_becomes_a_sum_that_could_be(name):
         shapes = shapes_of(case, data.draw)
         mechanism = case.make(B, 12)
         totals = mechanism.totals(shapes)
-        grid = steps(mechanism, totals)
+        grid = grid_steps(mechanism, totals)
         ids = np.sort(data.draw(st.permutations(range(12)))[:count])
         arrays = hostile(data.draw, totals, grid, B, count)
         part, verdict = admit(mechanism, arrays, ids, shapes)
@@ -300,11 +306,11 @@ def test_whatever_arrives_becomes_a_sum_that_could_be(name):
         clients = 1 if isinstance(mechanism, GaussianRows) else count
         power = 1 if case.norm == 1 else 2
         # What is cut is inside exactly; what is not was inside in floats, to 2^-51 a number.
-        room = 1 if verdict.word == "scaled" else 1 + Fraction(500, 2**50)
+        room = 1 if verdict.status == "scaled" else 1 + Fraction(500, 2**50)
         for size, unit in lengths(mechanism, whole, grid, case.norm):
             assert size <= unit * clients**power * room
         check_kind(mechanism, held, ids, verdict, arrays)
-        again, second = hold(mechanism, part.total, ids)
+        again, second = validate(mechanism, part.total, ids)
         assert second.taken
         assert all(torch.equal(again[leaf], part.total[leaf]) for leaf in totals)
 
@@ -330,7 +336,7 @@ def check_kind(mechanism, held, ids, verdict, arrays):
     assert verdict.taken == same
     finite = all(np.isfinite(leaf).all() for leaf in arrays.values())
     if not finite:
-        assert (verdict.word, verdict.why) == ("zeroed", "not_finite")
+        assert (verdict.status, verdict.why) == ("zeroed", "not_finite")
         assert all((leaf == 0).all() for leaf in held.values())
 
 
@@ -344,7 +350,7 @@ def test_one_honest_client_moves_the_sum_over_sites_by_at_most_the_sensitivity(n
         shapes = shapes_of(case, data.draw)
         mechanism = case.make(B, 12)
         totals = mechanism.totals(shapes)
-        grid = steps(mechanism, totals)
+        grid = grid_steps(mechanism, totals)
         rows = draw_rows(data.draw, shapes, count)
         other, relation = neighbour(data.draw, rows, data.draw(st.integers(0, count - 1)))
         if mechanism.sensitivity(relation) == math.inf:
@@ -410,7 +416,7 @@ def test_one_honest_client_moves_a_sum_out_of_secure_aggregation_by_at_most_the_
         shapes = shapes_of(case, data.draw)
         mechanism = case.make(B, 12)
         totals = mechanism.totals(shapes)
-        grid = steps(mechanism, totals)
+        grid = grid_steps(mechanism, totals)
         rows = draw_rows(data.draw, shapes, count)
         other, relation = neighbour(data.draw, rows, data.draw(st.integers(0, count - 1)))
         ids, everybody = list(range(count)), np.arange(12)
@@ -448,7 +454,7 @@ def largest(mechanism, name, totals, grid):
 def test_folding_moves_no_further_than_the_ring(clients, start, move):
     # f on the whole ring, against |f(t) - f(t')| <= |t - t'|: whole numbers, no tolerance.
     mechanism = GaussianSum(1.0, 1.0)
-    step = mechanism.grid(1)
+    step = mechanism.step(1)
     edge = math.floor(clients / Fraction(step))
     for t in (start, edge, 2 * edge, RING // 2, -edge, -2 * edge, -1):
         pair = [out_of_ring({"w": [(t + by) % RING]}, {"w": (1,)}, {"w": step}) for by in (0, move)]

@@ -7,19 +7,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.privacy.accounting import (
-    Gaussian,
-    Guarantee,
-    Laplace,
-    NonPrivate,
-    Participation,
-    Wishart,
-    calibrate_wishart,
-    epsilon_by_round,
-    profile,
-)
-from coterie.privacy.profiles import GaussianProfile
-from coterie.privacy.wishart import WishartProfile, impossible
+from coterie.privacy.accounting import epsilon_by_round, profile
+from coterie.privacy.calibrate import calibrate_wishart
+from coterie.privacy.events import Gaussian, Laplace, NonPrivate, Participation, Wishart
+from coterie.privacy.guarantee import Guarantee
+from coterie.privacy.profiles import GaussianProfile, WishartProfile, impossible
 
 pytestmark = pytest.mark.full
 

@@ -15,10 +15,16 @@ from safetensors import safe_open
 import coterie.selection
 from coterie.cli import main
 from coterie.config import ConfigError
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import ALONE, BEFORE, OTHERS, Charged, chosen_alone, statement
-from coterie.privacy.selection import RunLaw
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import Guarantee, round_up
+from coterie.privacy.selection import (
+    BEFORE_CHOICE,
+    CHOSEN_ONLY,
+    FOR_OTHERS,
+    Charged,
+    RunLaw,
+    charged_statement,
+    chosen_alone,
+)
 from coterie.report.page import write_report
 from coterie.run import execute
 from coterie.run_plan import load_plan
@@ -122,14 +128,14 @@ def test_certificate_and_result_state_the_number_of_the_choice(chosen):
     assert expected * (1 - 1e-3) <= found <= expected * 1.02 and found > 1.5
     assert found == record()["guarantee"]["epsilon_chosen_alone"]["epsilon"]
     # What its own events come to is said to be nobody's.
-    assert stated["epsilon"] <= 1 and stated["view"] == BEFORE
+    assert stated["epsilon"] <= 1 and stated["view"] == BEFORE_CHOICE
     first = stated["statement"].splitlines()[1]
     assert first.startswith(f"epsilon = {round_up(found)} at delta = 1e-05, over ")
-    assert round_up(math.exp(found), 3) in first and OTHERS in stated["statement"]
+    assert round_up(math.exp(found), 3) in first and FOR_OTHERS in stated["statement"]
     assert "who see every release" not in stated["statement"]
-    assert result["epsilon"] == found and result["view"] == ALONE
+    assert result["epsilon"] == found and result["view"] == CHOSEN_ONLY
     assert result["views"]["other_clients"] is None and result["epsilon_before_choice"] <= 1
-    assert round_up(found) in result["tuning"] and OTHERS in result["tuning"]
+    assert round_up(found) in result["tuning"] and FOR_OTHERS in result["tuning"]
     assert stated["tuning"] == result["tuning"]
 
 
@@ -150,12 +156,12 @@ def test_the_number_is_computed_anew_and_not_believed(chosen, coterie_):
     (chosen / "guarantee.json").write_text(json.dumps(stated))
     run = Guarantee.from_json(stated)
     assert chosen_alone(run, stated["selection"]) == true and chosen_alone(run, None) is None
-    assert f"epsilon = {round_up(true)} " in statement(run, stated["selection"])
-    assert statement(run, None) == run.statement()
+    assert f"epsilon = {round_up(true)} " in charged_statement(run, stated["selection"])
+    assert charged_statement(run, None) == run.statement()
     shown = json.loads(coterie_(f"run --resume {chosen} --json")[1])
     assert shown["epsilon"] == true == shown["selection"]["epsilon_chosen_alone"]
     printed = " ".join(coterie_(f"run --resume {chosen}")[1].split())
-    assert f"epsilon = {round_up(true)} " in printed and f"view of {ALONE}" in printed
+    assert f"epsilon = {round_up(true)} " in printed and f"view of {CHOSEN_ONLY}" in printed
     with pytest.raises(ValueError, match="is none of them"):
         charged = Charged.from_json(stated["selection"])
         charged.selection(dataclasses.replace(run, events=run.events * 2))
@@ -168,19 +174,21 @@ def test_export_says_it_too(chosen, coterie_):
     with safe_open(chosen / "c3.safetensors", framework="np") as file:
         told = file.metadata()
     assert float(told["epsilon"]) == found
-    assert json.loads(told["guarantee"])["view"] == ALONE
-    assert OTHERS in json.loads(told["guarantee"])["tuning"]
+    assert json.loads(told["guarantee"])["view"] == CHOSEN_ONLY
+    assert FOR_OTHERS in json.loads(told["guarantee"])["tuning"]
 
 
 def test_the_page_never_speaks_of_the_other_clients_with_that_number(chosen):
     found = read(chosen, "guarantee.json")["selection"]["epsilon_chosen_alone"]
     page = html.unescape(write_report([chosen], chosen / "page.html").read_text())
-    assert f"At epsilon {round_up(found)} for {ALONE}" in page
+    assert f"At epsilon {round_up(found)} for {CHOSEN_ONLY}" in page
     assert f"{round_up(math.exp(found), 3)} times as probable" in page
     assert "whatever somebody sees who is handed this run alone" in page
     for wrong in ("2.72 times", "That is a strong promise", "whatever the other clients see"):
         assert wrong not in page
-    assert OTHERS in page and "No curve is drawn" in page and "guarantee-1-trade-off" not in page
+    assert (
+        FOR_OTHERS in page and "No curve is drawn" in page and "guarantee-1-trade-off" not in page
+    )
     assert "what other clients have seen of all runs together is in each selection.json" in page
     # The bound at 10 % false positives, by hand.
     most = min(math.exp(found) * 0.1 + 1e-5, 1 - math.exp(-found) * (1 - 1e-5 - 0.1))
@@ -228,6 +236,6 @@ def test_hidden_cohorts_of_a_fixed_size_are_no_smaller_for_it(place, monkeypatch
     found = choose(tmp_path / "f", sampler=sampler, privacy=privacy, simulation_seed=seed)
     stated = read(found.run, "guarantee.json")
     run = Guarantee.from_json(stated)
-    assert stated["selection"]["epsilon_chosen_alone"] > run.for_others.epsilon > run.epsilon
-    before = f"(epsilon = {round_up(run.for_others.epsilon)}, before the choice)"
+    assert stated["selection"]["epsilon_chosen_alone"] > run.epsilon > run.views["outsider"]
+    before = f"(epsilon = {round_up(run.epsilon)}, before the choice)"
     assert before in stated["statement"] and "an outsider" not in stated["statement"]

@@ -5,8 +5,10 @@ import math
 
 import pytest
 
-from coterie.privacy.accounting import Gaussian, Participation, calibrate, profile
-from coterie.privacy.published import printed_composition, rows_to_clients, spent_as_printed
+from coterie.privacy.accounting import profile
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, Participation
+from coterie.privacy.published import published_composition, published_spending, rows_to_clients
 
 EVERYONE = Participation("everyone")
 
@@ -18,27 +20,27 @@ def test_formula_seven_by_hand():
     # 100 steps of 0.01, delta = 1e-5. Drift: 100 * 0.01 * (e^0.01 - 1)/(e^0.01 + 1) = 0.005; sum of
     # squares 0.01; log(e + 0.1/1e-5) = 9.21061 < log(1e5) = 11.51293, so the third branch:
     # 0.005 + sqrt(2 * 0.01 * 9.21061) = 0.005 + 0.42920 = 0.43420.
-    assert printed_composition([0.01] * 100, 1e-5) == pytest.approx(0.43420, abs=1e-5)
+    assert published_composition([0.01] * 100, 1e-5) == pytest.approx(0.43420, abs=1e-5)
     # Two steps of 0.5: drift 0.5 tanh(1/4) * 2 = 0.24492; sqrt(2 * 0.5 * 11.5) = 3.39: plain sum.
-    assert printed_composition([0.5, 0.5], 1e-5) == 1.0
+    assert published_composition([0.5, 0.5], 1e-5) == 1.0
     # 1000 steps of 0.1 at delta = 0.5: drift 1000 * 0.1 * tanh(0.05) = 4.99584, squares 10;
     # log(2) = 0.69315 against log(e + 6.32456) = 2.20234: the second branch,
     # 4.99584 + sqrt(20 * 0.69315) = 4.99584 + 3.72330 = 8.71914.
-    assert printed_composition([0.1] * 1000, 0.5) == pytest.approx(8.71914, abs=1e-4)
+    assert published_composition([0.1] * 1000, 0.5) == pytest.approx(8.71914, abs=1e-4)
     # Unequal steps 0.3, 0.01, 0.02 at 1e-3, by hand: the plain sum 0.33 is the least.
-    assert printed_composition([0.3, 0.01, 0.02], 1e-3) == pytest.approx(0.33)
+    assert published_composition([0.3, 0.01, 0.02], 1e-3) == pytest.approx(0.33)
 
 
 def test_at_delta_zero_epsilons_are_added():
-    assert printed_composition([0.1, 0.2, 0.4], 0.0) == pytest.approx(0.7)
-    assert printed_composition([], 0.0) == 0
-    assert printed_composition([], 1e-5) == 0
+    assert published_composition([0.1, 0.2, 0.4], 0.0) == pytest.approx(0.7)
+    assert published_composition([], 0.0) == 0
+    assert published_composition([], 1e-5) == 0
 
 
 def test_more_steps_or_a_smaller_delta_cost_more():
-    found = [printed_composition([0.05] * rounds, 1e-5) for rounds in (1, 10, 100, 1000)]
+    found = [published_composition([0.05] * rounds, 1e-5) for rounds in (1, 10, 100, 1000)]
     assert found == sorted(found)
-    found = [printed_composition([0.05] * 400, delta) for delta in (1e-2, 1e-5, 1e-9, 0.0)]
+    found = [published_composition([0.05] * 400, delta) for delta in (1e-2, 1e-5, 1e-9, 0.0)]
     assert found == sorted(found)
     assert found[-1] == pytest.approx(20)
 
@@ -49,12 +51,12 @@ def test_more_steps_or_a_smaller_delta_cost_more():
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-2])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 8.0])
 def test_budgets_compose_to_epsilon_and_no_further(epsilon, delta, weights):
-    budgets = spent_as_printed(epsilon, delta, weights)
-    assert printed_composition(budgets, delta) == pytest.approx(epsilon, rel=1e-9)
+    budgets = published_spending(epsilon, delta, weights)
+    assert published_composition(budgets, delta) == pytest.approx(epsilon, rel=1e-9)
     ratios = [budget / weight for budget, weight in zip(budgets, weights, strict=True)]
     assert ratios == pytest.approx([ratios[0]] * len(weights))
     more = [budget * 1.001 for budget in budgets]
-    assert printed_composition(more, delta) > epsilon * (1 + 1e-5)
+    assert published_composition(more, delta) > epsilon * (1 + 1e-5)
     if delta == 0:
         assert math.fsum(budgets) == pytest.approx(epsilon)
 
@@ -62,7 +64,7 @@ def test_budgets_compose_to_epsilon_and_no_further(epsilon, delta, weights):
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
 def test_budgets_that_make_no_sense_are_refused(epsilon):
     with pytest.raises(ValueError, match=r"epsilon = .*expected a positive number"):
-        spent_as_printed(epsilon, 1e-5, [1.0])
+        published_spending(epsilon, 1e-5, [1.0])
 
 
 # From rows to clients.

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.privacy.accounting import Gaussian, Participation, calibrate, profile
-from coterie.privacy.claims import claims
-from coterie.privacy.published import printed_epsilon, printed_sigma
+from coterie.privacy.accounting import profile
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, Participation
+from coterie.privacy.published import claims, published_epsilon, published_sigma
 
 pytestmark = pytest.mark.full
 
@@ -66,7 +67,7 @@ def test_published_settings(row):
     # The labels are the formula's, but for .65, which is printed where it gives .6056.
     if row["sigma"] != ".65":
         assert found.label == pytest.approx(float(row["label"]), rel=0.025)
-    assert found.label == pytest.approx(printed_epsilon(float(row["sigma"]), DELTA))
+    assert found.label == pytest.approx(published_epsilon(float(row["sigma"]), DELTA))
 
 
 @pytest.mark.parametrize("row", rows("dpfedmtl_needed.csv"), ids=name_of)
@@ -103,8 +104,8 @@ def test_the_corrected_limit_is_no_bound():
 
 def test_what_is_printed_is_the_formula():
     for epsilon, sigma in ((45, 0.1077), (8, 0.6056), (2, 2.4224), (0.5, 9.6896)):
-        assert printed_sigma(epsilon, DELTA) == pytest.approx(sigma, rel=1e-3)
-        assert printed_epsilon(printed_sigma(epsilon, DELTA), DELTA) == pytest.approx(epsilon)
+        assert published_sigma(epsilon, DELTA) == pytest.approx(sigma, rel=1e-3)
+        assert published_epsilon(published_sigma(epsilon, DELTA), DELTA) == pytest.approx(epsilon)
 
 
 def test_columns_are_ordered():

@@ -12,11 +12,11 @@ import pytest
 import torch
 from scipy import stats
 
-from coterie.privacy import arrivals
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy import validation as arrivals
 from coterie.privacy.billboard import Billboard, admit, admit_sum, bound
 from coterie.privacy.entropy import SeededEntropy
 from coterie.privacy.events import Participation
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import Ledger
 from coterie.privacy.mechanisms import GaussianSum
 from coterie.privacy.transcript import MemoryTranscript
@@ -28,7 +28,7 @@ DELTA = 1e-3
 POSTS = 800
 MECHANISM = GaussianSum(1.0, 2.0)
 SHAPES = {"w": (4,)}
-STEP = MECHANISM.grid(4)
+STEP = MECHANISM.step(4)
 HONEST = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.2, 0.0, 0.0, -0.1]], dtype=torch.float64)
 RING = 1 << 64
 

@@ -16,14 +16,10 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from coterie.privacy.accounting import (
-    Participation,
-    Wishart,
-    calibrate,
-    calibrate_wishart,
-    profile,
-)
-from coterie.privacy.wishart import WishartProfile
+from coterie.privacy.accounting import profile
+from coterie.privacy.calibrate import calibrate, calibrate_wishart
+from coterie.privacy.events import Participation, Wishart
+from coterie.privacy.profiles import WishartProfile
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLAN = {"participation": Participation("everyone"), "relation": "zero_out"}

@@ -9,18 +9,18 @@ from coterie.config import ConfigError, to_toml
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
+from coterie.privacy.calibrate import Even, Geometric, Power, Spending
 from coterie.privacy.events import Gaussian, Laplace, Wishart
-from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PrintedWishart, WishartNoise
+from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PublishedWishart, WishartNoise
 from coterie.privacy.profiles import GaussianProfile, gaussian_mu
-from coterie.privacy.spending import Even, Geometric, Power, Spending
 
 SHAPES = [Even(), Power(), Power(-0.5), Power(0.0), Geometric(), Geometric(1.1), Geometric(1.0)]
 NOISES = [
     GaussianNoise(),
     LaplaceNoise(),
     WishartNoise(degrees=37),
-    PrintedWishart(),
-    PrintedWishart(sensitivity="K^2"),
+    PublishedWishart(),
+    PublishedWishart(sensitivity="K^2"),
 ]
 
 
@@ -137,11 +137,11 @@ def test_a_noise_multiplier_is_that_of_a_round_of_weight_one():
     ids=str,
 )
 def test_a_shape_that_gives_a_round_nothing_is_refused(shape, rounds):
-    with pytest.raises(ValueError, match="flatter shape") as refused:
+    with pytest.raises(ValueError, match="flatter spending") as refused:
         shape.weights(rounds)
     assert f"over {rounds} rounds" in str(refused.value)
     # A plan is refused before anything is computed.
-    with pytest.raises(ValueError, match="flatter shape"):
+    with pytest.raises(ValueError, match="flatter spending"):
         plan_of(shape, rounds)
 
 
@@ -152,7 +152,7 @@ def test_a_shape_that_cannot_be_computed_is_refused():
         def shares(self, rounds):
             return tuple(math.exp(1000.0 * t) for t in range(rounds))
 
-    with pytest.raises(ValueError, match="flatter shape"):
+    with pytest.raises(ValueError, match="flatter spending"):
         Steep().weights(3)
 
 

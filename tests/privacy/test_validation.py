@@ -9,17 +9,23 @@ import pytest
 import torch
 from scipy import stats
 
-from coterie.privacy.arrivals import Verdict, check_sum, hold, hold_sum, steps
 from coterie.privacy.billboard import Billboard, Bounded, admit, admit_sum, bound
-from coterie.privacy.blocks import Block, BlockSum
 from coterie.privacy.entropy import SeededEntropy
-from coterie.privacy.laplace import LaplaceSum
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.limits import balls
-from coterie.privacy.local import LocalGaussianSum
-from coterie.privacy.mechanisms import Exact, GaussianSum, Shape
-from coterie.privacy.moments import GaussianGram, GaussianRows, Squares, WishartGram
+from coterie.privacy.mechanisms import (
+    Block,
+    BlockSum,
+    Exact,
+    GaussianRows,
+    GaussianSum,
+    LaplaceSum,
+    LocalGaussianSum,
+    Mechanism,
+    Shape,
+)
+from coterie.privacy.moments import GaussianGram, Squares, WishartGram
 from coterie.privacy.transcript import MemoryTranscript
+from coterie.privacy.validation import Verdict, fold, grid_steps, validate
 
 SUM = GaussianSum(1.0, 2.0)
 TEMPLATE = {"w": (3,), "b": ()}
@@ -57,7 +63,7 @@ EVERY = {
 def test_steps_are_powers_of_two_that_sums_and_noise_lie_on(name):
     mechanism, shapes = EVERY[name]
     totals = mechanism.totals(shapes)
-    grid = steps(mechanism, totals)
+    grid = grid_steps(mechanism, totals)
     assert set(grid) == set(totals)
     assert all(math.frexp(step)[0] == 0.5 for step in grid.values())
     rng = np.random.default_rng(0)
@@ -73,7 +79,7 @@ def test_steps_are_powers_of_two_that_sums_and_noise_lie_on(name):
 
 
 def test_a_sum_without_privacy_has_no_grid():
-    assert steps(Exact(), {"w": (3,)}) is None
+    assert grid_steps(Exact(), {"w": (3,)}) is None
 
 
 def test_a_sum_inside_the_bound_is_taken_as_it_is():
@@ -94,7 +100,7 @@ def test_anything_that_is_no_number_makes_all_of_it_zeros(name, bad):
     sent = {leaf: np.ones(shape) for leaf, shape in totals.items()}
     sent["b"].flat[-1] = bad
     part, verdict = admit(mechanism, sent, np.array([0, 1]), shapes)
-    assert (verdict.word, verdict.why, verdict.kept) == ("zeroed", "not_finite", 0.0)
+    assert (verdict.status, verdict.why, verdict.kept) == ("zeroed", "not_finite", 0.0)
     assert verdict.zeroed
     assert all(not leaf.any() for leaf in part.total.values())
 
@@ -102,9 +108,9 @@ def test_anything_that_is_no_number_makes_all_of_it_zeros(name, bad):
 def test_a_long_sum_is_scaled_onto_the_bound_of_its_clients():
     for size in (2.001, 1e5, 1e200, 1.7e308):
         held, verdict = one(SUM, [size, 0.0, -size])
-        assert (verdict.word, verdict.why, verdict.changed) == ("scaled", "norm", 2)
+        assert (verdict.status, verdict.why, verdict.changed) == ("scaled", "norm", 2)
         # To a grid step each: two clients of norm 1 have a sum of norm 2 at most.
-        assert 2 - 2 * SUM.grid(3) <= np.linalg.norm(held) <= 2
+        assert 2 - 2 * SUM.step(3) <= np.linalg.norm(held) <= 2
         assert verdict.kept == pytest.approx(math.sqrt(2) / size)
         assert held[0] == -held[2]
 
@@ -128,7 +134,7 @@ def test_all_leaves_are_one_vector_and_blocks_are_each_their_own():
 
 
 def test_numbers_between_grid_steps_are_rounded_towards_zero():
-    step = SUM.grid(3)
+    step = SUM.step(3)
     held, verdict = one(SUM, [2.75 * step, -2.75 * step, 3 * step])
     assert (held / step).tolist() == [2.0, -2.0, 3.0]
     assert verdict == Verdict("mended", "grid", 2, 1.0, 2)
@@ -143,7 +149,7 @@ def test_what_cannot_be_negative_is_not():
     for mechanism in (Squares(SUM), Squares(LaplaceSum(1.0, 1.0)), Exact(Shape.SQUARES)):
         held, verdict = one(mechanism, [0.5, -0.25, 0.0])
         assert held.tolist() == [0.5, 0.0, 0.0]
-        assert (verdict.word, verdict.why) == ("mended", "sign")
+        assert (verdict.status, verdict.why) == ("mended", "sign")
 
 
 @pytest.mark.parametrize("mechanism", [GaussianGram(1.0, 1.0), WishartGram(1.0, 4, 1.0)])
@@ -170,10 +176,10 @@ def test_each_client_has_its_own_row_and_nobody_elses():
     assert held[1].tolist() == [0.5, 0.5]
     assert held[2].tolist() == pytest.approx([1.0, 0.0], rel=1e-5)
     assert not held[[0, 3, 4]].any()
-    assert (verdict.word, verdict.why, verdict.changed) == ("scaled", "norm", 2)
+    assert (verdict.status, verdict.why, verdict.changed) == ("scaled", "norm", 2)
     sent[2] = 0
     _, verdict = one(mechanism, sent, np.array([1, 2]), (2,))
-    assert (verdict.word, verdict.why, verdict.changed) == ("mended", "rows", 1)
+    assert (verdict.status, verdict.why, verdict.changed) == ("mended", "rows", 1)
     held, verdict = one(Exact(Shape.ROWS, 5), sent, np.array([1]), (2,))
     assert verdict.why == "rows"
     assert held[1].tolist() == [0.5, 0.5]
@@ -189,7 +195,7 @@ def test_a_site_of_which_nobody_was_asked_counts_as_zeros(name):
     assert admit(mechanism, zeros, nobody, shapes)[1].taken
     sent = {leaf: np.full(shape, 0.5) for leaf, shape in totals.items()}
     part, verdict = admit(mechanism, sent, nobody, shapes)
-    assert (verdict.word, verdict.why, verdict.clients) == ("zeroed", "nobody", 0)
+    assert (verdict.status, verdict.why, verdict.clients) == ("zeroed", "nobody", 0)
     assert all(not leaf.any() for leaf in part.total.values())
 
 
@@ -198,19 +204,19 @@ def test_a_site_of_which_nobody_was_asked_counts_as_zeros(name):
 def test_honest_noise_of_clients_passes_its_limits_ever_so_rarely(clients, numbers):
     # The laws in closed form: the norm of normals is chi, a single number is normal.
     mechanism = LocalGaussianSum(0.7, 1.3, 4.0)
-    (ball,) = balls(mechanism, {"w": (numbers,)})
+    (limit,) = mechanism.norm_bounds({"w": (numbers,)})
     deviation = 1.3 * 0.7 * math.sqrt(clients)
-    rounding = clients * ball.step / 2
-    free = ball.reach(clients) - clients * 0.7 - rounding * math.sqrt(numbers)
+    rounding = clients * limit.step / 2
+    free = limit.norm_limit(clients) - clients * 0.7 - rounding * math.sqrt(numbers)
     assert stats.chi.sf(free / deviation, numbers) < 1e-13
-    single = ball.most(clients) * ball.step - clients * 0.7 - rounding
+    single = limit.step_limit(clients) * limit.step - clients * 0.7 - rounding
     assert 2 * numbers * stats.norm.sf(single / deviation) < 1e-13
     # And they are limits: not much further off than noise reaches.
     assert free < deviation * (math.sqrt(numbers) + 8)
     assert single < deviation * 10
     held, verdict = one(mechanism, [1e9] + [0.0] * (numbers - 1), np.arange(clients))
-    assert verdict.word == "scaled"
-    assert held[0] <= ball.most(clients) * ball.step
+    assert verdict.status == "scaled"
+    assert held[0] <= limit.step_limit(clients) * limit.step
 
 
 @pytest.mark.parametrize("door", [admit, admit_sum])
@@ -234,13 +240,12 @@ def test_ids_are_different_clients(door, ids):
         door(GaussianRows(1.0, 1.0, 5), {"w": np.zeros((5, 2))}, np.array([5]), {"w": (2,)})
 
 
-def test_a_mechanism_without_a_rule_does_not_travel():
-    class Other:
-        def totals(self, contribution):
-            return contribution
+def test_a_mechanism_without_norm_bounds_does_not_exist():
+    class Other(GaussianSum):
+        norm_bounds = Mechanism.norm_bounds
 
-    with pytest.raises(TypeError, match="no rule"):
-        admit(Other(), arrays([0.0] * 3), TWO, TEMPLATE)
+    with pytest.raises(TypeError, match="norm_bounds"):
+        Other(1.0, 1.0)
 
 
 def test_what_was_admitted_is_a_copy_with_a_mark_of_its_own():
@@ -259,7 +264,7 @@ def test_what_was_admitted_is_a_copy_with_a_mark_of_its_own():
 def test_what_arrives_is_left_as_it_came():
     total = {"w": torch.tensor([[1e9, math.nan], [3.0, -1.0]], dtype=torch.float64)}
     before = total["w"].clone()
-    hold(GaussianGram(1.0, 1.0), total, TWO)
+    validate(GaussianGram(1.0, 1.0), total, TWO)
     assert torch.equal(torch.nan_to_num(before), torch.nan_to_num(total["w"]))
 
 
@@ -267,7 +272,7 @@ def test_a_verdict_is_plain_data():
     _, verdict = one(SUM, [1e308, 0.0, 0.0])
     told = json.loads(json.dumps(dataclasses.asdict(verdict), allow_nan=False))
     assert told.pop("kept") == pytest.approx(2 / 1e308)
-    assert told == {"word": "scaled", "why": "norm", "clients": 2, "changed": 1}
+    assert told == {"status": "scaled", "why": "norm", "clients": 2, "changed": 1}
 
 
 def test_a_sum_that_travelled_posts_as_one_that_did_not():
@@ -293,13 +298,13 @@ def test_a_sum_that_travelled_posts_as_one_that_did_not():
 
 
 def folded(values, clients=3, mechanism=SUM):
-    step = mechanism.grid(len(values))
+    step = mechanism.step(len(values))
     total = {"w": torch.tensor(values, dtype=torch.float64) * step}
-    return (hold_sum(mechanism, total, np.arange(clients))["w"].numpy() / step).tolist()
+    return (fold(mechanism, total, np.arange(clients))["w"].numpy() / step).tolist()
 
 
 def test_numbers_are_folded_at_the_bound_and_vanish_beyond_twice():
-    most = round(3 / SUM.grid(9))
+    most = round(3 / SUM.step(9))
     values = [0, 5, most, most + 5, 2 * most - 1, 2 * most, 2 * most + 1, 2.0**62, -(2.0**63)]
     expected = [0, 5, most, most - 5, 1, 0, 0, 0, 0]
     assert folded(values) == expected
@@ -308,33 +313,33 @@ def test_numbers_are_folded_at_the_bound_and_vanish_beyond_twice():
 
 def test_numbers_that_are_never_negative_fold_to_zero_below_it():
     squares = Squares(SUM)
-    step = SUM.grid(4)
+    step = SUM.step(4)
     most = round(3 / step)
     total = {"w": torch.tensor([-5.0, 5.0, most + 2.0, -(2.0**63)]).double() * step}
-    held = hold_sum(squares, total, np.arange(3))["w"].numpy() / step
+    held = fold(squares, total, np.arange(3))["w"].numpy() / step
     assert held.tolist() == [0, 5, most - 2, 0]
 
 
 def test_rows_of_others_and_second_moments_in_a_sum():
     rows = torch.ones(5, 2, dtype=torch.float64) / 2
-    held = hold_sum(GaussianRows(1.0, 1.0, 5), {"w": rows}, np.array([1, 4]))["w"]
+    held = fold(GaussianRows(1.0, 1.0, 5), {"w": rows}, np.array([1, 4]))["w"]
     assert held.tolist() == [[0, 0], [0.5, 0.5], [0, 0], [0, 0], [0.5, 0.5]]
     matrix = torch.tensor([[-0.5, 9.0], [0.25, 0.5]], dtype=torch.float64)
-    held = hold_sum(GaussianGram(1.0, 1.0), {"w": matrix}, np.arange(2))["w"]
+    held = fold(GaussianGram(1.0, 1.0), {"w": matrix}, np.arange(2))["w"]
     assert held.tolist() == [[0.0, 0.25], [0.25, 0.5]]
 
 
 def test_what_is_no_sum_out_of_a_ring_is_refused():
-    for bad in (math.nan, math.inf, 1.7e308, SUM.grid(3) / 2):
+    for bad in (math.nan, math.inf, 1.7e308, SUM.step(3) / 2):
         with pytest.raises(ValueError, match="whole steps"):
-            hold_sum(SUM, {"w": torch.tensor([0.0, bad, 0.0]).double()}, TWO)
+            fold(SUM, {"w": torch.tensor([0.0, bad, 0.0]).double()}, TWO)
 
 
 def test_sums_that_float64_could_not_hold_are_refused():
     # 1.99 * 2^30 steps a client, and twice the sum has to stay below 2^53.
     quiet = GaussianSum(1.99, 1e-9)
-    assert quiet.grid(1) == 2.0**-30
-    with pytest.raises(ValueError, match="no longer be exact"):
+    assert quiet.step(1) == 2.0**-30
+    with pytest.raises(ValueError, match="not represent exactly"):
         folded([0.0], 2_120_000, quiet)
     assert folded([7.0], 2_100_000, quiet) == [7.0]
 
@@ -342,8 +347,8 @@ def test_sums_that_float64_could_not_hold_are_refused():
 def test_mechanisms_whose_sum_cannot_be_folded_are_refused():
     for mechanism, why in ((Exact(), "grid"), (WishartGram(1.0, 4, 1.0), "wishart")):
         with pytest.raises(ValueError, match=why):
-            check_sum(mechanism)
+            mechanism.check_secure_sum()
         with pytest.raises(ValueError, match=why):
-            hold_sum(mechanism, {"w": torch.zeros(2, 2)}, TWO)
+            fold(mechanism, {"w": torch.zeros(2, 2)}, TWO)
     for mechanism, _ in (EVERY[name] for name in EVERY if name != "wishart"):
-        check_sum(mechanism)
+        mechanism.check_secure_sum()

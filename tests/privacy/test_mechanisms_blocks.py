@@ -20,13 +20,21 @@ from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import Gaussian, Guarantee, Participation, profile
+from coterie.privacy.accounting import profile
 from coterie.privacy.billboard import Billboard, bound
-from coterie.privacy.blocks import BlockSum, check_blocks, replaced_by
-from coterie.privacy.entropy import open_entropy
+from coterie.privacy.entropy import SeededEntropy, open_entropy
+from coterie.privacy.events import Gaussian, Participation
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.mechanisms import Exact, GaussianSum, Shape
-from coterie.privacy.noise import Ask, GaussianNoise, Noise
+from coterie.privacy.mechanisms import (
+    BlockSum,
+    Exact,
+    GaussianSum,
+    Shape,
+    check_blocks,
+    replaced_by,
+)
+from coterie.privacy.noise import GaussianNoise, Noise, Request
 from coterie.privacy.sampling import FixedSize, Poisson
 from coterie.privacy.transcript import MemoryTranscript
 from coterie.scores import noise_to_signal
@@ -99,7 +107,7 @@ def ask_of(**changes):
         "relation": "zero_out",
         "blocks": BLOCKS,
     }
-    return Ask(**{**given, **changes})
+    return Request(**{**given, **changes})
 
 
 # What is refused.
@@ -172,7 +180,7 @@ def test_a_single_block_of_more_numbers_is_refused_before_anything_is_spent():
 def test_other_noise_refuses_blocks(kind):
     noise = Noise.named(kind)
     shape = noise.shapes[0]
-    with pytest.raises(ValueError, match=r"mean, variances, residual each on its own: use gaussi"):
+    with pytest.raises(ValueError, match=r"mean, variances, residual separately: use gaussi"):
         noise.mechanisms(ask_of(shape=shape))
     assert noise.mechanisms(ask_of(shape=shape, blocks=(), delta=1e-5))
 
@@ -263,12 +271,12 @@ def test_one_signed_block_is_a_plain_sum():
     noisy = [
         m.perturb(m.reduce(mine), open_entropy(1, "noise", 0))["w"].numpy() for m in (alone, plain)
     ]
-    assert np.allclose(*noisy, rtol=0, atol=2 * plain.grid(12))
+    assert np.allclose(*noisy, rtol=0, atol=2 * plain.step(12))
 
 
 def test_the_reach_of_noise_is_that_of_the_noisiest_block():
     mechanism, shapes = BlockSum(BLOCKS, 2.0), {"mean": (9,), "variances": (9,), "residual": (1,)}
-    deviations = mechanism.deviations(shapes)
+    deviations = mechanism.standard_deviations(shapes)
     assert deviations == pytest.approx(
         {
             "mean": 2 / math.sqrt(0.7),
@@ -357,7 +365,7 @@ def test_a_post_is_the_clipped_sum_and_the_noise_of_each_block(data):
         assert torch.allclose(total[name], by_hand[name].double().sum(0), rtol=3e-3, atol=3e-3)
         assert torch.equal(leaf, total[name] + noise[name])
     shapes = {"mean": (FEATURES,), "variances": (FEATURES,), "residual": (1,)}
-    assert post.deviations == mechanism.deviations(shapes)
+    assert post.deviations == mechanism.standard_deviations(shapes)
     assert math.isnan(post.deviation), "there is no one deviation of unlike blocks"
 
 
@@ -382,7 +390,8 @@ def test_a_run_without_noise_and_one_of_fixed_cohorts(data):
     assert free.posts[0].deviation == 0.0
     private = Privacy(epsilon=2.0, delta=DELTA, relation="replace")
     fixed = simulate(plan_of(privacy=private, sampler=FixedSize(10)), data)
-    assert fixed.guarantee.epsilon == pytest.approx(2.0, rel=1e-2)
+    assert fixed.guarantee.views["outsider"] == pytest.approx(2.0, rel=1e-2)
+    assert fixed.guarantee.epsilon > 3
 
 
 # Deviations by leaf of the mechanisms that were there before.
@@ -406,10 +415,15 @@ def test_plain_sums_have_one_deviation_for_all_leaves(privacy, deviation, data):
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "wishart", "wishart_paper"])
-def test_second_moments_have_no_deviation(noise, data):
+def test_second_moments_state_the_deviation_of_the_diagonal(noise, data):
     plan = plan_of(method=MPMTL(), rounds=1, privacy=Privacy(epsilon=1.0, noise=noise))
+    mechanism = plan.mechanisms(CLIENTS)[0]
     post = simulate(plan, data).posts[0]
-    assert all(math.isnan(value) for value in post.deviations.values())
+    zeros = {"w": torch.zeros(60, 60, dtype=torch.float64)}
+    drawn = mechanism.typical_noise(zeros, SeededEntropy(3, "noise", 0))["w"].diagonal()
+    (stated,) = mechanism.standard_deviations({"w": (60, 60)}).values()
+    assert float(drawn.std()) == pytest.approx(stated, rel=0.35)
+    assert all(value > 0 for value in post.deviations.values())
     assert math.isnan(post.deviation)
 
 

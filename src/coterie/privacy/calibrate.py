@@ -1,11 +1,20 @@
-"""Noise for a budget: the least with which a plan of weighted rounds meets (epsilon, delta)."""
+"""From a budget to noise: the least noise with which weighted rounds meet (epsilon, delta).
+
+`Spending` spreads a budget over rounds: evenly, as a power of the round, or geometrically (Liang et
+al., "Model-Protected Multi-Task Learning", section 3.5, with budgets eps_t per round). The noise of
+a round is proportional to 1/eps_t, so eps_t is the round's weight in the sum of squared mu; rounds
+of unequal noise compose exactly.
+"""
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
-from coterie.privacy.composed import check_covered, profile_of
+from coterie.privacy.accounting import check_covered, profile_of
 from coterie.privacy.events import (
     Counted,
     Event,
@@ -29,15 +38,15 @@ def calibrate(
     relation: Relation,
     replaced: float = 2.0,
 ) -> float:
-    """Find the smallest z with which rounds of Gaussian(z / weight, replaced) meet a target.
+    """Return the smallest z with which rounds of Gaussian(z / weight, replaced) meet a target.
 
     A weight multiplies its round's share of mu: all 1 spends evenly.
 
     Raises:
-        ValueError: If the target, a weight or the relation makes no sense, or no account is proved.
+        ValueError: If the target, a weight or the relation is invalid, or no account is proved.
 
     **Guarantee:** `profile` of the events with the returned z has an epsilon of at most the target
-    and at least 0.9995 of it; `tests/accounting/test_laws.py`.
+    and at least 0.9995 of it; `tests/privacy/test_accounting.py`.
 
     >>> everyone = Participation("everyone")
     >>> z = calibrate(1.0, 1e-5, weights=[1.0], participation=everyone, relation="zero_out")
@@ -51,16 +60,16 @@ def calibrate(
 
 
 def _check(epsilon: float, weights: Sequence[float], relation: Relation) -> Groups:
-    """Refuse nonsense; count equal weights."""
+    """Raise ValueError for an invalid target; return the number of equal weights."""
     check_relation(relation)
     if not 0 < epsilon <= 1e4:
         raise ValueError(
-            f"epsilon = {epsilon}: expected a positive number of at most 10,000, which protects "
-            "nobody already; for no noise at all, run with epsilon inf"
+            f"epsilon = {epsilon}: expected a positive number of at most 10,000 (which "
+            "protects nobody); for no noise, run with epsilon inf"
         )
     if len(weights) == 0 or not all(weight > 0 and math.isfinite(weight) for weight in weights):
         raise ValueError(
-            f"weights = {list(weights)[:5]}...: expected one positive finite number a round; "
+            f"weights = {list(weights)[:5]}...: expected one positive finite number per round; "
             "leave a round out rather than give it no weight"
         )
     return tuple(sorted(Counter(float(weight) for weight in weights).items()))
@@ -80,12 +89,12 @@ def _calibrate(
     squares = sum(count * weight**2 for weight, count in weights)
     mu = gaussian_mu(epsilon, delta)
     if rate == 1:
-        # Closed form; the margin lies above its rounding and far below what anyone could notice.
+        # Closed form; the margin covers its rounding and is negligible.
         return scale * math.sqrt(squares) / mu * (1 + 1e-8)
     if -math.expm1(rounds * math.log1p(-rate)) <= delta:
         raise ValueError(
-            f"delta = {delta}: a client takes part at all with no larger probability, so no noise "
-            "would be needed; expected a smaller delta"
+            f"delta = {delta}: the probability that a client takes part at all is no larger, so no "
+            "noise is needed; expected a smaller delta"
         )
 
     def search(weights: Groups, start: float) -> float:
@@ -104,7 +113,7 @@ def _calibrate(
 
 
 def _count(weights: Groups, event: Callable[[float], Event]) -> Counted:
-    """Count the events of weighted rounds, exactly as `count` counts a plan's."""
+    """Return the counted events of weighted rounds, as `accounting.count` orders them."""
     counts: Counter[Event] = Counter()
     for weight, times in weights:
         counts[event(weight)] += times
@@ -112,7 +121,7 @@ def _count(weights: Groups, event: Callable[[float], Event]) -> Counted:
 
 
 def _sketch(weights: Groups) -> Groups:
-    """Round weights to 2 %: close enough to start from."""
+    """Return weights rounded to 2 %, as a starting point."""
     sketch: Counter[float] = Counter()
     for weight, count in weights:
         sketch[1.02 ** round(math.log(weight, 1.02))] += count
@@ -127,26 +136,55 @@ def calibrate_laplace(
     participation: Participation,
     relation: Relation,
 ) -> float:
-    """Find the largest e with which rounds of Laplace(e * weight) meet (epsilon, delta).
+    """Return the largest e with which rounds of Laplace(e * weight) meet (epsilon, delta).
 
-    At delta = 0 epsilons are added up; above, composition may allow more.
+    At delta = 0 epsilons are added; at a larger delta, composition may allow more.
 
     Raises:
-        ValueError: If the target, a weight or the relation makes no sense.
+        ValueError: If the target, a weight or the relation is invalid.
 
     **Guarantee:** `profile` of the events with the returned e has an epsilon of at most the target
-    and at least 0.999 of it; `tests/accounting/test_pure.py`.
+    and at least 0.999 of it; `tests/privacy/test_profiles_pure.py`.
 
     >>> everyone = Participation("everyone")
     >>> calibrate_laplace(1.0, 0.0, weights=[1.0, 3.0], participation=everyone, relation="zero_out")
     0.25
     """
-    check_delta(delta, ())
-    groups = _check(epsilon, weights, relation)
-    check_covered(((Laplace(1.0), 1),), participation, relation)
+    return calibrate_event(
+        Laplace,
+        epsilon,
+        delta,
+        weights=weights,
+        participation=participation,
+        relation=relation,
+    )
 
-    def spent(e: float) -> float:
-        counted = _count(groups, lambda weight: Laplace(e * weight))
+
+def calibrate_event(
+    event: Callable[[float], Event],
+    epsilon: float,
+    delta: float,
+    *,
+    weights: Sequence[float],
+    participation: Participation,
+    relation: Relation,
+) -> float:
+    """Return the largest x with which rounds of event(x * weight) meet (epsilon, delta).
+
+    `event(x)` must be the less private the larger x is, about in proportion.
+
+    Raises:
+        ValueError: If the target, a weight or the relation is invalid, or no account is proved.
+
+    **Guarantee:** `profile` of the events with the returned x has an epsilon of at most the target
+    and at least 0.999 of it; `tests/privacy/test_profiles_pure.py`.
+    """
+    check_delta(delta, (event(1.0),))
+    groups = _check(epsilon, weights, relation)
+    check_covered(((event(1.0), 1),), participation, relation)
+
+    def spent(x: float) -> float:
+        counted = _count(groups, lambda weight: event(x * weight))
         return profile_of(counted, participation, relation).epsilon(delta)
 
     scale = 1.0 if relation == "zero_out" else 2.0
@@ -162,13 +200,13 @@ def calibrate_wishart(
     participation: Participation,
     relation: Relation,
 ) -> float:
-    """Find the largest r with which rounds of Wishart(degrees, r * weight) meet (epsilon, delta).
+    """Return the largest r with which rounds of Wishart(degrees, r * weight) meet (epsilon, delta).
 
     Raises:
-        ValueError: If delta is 0 or the relation `replace`, or a number makes no sense.
+        ValueError: If delta is 0 or the relation `replace`, or a number is invalid.
 
     **Guarantee:** `profile` of the events with the returned r has a delta at epsilon of at most
-    the target and at least 0.999 of it; `tests/accounting/test_wishart.py`.
+    the target and at least 0.999 of it; `tests/privacy/test_profiles_wishart.py`.
 
     >>> everyone = Participation("everyone")
     >>> plan = {"weights": [1.0], "participation": everyone, "relation": "zero_out"}
@@ -183,7 +221,7 @@ def calibrate_wishart(
         counted = _count(groups, lambda weight: Wishart(degrees, r * weight))
         return profile_of(counted, participation, relation).delta(epsilon)
 
-    # As k grows, a release tends to Gaussian DP with mu = r / sqrt(2 k): a guess from which to go.
+    # As k grows, a release tends to Gaussian DP with mu = r / sqrt(2 k): a starting point.
     squares = sum(times * weight**2 for weight, times in groups)
     guess = gaussian_mu(epsilon, delta) * math.sqrt(2 * degrees / squares)
     return _largest(spent, delta, guess)
@@ -192,7 +230,7 @@ def calibrate_wishart(
 def _bracket(
     spent: Callable[[float], float], goal: float, start: float
 ) -> tuple[float, float, float, float]:
-    """Find low < high with spent(low) <= goal < spent(high), and both values."""
+    """Return low < high with spent(low) <= goal < spent(high), and both values."""
     here, at = start, spent(start)
     up = at <= goal
     for _ in range(200):
@@ -205,7 +243,7 @@ def _bracket(
 
 
 def _largest(spent: Callable[[float], float], goal: float, start: float) -> float:
-    """Find the largest x with spent(x) <= goal, to 0.999 of the goal, for an increasing `spent`.
+    """Return the largest x with spent(x) <= goal, to 0.999 of the goal, for an increasing `spent`.
 
     Regula falsi in log x and log spent (Illinois), which are nearly proportional.
     """
@@ -227,3 +265,84 @@ def _largest(spent: Callable[[float], float], goal: float, start: float) -> floa
         else:
             high, above, below = middle, math.log(at) - aim, below / 2
     raise RuntimeError(f"no noise found that spends {goal}: at {low} it is {at_low}")
+
+
+_LEAST = 1e-4
+"""Smallest share of a round, relative to the largest."""
+
+
+class Spending(ABC):
+    """How a budget is spread over rounds."""
+
+    kind: ClassVar[str] = ""
+
+    @abstractmethod
+    def shares(self, rounds: int) -> tuple[float, ...]:
+        """Return the rounds' shares, the largest of which is 1."""
+
+    def weights(self, rounds: int) -> tuple[float, ...]:
+        """Return the rounds' weights.
+
+        Raises:
+            ValueError: If the share of a round is negligible.
+        """
+        try:
+            shares = self.shares(rounds)
+        except OverflowError:
+            shares = (0.0,)
+        if not all(_LEAST <= share < float("inf") for share in shares):
+            raise ValueError(
+                f"{self} over {rounds} rounds: a round gets less than {_LEAST:g} of the largest "
+                "share, so its release is only noise; choose a flatter spending, or fewer rounds"
+            )
+        return shares
+
+    @classmethod
+    def choices(cls) -> Mapping[str, type["Spending"]]:
+        """Return the kinds of spending by name."""
+        kinds: tuple[type[Spending], ...] = (Even, Power, Geometric)
+        return {kind.kind: kind for kind in kinds}
+
+
+@dataclass(frozen=True)
+class Even(Spending):
+    """The same budget in every round."""
+
+    kind: ClassVar[str] = "even"
+
+    def shares(self, rounds: int) -> tuple[float, ...]:
+        """Return ones."""
+        return (1.0,) * rounds
+
+
+@dataclass(frozen=True)
+class Power(Spending):
+    """eps_t proportional to t^alpha: 2/5 suits accelerated steps on convex losses."""
+
+    kind: ClassVar[str] = "power"
+    alpha: float = 0.4
+
+    def shares(self, rounds: int) -> tuple[float, ...]:
+        """Return t^alpha over the largest."""
+        top = rounds if self.alpha > 0 else 1
+        return tuple(float((t / top) ** self.alpha) for t in range(1, rounds + 1))
+
+
+@dataclass(frozen=True)
+class Geometric(Spending):
+    """eps_t proportional to Q^-t: for strongly convex losses; Q below 1 spends more later.
+
+    (1 - mu/L)^(2/5) suits plain steps, (1 - sqrt(mu/L))^(1/5) accelerated ones.
+    """
+
+    kind: ClassVar[str] = "geometric"
+    Q: float = 0.97
+
+    def __post_init__(self) -> None:
+        if not 0 < self.Q < float("inf"):
+            raise ValueError(f"Q = {self.Q}: expected a positive number, such as 0.97")
+
+    def shares(self, rounds: int) -> tuple[float, ...]:
+        """Return Q^-t over the largest."""
+        top = rounds if self.Q < 1 else 1
+        return tuple(float(self.Q ** (top - t)) for t in range(1, rounds + 1))

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from coterie.privacy.accounting import Gaussian, Participation, calibrate, profile
+from coterie.privacy.accounting import profile
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.profiles import GaussianProfile, gaussian_mu
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -7,22 +7,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.privacy.accounting import (
+from coterie.privacy.accounting import coalition_profile, epsilon_by_round, profile
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import (
     Gaussian,
-    Guarantee,
     Laplace,
     LocalGaussian,
     NonPrivate,
     Participation,
     Wishart,
-    calibrate,
-    coalition_profile,
-    epsilon_by_round,
-    profile,
 )
+from coterie.privacy.guarantee import Guarantee, add_up, describe_noise, smallest_cohort
 from coterie.privacy.profiles import GaussianProfile
-from coterie.privacy.views import smallest_cohort
-from coterie.privacy.words import add_up, describe_noise
 
 EVERYONE = Participation("everyone")
 POISSON = Participation("poisson", 0.1)
@@ -202,14 +198,6 @@ def test_json_comes_back(found):
     )
 
 
-def test_files_without_local_noise_read_as_before():
-    old = guarantee([Gaussian(4.0)] * 20).to_json()
-    for key in ("reasons", "epsilon_per_participation"):
-        old.pop(key, None)
-    old["views"].pop("server_secure_aggregation")
-    assert Guarantee.from_json(old) == guarantee([Gaussian(4.0)] * 20)
-
-
 def test_words_say_who_adds_the_noise_and_both_numbers():
     found = guarantee([LocalGaussian(4.0, 10)] * 20, FIXED, "replace")
     words = found.statement()
@@ -218,13 +206,13 @@ def test_words_say_who_adds_the_noise_and_both_numbers():
     assert "in total" in words
     assert "10 honest clients" in words
     assert "Not covered: the server" not in words
-    assert "before its noise is added" in words
+    assert "before it adds noise" in words
     assert found.to_json()["view"] == "the server and the other clients"
     assert "subtract" in found.to_json()["reasons"]["other_clients"]
-    assert "nobody else's noise" in guarantee().statement()
+    assert "no other client's noise" in guarantee().statement()
     assert "NOT PRIVATE" not in words
     told = describe_noise(found.events)
-    assert "each client adds itself" in told and "z = 4" in told
+    assert "added by each client" in told and "z = 4" in told
     # Central noise is told as ever.
     assert "Not covered: the server, which" in guarantee([Gaussian(4.0)]).statement()
 

@@ -6,19 +6,23 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.privacy.accounting import (
+from coterie.privacy.accounting import profile
+from coterie.privacy.events import (
     Gaussian,
-    Guarantee,
     Laplace,
     LocalGaussian,
     NonPrivate,
     Participation,
     Wishart,
-    profile,
 )
-from coterie.privacy.profiles import GaussianProfile, Least
-from coterie.privacy.pure import PureProfile
-from coterie.privacy.tradeoff import gaussian_trade_off, gdp_approximation, trade_off
+from coterie.privacy.guarantee import Guarantee, gdp_approximation
+from coterie.privacy.profiles import (
+    GaussianProfile,
+    Least,
+    PureProfile,
+    gaussian_trade_off,
+    trade_off,
+)
 
 ALPHAS = np.concatenate([[0.0], np.logspace(-6, -1.5, 25), np.linspace(0.04, 1.0, 60)])
 EVERYONE = Participation("everyone")
@@ -260,7 +264,7 @@ def test_the_approximation_is_no_bound():
 
 def test_other_noise_has_no_such_approximation():
     for name in ("laplace", "wishart", "no noise"):
-        with pytest.raises(ValueError, match="Gaussian releases alone"):
+        with pytest.raises(ValueError, match="only Gaussian releases"):
             gdp_approximation(PLANS[name])
     assert gdp_approximation(PLANS["huge"]).mu < math.inf
     assert gdp_approximation(guarantee([Gaussian(0.02)], HIDDEN)).mu == math.inf

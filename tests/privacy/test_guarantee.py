@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from coterie.privacy.accounting import Gaussian, Guarantee, Laplace, Participation, Wishart
-from coterie.privacy.words import spent_together
+from coterie.privacy.events import Gaussian, Laplace, Participation, Wishart
+from coterie.privacy.guarantee import Guarantee, spent_together
 
 POISSON = Participation("poisson", 0.01, visible=True)
 
