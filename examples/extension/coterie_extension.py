@@ -1,16 +1,20 @@
-"""FedRep: a shared representation, and a personal head that every round fits first.
+"""A method and a mechanism for coterie, in a package of their own.
 
-Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized
+FedRep: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized
 Federated Learning", ICML 2021, Algorithm 1. In a round a client fits its head against the shared
 representation, then takes steps on the representation with the head fixed, and contributes the
 change of the representation. Coterie clips and sums the contributions and adds noise; heads stay
 with the clients, so the billboard lemma covers them.
+
+TwoServers: Gaussian noise from two servers, so that one honest server is enough.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import coterie as ct
 from coterie.models import Model
+from coterie.privacy.mechanisms import GaussianSum
 from coterie.rng import Rng
 from coterie.solvers.local import LocalProblem
 from coterie.tree import add, stack
@@ -76,3 +80,32 @@ class FedRep(ct.Method):
     def _fit(self, models, leaves, sgd, clients, rng, round):
         problem = LocalProblem(model=self.model, how="sgd", sgd=sgd, lam=0.0)
         return problem.solve(models, clients, rng, round=round, anchor=None, only=leaves)
+
+
+@dataclass(frozen=True)
+class TwoServers(GaussianSum):
+    """A clipped sum to which two servers each add Gaussian noise of the full size.
+
+    **Guarantee:** the release is that of `GaussianSum(bound, noise_multiplier)`, with the same
+    event, also against an adversary who knows the noise of one of the two servers: given that
+    noise, the release is the other server's Gaussian release, shifted by a known value.
+    """
+
+    def draws(self, totals):
+        """Return the number of normals of both servers."""
+        return 2 * super().draws(totals)
+
+    def perturb(self, total, entropy):
+        """Return the sum plus the noise of both servers."""
+        return super().perturb(super().perturb(total, entropy), entropy)
+
+    def standard_deviations(self, totals):
+        """Return the standard deviation of both noises together."""
+        return {
+            name: math.sqrt(2) * one for name, one in super().standard_deviations(totals).items()
+        }
+
+    @property
+    def noise_over_bound(self):
+        """Standard deviation of the noise over the bound."""
+        return math.sqrt(2) * super().noise_over_bound
