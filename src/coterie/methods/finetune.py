@@ -80,7 +80,8 @@ class Finetune(Method):
 
     def __post_init__(self, model: Any) -> None:  # type: ignore[override]
         if model is not None:
-            object.__setattr__(self, "base", replace(self.base, model=model))  # type: ignore[type-var]
+            base = replace(self.base, model=model)  # type: ignore[type-var]
+            object.__setattr__(self, "base", base)
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
         if self.how not in get_args(How):
