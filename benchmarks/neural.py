@@ -124,7 +124,7 @@ def plan_of(setting, method, epsilon, seed) -> Plan:
 def facts(plan, setting, outcome) -> dict:
     """What is known of a plan before it runs: noise, epsilon, and whether it can learn."""
     clients = setting.train.spec.clients
-    numbers = size(plan.method.contribution(plan.method.init(setting.train.spec, Rng.seeded(0))))
+    numbers = size(plan.method.contribution(setting.train.spec))
     noise = plan.noise_multipliers(clients)
     guarantee = outcome.guarantee
     return {

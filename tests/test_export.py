@@ -30,7 +30,8 @@ from coterie.exports import (
 from coterie.plan.plan import Plan
 from coterie.portable import Predictor, save_onnx, save_torch
 from coterie.predictions import decision_function
-from coterie.privacy.accounting import Gaussian, Guarantee, Participation
+from coterie.privacy.events import Gaussian, Participation
+from coterie.privacy.guarantee import Guarantee
 from coterie.run.run import execute
 from coterie.run.summary import promised
 

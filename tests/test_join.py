@@ -408,7 +408,9 @@ def test_every_method_with_a_shared_model_can_be_joined(kind):
 
 
 def test_methods_without_a_shared_model_are_refused_before_they_spend():
-    with pytest.raises(ValueError, match=r"mocha has models of the clients .* such as pmtl"):
+    with pytest.raises(
+        ValueError, match=r"mocha has models for its training clients .* such as pmtl"
+    ):
         check_onboard(registered()["mocha"]())
     for method in (PMTL(), FedAvg(), Local()):
         check_onboard(method)

@@ -22,7 +22,9 @@ _HOMES = {
     "Everyone": "coterie.privacy.sampling",
     "FixedSize": "coterie.privacy.sampling",
     "Poisson": "coterie.privacy.sampling",
-    "Guarantee": "coterie.privacy.accounting",
+    "Guarantee": "coterie.privacy.guarantee",
+    "Mechanism": "coterie.privacy.mechanisms",
+    "register_mechanism": "coterie.privacy.noise",
     "Advice": "coterie.plan.advice",
     "advise": "coterie.plan.advice",
     "plan_for": "coterie.plan.rules",
@@ -38,6 +40,12 @@ _HOMES = {
     "MLP": "coterie.models",
     "CNN": "coterie.models",
     "Module": "coterie.models",
+    "Method": "coterie.methods.base",
+    "register": "coterie.methods.base",
+    "Post": "coterie.privacy.billboard",
+    "Clients": "coterie.data.federated",
+    "Spec": "coterie.data.federated",
+    "Tree": "coterie.core.tree",
     "Auto": "coterie.methods.auto",
     "PFEB": "coterie.methods.pfeb",
     "PMTL": "coterie.methods.pmtl",
@@ -59,9 +67,12 @@ _ROOMS = ("methods", "models")
 __all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from coterie.core.tree import Tree as Tree
     from coterie.data.catalogue import open_named as open_named
+    from coterie.data.federated import Clients as Clients
     from coterie.data.federated import DataError as DataError
     from coterie.data.federated import FederatedDataset as FederatedDataset
+    from coterie.data.federated import Spec as Spec
     from coterie.data.formats import from_arrays as from_arrays
     from coterie.data.formats import from_targets as from_targets
     from coterie.data.formats import load as load
@@ -79,6 +90,8 @@ if TYPE_CHECKING:
     from coterie.estimators import PrivacyWarning as PrivacyWarning
     from coterie.estimators import check_pipeline as check_pipeline
     from coterie.methods.auto import Auto as Auto
+    from coterie.methods.base import Method as Method
+    from coterie.methods.base import register as register
     from coterie.methods.dpfedmtl import DPFedMTL as DPFedMTL
     from coterie.methods.fedavg import FedAvg as FedAvg
     from coterie.methods.finetune import Finetune as Finetune
@@ -97,7 +110,9 @@ if TYPE_CHECKING:
     from coterie.plan.rules import plan_for as plan_for
     from coterie.predictions import decision_function as decision_function
     from coterie.predictions import predict as predict
-    from coterie.privacy.accounting import Guarantee as Guarantee
+    from coterie.privacy.billboard import Post as Post
+    from coterie.privacy.guarantee import Guarantee as Guarantee
+    from coterie.privacy.mechanisms import Mechanism as Mechanism
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson

@@ -34,8 +34,7 @@ from coterie.finished_models import client_model, client_names, client_scaling
 from coterie.models import Model
 from coterie.newcomers import FOLDER, hold_out
 from coterie.plan.plan import Plan
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.words import OTHERS, OUTSIDER
+from coterie.privacy.guarantee import OTHERS, OUTSIDER, Guarantee
 from coterie.run.folder import check_rows, facts_of
 from coterie.run.summary import promised
 

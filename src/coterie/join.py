@@ -31,7 +31,7 @@ from coterie.finished_models import client_names, write_models
 from coterie.methods.base import Method
 from coterie.newcomers import score_alone
 from coterie.plan.plan import Plan
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.run.folder import check_model
 from coterie.scores import Score, evaluate
 

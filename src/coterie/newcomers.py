@@ -114,7 +114,7 @@ def check_newcomers(method: Method, rows: FederatedDataset) -> None:
         DataError: As the method says it of rows that it cannot learn from.
     """
     try:
-        method.check_data(rows)
+        method.check(rows.spec, data=rows)
     except DataError as error:
         raise DataError(f"of the clients held out as newcomers: {error}") from error
 
@@ -173,7 +173,7 @@ def score_alone(
     speed: Speed | None = None,
 ) -> Score:
     """Score learning alone, in the method's own terms or with the same model and step size."""
-    alone = method.alone()
+    alone = method.baselines().local
     if alone is None:
         # Finetuning has steps of its own; what is trained with is its base's.
         steps = getattr(getattr(method, "base", method), "sgd", SGD())

@@ -14,16 +14,16 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import stats
 
-from coterie.privacy.accounting import (
+from coterie.privacy.events import (
     Gaussian,
-    Guarantee,
     Laplace,
     LocalGaussian,
     NonPrivate,
     Participation,
     Wishart,
+    list_runs,
 )
-from coterie.privacy.events import list_runs
+from coterie.privacy.guarantee import Guarantee
 from coterie.verification.accounting import (
     Account,
     by_view,

@@ -31,7 +31,7 @@ from coterie.core.config import to_table, to_toml
 from coterie.finished_models import stacked_models
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.run.run import execute
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"

@@ -11,8 +11,8 @@ from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.single import Single
 from coterie.plan.plan import Plan, Privacy, Speed
-from coterie.privacy.mechanisms import GaussianSum
-from coterie.privacy.moments import GaussianGram, GaussianRows, Squares
+from coterie.privacy.mechanisms import GaussianRows, GaussianSum
+from coterie.privacy.moments import GaussianGram, Squares
 
 pytestmark = [
     pytest.mark.gpu,

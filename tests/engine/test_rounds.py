@@ -119,7 +119,7 @@ def test_a_client_without_finite_update_contributes_zero_and_keeps_its_state(boa
     rows[DATA.offsets[2]] = math.nan
     shared = PMTL().init(DATA.spec, Rng.seeded(0))
     block = replace(DATA, features=rows).clients(np.arange(4))
-    before = PMTL().enrol(shared, DATA.spec, 4)
+    before = PMTL().init_client_state(shared, DATA.spec, 4)
     with board.charged(0) as release:
         state = RoundState(PMTL(), release.mechanism, shared, Rng.seeded(0), 0)
         half = client_half(state, before, block)

@@ -147,7 +147,7 @@ def test_a_round_is_the_clients_half_of_it(world):
     method, shared = PLAN.method, world.shared
     state = RoundState(method, world.mechanisms[0], shared, Rng.seeded(4), 0, 4)
     block = DATA.clients(np.array(OWN))
-    part, *_ = client_half(state, method.enrol(shared, DATA.spec, 3), block)
+    part, *_ = client_half(state, method.init_client_state(shared, DATA.spec, 3), block)
     for name, leaf in part.total.items():
         assert answer.arrays[SUM + name].tobytes() == leaf.numpy().tobytes()
 
@@ -732,7 +732,7 @@ def test_personal_state_is_that_of_the_rounds_that_counted(world, tmp_path):
     for number, ids in ((0, OWN), (1, [2, 4]), (4, OWN)):
         state = RoundState(method, world.mechanisms[number], world.shared, rng, number, 4)
         for client in ids:
-            before = rows.get(client) or method.enrol(world.shared, DATA.spec, 1)
+            before = rows.get(client) or method.init_client_state(world.shared, DATA.spec, 1)
             rows[client] = client_half(state, before, DATA.clients(np.array([client]))).personal
     assert bool(found["started"].all())
     for name, leaf in found.items():

@@ -152,10 +152,10 @@ def test_splits(settings, heads):
     spec = classes().spec
     assert method.heads(spec) == heads
     shared = method.init(spec, Rng.seeded(0))
-    assert set(method.contribution(shared)) == set(method.model.init(spec, Rng.seeded(0))) - set(
+    assert set(method.contribution(spec)) == set(method.model.init(spec, Rng.seeded(0))) - set(
         heads
     )
-    assert set(method.enrol(shared, spec, 2)) == set(heads)
+    assert set(method.init_client_state(shared, spec, 2)) == set(heads)
 
 
 @pytest.mark.parametrize(
@@ -522,9 +522,9 @@ def test_the_count_of_no_numbers_survives_a_stop(tmp_path):
 def test_newcomers_have_no_place_in_clusters_even_if_as_many(method):
     data = regression()
     outcome = simulate(Plan(method=method, privacy=BARE, rounds=1, simulation_seed=0), data)
-    with pytest.raises(ValueError, match="places by number"):
+    with pytest.raises(ValueError, match="fixed membership"):
         outcome.onboard(regression(seed=1))
-    with pytest.raises(ValueError, match="places by number"):
+    with pytest.raises(ValueError, match="fixed membership"):
         check_onboard(method)
 
 

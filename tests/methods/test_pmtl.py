@@ -15,7 +15,7 @@ from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
-from coterie.privacy.accounting import Gaussian
+from coterie.privacy.events import Gaussian
 from coterie.solvers.sgd import SGD
 
 pytestmark = pytest.mark.full

@@ -151,15 +151,17 @@ def test_factors_spelt_out_are_the_omega_that_they_make():
 def test_a_plan_says_the_decomposition_that_was_used():
     """Eigenvectors may differ from machine to machine: everybody must use the same."""
     method = Related(omega=rows(TWO))
-    spelt = method.for_cohort(6, few().spec)
-    assert spelt.factors and not spelt.omega and Related().for_cohort(6, few().spec) == Related()
+    budget = {"n_mu": math.inf, "cohort": 6}
+    spelt = method.resolve(few().spec, **budget)
+    assert spelt.factors and not spelt.omega
+    assert Related().resolve(few().spec, **budget) == Related()
     for name in ("diagonal", "factors", "signs"):
         assert torch.equal(getattr(spelt.relation(6), name), getattr(method.relation(6), name))
 
 
 def test_rounds_without_damping_would_diverge(monkeypatch):
     data, method = few(), Related(model=PLAIN, lam=0.4, omega=rows(HARD))
-    assert method.relation(6).step < 0.1 and "unlike" in method.explain(5, 0.5)[0]
+    assert method.relation(6).step < 0.1 and "unlike" in method.notes().settings[0]
     monkeypatch.setattr(Decomposition, "step", 1.0)
     sums = fit(method, data, rounds=60).shared["related.weight"]
     assert not float(sums.abs().max()) < 1e3
@@ -256,7 +258,7 @@ def test_a_client_contributes_to_its_own_cluster_alone():
     plan = Plan(method=method, privacy=Privacy(noise_multiplier=1.0, clip=0.2), rounds=1)
     shared = method.init(data.spec, Rng.seeded(0))
     everyone = data.clients(np.arange(6))
-    personal = method.enrol(shared, data.spec, 6)
+    personal = method.init_client_state(shared, data.spec, 6)
     _, sent = method.local_update(shared, personal, everyone, Rng.seeded(1), 0)
     for leaf in sent.values():
         assert bool(leaf[torch.arange(6), 1 - torch.tensor(CLUSTERS)].eq(0).all())
@@ -327,12 +329,12 @@ def test_replay(name, cohort):
         for number, post in enumerate(outcome.posts):
             if client in draws[number]:
                 if personal is None:
-                    personal = method.enrol(shared, data.spec, 1)
+                    personal = method.init_client_state(shared, data.spec, 1)
                 state = RoundState(method, plan.mechanisms(6)[number], shared, rng, number)
                 personal = client_half(state, personal, block).personal
             shared = method.server_update(shared, post)
         if personal is None:
-            personal = method.enrol(shared, data.spec, 1)
+            personal = method.init_client_state(shared, data.spec, 1)
         rebuilt = method.personalise(shared, personal, block, rng.at("personalise"))
         for leaf, model in outcome.model(client).items():
             torch.testing.assert_close(model, rebuilt[leaf][0], atol=5e-5, rtol=5e-5)
@@ -354,7 +356,7 @@ def test_rows_of_others_do_not_matter_and_blocks_are_speed(name):
     found = []
     for some in (data, other):
         everyone = some.clients(np.arange(6))
-        personal = method.enrol(shared, data.spec, 6)
+        personal = method.init_client_state(shared, data.spec, 6)
         found.append(method.local_update(shared, personal, everyone, Rng.seeded(1), 0))
     rest = torch.tensor([0, 1, 3, 5])
     for mine, his in zip(*found, strict=True):
@@ -368,14 +370,16 @@ def test_standing_models_are_models(name):
     data, method = few(), SIX[name]
     shared = {k: v + 0.1 for k, v in method.init(data.spec, Rng.seeded(0)).items()}
     everyone = data.clients(np.arange(6))
-    models = method.standing(shared, method.enrol(shared, data.spec, 6), everyone)
+    models = method.current_models(shared, method.init_client_state(shared, data.spec, 6), everyone)
     like = method.model.init(data.spec, Rng.seeded(0))
     assert {k: v.shape for k, v in models.items()} == {k: (6, *v.shape) for k, v in like.items()}
     if name == "clusters":  # who has not taken part stands where its cluster does
         shared = {
             k: v + torch.arange(2.0).reshape(-1, *[1] * (v.dim() - 1)) for k, v in shared.items()
         }
-        models = method.standing(shared, method.enrol(shared, data.spec, 6), everyone)
+        models = method.current_models(
+            shared, method.init_client_state(shared, data.spec, 6), everyone
+        )
         torch.testing.assert_close(models["bias"][:, 0], torch.tensor(CLUSTERS) + 0.1)
 
 
@@ -384,7 +388,7 @@ def test_finetuning_stays_near_what_a_client_was_pulled_to(name):
     data = few()
     settings = {"how": "mean", "lam": 1e3, "sgd": SGD(lr=1e-3, steps=30)}
     outcome = fit(Finetune(base=SIX[name], **settings), data, rounds=5)
-    pulled = SIX[name].shared_model(outcome.shared, data.clients(np.arange(6)))
+    pulled = SIX[name].serving.shared_model(outcome.shared, data.clients(np.arange(6)))
     for leaf, model in outcome.models.leaves.items():
         torch.testing.assert_close(model, pulled[leaf], atol=2e-2, rtol=0)
 
@@ -410,7 +414,7 @@ def test_plans_round_trip(name):
         ({"omega": ((2.0, 0.0), (0.0, 2.0))}, "use local"),
         ({"omega": rows(MEAN), "diagonal": (1.0, 2.0)}, "expected 6"),
         ({"omega": rows(MEAN), "diagonal": (1.0, 1, 1, 0, 1, 1)}, "client 3 has 0"),
-        ({"diagonal": (1.0, 1.0)}, "beside factors"),
+        ({"diagonal": (1.0, 1.0)}, "with factors"),
         ({"factors": ((1.0,), (1.0,)), "diagonal": (1.0, 1.0)}, "one of signs a column"),
         ({"factors": ((0.5,), (0.5,)), "diagonal": (1.0, 1.0), "signs": (2.0,)}, "-1 or 1"),
         ({"lam": 0.0}, "lam = "),

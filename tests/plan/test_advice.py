@@ -20,7 +20,8 @@ from coterie.plan.advice import (
     noises_near,
     search_limit,
 )
-from coterie.privacy.accounting import calibrate, default_delta
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import default_delta
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 
 pytestmark = pytest.mark.full

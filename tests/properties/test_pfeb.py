@@ -17,8 +17,7 @@ from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames
 from coterie.engine.rounds import RoundState, client_half
-from coterie.methods.pfeb import PFEB
-from coterie.methods.prior import packed, unpacked
+from coterie.methods.pfeb import PFEB, packed, unpacked
 from coterie.plan.plan import Privacy
 from coterie.plan.rules import plan_for
 
@@ -98,7 +97,9 @@ def sums(plan, shared, data, without=None):
 
 def move(mechanism, left, right):
     """How far one sum is from another, in units of B / sqrt(f), block by block."""
-    deviations = mechanism.deviations({name: tuple(leaf.shape) for name, leaf in left.items()})
+    deviations = mechanism.standard_deviations(
+        {name: tuple(leaf.shape) for name, leaf in left.items()}
+    )
     squares = [
         float((left[name] - right[name]).square().sum()) / deviations[name] ** 2 for name in left
     ]

@@ -18,7 +18,7 @@ from coterie.choice import DataChoice
 from coterie.finished_models import client_model, client_names, stacked_models, write_models
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.run import summary
 from coterie.run.certificate import sealed
 from coterie.run.folder import Log

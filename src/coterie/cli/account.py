@@ -5,16 +5,10 @@ import json
 from typing import Any
 
 from coterie.cli.options import Commands, add_view, command
-from coterie.privacy.accounting import (
-    Gaussian,
-    Guarantee,
-    LocalGaussian,
-    Relation,
-    calibrate,
-    default_delta,
-)
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, LocalGaussian, Relation, default_delta
+from coterie.privacy.guarantee import Guarantee, round_up
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
-from coterie.privacy.words import round_up
 
 _MOST_ROUNDS = 1_000_000
 _MOST_CLIENTS = 1_000_000_000_000

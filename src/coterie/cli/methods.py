@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import fields
+from typing import Any
 
 from coterie.cli.options import Commands, command
 
@@ -16,21 +17,24 @@ def add(commands: Commands) -> None:
 
 def _print(arguments: argparse.Namespace) -> None:
     from coterie.core.config import to_table
-    from coterie.methods.base import Method
+    from coterie.methods.base import about, choices
     from coterie.models import MODELS
 
-    found = {}
-    for name, method in Method.choices().items():
-        summary = (method.__doc__ or "").strip().splitlines()[0]
-        found[name] = {"summary": summary, "settings": to_table(method())}
+    found: dict[str, dict[str, Any]] = {}
+    for name, method in choices().items():
+        text = about(name)
+        found[name] = {"summary": text.summary, "releases": text.releases}
+        found[name]["settings"] = to_table(method())
         found[name]["settings"].pop("kind", None)
         for setting in fields(method()):  # type: ignore[arg-type]  # every method is a dataclass
             found[name]["settings"].setdefault(setting.name, None)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
-    for name, about in found.items():
-        print(f"{name}: {about['summary']}")
-        for key, value in about["settings"].items():
+    for name, shown in found.items():
+        print(f"{name}: {shown['summary']}")
+        if shown["releases"]:
+            print(f"    releases: {shown['releases']}")
+        for key, value in shown["settings"].items():
             print(f"    method.{key} = {json.dumps(value)}")
     print(f"models (--model): {', '.join(sorted(MODELS))}")

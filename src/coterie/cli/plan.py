@@ -42,8 +42,8 @@ from coterie.plan.advice import (
     rounds_for,
     search_limit,
 )
-from coterie.privacy.accounting import Relation
-from coterie.privacy.words import RELATIONS, UNIT, round_up
+from coterie.privacy.events import Relation
+from coterie.privacy.guarantee import RELATIONS, UNIT, round_up
 
 if TYPE_CHECKING:
     from coterie.data.federated import Spec, Task
@@ -312,7 +312,7 @@ def _from_plan(arguments: argparse.Namespace, flags: Sequence[str]) -> Answer:
     resolved.guarantee(spec.clients)
     resolved.method.check(spec)
     named = None if assumed else plan.data.name
-    about = {"data": named, "method": resolved.method.title, "chosen": resolved.chosen}
+    about = {"data": named, "method": str(resolved.method), "chosen": resolved.chosen}
     advice = advice_for(resolved, spec)
     if advice is None:
         free = resolved.privacy.epsilon == math.inf

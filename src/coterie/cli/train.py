@@ -25,9 +25,8 @@ from coterie.methods.base import Method
 from coterie.methods.local import Local
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import default_method
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import statement
-from coterie.privacy.words import add_up, spent_together
+from coterie.privacy.guarantee import Guarantee, add_up, spent_together
+from coterie.privacy.selection import charged_statement
 from coterie.report.page import write_report
 from coterie.run.run import execute
 from coterie.run.summary import promised
@@ -103,8 +102,8 @@ def _several(arguments: argparse.Namespace) -> int:
     free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
     plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
     known = _known_method(base)
-    alone = known.alone() or Local(model=base.method.model)
-    last = known.reference() or known
+    alone = known.baselines().local or Local(model=base.method.model)
+    last = known.baselines().centralised or known
     members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
     if math.inf not in budgets:
         members[_REFERENCE] = replace(base, method=last, privacy=free)
@@ -200,7 +199,7 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
         print(json.dumps(summary, allow_nan=False))
         return status
     _show_tables([summary])
-    print(statement(guarantee, summary.get("selection")))
+    print(charged_statement(guarantee, summary.get("selection")))
     _print_caveats([summary])
     _print_tuning(summary)
     for notice in summary.get("notices") or ():

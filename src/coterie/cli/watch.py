@@ -22,7 +22,7 @@ from coterie.models import Linear
 from coterie.plan.plan import Plan
 from coterie.plan.rules import advice_for
 from coterie.privacy.accounting import epsilon_by_round
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import round_up
 from coterie.references import TITLES
 from coterie.scores import mean_loss
 
@@ -172,11 +172,11 @@ def _hints(plan: Plan, data: FederatedDataset) -> Iterator[str]:
     if scaled is not None:
         yield scaled
     yield from (f"{data.title}: {note}" for note in data.assumed)
-    yield from plan.method.notices(data)
+    yield from plan.method.notes(data=data).data
     if plan.privacy.epsilon != math.inf:
         rounds, clip = plan.rounds or 1, plan.clip(data.spec.clients)
-        yield from plan.method.explain(rounds, clip)
-    yield from plan.method.caveats(plan.privacy.epsilon != math.inf)
+        yield from plan.method.notes(rounds=rounds, clip=clip).settings
+    yield from plan.method.notes(private=plan.private).caveats
     if plan.stragglers is not None:
         note = set_clock(plan.stragglers, plan, data).note()
         if note is not None and plan.private:

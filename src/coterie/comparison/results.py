@@ -24,8 +24,8 @@ from coterie.comparison.worker import Ended, run_of, selection_of
 from coterie.core.config import read_toml
 from coterie.core.files import write_atomically
 from coterie.plan.plan import TunedOn
+from coterie.privacy.guarantee import OTHERS
 from coterie.privacy.selection import Selection
-from coterie.privacy.words import OTHERS
 from coterie.report.averages import average
 from coterie.run.summary import TUNING
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from coterie.newcomers import hold_out
 from coterie.plan.plan import Plan
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee, add_up, round_up, spent_together
 from coterie.privacy.ledger import events_digest
 from coterie.privacy.selection import Selection
-from coterie.privacy.words import add_up, round_up, spent_together
 
 
 @dataclass(frozen=True)

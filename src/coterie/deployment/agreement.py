@@ -13,7 +13,7 @@ from coterie.core.config import ConfigError, from_table, read_toml, to_table
 from coterie.engines.federation import Federation
 from coterie.plan.plan import Plan
 from coterie.plan.rules import resolve
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 
 PLAN, FEDERATION = "plan.toml", "federation.toml"
 

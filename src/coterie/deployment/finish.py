@@ -26,8 +26,8 @@ from coterie.core.tree import Tree
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.onlookers import caveats, deployment_told
 from coterie.plan.rules import advice_for
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard
+from coterie.privacy.guarantee import Guarantee
 from coterie.run.folder import Log, keep_certificate, keep_shared, keep_summary
 from coterie.run.summary import TUNING, noise_summary, promised, score_summary
 from coterie.scores import Score
@@ -100,7 +100,7 @@ def summary_of(
     noised = plan.posts > 0 and guarantee.epsilon < math.inf
     hidden = plan.hides_cohort(federation.spec.clients)
     return {
-        "method": plan.method.title,
+        "method": str(plan.method),
         "data": run_plan.data.name,
         "clients": federation.spec.clients,
         "task": federation.task,
@@ -113,7 +113,7 @@ def summary_of(
         "not_covered": _UNCOVERED,
         "tuning": TUNING[run_plan.tuned],
         "caveats": [
-            *plan.method.caveats(noised),
+            *plan.method.notes(private=noised).caveats,
             *_claimed(guarantee),
             *caveats(guarantee, federation),
         ],

@@ -70,7 +70,7 @@ def client_half(state: RoundState, personal: Tree, clients: Clients) -> ClientHa
         )
     noise = client_entropy(state.simulation_seed, state.round)
     part, kept = bound(state.mechanism, rows, clients.ids, noise)
-    after = state.method.settle(personal, after, kept)
+    after = state.method.on_clipped(personal, after, kept)
     zeroed = kept == 0
     if zeroed.is_cuda or bool(zeroed.any()):
         after = map_leaves(lambda new, old: _where(zeroed, old, new), after, personal)

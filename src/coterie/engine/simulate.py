@@ -24,13 +24,13 @@ from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.engine.rounds import RoundState, client_half, server_half
 from coterie.engine.store import Ids, Store
-from coterie.methods.base import Method, Shape
+from coterie.methods.base import Duality, Method, Shape, per_row_leaves
 from coterie.methods.finetune import Finetune
 from coterie.plan.plan import Plan, Speed
 from coterie.plan.stragglers import Clock, Stragglers
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard, Post
 from coterie.privacy.entropy import open_entropy
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import LedgerError
 from coterie.solvers.precision import computed_in
 
@@ -62,8 +62,10 @@ class Progress:
         """Return a function from clients to their current models."""
 
         def current(ids: Ids) -> Tree:
-            rows = self.store.take(ids, lambda n: method.enrol(self.shared, data.spec, n))
-            return method.standing(self.shared, rows, data.clients(ids))
+            rows = self.store.take(
+                ids, lambda n: method.init_client_state(self.shared, data.spec, n)
+            )
+            return method.current_models(self.shared, rows, data.clients(ids))
 
         return current
 
@@ -127,8 +129,7 @@ class Outcome:
                 f"training data with {self.spec} and the same clients in the same order"
             )
         method = replace(method, base=self.plan.method)
-        method.check(self.spec)
-        method.check_data(data)
+        method.check(self.spec, data=data)
         stream = _client_rng(self.plan.simulation_seed).at("personalise")
 
         def rows(ids: Ids) -> Tree:
@@ -156,7 +157,7 @@ def check_onboard(method: Method) -> None:
             f"{method.kind} has models for its training clients only, so new clients cannot be "
             "onboarded: do not hold clients out, or use a method with a shared model, such as pmtl"
         )
-    if method.has_places:
+    if method.serving.fixed_membership:
         raise ValueError(
             f"{method.kind} has a fixed membership (clusters or a relation between numbered "
             "clients), so new clients cannot be onboarded: do not hold clients out, or use a "
@@ -171,9 +172,9 @@ def onboard(
     check_onboard(method)
     if replace(data.spec, clients=0) != replace(spec, clients=0):
         raise ValueError(f"the new clients have {data.spec}, expected the training spec {spec}")
-    method.check_data(data)
+    method.check(spec, data=data)
     clients = data.clients(np.arange(len(data), dtype=np.int64))
-    personal = method.enrol(shared, spec, len(clients))
+    personal = method.init_client_state(shared, spec, len(clients))
     return method.personalise(shared, personal, clients, _client_rng(seed).at("join"))
 
 
@@ -221,7 +222,8 @@ def set_clock(stragglers: Stragglers, plan: Plan, data: FederatedDataset) -> Clo
             "counts, and adversaries would observe it; hide the cohort, or run with epsilon = inf"
         )
     rng = Rng.seeded(plan.simulation_seed or 0).at("clock")
-    return stragglers.clock(data.counts, data.spec.features, rng, plan.method.passes)
+    passes = plan.method.rounds(data.spec).passes
+    return stragglers.clock(data.counts, data.spec.features, rng, passes)
 
 
 def _client_rng(seed: int | None) -> Rng:
@@ -244,13 +246,15 @@ class _Simulation:
         seed = plan.simulation_seed
         self.rng = _client_rng(seed)
         self.data.forget()
-        plan.method.check(data.spec)
-        plan.method.check_cohort(plan.sampler.largest(data.spec.clients), data.spec)
-        plan.method.check_data(data)
+        cohort = plan.sampler.largest(data.spec.clients)
+        plan.method.check(data.spec, cohort=cohort, data=data)
         self.clock = None if stragglers is None else set_clock(stragglers, plan, data)
         # The first shared tree is public: it comes from the spec and a fixed stream.
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
-        self.billboard = plan.open(data.spec, self.shared, folder)
+        self.billboard = plan.open(data.spec, folder)
+        # The gap is private data: only a run without privacy may stop by it.
+        is_free = plan.privacy.epsilon == math.inf
+        self.duality = plan.method.rounds(data.spec).duality if is_free else None
         self._ended: int | None = None
         self._noted = 0
         self._zeroed = torch.zeros((), dtype=torch.int64, device=speed.device)
@@ -316,7 +320,9 @@ class _Simulation:
         for block in self.data.blocks(ids, self.speed.clients(self.shared)):
             yield (
                 block,
-                self.store.take(block.ids.numpy(), lambda n: method.enrol(shared, spec, n)),
+                self.store.take(
+                    block.ids.numpy(), lambda n: method.init_client_state(shared, spec, n)
+                ),
             )
 
     def _cohort(self, number: int) -> tuple[Ids, float | None]:
@@ -347,7 +353,8 @@ class _Simulation:
     def _pool(self) -> Store:
         """Fit all clients with their rows in one place: a baseline, never private."""
         self.billboard.ledger.charge(0)
-        rows = self.plan.method.fit_all(self.data.clients(self._everyone))
+        clients = self.data.clients(self._everyone)
+        rows = self.plan.method.personalise(self.shared, {}, clients, Rng.seeded(0))
         models = self._open_store("models", {name: row[:1] for name, row in rows.items()})
         models.put(self._everyone, rows)
         models.flush()
@@ -357,28 +364,22 @@ class _Simulation:
     def _everyone(self) -> Ids:
         return np.arange(self.data.spec.clients, dtype=np.int64)
 
-    @property
-    def _stops(self) -> bool:
-        """Whether this run may end by its duality gap, which is private data."""
-        return self.plan.method.stop_gap is not None and self.plan.privacy.epsilon == math.inf
-
     def _is_solved(self, number: int) -> bool:
         """Return whether the gap is small; computed now and then, since it costs an epoch."""
-        gap = self.plan.method.stop_gap
-        if not self._stops or gap is None or number < self._next_look:
+        if self.duality is None or number < self._next_look:
             return False
         self._next_look = number + 1 + number // 10
-        if number == 0 or self._gap() > gap:
+        if number == 0 or self._gap(self.duality) > self.duality.stop_gap:
             return False
         self._ended = number
         return True
 
-    def _gap(self) -> float:
+    def _gap(self, duality: Duality) -> float:
         """Return the relative duality gap of all clients together. Not private."""
-        method, shared = self.plan.method, to(self.shared, self.speed.device)
-        primal, gap = method.shared_cost(self.shared), 0.0
+        shared = to(self.shared, self.speed.device)
+        primal, gap = duality.shared_cost(self.shared), 0.0
         for block, personal in self._blocks(self._everyone, shared):
-            parts = method.certify(shared, personal, block).double().sum(dim=0)
+            parts = duality.certify(shared, personal, block).double().sum(dim=0)
             primal, gap = primal + float(parts[0]), gap + float(parts[1])
         return gap / primal if primal > 0 else gap
 
@@ -393,7 +394,7 @@ class _Simulation:
                 self.plan.guarantee(self.data.spec.clients, self._ended), assumed=self.data.assumed
             ),
             timing=Timing(rounds, time.perf_counter() - started),
-            gap=self._gap() if self._stops else None,
+            gap=None if self.duality is None else self._gap(self.duality),
             names=self.data.names,
             zeroed=int(self._zeroed),
         )
@@ -419,7 +420,7 @@ class _Simulation:
             self._zeroed = self._zeroed + self._noted
 
     def _note_zeroed(self) -> None:
-        """Keep the count over a crash; it is as private as the personal state beside it."""
+        """Keep the count over a crash; it is as private as the personal state."""
         if self.folder is None or int(self._zeroed) == self._noted:
             return
         self._noted = int(self._zeroed)
@@ -438,8 +439,8 @@ class _Simulation:
     def _open_store(self, name: str, template: Tree | None = None) -> Store:
         per_row: tuple[str, ...] = ()
         if template is None:
-            template = self.plan.method.enrol(self.shared, self.data.spec, 1)
-            per_row = self.plan.method.per_row
+            template = self.plan.method.init_client_state(self.shared, self.data.spec, 1)
+            per_row = per_row_leaves(template)
         place = None if self.folder is None else self.folder / name
         in_memory = place is None and self.speed.store == "memory"
         scratch = None if place or in_memory else Path(tempfile.mkdtemp(prefix="coterie-"))

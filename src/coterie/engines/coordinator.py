@@ -39,11 +39,10 @@ from coterie.engines.conducting import Answer, Conduct, Kept, ShortRoundError, T
 from coterie.engines.masked import Masks
 from coterie.engines.site_run import SHARED, SUM, Arrays
 from coterie.methods.base import Shape
-from coterie.privacy.arrivals import Verdict, check_sum
 from coterie.privacy.billboard import Bounded, admit
 from coterie.privacy.entropy import open_entropy
-from coterie.privacy.local import LocalGaussianSum
 from coterie.privacy.mechanisms import Mechanism, Shapes
+from coterie.privacy.validation import Verdict
 from coterie.wire import Expected, Letter, Parcel, RefusedError, peek, public_hex, seal, unseal
 
 Expectations = Mapping[str, Mapping[str, Expected]]
@@ -60,10 +59,9 @@ class Coordinator:
         _check(conduct)
         self.shared = self.plan.method.init(spec, Rng.seeded(seed or 0).at("init"))
         self.template: Shapes = {
-            name: tuple(leaf.shape)
-            for name, leaf in self.plan.method.contribution(self.shared).items()
+            name: tuple(leaf.shape) for name, leaf in self.plan.method.contribution(spec).items()
         }
-        self.billboard = self.plan.open(spec, self.shared, conduct.folder)
+        self.billboard = self.plan.open(spec, conduct.folder)
         self.is_hidden = self.plan.hides_cohort(spec.clients)
         self.tally = Tally()
         self.words: dict[str, str] = {}
@@ -270,13 +268,13 @@ class Coordinator:
             for site, numbers in self.federation.numbers.items()
         }
         there, all_ = sum(weights[site] for site in answered), sum(weights.values())
-        trusted = mechanism.honest if isinstance(mechanism, LocalGaussianSum) else 0
+        trusted = mechanism.honest
         return there >= max(self.federation.minimum * all_, min(trusted, all_))
 
     def short(self, number: int) -> ShortRoundError:
         """Say what a round lacked, and what to do."""
         mechanism = self.billboard.mechanism(number)
-        trusted = mechanism.honest if isinstance(mechanism, LocalGaussianSum) else 0
+        trusted = mechanism.honest
         counts = f", and {trusted} clients whose noise is counted on" if trusted > 1 else ""
         return ShortRoundError(
             f"round {number + 1}: {self.tally.answered} of {self.tally.asked} clients answered; "
@@ -378,6 +376,6 @@ def _check(conduct: Conduct) -> None:
         )
     if federation.trust == "secure_aggregation":
         for mechanism in dict.fromkeys(plan.mechanisms(federation.spec.clients)):
-            check_sum(mechanism)
-    plan.method.check(federation.spec)
-    plan.method.check_cohort(plan.sampler.largest(federation.spec.clients), federation.spec)
+            mechanism.check_secure_sum()
+    most = plan.sampler.largest(federation.spec.clients)
+    plan.method.check(federation.spec, cohort=most)

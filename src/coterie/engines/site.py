@@ -102,7 +102,7 @@ class Site:
         own = _own(setting.rows, self.ids)
         # Targets that are alike at one site may differ over all: only all together know.
         if bool((own.targets != own.targets[:1]).any()):
-            self.plan.method.check_data(own)
+            self.plan.method.check(spec, data=own)
         self._run: SiteRun | None = None
 
     def answer(self, parcel: Parcel) -> Parcel:

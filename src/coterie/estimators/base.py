@@ -235,7 +235,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         method, guarantee = outcome.plan.method, outcome.guarantee
         self.outcome_, self._train = outcome, train
         self.plan_, self.guarantee_ = outcome.plan, guarantee
-        self.epsilon_ = guarantee.for_others.epsilon
+        self.epsilon_ = guarantee.epsilon
         self.delta_ = guarantee.delta
         self._trained = self._numbering
         self.clients_ = self._numbering.array
@@ -243,7 +243,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self._shared = to(outcome.shared, "cpu")
         self._models = {name: leaf.cpu() for name, leaf in outcome.models.leaves.items()}
         self._common = common_model(outcome, train)
-        self.caveats_ = method.caveats(bool(guarantee.events) and self.epsilon_ < np.inf)
+        self.caveats_ = method.notes(
+            private=bool(guarantee.events) and self.epsilon_ < np.inf
+        ).caveats
 
     def _warn(self, rows: Rows) -> None:
         """Say what the epsilon of a federation's fit does not cover."""

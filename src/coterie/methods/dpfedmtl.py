@@ -9,15 +9,15 @@ takes s and its own head, trains both for H local steps, and contributes the cha
 
     s' = s + sum_{k in cohort} clip(s_k - s) / (expected cohort) + noise
 
-Heads never leave. Printed otherwise, and wrong (docs/privacy.md has the numbers): noise of
+Heads never leave. Published otherwise, and wrong (docs/privacy.md has the numbers): noise of
 S = 2 C K / M on every local gradient of every client, no clipping in the algorithm, K/M for 1/K in
 the sensitivity, T counted twice in Theorem 4.2. `DPFedMTL.paper` makes that plan, for comparison.
 Without noise (epsilon = inf) the method is the paper's FedMTL. Collins, Hassani, Mokhtari,
 Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning" (FedRep, 2021)
 first fit the head against the shared layers, then take steps on these: `alternate`.
 
-Privacy with heads: a head is a function of its client's rows and the posts, and stays there, so it
-costs nothing in the view of others (billboard lemma).
+Privacy with heads: a head is a function of its client's rows and the releases, and stays there, so
+it costs nothing in the view of others (billboard lemma).
 """
 
 import fnmatch
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add, stack
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import MLP, Model
 from coterie.solvers.local import LocalProblem
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from coterie.plan.plan import Plan
 
 
-@register("dpfedmtl")
+@register("dpfedmtl", releases="a clipped, noised mean change of the shared layers")
 @dataclass(frozen=True, kw_only=True)
 class DPFedMTL(Method):
-    """Shared layers, trained together under a budget, and a head of each client's own.
+    """A network with shared layers and a personal head per client (Wu et al.).
 
     At most one of `personal`, `head`, `encoder` and `split` says what is whose; without any the
     last linear layer is personal.
@@ -54,7 +54,7 @@ class DPFedMTL(Method):
         sgd: Local steps of a round, on both parts.
         alternate: First steps on the head alone, then on the shared layers alone (FedRep).
         head_epochs: Epochs on the head: of each round that alternates, and after the last round,
-            when every client, drawn or not, fits its head to the final shared layers (free).
+            when every client, sampled or not, fits its head to the final shared layers (free).
         last_solve: Whether there is that last fit.
     """
 
@@ -70,6 +70,7 @@ class DPFedMTL(Method):
     last_solve: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.personal, str):
             object.__setattr__(self, "personal", (self.personal,))
         if self.split is not None and not callable(self.split):
@@ -103,8 +104,9 @@ class DPFedMTL(Method):
         Every client adds normal noise of deviation sigma S, S = 2 C K / M, to what it sends, C the
         clip, K the expected cohort and M the clients. `plan.guarantee(M).statement()` sets the
         epsilon that the paper claims, sqrt(2 log(1.25/delta)) / sigma, beside the true ones by
-        view; `coterie.privacy.claims` has all columns of that comparison. In one thing the plan is
-        better than the print: a client's change of a whole round is clipped and noised, once.
+        view; `coterie.privacy.published` has all columns of that comparison. In one thing the plan
+        is better than the published form: a client's change of a whole round is clipped and noised,
+        once.
 
         Args:
             cohort: Expected clients in a round, K (CelebA 20, FEMNIST 3).
@@ -116,12 +118,12 @@ class DPFedMTL(Method):
         """
         # A plan stands above methods; only this recipe of a whole plan looks up to it.
         from coterie.plan.plan import Plan, Privacy
-        from coterie.privacy.noise import PrintedLocal
+        from coterie.privacy.noise import PublishedLocal
         from coterie.privacy.sampling import Poisson
 
         privacy = Privacy(
             noise_multiplier=sigma,
-            noise=PrintedLocal(),
+            noise=PublishedLocal(),
             relation="replace",
             delta=delta,
             clip=clip,
@@ -129,9 +131,13 @@ class DPFedMTL(Method):
         method = cls(last_solve=False) if model is None else cls(model=model, last_solve=False)
         return Plan(method=method, privacy=privacy, sampler=Poisson(cohort), rounds=rounds)
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and splits that leave a side empty."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and splits that leave a side empty."""
         self.heads(spec)
+        if data is not None:
+            self.model.check_data(data)
 
     def heads(self, spec: Spec) -> tuple[str, ...]:
         """Name the personal leaves.
@@ -179,26 +185,19 @@ class DPFedMTL(Method):
                 f"{names[-1].rpartition('.')[0] or names[-1]!r}"
             )
 
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute the shared layers alone; the start of the heads is public and stays."""
-        return {name: leaf for name, leaf in shared.items() if not name.startswith(_HEAD)}
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute the shared layers; the shared tree keeps the public start of the heads."""
+        heads, params = self.heads(spec), self.model.init(spec, Rng.seeded(0))
+        return {name: leaf for name, leaf in params.items() if name not in heads}
 
-    def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Start the shared layers, and keep beside them what every head starts from."""
-        heads, params = self.heads(spec), self.model.init(spec, rng)
-        return {(_HEAD if name in heads else "") + name: leaf for name, leaf in params.items()}
-
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
-        """Return newcomers the public start of a head."""
-        starts = {name: leaf for name, leaf in shared.items() if name.startswith(_HEAD)}
-        return {name.removeprefix(_HEAD): leaf for name, leaf in stack(starts, clients).items()}
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Return the public start of the heads."""
+        return stack({name: shared[name] for name in self.heads(spec)}, clients)
 
     def joined(self, shared: Tree, personal: Tree) -> Tree:
-        """Put heads on the shared layers: whole models, stacked, in the model's order."""
+        """Return whole models, stacked: the shared layers with the clients' heads."""
         clients = len(next(iter(personal.values())))
-        layers = stack(self.contribution(shared), clients)
-        names = [name.removeprefix(_HEAD) for name in shared]
-        return {name: personal[name] if name in personal else layers[name] for name in names}
+        return {name: personal.get(name, leaf) for name, leaf in stack(shared, clients).items()}
 
     def problem(self) -> LocalProblem:
         """Return the local problem of a round."""
@@ -213,7 +212,8 @@ class DPFedMTL(Method):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Train shared layers and head; keep the head, contribute the change of the layers."""
-        models, layers = self.joined(shared, personal), self.contribution(shared)
+        models = self.joined(shared, personal)
+        layers = {name: leaf for name, leaf in shared.items() if name not in personal}
         only: tuple[str, ...] | None = None
         if self.alternate:
             models = self._fit_heads(models, personal, clients, rng.at("heads"), round)
@@ -225,8 +225,9 @@ class DPFedMTL(Method):
         return {name: after[name] for name in personal}, change
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared layers by the posted mean."""
-        moved = add(self.contribution(shared), post.mean)
+        """Move the shared layers by the released mean."""
+        mean = post.mean
+        moved = add({name: shared[name] for name in shared if name in mean}, mean)
         return {name: moved.get(name, leaf) for name, leaf in shared.items()}
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
@@ -236,12 +237,11 @@ class DPFedMTL(Method):
             return models
         return self._fit_heads(models, personal, clients, rng, 0)
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Put the heads as they are on the shared layers as they are."""
         return self.joined(shared, personal)
 
 
-_HEAD = "start:"
 FedMTL = DPFedMTL
 """The same method; without noise (epsilon = inf) it is what the paper calls FedMTL."""
 

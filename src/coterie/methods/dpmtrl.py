@@ -2,18 +2,19 @@
 
 Gupta, Rana and Venkatesh 2016, "Differentially private multi-task learning": every round each
 client releases its model with noise (output perturbation); the server learns the relation Omega
-between clients from the noisy models V, and each client fits again, pulled to what the others say:
+between clients from the noisy models V, and each client fits again, regularised towards what the
+others say:
 
     min_w  mean squares + lam1/2 |w|^2 + lam2/2 (Q_kk |w|^2 + 2 w . sum_{j != k} Q_kj v_j)
 
 with Q = Omega^-1, Omega = (V V^T)^(1/2) / tr: the terms of MTRL's objective in w_k, in closed form.
 The proof needs that form, so classification is by least squares on targets -1 and 1 too, as in the
 comparison of Liang et al. Their Proposition 3 converts the row-level guarantee: see `dpaggr`, whose
-words on noise and on what is enforced hold here too. Every client's row is posted, and is protected
-by noise of its own alone: that is why this needs so much of it.
+words on noise and on what is enforced hold here too. Every client's row is released, and is
+protected by its own noise only, which is why the noise is large.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Baselines, Clipping, Method, Post, Rounds, Shape, register
 from coterie.methods.dpaggr import first_rows
 from coterie.methods.mtrl import MTRL
 from coterie.methods.single import Single, check_lam, check_linear, usual_lam
@@ -33,13 +34,19 @@ from coterie.solvers.structured import OwnUnits
 _LEAST = 1e-6
 
 
-@register("dpmtrl")
+@register(
+    "dpmtrl",
+    releases="each client's model, each with its own noise",
+    not_applicable={
+        "learns": "at epsilon 8 over 15 rounds the noise on each client's own row hides it"
+    },
+)
 @dataclass(frozen=True, kw_only=True)
 class DPMTRL(Method):
-    """Noisy models of all clients are posted, and the relation between clients learnt from them.
+    """Personal linear models, related by noised models (Gupta et al. 2016).
 
     Attributes:
-        model: Linear, with or without a bias of each client's own, which is never posted.
+        model: Linear, with or without a bias of each client's own, which is never released.
         lam1: Weight of the squares of a model; None for 0.03 / features.
         lam2: Weight of the relation; None for 0.3 / (features clients).
         rows: The most rows of a client that are used, a public number.
@@ -47,10 +54,6 @@ class DPMTRL(Method):
     """
 
     shape = Shape.ROWS
-    rounds_between = (1, 1)
-    not_applicable = {  # noqa: RUF012
-        "learns": "at epsilon 8 over 15 rounds each client's own row is buried in noise"
-    }
     model: Model = field(default_factory=Linear)
     lam1: float | None = None
     lam2: float | None = None
@@ -58,23 +61,28 @@ class DPMTRL(Method):
     convert: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lam(self.lam1, "lam1")
         check_lam(self.lam2, "lam2")
         if self.rows < 1:
             raise ValueError(f"rows = {self.rows}: expected at least 1")
 
-    @property
-    def protects_rows(self) -> int | None:
-        """The most rows of a client."""
-        return self.rows if self.convert else None
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule: one round."""
+        return replace(super().rounds(spec), between=(1, 1))
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks."""
+    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
+        """Return the bound, and the largest number of rows that the published proof needs."""
+        usual = super().clipping(clients, rounds, clip)
+        return replace(usual, rows=self.rows if self.convert else None)
+
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for rows without variation."""
         check_linear(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from."""
-        refuse_degenerate(data)
+        if data is not None:
+            refuse_degenerate(data)
 
     def _weights(self, clients: int, features: int) -> tuple[float, float]:
         ridge = usual_lam(features)
@@ -89,16 +97,16 @@ class DPMTRL(Method):
             "strength": torch.full((spec.clients,), float(spec.clients), dtype=torch.float64),
         }
 
-    def contribution(self, shared: Tree) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
         """Contribute one model, as a vector."""
-        return {"model": torch.zeros(shared["towards"].shape[1], dtype=torch.float64)}
+        return {"model": torch.zeros(spec.features, dtype=torch.float64)}
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds."""
         return {"begun": torch.zeros(clients)}
 
     def _fit(self, shared: Tree, clients: Clients) -> tuple[OwnUnits, Tensor]:
-        """Fit every client, pulled to what the others' noisy models say."""
+        """Fit every client, regularised towards what the others' noisy models say."""
         assert isinstance(self.model, Linear)
         few = first_rows(clients, self.rows)
         units = OwnUnits.of(few, bias=self.model.bias, signs=True, bounded=True)
@@ -133,15 +141,11 @@ class DPMTRL(Method):
         others = others - strength[:, None] * noisy
         return {"towards": -others / strength[:, None], "strength": strength}
 
-    def reference(self) -> Method:
-        """Learn the relation with all rows in one place."""
-        return MTRL(model=self.model)
-
-    def alone(self) -> Method:
-        """Learn alone by ridge or logistic regression."""
-        return Single(model=self.model)
+    def baselines(self) -> Baselines:
+        """Compare with MTRL on rows in one place, and with local ridge or logistic regression."""
+        return Baselines(local=Single(model=self.model), centralised=MTRL(model=self.model))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Fit once more, pulled to what the last noisy models say."""
+        """Fit once more, regularised towards what the last noisy models say."""
         units, model = self._fit(shared, clients)
         return to(units.model(model, torch.zeros(len(model))), clients.device)

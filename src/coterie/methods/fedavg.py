@@ -1,4 +1,4 @@
-"""FedAvg and FedProx: one model for everybody.
+"""FedAvg and FedProx: one model for every client.
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks
 from Decentralized Data", AISTATS 2017; Li et al., "Federated Optimization in Heterogeneous
@@ -7,7 +7,7 @@ Networks" (FedProx), MLSys 2020. A client starts from the shared model, works on
     mean_i loss(x_i, w) + prox/2 |w - shared|^2      (prox = 0: FedAvg)
 
 and contributes w' - shared, with the same weight for every client (weights by row counts are
-private data that the noise does not cover). Everybody is evaluated on the shared model.
+private data that the noise does not cover). Every client is evaluated on the shared model.
 """
 
 import math
@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add, stack, subtract
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
 
 
-@register("fedavg")
+@register("fedavg", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """One shared model, trained together, used by all.
+    """One shared model for all clients (FedAvg; FedProx with `prox`).
 
     Attributes:
         model: The model.
@@ -41,19 +41,22 @@ class FedAvg(Method):
     sgd: SGD = field(default_factory=lambda: SGD(epochs=5))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.prox < math.inf:
             raise ValueError(f"prox = {self.prox}: expected a finite number >= 0")
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         self.problem().is_exact(spec)
 
     def problem(self) -> LocalProblem:
         """Return the local problem of a round."""
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.prox)
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds."""
         return {}
 
@@ -66,9 +69,9 @@ class FedAvg(Method):
         return personal, subtract(after, shared)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared model by the posted mean."""
+        """Move the shared model by the released mean."""
         return add(shared, post.mean)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Return everybody the shared model."""
+        """Return the shared model as every client's model."""
         return stack(shared, len(clients))

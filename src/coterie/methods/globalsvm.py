@@ -1,8 +1,8 @@
-"""One support vector machine for everybody: DATA LEAVES THE CLIENTS, so it is never private.
+"""One support vector machine for every client: DATA LEAVES THE CLIENTS, so it is never private.
 
     min_w  1/2 |w|^2 + C sum_ik loss(y_ik, w . x_ik)
 
-What `mtlsvm` tends to for C2 -> infinity: the rival that has all rows in one place.
+What `mtlsvm` tends to for C2 -> infinity: the baseline with all rows in one place.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ import torch
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, stack, to
 from coterie.data.federated import Clients
-from coterie.methods.base import Method, register
+from coterie.methods.base import Baselines, register
 from coterie.methods.localsvm import LocalSVM, Machines, check_constants, parted
 from coterie.methods.mtl import Pooled
 from coterie.models import Linear, Model
@@ -22,14 +22,18 @@ from coterie.solvers.sdca import Losses, fit_joint
 _MOST_EPOCHS = 2000
 
 
-@register("globalsvm")
+@register(
+    "globalsvm",
+    releases="everything: rows in one place",
+    not_applicable={"learns": "a centralised method has no private run"},
+)
 @dataclass(frozen=True, kw_only=True)
 class GlobalSVM(Machines, Pooled):
-    """One support vector machine on pooled rows: NOT private, data leaves the clients.
+    """One support vector machine on rows in one place: not private, a baseline.
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
-        c: What errors cost.
+        c: The cost of errors.
         tube: Errors up to this are free (regression).
         class_weight: "none", "balanced" (by each client's own counts), or a weight per class.
         tol: The relative duality gap, unless 2,000 passes do not reach it.
@@ -42,6 +46,7 @@ class GlobalSVM(Machines, Pooled):
     tol: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_constants(c=self.c, tol=self.tol)
         self.losses()
 
@@ -49,12 +54,16 @@ class GlobalSVM(Machines, Pooled):
         """Return what rows cost."""
         return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
 
-    def alone(self) -> Method:
-        """Learn alone with the same constant."""
-        return LocalSVM(model=self.model, c=self.c, tube=self.tube, class_weight=self.class_weight)
+    def baselines(self) -> Baselines:
+        """Compare with local fits with the same constant."""
+        return Baselines(
+            local=LocalSVM(
+                model=self.model, c=self.c, tube=self.tube, class_weight=self.class_weight
+            )
+        )
 
-    def fit_all(self, clients: Clients) -> Tree:
-        """Fit one machine, and give it to everybody."""
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Fit one machine, and give it to every client."""
         assert isinstance(self.model, Linear)
         fit = fit_joint(
             clients,

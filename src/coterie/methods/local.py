@@ -1,4 +1,4 @@
-"""Local: every client learns alone; nothing is posted, so others learn nothing.
+"""Local: every client trains on its own rows only; nothing is released, so others learn nothing.
 
     min_w  mean_i loss(x_i, w) + lam/2 |w - start|^2
 
@@ -6,8 +6,9 @@ The start is the model's own: zero for linear models, unless public weights are 
 of "does joining help me?".
 
 Each client's lam of a linear model follows from its own rows. Few rows choose badly: the lam with
-the least leave-one-out loss is worse than one public lam for everybody where clients have less than
-about 100 rows. So no lam is chosen; the fits w(lam) over a public grid are averaged, with weights
+the least leave-one-out loss is worse than one public lam for every client where clients have less
+than about 100 rows. So no lam is chosen; the fits w(lam) over a public grid are averaged, with
+weights
 
     L(lam) exp(-(log(lam / usual) / width)^2 / 2)
 
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, map_leaves
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Silent, register
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
@@ -44,10 +45,10 @@ _MOST_WORK = 5e9
 """Products of one exact solve of all clients, about, above which an own choice takes long."""
 
 
-@register("local")
+@register("local", releases="nothing")
 @dataclass(frozen=True, kw_only=True)
 class Local(Silent):
-    """One model per client, from its own rows alone.
+    """One model per client, trained on its own rows only: the local baseline.
 
     Attributes:
         model: The model of every client.
@@ -65,6 +66,7 @@ class Local(Silent):
     sgd: SGD = field(default_factory=lambda: SGD(epochs=50))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lam is not None and not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
 
@@ -77,20 +79,22 @@ class Local(Silent):
         work = (spec.outputs * width) ** 3 if spec.task == "multiclass" else spec.outputs * width**3
         return spec.clients * work <= _MOST_WORK
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         if not self.chooses(spec):
             self.problem(spec).is_exact(spec)
 
     def problem(self, spec: Spec) -> LocalProblem:
-        """Return the local problem of one lam for everybody."""
+        """Return the local problem of one lam for every client."""
         wide = isinstance(self.model, Linear) and spec.task != "regression"
         lam = self.lam if self.lam is not None else _WIDE_LAM if wide else _REGRESSION[0]
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=lam)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Fit every client's own rows, pulled towards the public start."""
+        """Fit every client's own rows, regularised towards the public start."""
         if not self.chooses(clients.spec):
             return self.problem(clients.spec).solve(personal, clients, rng, round=0, anchor=shared)
         found = own_choice(clients, self.model)

@@ -1,11 +1,11 @@
-"""Local*: every client alone, with one penalty for all of them: NOT private, a reference.
+"""Local*: local training with one penalty for all of them: NOT private, a baseline.
 
     min_w  (mean or sum over own rows of) loss(x_i, w) + lam/2 |w - start|^2
 
-lam, and whether it stands beside the mean or the sum, are those with the least leave-one-out loss
-over the rows of all clients together. No honest client has it: the choice needs everybody's rows.
-It is a stronger opponent than `local`, and so a fair one for a method that learns its penalty from
-everybody.
+lam, and whether it applies to the mean or the sum, are those with the least leave-one-out loss
+over the rows of all clients together. No honest client has it: the choice needs every client's
+rows. It is a stronger opponent than `local`, and so a fair one for a method that learns its penalty
+from every client.
 """
 
 import math
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from coterie.core.rng import Rng
 from coterie.core.tree import Tree
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Shape, Silent, register
 from coterie.methods.local import has_bias, linear_tree, modes, ridge_prior
 from coterie.models import Linear, Model
@@ -27,31 +28,34 @@ _SUM = tuple(step * 10.0**power for power in range(-2, 4) for step in _STEPS)
 _CELLS = 1 << 24  # padded losses computed side by side
 
 
-@register("local_star")
+@register(
+    "local_star",
+    releases="everything: rows in one place",
+    not_applicable={"learns": "a centralised method has no private run"},
+)
 @dataclass(frozen=True, kw_only=True)
 class LocalStar(Silent):
-    """One linear model per client, one penalty tuned over all clients: NOT private, a reference.
+    """One linear model per client, one penalty tuned over all: not private, a baseline.
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
     """
 
     shape = Shape.POOLED
-    not_applicable = {"learns": "a pooled method has no private run to learn in"}  # noqa: RUF012
 
     model: Model = field(default_factory=Linear)
 
-    @property
-    def title(self) -> str:
-        """What tables call it."""
+    def __str__(self) -> str:
         return "local*"
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that are not linear."""
         check_linear_model(self.kind, self.model)
 
-    def fit_all(self, clients: Clients) -> Tree:
-        """Choose one penalty on everybody's rows, then fit each client alone."""
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Choose one penalty on every client's rows, then fit each client locally."""
         bias, prior = has_bias(self.model), choose_prior(clients, self.model)
         return linear_tree(modes(clients, prior, bias=bias), bias=bias)
 
@@ -70,7 +74,7 @@ def choose_prior(clients: Clients, model: Model) -> Prior:
 
 
 def check_linear_model(kind: str, model: Model) -> None:
-    """Refuse other models than linear ones."""
+    """Raise ValueError for other models than linear ones."""
     if not isinstance(model, Linear):
         raise ValueError(f"{kind} is for linear models, not {type(model).__name__}; use local")
 

@@ -7,11 +7,12 @@ learning":
 
 over positive semidefinite Omega (clients by clients) of trace 1, to a relative duality gap of the
 equivalent problem in W alone (`solvers.mtrl`), in each client's own units. All rows are in one
-place: a reference.
+place: a baseline.
 """
 
 from dataclasses import dataclass, field
 
+from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients
 from coterie.methods.base import register
@@ -21,10 +22,14 @@ from coterie.models import Linear, Model
 from coterie.solvers.mtrl import fit_mtrl
 
 
-@register("mtrl")
+@register(
+    "mtrl",
+    releases="everything: rows in one place",
+    not_applicable={"learns": "a centralised method has no private run"},
+)
 @dataclass(frozen=True, kw_only=True)
 class MTRL(Pooled):
-    """Models and the relation between clients, on pooled rows: NOT private, a reference.
+    """Models and the relation between clients, rows in one place: not private, a baseline.
 
     Attributes:
         model: Linear, with or without a bias of each client's own, which is not penalised.
@@ -41,11 +46,12 @@ class MTRL(Pooled):
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lam(self.lam1, "lam1")
         check_lam(self.lam2, "lam2")
         check_lam(self.tol, "tol")
 
-    def fit_all(self, clients: Clients) -> Tree:
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit all clients and their relation."""
         units = own_units(self, clients)
         ridge = usual_lam(clients.spec.features)

@@ -9,87 +9,101 @@ client is as large as all that it could say, in each of its numbers: at any usef
 are noise. Joint (billboard) privacy lets a client's own model depend on its own data, and that is
 what the other methods of this package build on.
 
-The objective is PMTL's, mean_i loss(x_i, w_k) + lam/2 |w_k - wbar|^2, wbar the mean of the posted
-rows. In a round a client starts from its posted row W_k, works on its own problem, and contributes
-w_k' - W_k, clipped; every row gets noise of its own, and W moves by the post. A client's model is
-its posted row: nothing is kept at home, and there is no last solve, since its result would not be
-part of what plain differential privacy covers.
+The objective is PMTL's, mean_i loss(x_i, w_k) + lam/2 |w_k - wbar|^2, wbar the mean of the released
+rows. In a round a client starts from its released row W_k, works on its own problem, and
+contributes w_k' - W_k, clipped; every row gets noise of its own, and W moves by the release. A
+client's model is its released row: nothing is kept at home, and there is no last solve, since its
+result would not be part of what plain differential privacy covers.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add, map_leaves, stack, subtract, take
-from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import Method, Notes, Post, Rounds, Shape, register
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
 
 
-@register("naive_dp")
+@register(
+    "naive_dp",
+    releases="every client's model, each with its own noise",
+    not_applicable={"learns": "a demonstration: the noise on each client's row hides it"},
+)
 @dataclass(frozen=True, kw_only=True)
 class NaiveDP(Method):
-    """All personal models released with noise of their own: shows why joint privacy is needed.
+    """All personal models released with noise: shows why joint privacy is needed.
 
     Attributes:
         model: The model of every client.
-        lam: How strongly models are pulled towards the mean of the posted ones.
+        lam: How strongly models are regularised towards the mean of the released ones.
         solver: "exact" for linear least squares, "sgd", or "auto".
         sgd: Local steps of a round.
     """
 
     shape = Shape.ROWS
-    rounds_between = (1, 1)  # more rounds only add noise
-    not_applicable = {  # noqa: RUF012
-        "learns": "meant to be useless: each client's row has noise as large as all it could say"
-    }
     model: Model = field(default_factory=Linear)
     lam: float = 0.3
     solver: How = "auto"
     sgd: SGD = field(default_factory=SGD)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         self._problem().is_exact(spec)
 
-    def caveats(self, private: bool) -> tuple[str, ...]:
-        """Say that this is a demonstration."""
-        if not private:
-            return (
-                "naive_dp is a demonstration of what not to do; without noise it is mean-"
-                "regularised learning with everybody's model in clear.",
-            )
-        return (
-            "naive_dp is MEANT to be useless: it releases every client's model under plain "
-            "differential privacy, so each row carries noise as large as all that its client could "
-            "say. It shows why joint privacy is needed; use pmtl to learn something.",
-        )
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule: one round, since more only add noise."""
+        return replace(super().rounds(spec), between=(1, 1))
 
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say why no choice of rounds or clip helps."""
-        return (
-            f"{rounds} round{'s' * (rounds > 1)}, clip {clip:.3g}: no choice helps, since nothing "
-            "is averaged over clients and a row's noise grows with its clip.",
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return that this is a demonstration, and why no setting helps."""
+        caveat = (
+            "naive_dp is a demonstration that is MEANT to be useless: it releases every client's "
+            "model under plain differential privacy, so the noise on each model hides it. It shows "
+            "why joint privacy is needed; use pmtl to learn something."
+        )
+        if not private:
+            caveat = (
+                "naive_dp is a demonstration; without noise it is mean-regularised learning that "
+                "releases every client's model in clear."
+            )
+        return Notes(
+            settings=(
+                f"{rounds} round{'s' * (rounds > 1)}, clip {clip:.3g}: no choice helps, since "
+                "nothing is averaged over clients and the noise grows with the clip.",
+            ),
+            caveats=(caveat,),
         )
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start every row from the same public model."""
         return stack(self.model.init(spec, rng), spec.clients)
 
-    def contribution(self, shared: Tree) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
         """Contribute the change of one row."""
-        return map_leaves(lambda leaf: leaf[0], shared)
+        return self.model.init(spec, Rng.seeded(0))
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing at home."""
         return {}
 
@@ -99,20 +113,20 @@ class NaiveDP(Method):
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
-        """Work from the own posted row, towards the mean of all; contribute the change."""
+        """Work from the own released row, towards the mean of all; contribute the change."""
         start = take(shared, clients.ids.to(clients.device))
         mean = map_leaves(lambda leaf: leaf.mean(dim=0), shared)
         after = self._problem().solve(start, clients, rng, round=round, anchor=mean, tell=True)
         return personal, subtract(after, start)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move every row by its own posted change, noise and all."""
+        """Move every row by its own released change, noise and all."""
         return add(shared, map_leaves(torch.Tensor.float, post.value))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Return everybody its posted row: what everybody sees."""
+        """Return the released rows, which every client sees."""
         return take(shared, clients.ids.to(clients.device))
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Return everybody its posted row."""
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+        """Return the released rows."""
         return take(shared, clients.ids.to(clients.device))

@@ -10,9 +10,9 @@ copy of the shared model, w_k = shared at first,
 
     theta <- argmin of F_k at w_k,      w_k <- w_k - lr lam (w_k - theta)
 
-and contributes w_k - shared; the server moves by beta times the posted mean (beta = 1: the plain
-mean; the paper allows more). The personal model is theta: it never leaves, and everybody solves for
-it once more at the end, against the final shared model.
+and contributes w_k - shared; the server moves by beta times the released mean (beta = 1: the plain
+mean; the paper allows more). The personal model is theta: it never leaves, and every client solves
+for it once more at the end, against the final shared model.
 
 The inner problem is the one that PMTL and Ditto solve, exactly for linear least squares, else by
 `sgd` from the last theta. With one local round and lr lam = 1 it is PMTL's round; at any lr with
@@ -24,25 +24,25 @@ from dataclasses import dataclass, field, replace
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add, map_leaves, scale, stack, subtract
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
 
 
-@register("pfedme")
+@register("pfedme", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(Method):
-    """A shared model moved along the clients' Moreau envelopes, and a personal one for each.
+    """A shared model by the clients' Moreau envelopes, and personal models (Dinh et al. 2020).
 
     Attributes:
         model: The model, shared and personal.
-        lam: How strongly personal models are pulled towards the shared one.
+        lam: How strongly personal models are regularised towards the shared one.
         lr: Step of a client's copy of the shared model along its envelope; lr lam is the share of
             the way to theta that it goes, at most 1.
         local_rounds: Steps of that copy in a round, each with a solve for theta.
-        beta: What the server takes of the posted mean.
+        beta: What the server takes of the released mean.
         solver: Of theta: "exact" for linear least squares, "sgd", or "auto".
         sgd: Local steps of one solve for theta.
         last_epochs: Epochs of the last solve (SGD only).
@@ -59,6 +59,7 @@ class PFedMe(Method):
     last_epochs: int = 5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("lam", "lr", "beta"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: expected a finite number > 0")
@@ -71,9 +72,11 @@ class PFedMe(Method):
                 f"model; use lr = {1 / self.lam:.3g} or less"
             )
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         self._inner(self.sgd).is_exact(spec)
 
     def _inner(self, sgd: SGD) -> LocalProblem:
@@ -87,13 +90,13 @@ class PFedMe(Method):
         copy, theta, inner = stack(shared, len(clients)), personal, self._inner(self.sgd)
         step = self.lr * self.lam
         for local in range(self.local_rounds):
-            coins = rng.at("local", local)
-            theta = inner.solve(theta, clients, coins, round=round, anchor=copy, tell=True)
+            stream = rng.at("local", local)
+            theta = inner.solve(theta, clients, stream, round=round, anchor=copy, tell=True)
             copy = map_leaves(lambda w, near: w + step * (near - w), copy, theta)
         return theta, subtract(copy, shared)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared model by beta times the posted mean."""
+        """Move the shared model by beta times the released mean."""
         return add(shared, post.mean if self.beta == 1 else scale(post.mean, self.beta))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:

@@ -1,4 +1,4 @@
-"""PMTL: mean-regularised personal models around a privately posted shared model.
+"""PMTL: mean-regularised personal models around a privately released shared model.
 
 Hu, Wu, Smith, "Private Multi-Task Learning: Formulation and Applications to Federated Learning",
 TMLR 2023, Algorithm 1, with the mean over a client's rows for the loss (lam then means the same for
@@ -9,9 +9,9 @@ small and large clients):
 A client that takes part works on its own last model against the shared one, and contributes a
 difference, which is clipped, summed, noised and divided by the expected cohort.
 
-`change_from` says which difference. "own" is printed: w_k' - w_k. Then nothing in the recursion
-depends on the level of the shared model, which integrates the noise as a random walk. "shared"
-(default; also what the authors' code does): w_k' - shared, so that
+`change_from` says which difference. "own" is as published: w_k' - w_k. Then nothing in the
+recursion depends on the level of the shared model, which integrates the noise as a random walk.
+"shared" (default; also what the authors' code does): w_k' - shared, so that
 
     shared' = shared + mean_k clip(w_k' - shared) + noise
 
@@ -20,27 +20,27 @@ optimum, so a clip below the clients' typical deviation moves the fixed point to
 median-like centre.
 
 Not copied from the authors' code: weights by row counts (the noise does not cover them) and the
-unsquared norm (not the objective). A client enrols with the shared model of the round in which it
-first takes part; under full participation that is the printed start.
+unsquared norm (not the objective). A client starts from the shared model of the round in which it
+first takes part; under full participation that is the published start.
 
 `clusters` names a public cluster for each client: the mean is then taken inside each cluster, one
-shared model a cluster, and a client is pulled to its own cluster's. All slots are posted at once. A
-client's contribution is zero in every slot but its own, so its norm over all slots is its norm in
-its own slot, which the clip bounds: the post of all slots has the sensitivity of one slot, and each
-slot has its own independent noise of the same multiplier. Others' slots do not depend on the client
-at all, so its guarantee is that of a run of its cluster alone with the same noise and the same
-probability of taking part. Under `replace` another client of the same cluster takes its place:
-which cluster a client is in is public and stays. A slot is divided by its own cluster's expected
-cohort, so a small cluster's mean is noisier by as much as it is smaller.
+shared model per cluster, and a client is regularised towards its own cluster's. All slots are
+released at once. A client's contribution is zero in every slot but its own, so its norm over all
+slots is its norm in its own slot, which the clip bounds: the release of all slots has the
+sensitivity of one slot, and each slot has its own independent noise of the same multiplier. Others'
+slots do not depend on the client at all, so its guarantee is that of a run of its cluster alone
+with the same noise and the same probability of taking part. Under `replace` another client of the
+same cluster takes its place: which cluster a client is in is public and stays. A slot is divided by
+its own cluster's expected cohort, so a small cluster's mean is noisier by as much as it is smaller.
 
 `shared = "slice"` is for linear heads on the features of a frozen public map that come in public
-order (see `coterie.data.embed` and `Linear(start=...)`). Shared, and posted, are the weights of the
-first `directions` features and the biases alone. In a round a client fits these to its own rows
+order (see `coterie.data.embed` and `Linear(start=...)`). Shared, and released, are the weights of
+the first `directions` features and the biases. In a round a client fits these to its own rows
 with all else at the public start, min over the slice of mean_i loss + lam/2 |change|^2, by Newton's
 method, and contributes the change. After the last round it fits its whole head towards the public
-start with the shared slice in it, and posts nothing more: so it may choose how strongly, of a few
-public multiples of lam, by the losses of its own rows left out. Sensitivity and epsilon are those
-of any clipped sum; there are fewer numbers for the noise to fall on.
+start with the shared slice in it, and releases nothing more: so it may choose how strongly, of a
+few public multiples of lam, by the losses of its own rows left out. Sensitivity and epsilon are
+those of any clipped sum; there are fewer numbers for the noise to fall on.
 """
 
 import math
@@ -52,8 +52,17 @@ from torch import Tensor
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add, map_leaves, stack, subtract, take
-from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import (
+    Clipping,
+    Method,
+    Notes,
+    Post,
+    Rounds,
+    Serving,
+    Shape,
+    register,
+)
 from coterie.methods.local import best_modes, modes
 from coterie.models import Linear, Model
 from coterie.models.features import (
@@ -72,28 +81,28 @@ LAST = (0.5, 1.0, 2.0, 4.0)
 """The pulls that a client chooses from for its last fit of a head, in units of lam."""
 BEGUN = "begun"
 """A leaf of the personal state: 1 where a client has taken part. It is for methods whose clients
-start from public models of their own, which are not known when a client enrols."""
+start from public models of their own, which are not known when its state is made."""
 
 
-@register("pmtl")
+@register("pmtl", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class PMTL(Method):
-    """One model per client, pulled towards a shared model that is posted privately.
+    """One model per client, regularised towards a privately released mean (Hu et al. 2023).
 
     Attributes:
         model: The model of every client.
-        lam: How strongly personal models are pulled towards the shared one.
+        lam: How strongly personal models are regularised towards the shared one.
         solver: "exact" for linear least squares, "sgd", or "auto": exact where it can be.
         sgd: Local steps of a round: learning rate, epochs or steps, batch, momentum, schedule.
-        change_from: "shared" (default) or "own" (as printed): see the module's words.
-        last_solve: After the last round every client, drawn or not, solves against the final
-            shared model; nothing is posted, so it is free.
+        change_from: "shared" (default) or "own" (as published): see the module's docstring.
+        last_solve: After the last round every client, sampled or not, solves against the final
+            shared model; nothing is released, so it is free.
         last_epochs: Epochs of that last solve (SGD only).
         clusters: The public cluster of each client, in the order of the clients, numbered from 0;
             empty for one cluster of all.
-        shared: "all" of the model, or a "slice" of a linear head: see the module's words.
-        directions: How many of the first features are in the slice; 0 for the biases alone.
-        last_lam: The pull of the last solve of a slice's heads; None for each client's own choice
+        shared: "all" of the model, or a "slice" of a linear head: see the module's docstring.
+        directions: How many of the first features are in the slice; 0 for the biases only.
+        last_lam: The weight of the last solve of a slice's heads; None for each client's own choice
             of 0.5, 1, 2 or 4 times `lam` by leave-one-out, which is free.
     """
 
@@ -111,6 +120,7 @@ class PMTL(Method):
     last_lam: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
         self._check_slice()
@@ -148,29 +158,34 @@ class PMTL(Method):
                 'clusters: leave clusters, change_from and solver out, or use shared = "all"'
             )
 
-    @property
-    def has_places(self) -> bool:
-        """Whether there are clusters."""
-        return bool(self.clusters)
-
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say what clusters mean for the guarantee."""
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return what clusters mean for the guarantee."""
         if not self.clusters:
-            return ()
-        count = max(self.clusters) + 1
-        return (
-            f"In {count} public clusters: the mean of each is posted to all, and a client "
-            "contributes to its own cluster's alone, so each client's guarantee is that of its "
-            "cluster's posts: the same noise, rounds and epsilon.",
+            return Notes()
+        return Notes(
+            settings=(
+                f"There are {max(self.clusters) + 1} public clusters. The mean of each cluster is "
+                "released to all clients, and a client contributes to its own cluster only. So "
+                "noise, rounds and epsilon are those of a run of its cluster alone.",
+            )
         )
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         if self.shared == "all":
             self.problem().is_exact(spec)
         if self.clusters:
-            check_places(len(self.clusters), spec.clients, "clusters")
+            check_membership(len(self.clusters), spec.clients, "clusters")
 
     def problem(self) -> LocalProblem:
         """Return the local problem of a round."""
@@ -192,50 +207,56 @@ class PMTL(Method):
         check_directions(self.directions, spec)
         return self.directions
 
-    def usual_clip(self, clients: int, rounds: int) -> float:
-        """Take 1 for a slice: the whole way is made in few rounds."""
-        return 1.0 if self.shared == "slice" else super().usual_clip(clients, rounds)
+    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
+        """Return the bound; by default 1 for a slice, which moves far in few rounds."""
+        usual = 1.0 if self.shared == "slice" else None
+        return super().clipping(clients, rounds, usual if clip is None else clip)
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start from the shared model; in clusters, from the own cluster's when the time comes."""
         if not self.clusters:
             return stack(self._whole(shared, spec), clients)
         first = map_leaves(lambda leaf: leaf[0], shared)
         return begun(stack(first, clients), yet=False)
 
-    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
+    @property
+    def serving(self) -> Serving:
+        """The model that clients are regularised towards; clusters have a fixed membership."""
+        return Serving(shared_model=self._center, whole=True, fixed_membership=bool(self.clusters))
+
+    def _center(self, shared: Tree, clients: Clients) -> Tree:
         """Return the shared model, or each client's cluster's."""
         if not self.clusters:
             return self._whole(shared, clients.spec)
-        check_places(len(self.clusters), clients.spec.clients, "clusters")
+        check_membership(len(self.clusters), clients.spec.clients, "clusters")
         return take(shared, self._places(clients.ids).to(clients.device))
 
     def _whole(self, shared: Tree, spec: Spec) -> Tree:
-        """Return the shared model with what is not posted of it at the public start."""
+        """Return the shared model with what is not released of it at the public start."""
         if self.shared == "all":
             return shared
         return put_slice(self.model.init(spec, Rng.seeded(0)), shared)
 
-    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
-        """Name all leaves: what a client is pulled to is a whole model."""
-        return tuple(self.model.init(spec, Rng.seeded(0)))
-
     def _places(self, ids: Tensor) -> Tensor:
         return torch.tensor(self.clusters)[ids.cpu()]
 
-    def mean_of(self, spec: Spec) -> tuple[int, float]:
-        """Return the numbers of one cluster's mean, and the share of clients in the smallest."""
-        numbers, share = super().mean_of(spec)
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds, by the mean of the smallest cluster."""
+        found = super().rounds(spec)
         if not self.clusters:
-            return numbers, share
+            return found
         members = torch.bincount(torch.tensor(self.clusters))
-        return numbers // len(members), float(members.min()) / len(self.clusters)
+        return replace(
+            found,
+            dimension=found.dimension // len(members),
+            share=float(members.min()) / len(self.clusters),
+        )
 
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Work on the own model against the shared one; contribute the difference."""
-        anchor = self.shared_model(shared, clients)
+        anchor = self._center(shared, clients)
         if self.shared == "slice":
             after = self._fit(anchor, clients, [self.lam], self.directions)
             return after, slice_of(subtract(after, anchor), self.directions)
@@ -259,7 +280,7 @@ class PMTL(Method):
         return map_leaves(place, change)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared model by the posted mean, each cluster's by the mean of its own."""
+        """Move the shared model by the released mean, each cluster's by the mean of its own."""
         if not self.clusters:
             return add(shared, post.mean)
         members = torch.bincount(torch.tensor(self.clusters))
@@ -271,8 +292,8 @@ class PMTL(Method):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Solve once more against the final shared model, unless switched off."""
         if not self.last_solve:
-            return self.standing(shared, personal, clients)
-        anchor = self.shared_model(shared, clients)
+            return self.current_models(shared, personal, clients)
+        anchor = self._center(shared, clients)
         if self.shared == "slice":
             pulls = [self.lam * times for times in LAST]
             pulls = pulls if self.last_lam is None else [self.last_lam]
@@ -283,7 +304,7 @@ class PMTL(Method):
         return problem.solve(start, clients, rng, round=0, anchor=anchor)
 
     def _fit(self, anchor: Tree, clients: Clients, pulls: list[float], directions: int) -> Tree:
-        """Fit the first columns of every client's head to its own rows, pulled to the anchor."""
+        """Fit the first columns of every client's head to its own rows, near the anchor."""
         assert isinstance(self.model, Linear)
         bias, center = self.model.bias, matrix_of(anchor).cpu()
         spreads = [slice_variances(clients.spec, bias, directions, 1 / lam) for lam in pulls]
@@ -294,17 +315,17 @@ class PMTL(Method):
         )
         return head_of(fit, bias)
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return the own model; before the first round of a client, the shared one."""
-        return begin(personal, self.shared_model(shared, clients)) if self.clusters else personal
+        return begin(personal, self._center(shared, clients)) if self.clusters else personal
 
 
-def check_places(given: int, clients: int, name: str) -> None:
-    """Refuse public facts about clients that are not about as many clients as there are."""
+def check_membership(given: int, clients: int, name: str) -> None:
+    """Raise ValueError if a public list of clients has another length than the federation."""
     if given != clients:
         raise ValueError(
-            f"{name} says of {given} clients where they belong, and there are {clients}: give one "
-            "entry for each client; newcomers have no place and cannot join such a run"
+            f"{name} has entries for {given} clients, but there are {clients}: give one entry per "
+            "client; new clients cannot be onboarded to such a run"
         )
 
 

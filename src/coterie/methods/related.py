@@ -5,31 +5,32 @@ TMLR 2023, name the general problem, of which PMTL is the mean-regularised case:
 
     min_W  sum_k mean_i loss(x_i, w_k) + lam tr(W Omega W^T),      W = [w_1 .. w_m]
 
-with W less the model's public start (zero for linear models). To fit it to a posted sum, write
+with W less the model's public start (zero for linear models). To fit it to a released sum, write
 
     Omega = D + B diag(s) B^T,      D diagonal and positive, s = -1 or 1, B (m x r)
 
-all public. With B_k for row k of B, the slope of the second term in w_k is
+all public. With B_k for row k of B, the gradient of the second term in w_k is
 
     2 lam (D_kk w_k + (W B) diag(s) B_k)
 
 Client k needs of the others only W B, and solves its local problem with the pull 2 lam D_kk towards
 a_k = -(W B) diag(s) B_k / D_kk. Its own part of W B is its model times B_k (r copies of the model,
-each times a number), so W B is a sum over clients, and that is what is posted.
+each times a number), so W B is a sum over clients, and that is what is released.
 
-**What is sent.** a_k follows from what was posted, so a client need not send its model but only how
-far it is from a_k: (w_k - a_k) B_k / b, b = max_j |B_j| (`change_from = "anchor"`). Everybody can
-add sum_k a_k B_k. The clip then bounds |w_k - a_k| |B_k| / b: the model's distance from its anchor,
-for the client with the longest row, so the usual 0.5 means what it does in PMTL. "start" sends
-(w_k - start) B_k / b, the print. Sensitivity and guarantee are those of any clipped sum.
+**What is sent.** a_k follows from what was released, so a client need not send its model but only
+how far it is from a_k: (w_k - a_k) B_k / b, b = max_j |B_j| (`change_from = "anchor"`). Every
+client can add sum_k a_k B_k. The clip then bounds |w_k - a_k| |B_k| / b: the model's distance from
+its anchor, for the client with the longest row, so the usual 0.5 means what it does in PMTL.
+"start" sends (w_k - start) B_k / b, the published form. Sensitivity and guarantee are those of any
+clipped sum.
 
 **Damping.** A round answers the last W B with a new one. For squared loss with Hessians A_k this
-map has the slope -K, K similar to M^(-1/2) B diag(s) B^T M^(-1/2) with M = D + A / (2 lam). Its
-eigenvalues are real and from -1 to L, L the largest eigenvalue of D^(-1/2) B diag(s) B^T D^(-1/2),
-or 0. Where L > 1, plain rounds may diverge: clients that should be unlike each other answer with
-ever larger opposites. A step of 2 / (2 + L) has slopes 1 - 2 (1 + K) / (2 + L), of size below 1. It
-is public, and 1 (no damping) where all s = -1, as for means, clusters, and any Omega whose largest
-eigenvalue is the one that occurs most often.
+map has the derivative -K, K similar to M^(-1/2) B diag(s) B^T M^(-1/2) with M = D + A / (2 lam).
+Its eigenvalues are real and from -1 to L, L the largest eigenvalue of D^(-1/2) B diag(s) B^T
+D^(-1/2), or 0. Where L > 1, plain rounds may diverge: clients that should be unlike each other
+answer with ever larger opposites. A step of 2 / (2 + L) has derivatives 1 - 2 (1 + K) / (2 + L), of
+size below 1. It is public, and 1 (no damping) where all s = -1, as for means, clusters, and any
+Omega whose largest eigenvalue is the one that occurs most often.
 
 The mean relation is D = I, s = -1, B = 1 / sqrt(m): it is used where no Omega is given, and every
 round is then PMTL's with lam = half of PMTL's.
@@ -45,9 +46,9 @@ from torch import Tensor
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, map_leaves, stack, subtract
-from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post, Shape, register
-from coterie.methods.pmtl import begin, begun, check_places
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import Method, Notes, Post, Serving, Shape, register
+from coterie.methods.pmtl import begin, begun, check_membership
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.relation import (
@@ -66,10 +67,10 @@ _SUMS = (
 )
 
 
-@register("related")
+@register("related", releases="clipped, noised sums of changes")
 @dataclass(frozen=True, kw_only=True)
 class Related(Method):
-    """One model per client, with a public matrix of who should be like whom.
+    """One model per client, with a public matrix of relations between clients.
 
     Attributes:
         model: The model of every client.
@@ -81,8 +82,8 @@ class Related(Method):
         signs: s, -1 or 1 for each column of B.
         solver: "exact" for linear least squares, "sgd", or "auto".
         sgd: Local steps of a round.
-        change_from: "anchor" (default) or "start": see the module's words.
-        last_epochs: Epochs of the last solve, which everybody does and which is free (SGD only).
+        change_from: "anchor" (default) or "start": see the module's docstring.
+        last_epochs: Epochs of the last solve, which every client does and which is free (SGD only).
     """
 
     shape = Shape.SUM
@@ -98,6 +99,7 @@ class Related(Method):
     last_epochs: int = 5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 < self.lam < math.inf and self.last_epochs >= 1):
             raise ValueError(
                 f"lam = {self.lam}, last_epochs = {self.last_epochs}: expected both above 0"
@@ -105,18 +107,13 @@ class Related(Method):
         if self._given is not None:
             check_relation(self._given)
 
-    @property
-    def has_places(self) -> bool:
-        """Whether there is another relation than the mean."""
-        return self._given is not None
-
     @cached_property
     def _given(self) -> Decomposition | None:
         """Decompose what was given; None for the mean relation."""
         if self.factors:
             return self._spelt_out()
         if self.signs or (self.diagonal and not self.omega):
-            raise ValueError("diagonal and signs: expected beside factors, or diagonal with omega")
+            raise ValueError("diagonal and signs: expected with factors, or diagonal with omega")
         if not self.omega:
             return None
         omega, clients = _matrix("omega", self.omega), len(self.omega)
@@ -153,17 +150,19 @@ class Related(Method):
         """
         if self._given is None:
             return mean_relation(clients)
-        check_places(len(self._given.diagonal), clients, "omega")
+        check_membership(len(self._given.diagonal), clients, "omega")
         return self._given
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models and relations that do not fit the clients."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models and relations that do not fit the clients."""
+        super().check(spec, cohort=cohort, data=data)
         self.relation(spec.clients)
         self._problem(self.sgd, spec.clients).is_exact(spec)
 
-    def for_cohort(self, largest: int, spec: Spec) -> Method:
-        """Spell the decomposition out: eigenvectors may differ from machine to machine."""
+    def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
+        """Write the decomposition out: eigenvectors may differ between machines."""
         if not self.omega:
             return self
         relation = self.relation(spec.clients)
@@ -175,13 +174,22 @@ class Related(Method):
             signs=tuple(relation.signs.tolist()),
         )
 
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say why rounds are damped, where they are."""
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return why rounds are damped, if they are."""
         if self._given is None or self._given.step == 1:
-            return ()
-        return (
-            f"Each round takes {self._given.step:.2g} of its answer: some clients are asked to be "
-            "unlike each other, and plain rounds could diverge.",
+            return Notes()
+        return Notes(
+            settings=(
+                f"Each round is damped by a factor of {self._given.step:.2g}: some clients are to "
+                "be unlike each other, and undamped rounds could diverge.",
+            )
         )
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
@@ -190,17 +198,23 @@ class Related(Method):
         sums = {_SUMS + name: leaf.new_zeros(columns, *leaf.shape) for name, leaf in start.items()}
         return {**start, **sums}
 
-    def contribution(self, shared: Tree) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
         """Contribute a model for each column of B."""
-        sums = (name for name in shared if name.startswith(_SUMS))
-        return {name.removeprefix(_SUMS): shared[name] for name in sums}
+        return _sums(self.init(spec, Rng.seeded(0)))
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start from the own anchor when the time comes."""
         return begun(stack(_start(shared), clients), yet=False)
 
-    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Return what each client is pulled to: the start and a_k."""
+    @property
+    def serving(self) -> Serving:
+        """The centres of the proximal terms; a given relation fixes the membership."""
+        return Serving(
+            shared_model=self._center, whole=True, fixed_membership=self._given is not None
+        )
+
+    def _center(self, shared: Tree, clients: Clients) -> Tree:
+        """Return the centre of each client's proximal term: the start and a_k."""
         relation = self.relation(clients.spec.clients)
         ids = clients.ids.cpu()
         pull = -relation.factors[ids] * relation.signs / relation.diagonal[ids, None]
@@ -210,11 +224,7 @@ class Related(Method):
             moved: Tensor = torch.tensordot(pull.to(sums), sums, dims=1)
             return start + moved
 
-        return map_leaves(towards, _start(shared), self.contribution(shared))
-
-    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
-        """Name all leaves: what a client is pulled to is a whole model."""
-        return tuple(self.model.init(spec, Rng.seeded(0)))
+        return map_leaves(towards, _start(shared), _sums(shared))
 
     def _problem(self, sgd: SGD, clients: int) -> LocalProblem:
         strongest = 2 * self.lam * float(self.relation(clients).diagonal.max())
@@ -241,7 +251,7 @@ class Related(Method):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Work on the own model against its anchor; contribute the distance times B_k."""
-        anchor = self.shared_model(shared, clients)
+        anchor = self._center(shared, clients)
         problem = self._problem(self.sgd, clients.spec.clients)
         start = begin(personal, anchor)
         after = self._solve(problem, start, clients, rng, round=round, anchor=anchor, tell=True)
@@ -254,7 +264,7 @@ class Related(Method):
         )
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Take the posted mean of what clients sent, and what is public of it; damped."""
+        """Take the released mean of what clients sent, and what is public of it; damped."""
         # Of the mean relation the inner product is 1 for any number of clients.
         relation = self._given or mean_relation(1)
         known = -relation.inner * relation.signs
@@ -265,19 +275,24 @@ class Related(Method):
                 mean = mean + torch.tensordot(known.to(sums), sums, dims=1)
             return (1 - step) * sums + step * mean
 
-        moved = map_leaves(move, self.contribution(shared), post.mean)
+        moved = map_leaves(move, _sums(shared), post.mean)
         return {**_start(shared), **{_SUMS + name: leaf for name, leaf in moved.items()}}
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Solve once more against the final anchor."""
-        anchor = self.shared_model(shared, clients)
+        anchor = self._center(shared, clients)
         longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
         problem = self._problem(longer, clients.spec.clients)
         return self._solve(problem, begin(personal, anchor), clients, rng, round=0, anchor=anchor)
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return the own model; before the first round of a client, its anchor."""
-        return begin(personal, self.shared_model(shared, clients))
+        return begin(personal, self._center(shared, clients))
+
+
+def _sums(shared: Tree) -> Tree:
+    sums = (name for name in shared if name.startswith(_SUMS))
+    return {name.removeprefix(_SUMS): shared[name] for name in sums}
 
 
 def _start(shared: Tree) -> Tree:

@@ -1,9 +1,9 @@
-"""Single-task learning: ridge, lasso, and logistic regression with l2 or l1, each client alone.
+"""Single-task learning: ridge, lasso, and logistic regression with l2 or l1, for each client.
 
     min_w  mean_i loss(x_i, w) + lam/2 |w|^2   or   + lam |w|_1
 
 in each client's own units (`solvers.structured`: rows centred, of mean square norm 1), so that one
-lam means the same for every client. Nothing is posted, so others learn nothing: epsilon = 0.
+lam means the same for every client. Nothing is released, so others learn nothing: epsilon = 0.
 The baseline of the linear multi-task methods.
 """
 
@@ -28,7 +28,7 @@ def usual_lam(features: int) -> float:
 
 
 def check_linear(method: Method, spec: Spec) -> None:
-    """Refuse other models and tasks than linear regression and binary classification."""
+    """Raise ValueError unless it is linear regression or binary classification."""
     if not isinstance(method.model, Linear):
         raise ValueError(
             f"{method.kind} is for linear models, not {type(method.model).__name__}; use pmtl"
@@ -44,10 +44,10 @@ MOST_FEATURES = 4096
 
 
 def check_matrix(structure: str, spec: Spec) -> None:
-    """Refuse a posted matrix that is too large."""
+    """Raise ValueError for a released matrix that is too large."""
     if structure == "low_rank" and spec.features > MOST_FEATURES:
         raise ValueError(
-            f"{spec.features} features: the posted matrix is kept to {MOST_FEATURES} a side; "
+            f"{spec.features} features: the released matrix has at most {MOST_FEATURES} rows; "
             'use structure = "group_sparse", or project the features by public directions'
         )
 
@@ -59,15 +59,15 @@ def own_units(method: Method, clients: Clients) -> OwnUnits:
 
 
 def check_lam(lam: float | None, name: str = "lam") -> None:
-    """Refuse a penalty that is none."""
+    """Raise ValueError for a penalty that is not positive."""
     if lam is not None and not 0 < lam < math.inf:
         raise ValueError(f"{name} = {lam}: expected a positive number")
 
 
-@register("single")
+@register("single", releases="nothing")
 @dataclass(frozen=True, kw_only=True)
 class Single(Silent):
-    """One linear model per client, from its own rows alone: ridge, lasso or logistic.
+    """One linear model per client on its own rows only: ridge, lasso or logistic regression.
 
     Attributes:
         model: Linear, with or without a bias, which is not penalised.
@@ -82,15 +82,16 @@ class Single(Silent):
     mu: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lam(self.lam)
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for rows without variation."""
         check_linear(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from."""
-        refuse_degenerate(data)
+        if data is not None:
+            refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Share nothing."""

@@ -27,23 +27,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from coterie.privacy.accounting import (
+from coterie.privacy.accounting import LossProfile, profile, profile_of
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import (
     Event,
     Gaussian,
-    Guarantee,
     LocalGaussian,
     Participation,
     Relation,
-    calibrate,
     default_delta,
-    profile,
 )
-from coterie.privacy.composed import profile_of
-from coterie.privacy.losses import LossProfile
+from coterie.privacy.guarantee import UNIT, Guarantee, reasons, round_up, view_of
 from coterie.privacy.profiles import Profile, gaussian_mu
 from coterie.privacy.sampling import Poisson, Sampler
-from coterie.privacy.views import reasons
-from coterie.privacy.words import UNIT, round_up, view_of
 
 Verdict = Literal["join", "small gain", "learn alone"]
 Points = tuple[tuple[float, float], ...]

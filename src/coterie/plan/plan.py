@@ -20,19 +20,22 @@ from coterie.choice import DataChoice
 from coterie.core.config import ConfigError, from_table, read_toml, to_table, to_toml
 from coterie.core.tree import Tree, size
 from coterie.data.federated import Spec
-from coterie.methods.base import Method, Shape
+from coterie.methods.base import Method, Shape, choices
 from coterie.plan.stragglers import Stragglers
-from coterie.privacy.accounting import Gaussian, Guarantee, LocalGaussian, Relation
 from coterie.privacy.billboard import Billboard
-from coterie.privacy.blocks import BlockSum
-from coterie.privacy.charged import Charged
+from coterie.privacy.calibrate import Even, Spending
 from coterie.privacy.entropy import open_entropy
+from coterie.privacy.events import Relation
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.local import LocalGaussianSum
-from coterie.privacy.mechanisms import MOST_CLIENTS, Exact, GaussianSum, Mechanism
-from coterie.privacy.noise import Ask, GaussianNoise, Noise
+from coterie.privacy.mechanisms import (
+    MOST_CLIENTS,
+    Exact,
+    Mechanism,
+)
+from coterie.privacy.noise import GaussianNoise, Noise, Request
 from coterie.privacy.sampling import Poisson, Sampler
-from coterie.privacy.spending import Even, Spending
+from coterie.privacy.selection import Charged
 from coterie.privacy.transcript import FolderTranscript, MemoryTranscript, Transcript
 
 Baselines = Literal["auto", "all", "local", "none"]
@@ -233,13 +236,13 @@ class Plan:
     def clip(self, clients: int) -> float:
         """Return the bound on a client's contribution in one round."""
         given = self.privacy.clip
-        return self.method.usual_clip(clients, self.posts) if given is None else given
+        return self.method.clipping(clients, self.posts).clip if given is None else given
 
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
         """Return the noise multiplier of each round; empty without Gaussian noise or releases."""
         events = [mechanism.event() for mechanism in self.mechanisms(clients)]
-        kinds = (Gaussian, LocalGaussian)
-        return tuple(event.noise_multiplier for event in events if isinstance(event, kinds))
+        noise = (getattr(event, "noise_multiplier", None) for event in events)
+        return tuple(one for one in noise if one is not None)
 
     def shows_cohort(self, clients: int) -> bool:
         """Return whether the adversary observes the sampled cohort."""
@@ -256,15 +259,16 @@ class Plan:
         sqrt(parameters) z / (expected cohort) for sums with Gaussian noise; at full participation
         sqrt(parameters rounds) / (clients mu). Below 0.3 the noise is negligible; above 1 a
         released mean is mostly noise. Where blocks of a contribution have bounds of their own, the
-        first block counts. A function of public facts; None for other noise.
+        first block counts. A function of public facts; None without noise.
         """
         clients = spec.clients
-        found = [_noise_over_bound(mechanism) for mechanism in self.mechanisms(clients)]
-        deviations = [noise for noise in found if noise is not None]
-        if not deviations:
+        mechanisms = [one for one in self.mechanisms(clients) if one.event().noisy]
+        if not mechanisms:
             return None
-        parameters, share = self.method.mean_of(spec)
-        return math.sqrt(parameters) * max(deviations) / (share * self.sampler.expected(clients))
+        noise = max(mechanism.noise_over_bound for mechanism in mechanisms)
+        rule = self.method.rounds(spec)
+        mean = rule.share * self.sampler.expected(clients)
+        return math.sqrt(rule.dimension) * noise / mean
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
         """Return the mechanism of each round, calibrated once."""
@@ -281,7 +285,8 @@ class Plan:
                 f"{self.method.kind} brings all rows together and is not private: run it with "
                 "epsilon = inf"
             )
-        ask = Ask(
+        bounds = self.method.clipping(clients, self.posts, self.clip(clients))
+        request = Request(
             shape=shape,
             clip=self.clip(clients),
             epsilon=privacy.epsilon,
@@ -291,10 +296,10 @@ class Plan:
             clients=clients,
             participation=self.sampler.participation(clients),
             relation=privacy.relation,
-            rows=self.method.protects_rows,
-            blocks=self.method.blocks(self.clip(clients)),
+            rows=bounds.rows,
+            blocks=bounds.blocks,
         )
-        return privacy.noise.mechanisms(ask)
+        return privacy.noise.mechanisms(request)
 
     def guarantee(self, clients: int, posts: int | None = None) -> Guarantee:
         """Return what the plan, or its first `posts` releases, guarantees."""
@@ -307,7 +312,7 @@ class Plan:
             simulation=self.simulation_seed is not None,
         )
 
-    def open(self, spec: Spec, shared: Tree, folder: Path | None = None) -> Billboard:
+    def open(self, spec: Spec, folder: Path | None = None) -> Billboard:
         """Open the billboard: open ledger and transcript, continue where they stand."""
         if spec.clients > MOST_CLIENTS:
             raise ValueError(
@@ -322,7 +327,7 @@ class Plan:
         )
         return Billboard(
             mechanisms=self.mechanisms(spec.clients),
-            template=self.method.contribution(shared),
+            template=self.method.contribution(spec),
             cohort=self.sampler.expected(spec.clients),
             ledger=Ledger(list(events), path, self.digest(spec)),
             transcript=transcript,
@@ -357,7 +362,7 @@ def fill_kinds(table: Mapping[str, Any]) -> None:
     """Fill in the kinds of model and sampler where a plan's table has only settings of them."""
     method = table.get("method")
     model = method.get("model") if isinstance(method, dict) else None
-    usual = Method.choices().get(method.get("kind", "auto")) if isinstance(method, dict) else None
+    usual = choices().get(method.get("kind", "auto")) if isinstance(method, dict) else None
     named = "linear" if usual is None else usual().model.kind
     for place, kind in ((model, named), (table.get("sampler"), "poisson")):
         if isinstance(place, dict):
@@ -375,12 +380,3 @@ def _check_settings(method: Any) -> None:
             f"method.{given[0]} was set, but no method is named: auto chooses one by rule and has "
             "no settings but the model; name a method, such as --method pmtl"
         )
-
-
-def _noise_over_bound(mechanism: Mechanism) -> float | None:
-    """Return the noise of one parameter of a released sum over the bound, or of its first block."""
-    if isinstance(mechanism, BlockSum):
-        return mechanism.noise_multiplier / math.sqrt(mechanism.first.share)
-    if isinstance(mechanism, LocalGaussianSum):
-        return mechanism.summed().noise_multiplier
-    return mechanism.noise_multiplier if isinstance(mechanism, GaussianSum) else None

@@ -31,8 +31,8 @@ from coterie.plan.advice import (
     rounds_for,
 )
 from coterie.plan.plan import Plan, Privacy
-from coterie.privacy.accounting import Gaussian, LocalGaussian, default_delta
-from coterie.privacy.blocks import replaced_by
+from coterie.privacy.events import default_delta
+from coterie.privacy.mechanisms import replaced_by
 from coterie.privacy.sampling import Poisson, Sampler
 
 NETWORK_ROUNDS = (3, 50)
@@ -77,14 +77,14 @@ def resolve(plan: Plan, spec: Spec) -> Plan:
     # Noise that was given buys more with every round: ask for the rounds of a large budget.
     soon = min(rounds or LARGE_BUDGET_ROUNDS[1], LARGE_BUDGET_ROUNDS[1])
     n_mu = clients_times_mu(privacy, clients, soon, replaced=_replaced(method))
-    method = method.for_budget(n_mu, spec)
+    method = method.resolve(spec, n_mu=n_mu, cohort=plan.sampler.largest(clients))
     if rounds is None:
         rounds = len(privacy.budget) or rounds_by_rule(method, privacy, spec)
     if privacy.clip is None:
-        privacy = replace(privacy, clip=method.usual_clip(clients, rounds))
+        privacy = replace(privacy, clip=method.clipping(clients, rounds).clip)
     return replace(
         plan,
-        method=method.for_cohort(plan.sampler.largest(clients), spec),
+        method=method,
         privacy=privacy,
         rounds=rounds,
         chosen=chosen or plan.chosen,
@@ -105,18 +105,19 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
         return 1
     releasing = _releasing(method)
     network = not isinstance(releasing.model, Linear)
-    few, many = NETWORK_ROUNDS if network else releasing.rounds_between
+    rule = releasing.rounds(spec)
+    few, many = NETWORK_ROUNDS if network else rule.between
     if privacy.epsilon is None:
         return many
     if privacy.epsilon == math.inf:
-        return many if network else releasing.rounds_without_noise
-    parameters, share = releasing.mean_of(spec)
+        return many if network else rule.without_noise
+    parameters, share = rule.dimension, rule.share
     if releasing.shape is Shape.GRAM:
         parameters = parameters * (parameters + 1) // 2
-    error = NETWORK_ERROR if network else releasing.rounds_error
+    error = NETWORK_ERROR if network else rule.error
     n_mu = clients_times_mu(privacy, spec.clients, replaced=_replaced(releasing))
     affordable = (error * share * n_mu) ** 2 / parameters * _tolerance(method, spec)
-    return rounds_for(affordable, (few, many), math.inf if network else releasing.rounds_knee)
+    return rounds_for(affordable, (few, many), math.inf if network else rule.knee)
 
 
 def clients_times_mu(
@@ -150,7 +151,7 @@ def advice_for(plan: Plan, spec: Spec) -> Advice | None:
     clients, multipliers = spec.clients, plan.noise_multipliers(spec.clients)
     if not multipliers:
         return None
-    parameters, share = method.mean_of(spec)
+    parameters, share = method.rounds(spec).dimension, method.rounds(spec).share
     cohort = plan.sampler.expected(clients)
     averaged = math.sqrt(cohort) if privacy.noise.local else 1.0  # every client's noise adds up
     mu = share * cohort / clients / averaged * math.hypot(*(1 / z for z in multipliers))
@@ -179,22 +180,24 @@ def facts_of(plan: Plan, spec: Spec, advice: Advice) -> Facts | None:
     if len(events) != 1 or error is None:
         return None
     (event,) = events
-    assert isinstance(event, Gaussian | LocalGaussian)
+    noise = getattr(event, "noise_multiplier", None)
+    if noise is None:
+        return None
     facts = Facts(
         clients=clients,
         parameters=advice.parameters,
         rounds=plan.posts,
         sampler=plan.sampler,
         epsilon=plan.privacy.epsilon,
-        noise_multiplier=None if plan.privacy.epsilon is not None else event.noise_multiplier,
+        noise_multiplier=None if plan.privacy.epsilon is not None else noise,
         delta=plan.privacy.delta,
         relation=plan.privacy.relation,
         clip=plan.clip(clients),
         local=plan.privacy.noise.local,
-        replaced=event.replaced if isinstance(event, Gaussian) else 2.0,
+        replaced=event.replaced,
     )
     # Parts of a contribution may share the budget: then the mean has more noise than one sum.
-    return replace(facts, stretch=error / facts.error(event.noise_multiplier, clients))
+    return replace(facts, stretch=error / facts.error(noise, clients))
 
 
 def _releasing(method: Method) -> Method:
@@ -204,7 +207,7 @@ def _releasing(method: Method) -> Method:
 
 def _replaced(method: Method) -> float:
     """Return how much further a replaced client moves what is released than a zeroed one."""
-    blocks = method.blocks(1.0)
+    blocks = method.clipping(1, 1, 1.0).blocks
     return replaced_by(blocks) if blocks else 2.0
 
 
@@ -236,7 +239,7 @@ def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
     """
     found = default_method(auto, privacy)
     if found is not None:
-        parameters = found.mean_of(spec)[0]
+        parameters = found.rounds(spec).dimension
         if isinstance(found, PMTL):
             return found, (
                 f"pmtl, because the model is linear ({parameters:,} shared parameters) and "
@@ -248,7 +251,7 @@ def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
             "learns inside the budget how similar clients are, and leaves nothing to tune"
         )
     found, why = _for_network(auto, spec)
-    parameters = found.mean_of(spec)[0]
+    parameters = found.rounds(spec).dimension
     n_mu = clients_times_mu(privacy, spec.clients)
     if n_mu == math.inf or affordable_rounds(n_mu, parameters) >= SMALL_GAIN:
         return found, why
@@ -263,7 +266,7 @@ def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
 
 def _for_network(auto: Auto, spec: Spec) -> tuple[Method, str]:
     split, whole = DPFedMTL(model=auto.model), PMTL(model=auto.model)
-    total = whole.mean_of(spec)[0]
+    total = whole.rounds(spec).dimension
     try:
         split.heads(spec)
     except ValueError:
@@ -271,7 +274,7 @@ def _for_network(auto: Auto, spec: Spec) -> tuple[Method, str]:
             f"pmtl, because the model is a network without lower layers to share: all {total:,} "
             "parameters are released"
         )
-    lower = split.mean_of(spec)[0]
+    lower = split.rounds(spec).dimension
     return split, (
         f"dpfedmtl, because the model is a network: its lower layers ({lower:,} of {total:,} "
         "parameters) are released, and each client keeps its own head"

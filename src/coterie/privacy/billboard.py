@@ -27,15 +27,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.tree import Tree, add, map_arrays
-from coterie.privacy.accounting import Event, Gaussian
-from coterie.privacy.arrivals import Verdict, hold, hold_sum
-from coterie.privacy.blocks import BlockSum
 from coterie.privacy.entropy import DrawnAhead, Entropy
-from coterie.privacy.events import Laplace, LocalGaussian, NonPrivate
+from coterie.privacy.events import Event
 from coterie.privacy.ledger import Ledger, OverspentError
-from coterie.privacy.local import ClientEntropy, LocalGaussianSum
-from coterie.privacy.mechanisms import Mechanism, Shapes, count_numbers
+from coterie.privacy.mechanisms import (
+    ClientEntropy,
+    Mechanism,
+    Shapes,
+)
 from coterie.privacy.transcript import FolderTranscript, Transcript
+from coterie.privacy.validation import Verdict, fold, validate
 
 _SEAL = object()
 
@@ -78,10 +79,10 @@ class Bounded:
 class Post:
     """A released value, paid for; public from here on.
 
-    `radius` says how far noise alone reaches in it (0 without noise): see `Mechanism.radius`.
-    `deviations` are the standard deviations of the noise of each number of a posted sum, by leaf:
-    public numbers, 0 without noise. Where clients add the noise themselves, those over cohorts as
-    well, which vary in size. Not-a-number where the noise is not that of a sum.
+    `radius` is about the largest entry of the noise (0 without noise): see `Mechanism.radius`.
+    `deviations` are the standard deviations of the noise of a number, by leaf: public numbers, 0
+    without noise; the largest in a leaf of second moments. Under local noise they are those of an
+    expected cohort.
     """
 
     value: Tree
@@ -106,22 +107,6 @@ class Post:
         """The sum over the *expected* cohort, a public number, in float32."""
         means = {name: leaf.numpy() / self.cohort for name, leaf in self.value.items()}
         return map_arrays({name: mean.astype(np.float32) for name, mean in means.items()})
-
-
-def _deviations(mechanism: Mechanism, totals: Shapes) -> Mapping[str, float]:
-    if isinstance(mechanism, BlockSum):
-        return mechanism.deviations(totals)
-    event, radius, numbers = mechanism.event(), mechanism.radius(totals), count_numbers(totals)
-    one = math.nan
-    if isinstance(event, NonPrivate):
-        one = 0.0
-    elif isinstance(event, Laplace):
-        one = math.sqrt(2) * radius / (math.log(max(numbers, 1)) + 1)
-    elif isinstance(event, LocalGaussian) or (
-        isinstance(event, Gaussian) and event.replaced == 2.0
-    ):
-        one = radius / math.sqrt(2 * math.log(max(numbers, 2)))
-    return dict.fromkeys(totals, one)
 
 
 def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
@@ -154,7 +139,7 @@ def bound(
         ValueError: If clients add noise themselves, and ids or entropy are not given.
     """
     clipped, kept = mechanism.clip(rows)
-    if isinstance(mechanism, LocalGaussianSum):
+    if mechanism.local:
         if ids is None or entropy is None:
             raise ValueError(
                 "clients add the noise themselves under this mechanism, and nothing leaves them "
@@ -174,7 +159,7 @@ def admit(
     """Take a site's sum that travelled as plain numbers: nothing of it is believed.
 
     **Guarantee:** posts stay as private as the ledger says for clients of honest sites, whatever
-    this site sent: `coterie.privacy.arrivals` says why. Tests: tests/properties/test_arrivals.py.
+    this site sent: `coterie.privacy.validation` says why. Tests: tests/properties/test_validation.py.
 
     Args:
         mechanism: Of the round.
@@ -188,7 +173,7 @@ def admit(
     Raises:
         ValueError: If arrays have other names, shapes or types than the mechanism's sums.
     """
-    held, verdict = hold(mechanism, _arrived(mechanism, arrays, template), ids)
+    held, verdict = validate(mechanism, _arrived(mechanism, arrays, template), ids)
     return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL), verdict
 
 
@@ -209,7 +194,7 @@ def admit_sum(
         ValueError: If arrays are not such a sum, or the mechanism has none: see
             `arrivals.hold_sum`.
     """
-    held = hold_sum(mechanism, _arrived(mechanism, arrays, template), ids)
+    held = fold(mechanism, _arrived(mechanism, arrays, template), ids)
     return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL)
 
 
@@ -352,7 +337,7 @@ class Billboard:
     def _seal(self, index: int, value: Tree) -> Post:
         mechanism = self._mechanisms[index]
         totals = mechanism.totals(self._template)
-        radius, deviations = mechanism.radius(totals), _deviations(mechanism, totals)
+        radius, deviations = mechanism.radius(totals), mechanism.standard_deviations(totals)
         return Post(value, index, mechanism.event(), self._cohort, radius, deviations, _SEAL)
 
     def _settle_account(self) -> None:

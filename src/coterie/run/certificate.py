@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 
 FORMAT = "coterie certificate"
 FORMAT_VERSION = 1

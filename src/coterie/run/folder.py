@@ -44,8 +44,9 @@ from coterie.engine.simulate import Observer, Outcome, Progress
 from coterie.finished_models import MODELS, write_models
 from coterie.models import Model
 from coterie.plan.plan import Plan
-from coterie.privacy.accounting import Guarantee, epsilon_by_round
-from coterie.privacy.charged import BEFORE, statement
+from coterie.privacy.accounting import epsilon_by_round
+from coterie.privacy.guarantee import Guarantee
+from coterie.privacy.selection import BEFORE_CHOICE, charged_statement
 from coterie.run.certificate import certify
 from coterie.run.summary import TUNING
 from coterie.scores import Array, Score
@@ -326,8 +327,8 @@ def keep_certificate(
         more["deployment"] = {**deployment, "federation": federation}
     if (selection := summary.get("selection")) is not None:
         # Epsilon by events alone stays what the events come to; it is true of nobody any more.
-        more |= {"selection": selection, "view": BEFORE}
-        more["statement"] = statement(guarantee, selection)
+        more |= {"selection": selection, "view": BEFORE_CHOICE}
+        more["statement"] = charged_statement(guarantee, selection)
     finished = now()
     begun = log.begun or finished
     if deployment is not None:

@@ -78,8 +78,7 @@ def execute(
     if joining is not None:
         check_onboard(plan.method)
     plan.guarantee(train.spec.clients)
-    plan.method.check(train.spec)
-    plan.method.check_data(train)
+    plan.method.check(train.spec, data=train)
     for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
         plan.method.model.check_data(part)
     if joining is not None and (folder is None or not (folder / "plan.toml").exists()):
@@ -147,7 +146,11 @@ def _train(
     )
     score = evaluate(plan.method.model, outcome.rows, test)
     others, joined, unscored = _score_others(plan, outcome, score, data, scoring)
-    notices = (*plan.method.notices(train), *_gap_note(outcome), *_response_note(past, outcome))
+    notices = (
+        *plan.method.notes(data=train).data,
+        *_gap_note(outcome),
+        *_response_note(past, outcome),
+    )
     local = others.local
     summary = summarise(
         outcome,
@@ -234,7 +237,8 @@ def _prior_facts(plan: Plan, spec: Spec) -> dict[str, Any]:
 
 
 def _gap_note(outcome: Outcome) -> tuple[str, ...]:
-    stop = outcome.plan.method.stop_gap
+    duality = outcome.plan.method.rounds(outcome.spec).duality
+    stop = None if duality is None else duality.stop_gap
     if outcome.gap is None or stop is None:
         return ()
     text = f"relative duality gap {outcome.gap:.2g} after {len(outcome.posts)} rounds"

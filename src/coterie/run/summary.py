@@ -11,9 +11,8 @@ from coterie.engine.simulate import Outcome
 from coterie.methods.base import Shape
 from coterie.plan.advice import describe_error
 from coterie.plan.plan import Plan, TunedOn
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import ALONE, Charged, chosen_alone, told
-from coterie.privacy.words import view_of
+from coterie.privacy.guarantee import Guarantee, view_of
+from coterie.privacy.selection import CHOSEN_ONLY, Charged, charged_message, chosen_alone
 from coterie.scores import TITLES, Array, Score, noise_to_signal
 
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
@@ -48,7 +47,7 @@ def summarise(
     """
     plan, guarantee = outcome.plan, outcome.guarantee
     return {
-        "method": plan.method.title,
+        "method": str(plan.method),
         "data": data,
         "clients": outcome.spec.clients,
         "task": outcome.spec.task,
@@ -65,7 +64,7 @@ def summarise(
         "them.",
         "tuning": TUNING[tuned],
         "caveats": [
-            *plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf),
+            *plan.method.notes(private=plan.posts > 0 and guarantee.epsilon < math.inf).caveats,
             *_claimed(guarantee),
         ],
         "notices": [*notices, *_zeroed(outcome)],
@@ -94,7 +93,8 @@ def noise_summary(plan: Plan, spec: Spec) -> dict[str, Any]:
     noise = plan.noise_multipliers(clients)
     noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
     error = plan.relative_error(spec) if noised else None
-    explained = (*plan.method.explain(plan.posts, plan.clip(clients)), *can_learn(error))
+    notes = plan.method.notes(rounds=plan.posts, clip=plan.clip(clients)) if noised else None
+    explained = (*(notes.settings if notes else ()), *can_learn(error))
     return {
         "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
         "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
@@ -193,7 +193,7 @@ def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[
     if charged is None:
         return {}
     selection = charged.to_json(guarantee)
-    cost = told(selection["epsilon_chosen_alone"], guarantee.delta)
+    cost = charged_message(selection["epsilon_chosen_alone"], guarantee.delta)
     tuning = cost if tuned == "charged" else f"{TUNING[tuned]}; {cost}"
     return {**promised(guarantee, selection), "tuning": tuning}
 
@@ -205,17 +205,17 @@ def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -
     sees only that run; the epsilon of its events alone is kept apart, and holds against nobody.
     """
     claimed = guarantee.claimed_epsilon
-    true = None if claimed is None else guarantee.claimed_alone.delta_at(claimed)
+    true = None if claimed is None else guarantee.claimed_only.delta_at(claimed)
     chosen = chosen_alone(guarantee, selection)
     if selection is not None and chosen is not None:
         bare = {view: "inf" for view in guarantee.views if view.startswith("server")}
         return {
             **promised(guarantee),
             "epsilon": json_number(chosen),
-            "view": ALONE,
+            "view": CHOSEN_ONLY,
             # What the other clients may have seen is in selection.json, which is not public.
             "views": {"chosen_alone": json_number(chosen), "other_clients": None, **bare},
-            "epsilon_before_choice": json_number(guarantee.for_others.epsilon),
+            "epsilon_before_choice": json_number(guarantee.epsilon),
             "selection": {**selection, "epsilon_chosen_alone": chosen},
         }
     return {
