@@ -26,7 +26,7 @@ from coterie.models import CNN, MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.rules import choose, usual
 from coterie.run_plan import load_plan, plan_from_table, resolve
-from coterie.tuning import tune
+from coterie.tune.tune import tune
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"
 SPEC = Spec((9,), 1, "regression", 550)

@@ -27,9 +27,9 @@ import pytest
 
 import coterie
 from coterie.cli import build_parser, main
-from coterie.comparison.plan import make_comparison
 from coterie.methods.base import Method
 from coterie.run_plan import plan_from_table
+from coterie.tune.compare import make_comparison
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -22,17 +22,17 @@ from coterie.commands.options import (
     add_advice,
     add_data,
     add_demo,
-    add_join,
     add_methods,
     add_offline,
     add_report,
     add_run,
-    add_tune,
 )
 from coterie.offline import go_offline, is_offline
 
 # Commands whose module adds its own options: light to import, what is heavy waits for its action.
-_MODULES: tuple[str, ...] = ("compare", "verify", "export", "predict", "doctor", "deploy")
+_MODULES: tuple[str, ...] = (
+    "tune", "compare", "onboard", "verify", "export", "predict", "doctor", "deploy",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,14 +67,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_advice(commands, _plan)
     add_run(commands, _run)
-    add_tune(commands, _tune)
     add_demo(commands, _demo)
     add_account(commands, _account, calibrate=False)
     add_account(commands, _account, calibrate=True)
     add_methods(commands, _methods)
     add_data(commands, _data_show)
     add_report(commands, _report)
-    add_join(commands, _join)
     for name in _MODULES:
         import_module(f"coterie.commands.{name}").add(commands)
     add_completion(commands, _completion)
@@ -119,16 +117,6 @@ def _run(arguments: argparse.Namespace) -> int:
     return run(arguments)
 
 
-def _tune(arguments: argparse.Namespace) -> int:
-    from coterie.commands.tune import tune
-
-    told = tune(arguments)
-    for text, stream in ((told.out, sys.stdout), (told.err, sys.stderr)):
-        if text:
-            print(text, file=stream)
-    return told.status
-
-
 def _demo(arguments: argparse.Namespace) -> int:
     from coterie.commands.run import demo
 
@@ -151,12 +139,6 @@ def _report(arguments: argparse.Namespace) -> None:
     from coterie.commands.look import report
 
     report(arguments)
-
-
-def _join(arguments: argparse.Namespace) -> None:
-    from coterie.commands.join import joined
-
-    print(joined(arguments))
 
 
 def _completion(arguments: argparse.Namespace) -> None:

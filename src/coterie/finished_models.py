@@ -1,9 +1,9 @@
-"""Models of a finished run: one safetensors file, a row a client, read a row at a time.
+"""Read and write the models of a run folder: one safetensors file, one row per client.
 
-`models/clients.safetensors` has a tensor a parameter, stacked over clients; `models/clients.json`
-names the rows. A safetensors file is eight bytes of length, a JSON header and the raw numbers, so
-it is written here in pieces, whatever its size, and a client's own rows are read without the rest.
-Both files are private: each row is one client's.
+`models/clients.safetensors` has one tensor per parameter, stacked over clients;
+`models/clients.json` has the names of the clients. A safetensors file is eight bytes of length, a
+JSON header and the raw values: it is written in pieces, so it may be larger than memory, and one
+client's row is read without the others. Both files are private.
 """
 
 import difflib
@@ -44,7 +44,7 @@ def client_names(folder: Path, place: str = MODELS) -> list[str]:
 
     Args:
         folder: The run folder.
-        place: Where in it: "models", or "newcomers" for clients that were held out of training.
+        place: The subfolder: "models", or that of the clients held out of training.
 
     Raises:
         FileNotFoundError: If there is no finished run.
@@ -63,11 +63,11 @@ def client_names(folder: Path, place: str = MODELS) -> list[str]:
 
 
 def client_model(folder: Path, name: str, place: str = MODELS) -> Tree:
-    """Read one client's model, and no other's.
+    """Read one client's model only.
 
     Raises:
         FileNotFoundError: If there is no finished run.
-        ValueError: If there is no such client, or the file is damaged.
+        ValueError: If the client is unknown, or the file is damaged.
     """
     names = client_names(folder, place)
     try:
@@ -91,12 +91,12 @@ def stacked_models(folder: Path, place: str = MODELS) -> Tree:
 
 
 def client_scaling(folder: Path, names: Sequence[str]) -> tuple[Any, Any] | None:
-    """Read the means and deviations of some clients, (clients, features) each, if they are kept.
+    """Read the means and standard deviations of some clients, (clients, features) each.
 
-    A site of a deployment keeps them beside its clients' models; they are these clients' own.
+    A site of a deployment keeps them with its clients' models. Returns None if they are not kept.
 
     Raises:
-        ValueError: If they are damaged, or there is no such client.
+        ValueError: If they are damaged, or a client is unknown.
     """
     path = folder / SCALING
     if not path.exists():
@@ -129,7 +129,7 @@ def _write(file: IO[bytes], models: Tree) -> None:
         }
     }
     at, leaves = 0, sorted(models, key=lambda name: -models[name].element_size())
-    for name in leaves:  # the widest numbers first, so that all are aligned
+    for name in leaves:  # the widest types first, so that all are aligned
         leaf = models[name]
         end = at + leaf.numel() * leaf.element_size()
         kind = {"dtype": _KINDS[leaf.dtype], "shape": list(leaf.shape)}
@@ -144,7 +144,7 @@ def _write(file: IO[bytes], models: Tree) -> None:
 
 
 def _pieces(leaf: Tensor) -> Iterator[bytes]:
-    """Return a leaf's numbers a few clients at a time: it may be larger than memory."""
+    """Yield the bytes of a leaf a few clients at a time."""
     row = max(1, leaf[:1].numel() * leaf.element_size())
     step = max(1, _PIECE // row)
     for start in range(0, len(leaf) if leaf.numel() else 0, step):
@@ -171,19 +171,19 @@ def _read(place: Path, clients: int, rows: slice) -> Iterator[tuple[str, Tensor]
 
 
 def _leaves(metadata: Mapping[str, str], names: Sequence[str]) -> list[str]:
-    told = metadata.get("leaves")
-    return [str(name) for name in json.loads(told)] if told else list(names)
+    ordered = metadata.get("leaves")
+    return [str(name) for name in json.loads(ordered)] if ordered else list(names)
 
 
 def _unfinished(folder: Path, path: Path) -> FileNotFoundError:
     if (folder / "federation.toml").exists() and not (folder / "run.json").exists():
         return FileNotFoundError(
-            f"{folder} is the coordinator's folder of a deployment: clients' models stayed at the "
+            f"{folder} is the coordinator's folder of a deployment: clients' models stay at the "
             "sites; give a site's folder of this run"
         )
     if (folder / "plan.toml").exists():
-        return FileNotFoundError(f"{path} is not there; {how_to_finish(folder)}")
-    return FileNotFoundError(f"{path} is not there; give the folder of a finished run")
+        return FileNotFoundError(f"{path} does not exist; {how_to_finish(folder)}")
+    return FileNotFoundError(f"{path} does not exist; give the folder of a finished run")
 
 
 def _unknown(folder: Path, name: str, names: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ class RunPlan:
     """Everything that decides a run; written to plan.toml.
 
     `rounds = None` is resolved by `resolve` before anything is spent. `tuned` says on which rows
-    settings were chosen: "public" cost nothing, "charged" was paid for (`coterie.selection`), "not
+    settings were chosen: "public" cost nothing, "charged" was paid for (`coterie.tune.charge`), "not
     covered" is private rows, and is shown wherever epsilon is. `charged` is of a run that is one of
     a selection, and of no other. `stragglers` puts clients on a
     virtual clock; `history` scores every round on test rows (always with a

@@ -22,7 +22,7 @@ start here
 """
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "plan, before anything is spent": ("plan", "account", "calibrate"),
-    "train": ("run", "compare", "tune", "demo", "join"),
+    "train": ("run", "compare", "tune", "demo", "onboard"),
     "deploy, over a network": ("deploy",),
     "look": ("report", "data", "methods"),
     "check": ("verify", "doctor", "audit"),

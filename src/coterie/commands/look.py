@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from coterie.choice import DataChoice
-from coterie.commands.compare_words import findings_of
 from coterie.commands.flags import data_table
 from coterie.commands.results_table import in_short
 from coterie.commands.run import MEMBERS
-from coterie.comparison.running import PLAN, finished
 from coterie.config import from_table, to_table
 from coterie.data.describe import describe
 from coterie.methods.base import Method
 from coterie.models import MODELS
 from coterie.report.page import write_report
+from coterie.tune.compare import PLAN, findings_of, finished
 
 
 def methods(arguments: argparse.Namespace) -> None:

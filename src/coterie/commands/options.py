@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from coterie.commands.tune_options import MORE, add_search
-
 Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
 
@@ -190,27 +188,6 @@ def add_tracking(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_tune(commands: Commands, action: Action) -> None:
-    """Add `tune`."""
-    parser = _command(
-        commands,
-        "tune",
-        "choose settings by cross-validation inside clients, or by private runs (--charge)",
-        "coterie tune --data synthetic --method pmtl --grid method.lam=0.1,0.3,1 "
-        "--grid privacy.clip=0.25,0.5",
-        MORE,
-    )
-    add_search(parser)
-    budget = _add_plan(parser)
-    budget.add_argument("--epsilon", type=float, help="of one run; inf for no privacy")
-    run = parser.add_argument_group("run")
-    run.add_argument(
-        "--out", metavar="PATH", help="the plan (tuned.toml); with --charge a folder (selected)"
-    )
-    _add_work(run)
-    parser.set_defaults(action=action)
-
-
 def _add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add plan, method, data and budget, less epsilon; give the budget's group."""
     parser.add_argument("--plan", metavar="FILE", help="a TOML plan; flags override it")
@@ -364,22 +341,6 @@ def add_report(commands: Commands, action: Action) -> None:
     parser.add_argument(
         "--figures", metavar="DIR", help="also write every chart of the page as PNG and SVG"
     )
-    parser.set_defaults(action=action)
-
-
-def add_join(commands: Commands, action: Action) -> None:
-    """Add `join`."""
-    parser = _command(
-        commands,
-        "join",
-        "models for clients who come after training; nothing of theirs is posted",
-        "coterie join runs/har-mtlsvm --data newcomers.npz --out newcomers",
-        "Rows are read and scaled as the run's were; what contradicts its plan is refused.",
-    )
-    parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
-    add_source(parser, positional=False)
-    parser.add_argument("--out", metavar="DIR", required=True, help="where to keep the models")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(action=action)
 
 

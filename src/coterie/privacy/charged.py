@@ -69,7 +69,7 @@ class Charged:
         Raises:
             ValueError: If the run's own events were not on offer.
 
-        **Guarantee:** as `Selection.chosen_alone`, if the run was made by `coterie.selection`;
+        **Guarantee:** as `Selection.chosen_alone`, if the run was made by `coterie.tune.charge`;
         `tests/test_charged.py`.
         """
         offered = tuple(_events(triples) for triples in self.candidates)

@@ -18,7 +18,12 @@ from torch import nn
 
 from coterie.cli import main
 from coterie.commands.outputs import check_file
-from coterie.exports import (
+from coterie.predictions import decision_function
+from coterie.privacy.accounting import Gaussian, Guarantee, Participation
+from coterie.run import execute
+from coterie.run_plan import plan_from_table
+from coterie.serve.export import (
+    Predictor,
     all_clients,
     file_name,
     file_names,
@@ -26,12 +31,9 @@ from coterie.exports import (
     metadata,
     read_clients,
     save_client,
+    save_onnx,
+    save_torch,
 )
-from coterie.portable import Predictor, save_onnx, save_torch
-from coterie.predictions import decision_function
-from coterie.privacy.accounting import Gaussian, Guarantee, Participation
-from coterie.run import execute
-from coterie.run_plan import plan_from_table
 from coterie.summary import promised
 
 pytestmark = pytest.mark.full

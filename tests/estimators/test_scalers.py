@@ -13,7 +13,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, make_pipeline
 
 import coterie as ct
-from coterie.estimators.pooled import find_pooled
+from coterie.estimators.scalers import find_pooled
 
 pytestmark = pytest.mark.full
 

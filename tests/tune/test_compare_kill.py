@@ -63,7 +63,7 @@ def done(folder):
 
 def is_worker(pid):
     try:
-        return b"comparison.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

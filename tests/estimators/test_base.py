@@ -15,7 +15,8 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_s
 from sklearn.pipeline import make_pipeline
 
 import coterie as ct
-from coterie.estimators import repeats
+from coterie.estimators import base
+from coterie.estimators.base import count_fit, sketch_rows
 from coterie.methods.base import Method, Shape
 
 pytestmark = pytest.mark.full
@@ -145,7 +146,7 @@ def test_fits_of_the_same_rows_are_counted_and_said_once():
     third = ct.CoterieRegressor("pmtl").fit(X, y, clients=who)  # a warning would be an error
     assert "fit 3 of these rows" in third.caveats_[-1]
     with pytest.warns(ct.PrivacyWarning, match="fit 2 of these rows"):  # scaled in between
-        repeats._PAST.clear()
+        base._PAST_FITS.clear()
         for factor in (1.0, 0.5):
             ct.CoterieRegressor("pmtl").fit(factor * X, y, clients=who)
     other = federation(seed=1)
@@ -496,3 +497,40 @@ def test_importing_coterie_does_not_import_scikit_learn():
         [sys.executable, "-c", missing], check=False, capture_output=True, text=True
     )
     assert told.returncode and "pip install 'coterie[sklearn]'" in told.stderr
+
+
+# --- repeated fits ------------------------------------------------------------
+
+NAMES = [f"client {number}" for number in range(4)]
+
+
+def sketch(seed, count=40):
+    draw = np.random.default_rng(seed)
+    X, y = draw.normal(size=(count, 3)), draw.normal(size=count)
+    return sketch_rows(X, y, np.arange(count) % 4, NAMES)
+
+
+def test_fits_of_many_rows_are_all_counted():
+    for _ in range(300):
+        spent = count_fit(sketch(0), 0.5, 1e-6)
+    assert (spent.fits, spent.epsilon) == (300, 150.0) and spent.delta == pytest.approx(3e-4)
+    for seed in range(1, 400):
+        count_fit(sketch(seed), 1.0, 1e-6)
+    assert len(base._PAST_FITS) <= 256
+    # Merged sets may count too much, never too little.
+    spent = count_fit(sketch(0), 1.0, 1e-6)
+    assert spent.fits >= 301 and spent.epsilon >= 151.0
+    assert count_fit(sketch(1000), 1.0, 1e-6).fits == 1, "new rows"
+    assert sum(one.fits for one in base._PAST_FITS.values()) == 300 + 399 + 1 + 1
+
+
+def test_what_recognises_rows():
+    draw, codes = np.random.default_rng(0), np.arange(40) % 4
+    X, y = draw.normal(size=(40, 3)), draw.normal(size=40)
+    count_fit(sketch_rows(X, y, codes, NAMES), 1.0, 1e-6)
+    reversed_columns = sketch_rows(X[:, ::-1], y, codes, NAMES)
+    assert count_fit(reversed_columns, 1.0, 1e-6).fits == 2, "continuous targets do"
+    classes = (y > 0).astype(float)
+    count_fit(sketch_rows(X, classes, codes, NAMES), 1.0, 1e-6)
+    reversed_columns = sketch_rows(X[:, ::-1], classes, codes, NAMES)
+    assert count_fit(reversed_columns, 1.0, 1e-6).fits == 1, "classes do not"

@@ -8,17 +8,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from coterie.cli import main
-from coterie.comparison import running
-from coterie.comparison.plan import make_comparison
-from coterie.comparison.results import COLUMNS, find, rows_of
-from coterie.comparison.running import carry_out, claim_folder, finished, read_comparison
-from coterie.comparison.spending import Spent, spent_by
-from coterie.comparison.worker import Ended
 from coterie.config import ConfigError
 from coterie.methods.base import registered
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.ledger import locked
 from coterie.summary import NOT_COVERED
+from coterie.tune import compare as library
+from coterie.tune.compare import (
+    COLUMNS,
+    Ended,
+    Spent,
+    carry_out,
+    claim_folder,
+    find,
+    finished,
+    make_comparison,
+    privacy_spent,
+    read_comparison,
+    rows_of,
+)
 from coterie.verification.closed import gaussian_epsilon
 
 pytestmark = pytest.mark.full
@@ -104,7 +112,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     )
     claim_folder(tmp_path / "c", made)
     again = read_comparison(tmp_path / "c")
-    assert again.cells() == made.cells() and again.selection == made.selection
+    assert again.cells() == made.cells() and again.options.grid == made.options.grid
     assert dict(again.cells()[-1].grid) == {
         "method.sgd.lr": [0.1, 1.0], "privacy.clip": [0.5, 1.0],
     }  # fmt: skip
@@ -127,7 +135,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
         ({"repeats": [1]}, "repeats = "),
         ({"colour": 1}, "does not know colour"),
         ({"workers": -1}, "workers = -1"),
-        ({"search": "luck"}, "'grid' or 'optuna'"),
+        ({"search": "luck"}, "expected one of 'grid', 'optuna'"),
         ({"grid": {"method.nonesuch": [1]}}, "none of the methods"),
         ({"grid": {"method.lam": 1}}, "expected a list"),
     ],
@@ -386,16 +394,21 @@ def test_a_cell_that_has_posted_and_then_failed_is_counted(tmp_path, capsys):
     assert status == 1 and len(found["failed"]) == 1
     assert found["together"] == before and found["unfinished_but_counted"] == [str(cells[1])]
     printed = " ".join(compare(capsys, *again)[1].split())
-    assert "3 runs with a budget" in printed and "Counted in whole, though not done" in printed
+    assert (
+        "3 runs with a budget" in printed
+        and "Unfinished cells count with their whole plan" in printed
+    )
     # A certificate is not needed; a plan that no longer fits its ledger leaves no bound.
     (cells[1] / "guarantee.json").unlink()
-    assert spent_by(cells).together == tuple(before)
+    assert privacy_spent(cells).together == tuple(before)
     plan = cells[1] / "plan.toml"
     plan.write_text(plan.read_text().replace("epsilon = 1.0", "epsilon = 0.5"))
-    spent = spent_by(cells)
-    assert spent.together is None and "NO BOUND" in spent.told() and "other posts" in spent.told()
+    spent = privacy_spent(cells)
+    assert (
+        spent.together is None and "NO BOUND" in spent.text() and "other releases" in spent.text()
+    )
     assert [place for place, _ in spent.uncounted] == [cells[1]]
-    assert spent_by([out / "runs" / "local"]) == Spent()
+    assert privacy_spent([out / "runs" / "local"]) == Spent()
 
 
 def test_a_selection_that_was_cut_short_is_counted_by_what_was_drawn(tmp_path, capsys, monkeypatch):
@@ -407,10 +420,10 @@ def test_a_selection_that_was_cut_short_is_counted_by_what_was_drawn(tmp_path, c
     (place,) = (out / "runs" / "pmtl").glob("*/repeat-0")
     record = json.loads((place / "selection.json").read_text())
     (place / "selection.json").write_text(json.dumps({**record, "finished": False}))
-    spent = spent_by([place])
+    spent = privacy_spent([place])
     assert spent.together == tuple(whole) and spent.unfinished == (place,)
     (place / "selection.json").unlink()
-    assert spent_by([place]).together is None and "NO BOUND" in spent_by([place]).told()
+    assert privacy_spent([place]).together is None and "NO BOUND" in privacy_spent([place]).text()
 
 
 # --- workers ------------------------------------------------------------------
@@ -424,43 +437,42 @@ def test_a_second_process_is_refused(tmp_path, capsys):
     assert status == 2 and "in use by another process" in err
 
 
-def test_workers_that_cannot_start_are_said(tmp_path, monkeypatch):
-    """A worker that ends before its first cell is said, instead of started for ever."""
+def test_workers_that_cannot_start_raise(tmp_path, monkeypatch):
     made = make_comparison({**BASE, "compare": {"methods": ["local"], "epsilons": 1, "seeds": 1}})
     claim_folder(tmp_path / "c", made)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(library, "_serve", sys.exit)  # a TypeError in the worker
     with pytest.raises(OSError, match=r"workers end before their first cell \(exit status 1\)"):
         carry_out(tmp_path / "c", workers=1)
 
 
-def test_a_cell_that_kills_its_worker_twice_is_given_up(tmp_path):
-    cells, attempts = cells_of(methods=["local"], seeds=1), {}
-    board = running._Board(cells, tmp_path, None)
-    running._lose(board, board.take(), -9, attempts, tmp_path)
-    assert board.left == {0} and not board.ended
-    running._lose(board, board.take(), -9, attempts, tmp_path)
-    assert not board.left and not board.busy
-    assert board.ended[0].status == "failed" and "2 times (signal 9)" in board.ended[0].why
+def test_a_cell_that_kills_its_worker_twice_fails(tmp_path):
+    schedule = library._Schedule(cells_of(methods=["local"], seeds=1), tmp_path, None)
+    schedule.lose(schedule.take(), "signal 9")
+    assert schedule.left == {0} and not schedule.ended
+    schedule.lose(schedule.take(), "signal 9")
+    assert not schedule.left and not schedule.busy
+    ended = schedule.ended[0]
+    assert ended.status == "failed" and "2 times (signal 9)" in ended.why
 
 
-def test_progress_is_told(tmp_path):
+def test_progress_is_observed(tmp_path):
     made = make_comparison(
         {**BASE, "rounds": 3, "compare": {"methods": ["local", "pmtl"], "epsilons": 1, "seeds": 2}}
     )
     claim_folder(tmp_path / "c", made)
-    told = []
-    ended = carry_out(tmp_path / "c", workers=0, observe=told.append)
-    assert [len(state.ended) for state in told] == [0, 1, 2, 3, 4]
-    assert math.isnan(told[0].seconds_left) and told[-1].seconds_left == 0
-    assert told[-1].best.startswith("pmtl at epsilon 1: ")
+    seen = []
+    ended = carry_out(tmp_path / "c", workers=0, observe=seen.append)
+    assert [progress.done for progress in seen] == [0, 1, 2, 3, 4] and seen[0].total == 4
+    (best,) = seen[-1].trials
+    assert best.settings == {"method": "pmtl", "epsilon": 1.0} and len(best.folds) == 2
     assert all(isinstance(end, Ended) and end.status == "done" for end in ended.values())
-    # A method that was never timed comes first, so that the estimate knows it.
-    assert {told[2].cells[number].label for number in told[2].ended} == {"local", "pmtl"}
+    # A method without a time runs first.
+    assert len(seen[2].trials) == 1
 
 
 def test_workers_are_counted_from_none(tmp_path, capsys):
     out = tmp_path / "c"
     line = ["compare", "--data", "synthetic", "--methods", "local", "--out", str(out)]
     assert main([*line, "--workers", "-3"]) == 2
-    assert "expected how many processes" in capsys.readouterr().err
+    assert "expected a number of processes" in capsys.readouterr().err
     assert not (out / "runs").exists()

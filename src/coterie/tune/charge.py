@@ -1,28 +1,28 @@
-"""Settings chosen by private runs, every one of them charged.
+"""Choose settings by private runs, and charge every run.
 
     found = select(table, grid, folder=Path("selected"), runs=10)
-    found.best, found.run  # the settings, and the run folder that is kept
+    found.best, found.run  # the settings, and the folder of the chosen run
 
-K is drawn (`runs` on average), and settings for each of K runs, uniformly from the grid; this is on
-disk before anything is spent. Every run is an ordinary one, in a run folder of its own, at the
-plan's epsilon; then each client scores its model on rows of its own that were held back
-(`data.validation`), and a noisy mean of these scores is posted: score = bound - error, from 0 to
-`bound`, where the error is the mean squared error or the share of rows that are wrong. The run with
-the best noisy score is kept (Papernot and Steinke 2022: see `coterie.privacy.selection`).
+`select` draws the number of runs K (`runs` on average), and settings for each of the K runs,
+uniformly from the grid. It writes both to disk before any budget is spent. Each run has a run
+folder and costs the plan's epsilon. Afterwards each client scores its model on its own held-out
+rows (`data.validation`), and a noisy mean of the scores is released: score = bound - error, from 0
+to `bound`, where the error is the mean squared error or the error rate. The run with the best noisy
+score is kept (Papernot and Steinke 2022: see `coterie.privacy.selection`).
 
-Two numbers come of it, and both are in `selection.json`: epsilon for whoever sees the chosen run
-alone, and that of the other clients, who took part in all runs. K, the other runs and that file are
-not for the first of them; names of run folders tell nothing. The first number does not depend on
-K: each run's own plan, certificate, results and report state it (`coterie.privacy.charged`).
+`selection.json` states two epsilons: one against a recipient of the chosen run only, and one
+against the other clients, who take part in all runs. K, the other runs and that file must not reach
+the recipient of the first; names of run folders are random. The first epsilon does not depend on K:
+each run's plan, certificate, results and report state it (`coterie.privacy.charged`).
 
-It survives a crash: called again with the same folder it goes on, and draws nothing anew.
+A call with the same folder resumes after a crash and draws nothing again.
 """
 
 import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,23 +50,33 @@ from coterie.rng_keys import derive_key
 from coterie.run import execute
 from coterie.run_plan import RunPlan
 from coterie.scores import Array, evaluate
-from coterie.trials import Grid, Trial, check_grid, prepare
-from coterie.tuning import label
+from coterie.tune.tune import (
+    Grid,
+    Observe,
+    Progress,
+    Trial,
+    check_grid,
+    plan_all,
+    rank,
+    tuning_label,
+)
 
+RECORD = "selection.json"
 _SCORE_SHARE = 0.5
-"""Of a run's mu, spent on its score on top of it: 12 % more mu in all where everyone takes part."""
-_PRIVATE = "K, runs that were not chosen and this file are not for who sees the chosen run alone"
+"""The share of a run's mu that its score spends in addition: 12 % more mu at full participation."""
+_PRIVATE = "K, the other runs and this file must not reach a recipient of the chosen run only"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How a run is scored.
+    """How runs are scored.
 
     Attributes:
-        noise_multiplier: Of the sum of clients' scores; None for that of half the run's mu.
-        bound: The largest error that counts; a public number. Shares of wrong rows are at most 1;
-            for mean squared errors it should be a little above what learning nothing comes to.
-        rows: Training rows of each client that are held back: a share, or a number.
+        noise_multiplier: Of the sum of clients' scores; None for the noise that spends half of the
+            run's mu.
+        bound: The largest error that counts, a public number. Error rates are at most 1; for mean
+            squared errors choose it slightly above the error of a constant prediction.
+        rows: Training rows that each client holds out: a share, or a number.
     """
 
     noise_multiplier: float | None = None
@@ -74,10 +84,10 @@ class Scoring:
     rows: int | float = 0.25
 
     def mechanism(self, epsilon: float, delta: float) -> BlockSum:
-        """Make what a score is posted through.
+        """Return the mechanism that releases a score.
 
-        **Guarantee:** a score is one number from 0 to `bound`, so that zeroing or replacing a
-        client moves the sum by at most `bound`: one event Gaussian(z, replaced=1);
+        **Guarantee:** a score is one number from 0 to `bound`, so zeroing or replacing a client
+        changes the sum by at most `bound`: one event Gaussian(z, replaced=1);
         `tests/properties/test_selection.py`.
         """
         noise = self.noise_multiplier
@@ -86,7 +96,7 @@ class Scoring:
         return BlockSum((Block("score", self.bound, 1.0, "single"),), noise)
 
     def contributions(self, errors: Array) -> Tensor:
-        """Return each client's score; 0 where its error is not a number, or it has no rows."""
+        """Return each client's score; 0 if its error is NaN or it has no rows."""
         kept = self.bound - errors
         kept = np.where(np.isfinite(kept), np.clip(kept, 0, self.bound), 0.0)
         return torch.from_numpy(np.asarray(kept))
@@ -94,13 +104,13 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Offer:
-    """What may be drawn, and what it costs; nothing is spent yet.
+    """The candidates of a selection and its privacy cost, before any budget is spent.
 
     Attributes:
         settings: Values by dotted key, of each candidate.
-        plans: The complete plan of each.
-        refused: Combinations that cannot be run, and why.
-        guarantee: What selection among them guarantees, and to whom.
+        plans: The complete plan of each candidate.
+        refused: Combinations that cannot run, and why.
+        guarantee: The guarantee of selection among the candidates, for both adversaries.
     """
 
     settings: list[dict[str, Any]]
@@ -110,26 +120,17 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far it is: runs done, K, and the noisy scores so far. Not for who sees one run alone."""
-
-    done: int
-    total: int
-    scores: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Selected:
-    """What came out.
+    """The result of a selection.
 
     Attributes:
         best: The settings of the chosen run.
         run: Its folder.
         plan: Its complete plan.
-        drawn: Which candidates were run, by their number on offer.
-        scores: The noisy score of each (larger is better).
+        drawn: The candidate of each run, by its index in the offer.
+        scores: The noisy score of each run (larger is better).
         guarantee: Both views: `guarantee.chosen_alone`, `guarantee.of_runs(drawn).epsilon`.
-        record: What `selection.json` holds.
+        record: The contents of `selection.json`.
     """
 
     best: dict[str, Any]
@@ -141,7 +142,7 @@ class Selected:
     record: dict[str, Any]
 
 
-def select(  # noqa: PLR0913 (what decides a selection, named one by one)
+def select(  # noqa: PLR0913 (the settings of a selection, named one by one)
     table: Mapping[str, Any],
     grid: Grid,
     *,
@@ -151,29 +152,29 @@ def select(  # noqa: PLR0913 (what decides a selection, named one by one)
     seed: int | None = None,
     public: bool = False,
     scoring: Scoring | None = None,
-    observe: Callable[[Progress], None] | None = None,
+    observe: Observe | None = None,
 ) -> Selected:
     """Choose settings of a plan by private runs; resumable.
 
     Args:
-        table: The run's plan as plain tables; its epsilon is that of each single run.
+        table: The run's plan as nested tables; its epsilon is that of each single run.
         grid: Values to try by dotted key; settings are drawn uniformly from all combinations.
         folder: Where runs, scores and `selection.json` are kept.
-        runs: How many runs to expect; the number itself is random.
-        eta: Shape of its law, see `RunLaw`.
-        seed: Makes everything reproducible, and a simulation; by default the plan's
+        runs: The expected number of runs; the number itself is random.
+        eta: Shape of its distribution, see `RunLaw`.
+        seed: Makes the selection a reproducible simulation; by default the plan's
             `simulation_seed`, if it has one.
-        public: The user's word that the data is public: the result is labelled so.
+        public: The user's declaration that the data is public; it labels the result.
         scoring: How runs are scored.
-        observe: Shown how far it is, after every run.
+        observe: Called with the progress after each run.
 
     Raises:
-        ValueError: If grid, budget or data do not fit.
+        ValueError: If grid, budget or data are invalid.
         FileExistsError: If the folder holds another selection.
     """
     scoring = scoring or Scoring()
     seed = table.get("simulation_seed") if seed is None else seed
-    laid = _lay(table, scoring, seed)
+    laid = _prepare(table, scoring, seed)
     found, held = _offer(laid, grid, RunLaw(runs, eta), scoring, public)
     asked = {
         "plan": laid,
@@ -187,7 +188,7 @@ def select(  # noqa: PLR0913 (what decides a selection, named one by one)
     with as_interrupt(), locked(folder):
         record = _claim(folder, json.loads(json.dumps(asked)), found, seed)
         scores = _run_all(folder, record, found, held, scoring, observe)
-        return _keep(folder, record, found, scores)
+        return _finish(folder, record, found, scores)
 
 
 def offer(
@@ -200,13 +201,20 @@ def offer(
     public: bool = False,
     scoring: Scoring | None = None,
 ) -> Offer:
-    """Say what a selection would choose among, and what it would cost; nothing is spent."""
+    """Return the candidates of a selection and its privacy cost; spend nothing."""
     scoring = scoring or Scoring()
-    laid = _lay(table, scoring, table.get("simulation_seed") if seed is None else seed)
+    laid = _prepare(table, scoring, table.get("simulation_seed") if seed is None else seed)
     return _offer(laid, grid, RunLaw(runs, eta), scoring, public)[0]
 
 
-def _lay(table: Mapping[str, Any], scoring: Scoring, seed: int | None) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Read the record of a finished selection; None if there is none."""
+    path = folder / RECORD
+    record: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return record if record.get("finished") else None
+
+
+def _prepare(table: Mapping[str, Any], scoring: Scoring, seed: int | None) -> dict[str, Any]:
     laid = copy.deepcopy(dict(table))
     laid.pop("charged", None)  # of an earlier selection
     epsilon = laid.get("privacy", {}).get("epsilon")
@@ -216,7 +224,7 @@ def _lay(table: Mapping[str, Any], scoring: Scoring, seed: int | None) -> dict[s
             "without a budget there is nothing to charge: leave --charge out"
         )
     if "newcomers" in laid:
-        raise ConfigError("newcomers are not held out of a selection: leave newcomers out")
+        raise ConfigError("a selection cannot hold out clients: leave newcomers out")
     laid["data"] = {**laid.get("data", {}), "validation": scoring.rows}
     if seed is not None:
         laid["simulation_seed"] = seed
@@ -232,24 +240,30 @@ def _offer(
     if not held.counts.any():
         raise ConfigError(
             f"data.validation = {scoring.rows}: no client of {train.title} has a row to spare; "
-            "hold back more, or fewer test rows"
+            "hold out more validation rows, or fewer test rows"
         )
-    trials, found = prepare(laid, listed, train.spec)
-    plans = [replace(p, tuned=label(p, public=public, charged=True)) for p in found.values()]
-    clients = train.spec.clients
+    trials, found = plan_all(laid, listed, train.spec)
+    plans = [replace(p, tuned=tuning_label(p, public=public, charged=True)) for p in found.values()]
     for plan in plans:
         plan.method.check_data(train)
+    settings = [trials[place].settings for place in found]
+    refused = [trial for trial in trials if trial.refused is not None]
+    guarantee = _guarantee(plans, train.spec.clients, law, scoring)
+    return Offer(settings, plans, refused, guarantee), held
+
+
+def _guarantee(plans: Sequence[RunPlan], clients: int, law: RunLaw, scoring: Scoring) -> Selection:
     first = plans[0].plan()
     who, relation = first.sampler.participation(clients), first.privacy.relation
     candidates = tuple(
         tuple(mechanism.event() for mechanism in plan.plan().mechanisms(clients)) for plan in plans
     )
     for events in set(candidates):
-        renyi(events, who, relation)  # refuses what has no bound, before noise is made for it
+        renyi(events, who, relation)  # raises if there is no bound, before any noise is drawn
     assert first.privacy.epsilon is not None
     score = scoring.mechanism(first.privacy.epsilon, first.delta(clients)).event()
     assert isinstance(score, Gaussian)
-    guarantee = Selection(
+    return Selection(
         candidates=candidates,
         score=score,
         law=law,
@@ -259,9 +273,6 @@ def _offer(
         clients=clients,
         simulation=first.simulation_seed is not None,
     )
-    settings = [trials[place].settings for place in found]
-    refused = [trial for trial in trials if trial.refused is not None]
-    return Offer(settings, plans, refused, guarantee), held
 
 
 def _check_drawable(grid: Grid) -> dict[str, Sequence[Any]]:
@@ -269,27 +280,26 @@ def _check_drawable(grid: Grid) -> dict[str, Sequence[Any]]:
     for key in grid:
         if key.partition(".")[0] in ("sampler", "newcomers"):
             raise ConfigError(
-                f"grid {key}: it cannot be chosen privately, since all runs are composed under one "
-                "sampling of the same clients; leave it out"
+                f"grid {key}: it cannot be chosen privately, because all runs are composed under "
+                "one sampling of the same clients; leave it out"
             )
     return listed
 
 
 def _claim(folder: Path, asked: dict[str, Any], found: Offer, seed: int | None) -> dict[str, Any]:
-    """Draw K and all settings, on disk before anything is spent; or read what was drawn."""
-    path = folder / "selection.json"
+    """Draw K and all settings and write them before any budget is spent; or read the record."""
+    path = folder / RECORD
     if path.exists():
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if record["asked"] != asked:
             raise FileExistsError(
-                f"{folder} holds another selection; go on with the settings it was started with, "
-                "or choose another folder"
+                f"{folder} holds another selection; resume it with its own settings, or choose "
+                "another folder"
             )
         return record
     if (folder / "scores").exists():
         raise FileExistsError(
-            f"{folder} holds scores of a selection without its selection.json; choose another "
-            "folder"
+            f"{folder} holds scores of a selection without its {RECORD}; choose another folder"
         )
     entropy = open_entropy(seed, "selection", 0)
     count = found.guarantee.law.draw(entropy)
@@ -317,9 +327,9 @@ def _run_all(
     found: Offer,
     held: FederatedDataset,
     scoring: Scoring,
-    observe: Callable[[Progress], None] | None,
+    observe: Observe | None,
 ) -> tuple[float, ...]:
-    """Make the runs that are still to make, each followed by its score."""
+    """Execute the remaining runs, each followed by its score."""
     drawn, seed = record["guarantee"]["drawn"], record["asked"]["seed"]
     board = _open_scores(folder / "scores", record, found, scoring)
     try:
@@ -328,17 +338,22 @@ def _run_all(
                 continue
             plan = replace(found.plans[drawn[number]], charged=Charged.of(found.guarantee))
             if seed is not None:
-                # Runs with the same noise would not be independent, as the bound needs them to be.
+                # The bound needs independent runs: each run has its own seed.
                 own = derive_key(seed, "selected run", number) >> 2
                 plan = replace(plan, simulation_seed=own)
             outcome = execute(plan, folder=folder / run["run"]).outcome
             cohort = plan.sampler.draw(len(held), open_entropy(seed, "score cohort", number))
             _post_score(board, outcome, held, scoring, torch.from_numpy(cohort))
             if observe is not None:
-                observe(Progress(number + 1, len(drawn), _read_scores(board)))
+                observe(Progress(number + 1, len(drawn), _trials(record, _read_scores(board))))
         return _read_scores(board)
     finally:
         board.ledger.close()
+
+
+def _trials(record: Mapping[str, Any], scores: Sequence[float]) -> list[Trial]:
+    pairs = zip(record["runs"], scores, strict=False)
+    return rank([Trial(run["settings"], "score", (score,)) for run, score in pairs])
 
 
 def _open_scores(
@@ -367,7 +382,7 @@ def _open_scores(
 def _post_score(
     board: Billboard, outcome: Outcome, held: FederatedDataset, scoring: Scoring, ids: Tensor
 ) -> None:
-    """Let a cohort score its models on rows held back, and post the noisy sum."""
+    """Release the noisy sum of a cohort's scores on its held-out rows."""
     errors = evaluate(outcome.plan.method.model, outcome.rows, held).clients
     rows = {"score": scoring.contributions(errors)[ids]}
     board.post([bound(board.mechanism(board.next), rows, ids)[0]] if len(ids) else [])
@@ -377,14 +392,14 @@ def _read_scores(board: Billboard) -> tuple[float, ...]:
     return tuple(float(post.value["score"]) / post.cohort for post in board.posts)
 
 
-def _keep(
+def _finish(
     folder: Path, record: dict[str, Any], found: Offer, scores: tuple[float, ...]
 ) -> Selected:
     drawn = tuple(int(number) for number in record["guarantee"]["drawn"])
     best = int(np.argmax(scores))
     runs = [{**run, "score": score} for run, score in zip(record["runs"], scores, strict=True)]
     record = {**record, "finished": True, "runs": runs, "chosen": runs[best]["run"]}
-    _write(folder / "selection.json", record)
+    _write(folder / RECORD, record)
     return Selected(
         best=found.settings[drawn[best]],
         run=folder / runs[best]["run"],

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.comparison.frontier import Difference, adjust, compare_errors, holm
 from coterie.report.averages import average
+from coterie.tune.compare import Difference, adjust, compare_errors, holm
 
 
 def draw(generator, clients, seeds, parts, mean=0.0):
@@ -69,7 +69,7 @@ def test_any_false_alarm_among_all_pairs_of_four_methods_is_rare():
         errors = [shared + draw(generator, 30, 3, (0.5, 0.3, 0.5)) for _ in range(4)]
         pairs = [(a, b) for i, a in enumerate(errors) for b in errors[:i]]
         found = adjust([compare_errors(a, b) for a, b in pairs])
-        alarms += any(difference.is_clear for difference in found)
+        alarms += any(difference.is_significant for difference in found)
         naive += any(stats.ttest_1samp((a - b).ravel(), 0).pvalue <= 0.05 for a, b in pairs)
     assert alarms <= stats.binom.ppf(1 - 1e-4, times, 0.05)
     assert naive > 0.3 * times  # what happens to those who take K S numbers for independent
@@ -97,15 +97,15 @@ def test_clients_without_rows_are_left_out_and_broken_errors_are_said():
     assert found.mean == pytest.approx(float((first - second)[1:].mean()))
     first[3, 0] = math.nan  # a model that diverged
     broken = compare_errors(first, second)
-    assert math.isnan(broken.mean) and broken.p == 1 and not adjust([broken])[0].is_clear
+    assert math.isnan(broken.mean) and broken.p == 1 and not adjust([broken])[0].is_significant
 
 
 def test_no_difference_at_all_is_none():
     same = np.ones((5, 3))
     found = adjust([compare_errors(same, same)])[0]
-    assert found.mean == 0 and found.p == 1 and not found.is_clear
+    assert found.mean == 0 and found.p == 1 and not found.is_significant
     apart = adjust([compare_errors(same + 1, same)])[0]
-    assert apart.is_clear and apart.mean == 1
+    assert apart.is_significant and apart.mean == 1
 
 
 def test_shapes_that_differ_are_refused():
@@ -129,4 +129,4 @@ def test_a_mean_over_seeds_keeps_the_clients_error_whole():
 
 
 def test_an_unadjusted_difference_is_not_called_one():
-    assert not Difference(1.0, 0.1, 10, 3, 1e-9).is_clear
+    assert not Difference(1.0, 0.1, 10, 3, 1e-9).is_significant

@@ -10,15 +10,15 @@ from pyarrow import csv, parquet
 from scipy import sparse
 from sklearn.linear_model import LinearRegression
 
-from coterie.answers import predict_model, predict_run
 from coterie.cli import main
 from coterie.data.federated import DataError
 from coterie.data.source import Source
 from coterie.data.unlabelled import feature_constants, load_unlabelled, target_constants
-from coterie.exports import load_client, read_clients, save_client
 from coterie.predictions import decision_function, predict
 from coterie.run import execute
 from coterie.run_plan import plan_from_table
+from coterie.serve.export import load_client, read_clients, save_client
+from coterie.serve.predict import predict_model, predict_run
 
 pytestmark = pytest.mark.full
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import coterie.tuning
+import coterie.tune.tune
 from coterie.choice import DataChoice
 from coterie.cli import main
 from coterie.commands.tune import make_grid
@@ -20,9 +20,8 @@ from coterie.config import ConfigError
 from coterie.data.catalogue import open_named
 from coterie.run import execute
 from coterie.run_plan import load_plan, plan_from_table
-from coterie.search import Range
 from coterie.summary import CHARGED, NOT_COVERED
-from coterie.tuning import Trial, fold_numbers, label, lay_settings, rank, tune
+from coterie.tune.tune import Range, Trial, apply_settings, fold_numbers, rank, tune, tuning_label
 
 pytestmark = pytest.mark.full
 
@@ -99,13 +98,13 @@ def test_folds_follow_the_seed_and_nothing_else():
 
 
 def watch_simulations(monkeypatch):
-    seen, real = [], coterie.tuning.simulate
+    seen, real = [], coterie.tune.tune.simulate
 
     def spy(run, data, **more):
         seen.append((run, data))
         return real(run, data, **more)
 
-    monkeypatch.setattr("coterie.tuning.simulate", spy)
+    monkeypatch.setattr("coterie.tune.tune.simulate", spy)
     return seen
 
 
@@ -154,7 +153,7 @@ def test_the_chosen_penalty_is_about_the_best_on_test_rows():
     lams = [0.001, 0.01, 0.1, 1.0]
     found = tune(table, {"method.lam": lams})
     errors = {
-        lam: execute(plan_from_table(lay_settings(table, {"method.lam": lam}))).score.value
+        lam: execute(plan_from_table(apply_settings(table, {"method.lam": lam}))).score.value
         for lam in lams
     }
     assert errors[found.best["method.lam"]] <= 1.05 * min(errors.values())
@@ -199,13 +198,13 @@ def test_an_error_that_is_not_a_number_never_wins_and_an_undefined_auc_does_not_
 
 
 def test_binary_tasks_are_scored_by_the_mean_of_clients_auc(monkeypatch):
-    scores, real = [], coterie.tuning.evaluate
+    scores, real = [], coterie.tune.tune.evaluate
 
     def spy(*given):
         scores.append(real(*given))
         return scores[-1]
 
-    monkeypatch.setattr("coterie.tuning.evaluate", spy)
+    monkeypatch.setattr("coterie.tune.tune.evaluate", spy)
     found = tune(plan(options={**SMALL, "rows": 24, "task": "binary"}), LAMS, folds=2)
     assert found.table[0].metric == "auc" and found.table[0].mean >= found.table[1].mean
     by_fold = {score.auc.value for score in scores}
@@ -274,9 +273,10 @@ def test_refused_proposals_do_not_end_the_search():
 
 
 def test_scales_of_ranges():
-    assert Range(0.01, 10.0).logarithmic and Range(1, 50).logarithmic and Range(1, 50).whole
+    assert Range(0.01, 10.0).is_logarithmic
+    assert Range(1, 50).is_logarithmic and Range(1, 50).is_integer
     for even in (Range(1.0, 5.0), Range(0.0, 10.0), Range(-1, 100)):
-        assert not even.logarithmic
+        assert not even.is_logarithmic
     for ends in ((1.0, 1.0), (2, 1), (0.0, math.inf), (math.nan, 1.0)):
         with pytest.raises(ConfigError, match="smaller one first"):
             Range(*ends)
@@ -291,9 +291,9 @@ def test_without_optuna_it_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({}, "a range is searched by Optuna"),
+        ({}, "a range needs Optuna"),
         ({"search": "random"}, "expected 'grid' or 'optuna'"),
-        ({"trials": 5}, "a grid is tried in whole"),
+        ({"trials": 5}, "a grid search tries all combinations"),
         ({"search": "optuna", "trials": 0}, "at least 1"),
     ],
 )
@@ -341,7 +341,7 @@ def test_shapes_of_the_budget_and_methods_can_be_in_the_grid():
     table["method"] |= {"lam": 0.7, "model": {"kind": "linear", "bias": False}}
     both = tune(table, {"method.kind": ["pmtl", "local"], "method.model.bias": [True]}, folds=2)
     assert not any(trial.refused for trial in both.table)
-    laid = lay_settings(table, {"method.kind": "local"})["method"]
+    laid = apply_settings(table, {"method.kind": "local"})["method"]
     assert laid == {"kind": "local", "model": {"kind": "linear", "bias": False}}
     assert table["method"]["lam"] == 0.7
 
@@ -361,7 +361,7 @@ def test_shapes_of_the_budget_and_methods_can_be_in_the_grid():
         ({"simulation_seed": [1, 2]}, "lucky"),
         ({"privacy.epsilon": [1, 2]}, "one budget"),
         ({"privacy.delta": [1e-5, 1e-3]}, "one budget"),
-        ({"tuned": ["no"]}, "written by tuning"),
+        ({"tuned": ["no"]}, "tuning writes it"),
     ],
 )
 def test_grids_that_do_not_fit_say_why_before_any_run(grid, told, monkeypatch):
@@ -403,7 +403,7 @@ def test_no_auc_in_any_fold_is_said_before_any_run(monkeypatch):
 
 def test_generated_and_declared_data_are_public_and_all_other_is_not():
     def labelled(name, *, public=False, tuned="no"):
-        return label(plan_from_table(plan(name, None, tuned=tuned)), public=public)
+        return tuning_label(plan_from_table(plan(name, None, tuned=tuned)), public=public)
 
     for name in ("synthetic", "synthetic:clusters", "mpmtl:low_rank"):
         assert labelled(name) == "public"
@@ -499,12 +499,12 @@ def test_refusals_and_ends_of_the_grid_are_pointed_out(coterie_):
     out = coterie_(line)[1]
     assert "2 of 5 combinations are refused" in out and "lam = -2" in out
     worse = coterie_(f"tune {FLAGS} --folds 2 --quiet --grid method.lam=0.3,300,3000 --out b.toml")
-    assert "method.lam = 0.3 is an end of what was tried: try smaller ones too" in worse[1]
+    assert "method.lam = 0.3 is the smallest value tried: try smaller ones" in worse[1]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ctrl_c_shows_the_best_so_far_and_writes_nothing(coterie_, monkeypatch, as_json):
-    real, calls = coterie.tuning.simulate, []
+    real, calls = coterie.tune.tune.simulate, []
 
     def interrupted(*given, **more):
         calls.append(given)
@@ -512,7 +512,7 @@ def test_ctrl_c_shows_the_best_so_far_and_writes_nothing(coterie_, monkeypatch, 
             raise KeyboardInterrupt
         return real(*given, **more)
 
-    monkeypatch.setattr("coterie.tuning.simulate", interrupted)
+    monkeypatch.setattr("coterie.tune.tune.simulate", interrupted)
     flags = "--folds 3 --quiet --grid method.lam=0.3,3000" + (" --json" if as_json else "")
     code, out, err = coterie_(f"tune {FLAGS} {flags}")
     assert code == 130 and "interrupted" in err and not Path("tuned.toml").exists()
@@ -528,7 +528,7 @@ def test_ctrl_c_before_the_first_result(coterie_, monkeypatch):
     def stop(*given, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("coterie.tuning.simulate", stop)
+    monkeypatch.setattr("coterie.tune.tune.simulate", stop)
     code, out, err = coterie_(f"tune {FLAGS} --grid method.lam=0.3,3 --quiet")
     assert code == 130 and out == "" and "interrupted" in err
 
@@ -546,7 +546,7 @@ def test_ctrl_c_before_the_first_result(coterie_, monkeypatch):
         ("--grid method.lam=1,2 --folds 10", "more than 9 training rows"),
         ("--grid method.lam=1,2 --noise-multiplier 3", "give epsilon"),
         ("--grid method.lam=1,2 --out kept.toml", "kept.toml exists"),
-        ("--grid method.lam=1,2 --out no/such.toml", "no folder"),
+        ("--grid method.lam=1,2 --out no/such.toml", "not a folder"),
     ],
 )
 def test_mistakes_are_one_line(coterie_, flags, told):

@@ -22,7 +22,6 @@ from coterie.data.synthetic import synthetic
 from coterie.engines.outcome import check_joinable
 from coterie.engines.simulate import simulate
 from coterie.finished_models import stacked_models
-from coterie.join import choose, join
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
@@ -33,6 +32,7 @@ from coterie.plan import Plan, Privacy
 from coterie.run import execute
 from coterie.run_plan import plan_from_table
 from coterie.scores import evaluate
+from coterie.serve.onboard import choose, onboard
 from coterie.tree import take
 
 ROWS, POOLED = Shape.ROWS, Shape.POOLED
@@ -79,7 +79,7 @@ def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, meth
             "privacy": {"epsilon": 1.0},
         }
     ).data
-    found = join(folder, choice, tmp_path / "out")
+    found = onboard(folder, choice, tmp_path / "out")
     train, _ = choice.split()
     expected = result.outcome.join(train)
     for name, leaf in expected.items():
@@ -128,7 +128,7 @@ def test_what_a_mask_is_not_is_said_to_newcomers_too(tmp_path, finished, capsys)
     rows = dict(np.load(classes))
     np.savez(classes, **{**rows, "y": rows["y"].astype(int)})
     with pytest.raises(ValueError, match="regression task, the newcomers' rows are binary"):
-        join(folder, DataChoice(name=classes))
+        onboard(folder, DataChoice(name=classes))
 
 
 def test_what_cannot_be_joined_is_said(tmp_path, finished, capsys):
@@ -227,11 +227,11 @@ def test_python_callers_are_refused_too(tmp_path, wards):
     new = table_file(tmp_path / "new.csv", clients=3, seed=7)
     source = Source(client="ward", target="score", task="regression", features=("a", "b"))
     with pytest.raises(ValueError, match=r"data\.standardise: .* 'client'"):
-        join(wards, DataChoice(name=new, source=source))
+        onboard(wards, DataChoice(name=new, source=source))
     constants = replace(source, scale={"a": 2.0})
     with pytest.raises(ValueError, match=r"data\.source\.scale"):
-        join(wards, DataChoice(name=new, source=constants, standardise="client"))
-    again = join(wards, choose(wards, {"name": new}))
+        onboard(wards, DataChoice(name=new, source=constants, standardise="client"))
+    again = onboard(wards, choose(wards, {"name": new}))
     assert again.names == ["n0", "n1", "n2"] and again.known == []
 
 
@@ -250,7 +250,7 @@ def test_columns_in_another_order_are_the_same_features(tmp_path):
     found = []
     for order in (("a", "b", "score"), ("note", "b", "score", "a")):
         new = table_file(tmp_path / f"{order[0]}.csv", clients=3, seed=7, names="x{}", order=order)
-        found.append(join(tmp_path / "run", choose(tmp_path / "run", {"name": new})))
+        found.append(onboard(tmp_path / "run", choose(tmp_path / "run", {"name": new})))
     assert found[0].score.value == found[1].score.value
     twisted = DataChoice(
         name=str(tmp_path / "note.csv"),
@@ -258,7 +258,7 @@ def test_columns_in_another_order_are_the_same_features(tmp_path):
         standardise="client",
     )
     with pytest.raises(ValueError, match=r"feature 0 \(from 0\) of the training is 'a'"):
-        join(tmp_path / "run", twisted)
+        onboard(tmp_path / "run", twisted)
 
 
 def test_a_column_that_names_clients_otherwise_is_fine(tmp_path, wards, capsys):
@@ -284,7 +284,7 @@ def test_newcomers_may_have_rows_of_some_classes_only(tmp_path):
         "simulation_seed": 1,
     }
     execute(plan_from_table(plan), folder=tmp_path / "run")
-    found = join(tmp_path / "run", choose(tmp_path / "run", {"name": str(tmp_path / "new.npz")}))
+    found = onboard(tmp_path / "run", choose(tmp_path / "run", {"name": str(tmp_path / "new.npz")}))
     assert set(found.names) <= {str(100 + number) for number in range(8)}
 
 

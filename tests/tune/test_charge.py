@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import coterie.selection
+import coterie.tune.charge
 from coterie.choice import DataChoice
 from coterie.cli import main
 from coterie.config import ConfigError
@@ -22,9 +22,9 @@ from coterie.privacy.charged import told as told_of
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
 from coterie.privacy.selection import CHOSEN, OTHERS, RunLaw, Selection
 from coterie.run_plan import load_plan
-from coterie.search import Range
-from coterie.selection import Progress, Scoring, offer, select
 from coterie.summary import NOT_COVERED
+from coterie.tune.charge import Scoring, offer, select
+from coterie.tune.tune import Progress, Range
 
 pytestmark = pytest.mark.full
 
@@ -72,7 +72,7 @@ def seed_with(runs, mean=3.0):
     return next(
         seed
         for seed in range(500)
-        if law.draw(coterie.selection.open_entropy(seed, "selection", 0)) == runs
+        if law.draw(coterie.tune.charge.open_entropy(seed, "selection", 0)) == runs
     )
 
 
@@ -186,13 +186,13 @@ def test_scored_rows_are_neither_trained_on_nor_tested_on(monkeypatch):
     parts = [set(part.targets.tolist()) for part in (train, test, held)]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
     assert sum(map(len, parts)) == 20 * 16 and (held.counts == 3).all()
-    scored, real = [], coterie.selection.evaluate
+    scored, real = [], coterie.tune.charge.evaluate
 
     def spy(model, models, data):
         scored.append(set(data.targets.tolist()))
         return real(model, models, data)
 
-    monkeypatch.setattr("coterie.selection.evaluate", spy)
+    monkeypatch.setattr("coterie.tune.charge.evaluate", spy)
     pick(seed_with(2))
     assert scored == [parts[2]] * 2
 
@@ -211,25 +211,27 @@ def test_a_sampled_score_is_one_more_round():
 def test_a_crash_redraws_nothing_and_uncounts_nothing(moment, monkeypatch):
     seed = seed_with(3)
     whole = pick(seed, "whole")
-    real = {name: getattr(coterie.selection, name) for name in ("execute", "_post_score", "_keep")}
+    real = {
+        name: getattr(coterie.tune.charge, name) for name in ("execute", "_post_score", "_finish")
+    }
     calls = []
 
     def crash(name):
         def wrapped(*given, **more):
             calls.append(name)
-            if calls.count(name) == (1 if name == "_keep" else 2):
+            if calls.count(name) == (1 if name == "_finish" else 2):
                 raise RuntimeError("a crash")
             return real[name](*given, **more)
 
         return wrapped
 
-    at = {"run": "execute", "score": "_post_score", "written": "_keep"}[moment]
-    monkeypatch.setattr(f"coterie.selection.{at}", crash(at))
+    at = {"run": "execute", "score": "_post_score", "written": "_finish"}[moment]
+    monkeypatch.setattr(f"coterie.tune.charge.{at}", crash(at))
     with pytest.raises(RuntimeError, match="a crash"):
         pick(seed, "cut")
     drawn = json.loads(Path("cut/selection.json").read_text())
     assert not drawn["finished"] and drawn["runs"][0]["score"] is None
-    monkeypatch.setattr(f"coterie.selection.{at}", real[at])
+    monkeypatch.setattr(f"coterie.tune.charge.{at}", real[at])
     found = pick(seed, "cut")
     assert found.drawn == whole.drawn and found.scores == whole.scores
     assert [run["run"] for run in found.record["runs"]] == [run["run"] for run in drawn["runs"]]
@@ -288,7 +290,7 @@ def test_a_record_with_other_draws_does_not_open_the_scores():
 
 def test_no_score_beyond_those_drawn_is_posted():
     found = pick(seed_with(1))
-    board = coterie.selection._open_scores(
+    board = coterie.tune.charge._open_scores(
         Path("chosen/scores"),
         found.record,
         offer(plan(simulation_seed=seed_with(1)), GRID),
@@ -340,7 +342,7 @@ def test_refused_settings_are_never_drawn():
 def test_a_dry_run_tells_both_views_and_spends_nothing(coterie_):
     line = f"tune --charge {FLAGS} --grid method.lam=0.1,1 --runs 5 --dry-run"
     code, out, _ = coterie_(line)
-    assert code == 0 and CHOSEN in out and OTHERS in out and "Nothing is spent" in out
+    assert code == 0 and CHOSEN in out and OTHERS in out and "No budget is spent" in out
     found = json.loads(coterie_(f"{line} --json")[1])
     assert found["guarantee"]["epsilon_chosen_alone"]["epsilon"] > 2
     assert [one["share"] for one in found["other_clients"]] == [0.5, 0.9, 0.99]
@@ -352,7 +354,13 @@ def test_the_words_of_a_selection(coterie_):
     line = f"tune --charge {FLAGS} --grid method.lam=0.1,1,10 --runs 3 --simulation-seed {seed}"
     code, out, err = coterie_(line)
     assert code == 0 and err == "" and "private runs: 3" in out
-    for told in ("chosen: method.lam = ", CHOSEN, f"{OTHERS} (3 runs)", "SIMULATION", "Hand on"):
+    for told in (
+        "chosen: method.lam = ",
+        CHOSEN,
+        f"{OTHERS} (3 runs)",
+        "SIMULATION",
+        "share that folder only",
+    ):
         assert told in out
     found = json.loads(coterie_(f"{line} --json")[1], parse_constant=pytest.fail)
     assert found["run"].startswith("selected/runs/") and len(found["runs"]) == 3
@@ -363,7 +371,7 @@ def test_the_words_of_a_selection(coterie_):
     ("flags", "told"),
     [
         ("--charge --search optuna", "leave --search out"),
-        ("--dry-run", "--dry-run tells what --charge would cost"),
+        ("--dry-run", "--dry-run prints the cost of --charge"),
         ("--charge --runs 1", "nothing to choose"),
         ("--charge --epsilon inf", "nothing to charge"),
     ],
@@ -377,7 +385,7 @@ def test_ctrl_c_says_how_to_go_on(coterie_, monkeypatch):
     def stop(*given, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("coterie.selection.execute", stop)
+    monkeypatch.setattr("coterie.tune.charge.execute", stop)
     code, out, err = coterie_(f"tune --charge {FLAGS} --grid method.lam=1,2")
-    assert code == 130 and not out and "the same command goes on" in err
+    assert code == 130 and not out and "the same command resumes" in err
     assert not json.loads(Path("selected/selection.json").read_text())["finished"]
