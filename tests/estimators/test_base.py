@@ -308,7 +308,7 @@ def test_ids_may_be_anything_hashable():
     for bad in (None, float("nan"), ["a"], ""):
         with pytest.raises(ValueError, match="expected an id"):
             ct.CoterieRegressor("local").fit(X, y, clients=[*pairs[:-1], bad])
-    with pytest.raises(ValueError, match="give one a row"):
+    with pytest.raises(ValueError, match="give one per row"):
         ct.CoterieRegressor("local").fit(X, y, clients=number[:-1])
 
 
@@ -334,7 +334,7 @@ def test_a_column_of_rows_can_name_the_clients():
         named.predict(frame, clients=who)
     with pytest.raises(ValueError, match="expected one of the columns, 'age'"):
         named.predict(frame[["age", "dose"]])
-    with pytest.raises(ValueError, match="place of a column"):
+    with pytest.raises(ValueError, match="index of a column"):
         ct.CoterieRegressor(client_column=7).fit(X, y)
 
 

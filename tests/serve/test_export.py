@@ -171,7 +171,7 @@ def test_what_is_saved_is_loaded(runs, tmp_path, kind):
         with pytest.raises(ValueError, match="trust"):
             load_client(tmp_path / "m.safetensors")
     found = load_client(tmp_path / "m.safetensors", trust=True)
-    assert found.client == name and found.kind == given.kind
+    assert found.client == name and found.info == given.info
     wanted = outcome.model(2)
     assert list(found.params) == list(wanted)
     for leaf in wanted:
@@ -267,7 +267,7 @@ def test_a_client_reads_the_epsilon_of_clients_not_of_outsiders(runs):
         (Gaussian(3.0),) * 5, Participation("fixed", 0.2), "replace", 1e-5, CLIENTS
     )
     (model,) = read_clients(runs["linear"][0], all_clients(runs["linear"][0])[:1])
-    told = metadata(replace(model, kind=replace(model.kind, guarantee=promised(guarantee))))
+    told = metadata(replace(model, info=replace(model.info, guarantee=promised(guarantee))))
     # Drawn n times of 5, known to all: a mixture of Gaussian DP with mu = 2 sqrt(n) / 3.
     epsilon, delta = float(told["epsilon"]), 0.0
     for n in range(1, 6):
@@ -279,7 +279,7 @@ def test_a_client_reads_the_epsilon_of_clients_not_of_outsiders(runs):
     assert delta == pytest.approx(1e-5, rel=1e-4) and epsilon > 1.5 * guarantee.epsilon
     assert told["view"] == "other clients"
     poisson = replace(guarantee, participation=Participation("poisson", 0.2), relation="zero_out")
-    told = metadata(replace(model, kind=replace(model.kind, guarantee=promised(poisson))))
+    told = metadata(replace(model, info=replace(model.info, guarantee=promised(poisson))))
     assert (float(told["epsilon"]), told["view"]) == (poisson.epsilon, "other clients")
 
 
@@ -293,7 +293,7 @@ def test_gone_or_changed_rows_are_an_error(tmp_path):
     with pytest.raises(ValueError, match="not those the run was started with"):
         read_clients(folder, ["s1"])
     path.unlink()
-    with pytest.raises(ValueError, match=r"trained with are needed.*gone\.csv"):
+    with pytest.raises(ValueError, match=r"training rows are needed.*gone\.csv"):
         read_clients(folder, ["s1"])
 
 
@@ -367,7 +367,7 @@ def test_a_folder_that_is_not_there_is_said_so(tmp_path, capsys, monkeypatch):
 
 def test_what_is_no_export_is_refused(tmp_path, runs, capsys):
     (tmp_path / "odd.safetensors").write_bytes(b"no such thing")
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         load_client(tmp_path / "odd.safetensors")
     folder, _, _ = runs["linear"]
     with pytest.raises(ValueError, match="coterie export"):

@@ -95,16 +95,18 @@ def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, meth
 def test_the_command_says_what_it_costs(tmp_path, finished, capsys):
     folder, _ = finished()
     new = write(tmp_path / "new.npz", clients=3, seed=5, names="new {}")
-    line = f"join {folder} --data {new} --task regression --out {tmp_path / 'models'}"
+    line = f"onboard {folder} --data {new} --task regression --out {tmp_path / 'models'}"
     assert main([*line.split(), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["newcomers"] == 3 and told["metric"] == "nmse" and told["took_part"] == 0
+    assert told["clients"] == 3 and told["metric"] == "nmse" and told["took_part"] == 0
     assert told["epsilon"] <= 4 and told["simulation"] is True and told["caveats"] == []
     assert main(line.split()) == 2
-    assert "holds models already" in capsys.readouterr().err
+    assert "already holds models" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "models")
     assert main(line.split()) == 0
-    assert "epsilon 0" in (said := capsys.readouterr().out) and "public at epsilon 4" in said
+    assert (
+        "epsilon 0" in (said := capsys.readouterr().out) and "clients of the run epsilon 4" in said
+    )
     assert "SIMULATION" in said
 
 
@@ -117,17 +119,19 @@ def test_what_a_mask_is_not_is_said_to_newcomers_too(tmp_path, finished, capsys)
     result.write_text(json.dumps(stated))
     assert plan.exists()
     new = write(tmp_path / "new.npz", clients=3, seed=5)
-    assert main(f"join {folder} --data {new} --task regression --out {tmp_path / 'm'}".split()) == 0
+    assert (
+        main(f"onboard {folder} --data {new} --task regression --out {tmp_path / 'm'}".split()) == 0
+    )
     said = capsys.readouterr().out
     assert "NOT differential privacy" in said and "NOT PRIVATE" in said
     classes = write(tmp_path / "classes.npz", clients=3, task="binary")
-    line = f"join {folder} --data {classes} --task binary --out {tmp_path / 'n'}"
+    line = f"onboard {folder} --data {classes} --task binary --out {tmp_path / 'n'}"
     assert main(line.split()) == 2
     err = capsys.readouterr().err
     assert "data.source.task" in err and "'regression'" in err and "'binary'" in err
     rows = dict(np.load(classes))
     np.savez(classes, **{**rows, "y": rows["y"].astype(int)})
-    with pytest.raises(ValueError, match="regression task, the newcomers' rows are binary"):
+    with pytest.raises(ValueError, match="regression task, but the new clients' rows are binary"):
         onboard(folder, DataChoice(name=classes))
 
 
@@ -135,16 +139,19 @@ def test_what_cannot_be_joined_is_said(tmp_path, finished, capsys):
     folder, _ = finished()
     other = write(tmp_path / "wide.npz", clients=3, features=6)
     assert (
-        main(f"join {folder} --data {other} --task regression --out {tmp_path / 'm'}".split()) == 2
+        main(f"onboard {folder} --data {other} --task regression --out {tmp_path / 'm'}".split())
+        == 2
     )
     assert "features and classes of the training" in capsys.readouterr().err
     (folder / "shared.npz").write_bytes(b"PK")
     new = write(tmp_path / "new.npz", clients=3)
-    assert main(f"join {folder} --data {new} --task regression --out {tmp_path / 'm'}".split()) == 2
+    assert (
+        main(f"onboard {folder} --data {new} --task regression --out {tmp_path / 'm'}".split()) == 2
+    )
     assert "no finished run" in capsys.readouterr().err
-    assert main(f"join {tmp_path} --data {new} --out {tmp_path / 'm'}".split()) == 2
+    assert main(f"onboard {tmp_path} --data {new} --out {tmp_path / 'm'}".split()) == 2
     assert "plan.toml" in capsys.readouterr().err
-    assert main(f"join {folder} --out {tmp_path / 'm'}".split()) == 2
+    assert main(f"onboard {folder} --out {tmp_path / 'm'}".split()) == 2
     assert "no data" in capsys.readouterr().err
 
 
@@ -185,9 +192,9 @@ def wards(tmp_path):
 def test_newcomers_are_read_and_scaled_as_the_run_was(tmp_path, wards, capsys):
     """No flag is repeated, and the score is that of rows scaled by hand by own training rows."""
     new = table_file(tmp_path / "new.csv", clients=4, seed=7)
-    assert main(f"join {wards} --data {new} --out {tmp_path / 'm'} --json".split()) == 0
+    assert main(f"onboard {wards} --data {new} --out {tmp_path / 'm'} --json".split()) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["newcomers"] == 4 and told["took_part"] == 0
+    assert told["clients"] == 4 and told["took_part"] == 0
     source = Source(client="ward", target="score", task="regression", features=("a", "b"))
     train, test = DataChoice(name=new, source=source).split()
     with np.load(wards / "shared.npz") as arrays:
@@ -217,7 +224,7 @@ def test_newcomers_are_read_and_scaled_as_the_run_was(tmp_path, wards, capsys):
 )
 def test_rows_that_would_be_read_otherwise_are_refused(tmp_path, wards, capsys, flags, said):
     new = table_file(tmp_path / "new.csv", clients=3, seed=7)
-    assert main(f"join {wards} --data {new} {flags} --out {tmp_path / 'm'}".split()) == 2
+    assert main(f"onboard {wards} --data {new} {flags} --out {tmp_path / 'm'}".split()) == 2
     err = capsys.readouterr().err
     assert all(part in err for part in said) and err.count("\n") == 1, err
     assert not (tmp_path / "m").exists()
@@ -265,7 +272,7 @@ def test_a_column_that_names_clients_otherwise_is_fine(tmp_path, wards, capsys):
     table_file(tmp_path / "new.csv", clients=3, seed=7)
     text = (tmp_path / "new.csv").read_text().replace("ward", "place", 1)
     (tmp_path / "new.csv").write_text(text)
-    line = f"join {wards} --data {tmp_path / 'new.csv'} --out {tmp_path / 'm'}"
+    line = f"onboard {wards} --data {tmp_path / 'new.csv'} --out {tmp_path / 'm'}"
     assert main(line.split()) == 2
     assert "no column 'ward'" in capsys.readouterr().err
     assert main([*line.split(), "--client-column", "place"]) == 0
@@ -291,17 +298,17 @@ def test_newcomers_may_have_rows_of_some_classes_only(tmp_path):
 def test_who_took_part_is_not_told_epsilon_0(tmp_path, finished, capsys):
     folder, _ = finished("fedavg")
     both = dict(np.load(write(tmp_path / "both.npz", clients=3, seed=5)))
-    line = f"join {folder} --data {tmp_path / 'both.npz'} --out {tmp_path / 'm'}".split()
+    line = f"onboard {folder} --data {tmp_path / 'both.npz'} --out {tmp_path / 'm'}".split()
     assert main(line) == 0
     said = capsys.readouterr().out
-    assert "All of these bear names of clients that were trained with" in said
+    assert "All of them have names of clients that took part in training" in said
     assert "the run's epsilon 4" in said and "epsilon 0" not in said
     shutil.rmtree(tmp_path / "m")
     both["client"] = np.where(both["client"] == 2, 77, both["client"])
     np.savez(tmp_path / "both.npz", **both)
     assert main(line) == 0
     said = capsys.readouterr().out
-    assert "2 of these bear names" in said and "Of the others" in said and "epsilon 0" in said
+    assert "2 of them have names" in said and "The others release nothing" in said
     shutil.rmtree(tmp_path / "m")
     (folder / "models" / "clients.json").unlink()
     assert main(line) == 0

@@ -116,7 +116,7 @@ def test_a_run_and_its_exported_files_agree(place, tmp_path, kind):
     for model in read_clients(place / kind, sorted_names(whole)):
         save_client(tmp_path / "m.safetensors", model)
         mine = clients == model.client
-        alone = predict_model(load_client(tmp_path / "m.safetensors"), data, every=True).table()
+        alone = predict_model(load_client(tmp_path / "m.safetensors"), data, all_rows=True).table()
         # every row of the file is taken to be that client's: its own are among them
         for name in whole.column_names[2:]:
             ours, theirs = (np.array(table[name].to_pylist())[mine] for table in (whole, alone))
@@ -162,7 +162,7 @@ def test_deviations_are_those_of_the_library(tmp_path, capsys):
     plan = plan_from_table({"data": data, "method": {"kind": "pfeb"}, "privacy": {"epsilon": 2}})
     train, test = plan.data.split()
     means, wide = predict(outcome, test, return_std=True, train=train)
-    everything = predict_run(tmp_path / "pfeb", str(tmp_path / "train.csv"), deviations=True)
+    everything = predict_run(tmp_path / "pfeb", str(tmp_path / "train.csv"), std=True)
     found = everything.table()
     given = csv.read_csv(tmp_path / "train.csv")
     ids = np.array(given["id"].to_pylist())
@@ -179,7 +179,7 @@ def test_what_cannot_be_said_is_an_error(place, capsys):
     model = place / "one.safetensors"
     save_client(model, read_clients(place / "units", ["c0"])[0])
     for arguments, said in (
-        ([place / "units", "--data", new, "--std"], "without their uncertainty"),
+        ([place / "units", "--data", new, "--std"], "has no uncertainty"),
         ([place / "units", "--data", new, "--client", "c9"], "nearest are"),
         ([place / "units", "--data", new, "--out", "x.txt"], ".csv or .parquet"),
         ([place / "units", "--data", place / "none.csv"], "no such file"),
@@ -202,7 +202,7 @@ def test_one_model_answers_rows_of_its_own_client(place, tmp_path, capsys):
     command = ["predict", str(model), "--out", str(tmp_path / "out.csv"), "--data"]
     assert main([*command, str(place / "new.csv")]) == 2
     err = capsys.readouterr().err
-    assert "the model is that of 'c2'" in err and "--client 'c2'" in err and err.count("\n") == 1
+    assert "this is the model of 'c2'" in err and "--client 'c2'" in err and err.count("\n") == 1
     assert main([*command, str(place / "new.csv"), "--client", "c2"]) == 0
     assert f"{len(rows)} rows of 1 client predicted" in capsys.readouterr().out
     whole = read(tmp_path / "out.csv")
@@ -219,14 +219,14 @@ def test_one_model_answers_rows_of_its_own_client(place, tmp_path, capsys):
         np.testing.assert_allclose(found["prediction"], np.array(whole["prediction"])[mine])
     csv.write_csv(rows.rename_columns(["who", *rows.column_names[1:]]), tmp_path / "who.csv")
     assert main([*command, str(tmp_path / "who.csv"), "--client-column", "who"]) == 2
-    assert "the model is that of 'c2'" in capsys.readouterr().err
+    assert "this is the model of 'c2'" in capsys.readouterr().err
 
 
 def test_arrays_of_others_are_refused_by_one_model(place, tmp_path):
     model = read_clients(place / "units", ["c2"])[0]
     x, names = np.zeros((3, 2)), ["c2", "c1", "c2"]
     np.savez(tmp_path / "mixed.npz", X=x, id=names, feature_names=["a", "b"])
-    with pytest.raises(ValueError, match=r"rows of 'c1', and the model is that of 'c2'"):
+    with pytest.raises(ValueError, match=r"rows of 'c1', and this is the model of 'c2'"):
         predict_model(model, str(tmp_path / "mixed.npz"))
     np.savez(tmp_path / "silent.npz", X=x, feature_names=["a", "b"])
     assert len(predict_model(model, str(tmp_path / "silent.npz")).outputs) == 3
@@ -252,9 +252,11 @@ def test_strangers_are_refused_or_take_the_shared_model(place, tmp_path, capsys)
     run(tmp_path / "fedavg", data, "fedavg", 5.0, rounds=3)
     odd = ["--data", str(tmp_path / "odd.csv")]
     assert main(["predict", str(tmp_path / "fedavg"), *odd]) == 2
-    assert "'c1b'" in (err := capsys.readouterr().err) and "'c1'" in err and "join" in err
+    assert (
+        "'c1b'" in (err := capsys.readouterr().err) and "'c1'" in err and "coterie onboard" in err
+    )
     out = tmp_path / "out.csv"
-    more = [*odd, "--newcomers", "shared", "--out", str(out)]
+    more = [*odd, "--unknown-clients", "shared", "--out", str(out)]
     assert main(["predict", str(tmp_path / "fedavg"), *more]) == 0
     assert "shared model: c1b" in capsys.readouterr().err
     found = read(out)
@@ -266,7 +268,10 @@ def test_strangers_are_refused_or_take_the_shared_model(place, tmp_path, capsys)
     wanted = 2 + 3 * (x @ weight + bias)
     np.testing.assert_allclose(np.array(found["prediction"])[mine], wanted[mine], rtol=1e-4)
     # learning alone shares nothing; scaled rows need rows of one's own
-    for folder, said in ((place / "units", "no shared model"), (place / "scaled", "a newcomer")):
+    for folder, said in (
+        (place / "units", "no complete shared model"),
+        (place / "scaled", "this client has none"),
+    ):
         assert main(["predict", str(folder), *more]) == 2
         assert said in capsys.readouterr().err
 
@@ -284,7 +289,7 @@ def test_clients_who_joined_are_answered_too(place, tmp_path):
         models = {model.client: model for model in read_clients(folder, sorted(held))}
         for name, model in models.items():
             mine = np.array(found["client"].to_pylist()) == name
-            alone = predict_model(model, str(place / "new.csv"), every=True).table()
+            alone = predict_model(model, str(place / "new.csv"), all_rows=True).table()
             np.testing.assert_allclose(
                 np.array(found["prediction"])[mine], np.array(alone["prediction"])[mine], rtol=1e-5
             )
@@ -319,7 +324,7 @@ def test_arrays_dense_and_sparse(tmp_path):
         found = predict_run(tmp_path / name, given).table()
         assert found["client"].to_pylist() == client[::-1].tolist()
         (model,) = read_clients(tmp_path / name, ["q"])
-        alone = predict_model(model, given, every=True).table()
+        alone = predict_model(model, given, all_rows=True).table()
         mine = client[::-1] == "q"
         np.testing.assert_allclose(
             np.array(found["prediction"])[mine], np.array(alone["prediction"])[mine], rtol=1e-5
@@ -350,7 +355,7 @@ def test_text_is_read_by_the_words_of_training(tmp_path):
     save_client(tmp_path / "a.safetensors", read_clients(tmp_path / "run", ["a"])[0])
     (tmp_path / "words.txt").unlink()  # the exported file holds the public words itself
     alone = predict_model(
-        load_client(tmp_path / "a.safetensors"), str(tmp_path / "new.csv"), every=True
+        load_client(tmp_path / "a.safetensors"), str(tmp_path / "new.csv"), all_rows=True
     ).table()
     np.testing.assert_allclose(
         np.array(alone["prediction"])[::2], np.array(whole["prediction"])[::2], rtol=1e-5, atol=1e-6

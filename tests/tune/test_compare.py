@@ -2,7 +2,8 @@
 
 import json
 import math
-import sys
+import multiprocessing
+from multiprocessing import resource_tracker
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,13 +21,13 @@ from coterie.tune.compare import (
     Spent,
     carry_out,
     claim_folder,
-    find,
     finished,
     make_comparison,
     privacy_spent,
     read_comparison,
     rows_of,
 )
+from coterie.tune.frontier import find
 from coterie.verification.closed import gaussian_epsilon
 
 pytestmark = pytest.mark.full
@@ -440,7 +441,8 @@ def test_a_second_process_is_refused(tmp_path, capsys):
 def test_workers_that_cannot_start_raise(tmp_path, monkeypatch):
     made = make_comparison({**BASE, "compare": {"methods": ["local"], "epsilons": 1, "seeds": 1}})
     claim_folder(tmp_path / "c", made)
-    monkeypatch.setattr(library, "_serve", sys.exit)  # a TypeError in the worker
+    resource_tracker.ensure_running()  # it must not use the executable below
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/bin/false")
     with pytest.raises(OSError, match=r"workers end before their first cell \(exit status 1\)"):
         carry_out(tmp_path / "c", workers=1)
 

@@ -15,7 +15,8 @@ from coterie.commands.options import Commands, _add_plan, _command, add_tracking
 from coterie.commands.tune import ProgressBar, make_grid
 
 if TYPE_CHECKING:
-    from coterie.tune.compare import Comparison, Ended, Findings, Pair, Point, Row, Spent
+    from coterie.tune.compare import Comparison, Ended, Row, Spent
+    from coterie.tune.frontier import Findings, Pair, Point
 
 _MORE = """\
 Every cell (method, epsilon, seed) is a run folder; the comparison's folder also has
@@ -245,6 +246,8 @@ def _show(
 
     from coterie.config import ConfigError
     from coterie.tune import compare as library
+    from coterie.tune.frontier import find
+    from coterie.tune.frontier import sentences as describe
 
     cells = comparison.cells()
     rows = library.rows_of(cells, ended, folder)
@@ -254,8 +257,8 @@ def _show(
     if not done:
         more = f" {spent.text()}" if spent != library.Spent() else ""
         raise ConfigError(f"no cell could be run; {next(_troubles(rows))}.{more}")
-    found = library.find(rows, folder)
-    sentences = list(library.sentences(found))
+    found = find(rows, folder)
+    sentences = list(describe(found))
     report = None if arguments.no_report else _report(done, folder, sentences)
     failed = any(row["status"].startswith("failed") for row in rows)
     if arguments.json:
@@ -393,7 +396,7 @@ def _troubles(rows: "Sequence[Row]") -> Iterator[str]:
 def _summary(found: "Findings", rows: "Sequence[Row]", spent: "Spent") -> dict[str, Any]:
     """Return frontier and differences as one strict JSON object."""
     from coterie.summary import json_number
-    from coterie.tune.compare import FALSE_ALARMS
+    from coterie.tune.frontier import FALSE_ALARMS
 
     done = [row for row in rows if row["status"] == "done"]
     tuning = {row["label"]: row["tuning"] for row in done}

@@ -16,7 +16,8 @@ from coterie.data.describe import describe
 from coterie.methods.base import Method
 from coterie.models import MODELS
 from coterie.report.page import write_report
-from coterie.tune.compare import PLAN, findings_of, finished
+from coterie.tune.compare import PLAN, finished
+from coterie.tune.frontier import findings_of
 
 
 def methods(arguments: argparse.Namespace) -> None:

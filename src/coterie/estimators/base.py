@@ -47,7 +47,7 @@ from coterie.tree import Tree, take, to
 
 Words = NDArray[np.uint64]
 _TYPES = (np.float64, np.float32)
-_CALLER = 5  # frames between a warning and the call of fit
+_CALLER = 4  # frames between a warning and the call of fit
 _UNPICKLED = ("outcome_", "_train")
 """In memory only: the run with its open files, and rows of clients."""
 _NESTED = "method__"
@@ -384,7 +384,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             f"clients {named} did not take part in training: the shared model predicts their rows; "
             "call onboard with their rows for models of their own",
             NewClientWarning,
-            stacklevel=_CALLER + 1,
+            stacklevel=_CALLER + 2,
         )
 
 

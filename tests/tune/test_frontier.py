@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from coterie.report.averages import average
-from coterie.tune.compare import Difference, adjust, compare_errors, holm
+from coterie.tune.frontier import Difference, adjust, compare_errors, holm
 
 
 def draw(generator, clients, seeds, parts, mean=0.0):
