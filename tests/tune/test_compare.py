@@ -1,4 +1,4 @@
-"""`coterie compare`: cells, the table, what is refused, and going on after anything."""
+"""`coterie compare`: cells, the table, refusals, privacy spent and workers."""
 
 import json
 import math
@@ -17,7 +17,6 @@ from coterie.summary import NOT_COVERED
 from coterie.tune import compare as library
 from coterie.tune.compare import (
     COLUMNS,
-    Ended,
     Spent,
     carry_out,
     claim_folder,
@@ -170,23 +169,32 @@ def test_table_frontier_and_words(tmp_path, capsys):
     assert json.loads(by_label["pmtl"]["settings"])["rounds"] == 3
     described = pq.read_schema(out / "comparison.parquet").field("epsilon").metadata
     assert b"upper bound" in described[b"description"]
+    printed = " ".join(printed.split())
     for words in ("NOT PRIVATE", "SIMULATION", "At epsilon 1:", "false alarm", "2 seeds"):
-        assert words in " ".join(printed.split()), words
+        assert words in printed, words
+    assert "* is the best at its epsilon" in printed
 
 
-def test_frontier_by_hand(tmp_path):
+def test_progress_and_frontier_by_hand(tmp_path):
     made = make_comparison(
         {**BASE, "rounds": 3, "compare": {"methods": ["local", "pmtl"], "epsilons": 4, "seeds": 2}}
     )
     claim_folder(tmp_path / "c", made)
-    rows = rows_of(made.cells(), carry_out(tmp_path / "c", workers=0), tmp_path / "c")
+    seen = []
+    ended = carry_out(tmp_path / "c", workers=0, observe=seen.append)
+    assert [progress.done for progress in seen] == [0, 1, 2, 3, 4] and seen[0].total == 4
+    assert all(end.status == "done" for end in ended.values())
+    assert len(seen[2].trials) == 1  # a method without a time runs first
+    (best,) = seen[-1].trials
+    assert best.settings == {"method": "pmtl", "epsilon": 4.0} and len(best.folds) == 2
+    rows = rows_of(made.cells(), ended, tmp_path / "c")
     found = find(rows, tmp_path / "c")
     values = [row["value"] for row in rows if row["label"] == "pmtl"]
     point = next(point for point in found.points if point.label == "pmtl")
     assert point.value == pytest.approx(sum(values) / 2) and point.seeds == 2
     best = min(found.at(4.0), key=lambda point: point.value)
     assert [point.is_best for point in found.points] == [p is best for p in found.points]
-    # Learning alone is what `local` does here: one pair, not two of the same.
+    # `local` is the local baseline here: one pair, not two of the same.
     assert [(pair.first, pair.second) for pair in found.pairs] == [("local", "pmtl")]
     ours = [
         pq.read_table(tmp_path / "c" / row["run"] / "metrics.parquet")["error"].to_pylist()
@@ -195,17 +203,6 @@ def test_frontier_by_hand(tmp_path):
     apart = [a - b for k in range(2) for a, b in zip(ours[k], ours[2 + k], strict=True)]
     assert found.pairs[0].difference.mean == pytest.approx(sum(apart) / len(apart))
     assert found.pairs[0].difference.clients == 40
-
-
-@pytest.mark.parametrize(("methods", "starred"), [("pmtl", False), ("local,pmtl", True)])
-def test_the_star_is_explained_where_there_is_one(tmp_path, capsys, methods, starred):
-    _, printed, _ = compare(
-        capsys, *SMALL, "--methods", methods, "--epsilons", 1, "--seeds", 1, "--workers", 0,
-        "--out", tmp_path / "c",
-    )  # fmt: skip
-    told = " ".join(printed.split())
-    assert ("* is the best at its epsilon" in told) == starred
-    assert ("*" in told.replace("* is the best", "")) == starred
 
 
 def test_one_method_beside_several_is_refused(tmp_path, capsys):
@@ -322,13 +319,14 @@ def test_tuning_says_in_the_table_what_covers_it(tmp_path, capsys):
 def test_optuna_takes_a_range(tmp_path, capsys):
     pytest.importorskip("optuna")
     out = tmp_path / "c"
-    status, _, _ = compare(
+    status, printed, _ = compare(
         capsys, "compare", "--data", "synthetic", "--option", "clients=8", "--methods", "pmtl",
         "--epsilons", "1", "--seeds", "1", "--grid", "method.lam=0.2..0.3", "--search", "optuna",
         "--trials", "2", "--folds", "2", "--workers", "0", "--quiet", "--no-report", "--out", out,
     )  # fmt: skip
     (row,) = read(out)
     assert status == 0 and row["tuning"] == "on public data"
+    assert "*" not in printed  # one method has no best
     assert 0.2 <= json.loads(row["settings"])["lam"] <= 0.3
 
 
@@ -455,21 +453,6 @@ def test_a_cell_that_kills_its_worker_twice_fails(tmp_path):
     assert not schedule.left and not schedule.busy
     ended = schedule.ended[0]
     assert ended.status == "failed" and "2 times (signal 9)" in ended.why
-
-
-def test_progress_is_observed(tmp_path):
-    made = make_comparison(
-        {**BASE, "rounds": 3, "compare": {"methods": ["local", "pmtl"], "epsilons": 1, "seeds": 2}}
-    )
-    claim_folder(tmp_path / "c", made)
-    seen = []
-    ended = carry_out(tmp_path / "c", workers=0, observe=seen.append)
-    assert [progress.done for progress in seen] == [0, 1, 2, 3, 4] and seen[0].total == 4
-    (best,) = seen[-1].trials
-    assert best.settings == {"method": "pmtl", "epsilon": 1.0} and len(best.folds) == 2
-    assert all(isinstance(end, Ended) and end.status == "done" for end in ended.values())
-    # A method without a time runs first.
-    assert len(seen[2].trials) == 1
 
 
 def test_workers_are_counted_from_none(tmp_path, capsys):
