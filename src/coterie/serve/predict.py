@@ -342,8 +342,8 @@ def _columns(info: ModelInfo, outputs: Tensor, std: Tensor | None) -> dict[str, 
     task, classes = info.spec.task, info.classes
     center, scale = target_constants(info.source, info.columns)
     if task == "regression":
-        values = {"prediction": (outputs * scale + center).numpy()}
-        return values if std is None else {**values, "std": (std * abs(scale)).numpy()}
+        found = {"prediction": (outputs * scale + center).numpy()}
+        return found if std is None else {**found, "std": (std * abs(scale)).numpy()}
     decided = decide(task, outputs).numpy()
     if task == "multilabel":
         columns = {f"prediction_{name}": decided[:, at] for at, name in enumerate(classes)}
