@@ -26,10 +26,10 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.cli.main import build_parser, main
-from coterie.comparison.plan import make_comparison
+from coterie.cli import build_parser, main
 from coterie.methods.base import choices
 from coterie.plan.plan import Plan
+from coterie.tune.compare import make_comparison
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

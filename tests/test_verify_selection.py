@@ -13,7 +13,7 @@ from coterie.cli.main import main
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.events import Gaussian, Participation, list_runs
 from coterie.privacy.selection import RunLaw, Selection
-from coterie.selection import select
+from coterie.tune.charge import select
 from coterie.verification.checks import verify
 from coterie.verification.reading import seal
 from coterie.verification.renyi import Choice, parameter

@@ -32,7 +32,7 @@ class DataChoice:
         rows: Training rows kept of each client, at random by split_seed, after the split; None
             keeps all. The test rows stay whole.
         validation: Rows of each client (a share, or a number) that are taken from its training
-            rows and only scored on, to choose settings by (`coterie.selection`); None for none.
+            rows and only scored on, to choose settings by (`coterie.tune.charge`); None for none.
     """
 
     name: str

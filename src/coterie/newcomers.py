@@ -20,11 +20,11 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take, to
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.engine.simulate import Outcome, simulate
-from coterie.finished_models import write_models
 from coterie.methods.base import Method
 from coterie.methods.local import Local
 from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.run.folder import write_metrics
+from coterie.run.models import write_models
 from coterie.run.summary import client_summary, json_number
 from coterie.scores import Score, evaluate
 from coterie.solvers.sgd import SGD

@@ -21,9 +21,9 @@ from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.deployment import conduct, finish
 from coterie.engines.coordinator import Coordinator
-from coterie.finished_models import stacked_models
 from coterie.privacy.sampling import Everyone
 from coterie.report.page import write_report
+from coterie.run.models import stacked_models
 from coterie.run.run import execute
 from coterie.verification.checks import verify
 

@@ -14,7 +14,7 @@ from tests.deployed import Deployment, deploy
 
 from coterie.choice import DataChoice
 from coterie.cli.main import main
-from coterie.finished_models import client_scaling, stacked_models
+from coterie.run.models import client_scaling, stacked_models
 
 pytestmark = pytest.mark.full
 

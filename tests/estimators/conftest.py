@@ -2,10 +2,10 @@
 
 import pytest
 
-from coterie.estimators import repeats
+from coterie.estimators import base
 
 
 @pytest.fixture(autouse=True)
 def nothing_fitted_yet():
     """Forget the fits of other tests: the same rows fitted twice are warned of."""
-    repeats._PAST.clear()
+    base._PAST_FITS.clear()

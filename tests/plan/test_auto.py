@@ -24,7 +24,7 @@ from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import choose, default_method, resolve
-from coterie.tuning import tune
+from coterie.tune.tune import tune
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"
 SPEC = Spec((9,), 1, "regression", 550)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-import coterie.selection
+import coterie.tune.charge
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.plan.plan import Plan
@@ -29,8 +29,8 @@ from coterie.privacy.selection import (
 from coterie.report.page import write_report
 from coterie.run.run import execute
 from coterie.run.summary import CHARGED, NOT_COVERED
-from coterie.selection import select
-from coterie.trials import check_grid
+from coterie.tune.charge import select
+from coterie.tune.tune import check_grid
 
 pytestmark = pytest.mark.full
 
@@ -52,7 +52,7 @@ def of_best(candidates, score, eta, mean, delta):
 
 def with_runs(count):
     law = RunLaw(RUNS)
-    draws = (law.draw(coterie.selection.open_entropy(s, "selection", 0)) for s in range(500))
+    draws = (law.draw(coterie.tune.charge.open_entropy(s, "selection", 0)) for s in range(500))
     return next(seed for seed, drawn in enumerate(draws) if drawn == count)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coterie.privacy.billboard import bound
 from coterie.privacy.events import Gaussian
-from coterie.selection import Scoring
+from coterie.tune.charge import Scoring
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=150)
 ANY = st.floats(allow_nan=True, allow_infinity=True)

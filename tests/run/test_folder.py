@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from coterie import finished_models
 from coterie.choice import DataChoice
-from coterie.finished_models import client_model, client_names, stacked_models, write_models
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.guarantee import Guarantee
+from coterie.run import models as finished_models
 from coterie.run import summary
 from coterie.run.certificate import sealed
 from coterie.run.folder import Log
+from coterie.run.models import client_model, client_names, stacked_models, write_models
 from coterie.run.run import execute
 from coterie.verification.checks import verify
 

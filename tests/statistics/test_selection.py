@@ -18,7 +18,7 @@ from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.ledger import Ledger
 from coterie.privacy.selection import RunLaw, Selection, renyi_to_epsilon
 from coterie.privacy.transcript import MemoryTranscript
-from coterie.selection import Scoring
+from coterie.tune.charge import Scoring
 
 pytestmark = pytest.mark.full
 

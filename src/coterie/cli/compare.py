@@ -1,20 +1,39 @@
-"""`coterie compare`: methods x epsilons x seeds in parallel processes, and what they come to."""
+"""`coterie compare`: methods x epsilons x seeds in parallel processes, and their differences."""
 
 import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from coterie.cli.options import Commands, add_plan, add_tracking, command
+from coterie.cli.tune import ProgressBar, make_grid
+
+if TYPE_CHECKING:
+    from coterie.tune.compare import Comparison, Ended, Row, Spent
+    from coterie.tune.frontier import Findings, Pair, Point
 
 _MORE = """\
-Every cell is a run folder of its own; the comparison's folder gets comparison.parquet (a row a
-cell) and report.html. Methods that post nothing are run once per seed, methods that bring rows
-together without privacy; a method that does not fit the data is shown as refused. Seeds are
-simulation seeds, split and noise move together, and protect nobody; --repeats uses real noise.
+Every cell (method, epsilon, seed) is a run folder; the comparison's folder also has
+comparison.parquet (one row per cell) and report.html. Methods that release nothing run once per
+seed; centralised methods run without privacy; a method that does not fit the data is shown as
+refused. A seed is a simulation seed of split and noise, which protects nobody; --repeats uses real
+noise.
 
 A TOML plan may hold the comparison: [compare] with methods (names, or tables with kind, label and
-settings), epsilons, seeds or repeats, workers, grid, search, trials, folds, public.
+settings), epsilons, seeds or repeats, workers, grid, search, trials, folds, public, charge.
 
-A setting of one method alone is written with its label: --set pmtl.method.lam=1, --grid
-pmtl.method.lam=0.1,1. The exit status is 1 where a cell failed; --resume tries it again."""
+Write a setting of one method with its label: --set pmtl.method.lam=1, --grid pmtl.method.lam=0.1,1.
+The exit status is 1 if a cell failed; --resume tries it again."""
+_WITH_RESUME = (
+    "resume", "workers", "json", "quiet", "no_report", "track", "track_dir", "offline", "command",
+    "action",
+)  # fmt: skip
 
 
 def add(commands: Commands) -> None:
@@ -35,62 +54,406 @@ def add(commands: Commands) -> None:
         "--epsilons", metavar="NUMBER,NUMBER", help="default 0.5,1,2,4; inf for no privacy"
     )
     compared.add_argument(
-        "--seeds", metavar="N|A,B,C", help="how many simulations, or their seeds (default 3)"
+        "--seeds", metavar="N|A,B,C", help="number of simulations, or their seeds (default 3)"
     )
     compared.add_argument(
         "--repeats", type=int, metavar="N", help="instead of seeds: real noise, each run a release"
     )
-    _add_selection(parser)
+    _add_selection(parser.add_argument_group("settings chosen in every cell"))
     add_plan(parser)
     _hide(parser, "method", "finetune", "noise_multiplier")
-    run = parser.add_argument_group("run")
-    run.add_argument("--out", metavar="DIR", help="default runs/compare-DATA-TIME")
-    run.add_argument("--resume", metavar="DIR", help="go on with a comparison")
-    run.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: one a core; 0: this one)"
-    )
-    run.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
-    )
-    run.add_argument("--device", help="cpu (default) or cuda")
-    run.add_argument("--block", type=int, help="clients computed side by side")
-    run.add_argument("--no-report", action="store_true", help="do not write report.html")
-    add_tracking(run)
-    run.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
-    run.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    _add_run(parser.add_argument_group("run"))
     parser.set_defaults(action=compare, epsilon=None)
 
 
 def _hide(parser: argparse.ArgumentParser, *flags: str) -> None:
-    """Leave out of the help what is of one run: a comparison says what to give instead."""
+    """Leave the flags of a single run out of the help: errors name the right ones."""
     for action in parser._actions:
         if action.dest in flags:
             action.help = argparse.SUPPRESS
 
 
-def _add_selection(parser: argparse.ArgumentParser) -> None:
-    chosen = parser.add_argument_group("settings chosen in every cell")
+def _add_selection(chosen: argparse._ArgumentGroup) -> None:
     chosen.add_argument(
         "--grid",
         metavar="KEY=VALUE,VALUE",
         action="append",
         default=[],
         help="values to choose from, by cross-validation inside clients; epsilon does not cover "
-        "the choice, and the table says so",
+        "the choice, and the table states it",
     )
     chosen.add_argument("--search", choices=("grid", "optuna"), help="default grid: all of them")
-    chosen.add_argument("--trials", type=int, help="combinations that Optuna tries")
+    chosen.add_argument("--trials", type=int, help="number of Optuna's proposals")
     chosen.add_argument("--folds", type=int, help="of every client's rows (default 5)")
     chosen.add_argument(
-        "--public", action="store_true", help="declare the data public: choosing on it is free"
+        "--public", action="store_true", help="declare the data public: tuning on it is free"
     )
     chosen.add_argument(
-        "--charge-tuning", action="store_true", help="pay for the choice out of every budget"
+        "--charge-tuning", action="store_true", help="choose by charged private runs"
     )
+
+
+def _add_run(run: argparse._ArgumentGroup) -> None:
+    run.add_argument("--out", metavar="DIR", help="default runs/compare-DATA-TIME")
+    run.add_argument("--resume", metavar="DIR", help="resume a comparison")
+    run.add_argument(
+        "--workers", type=int, metavar="N", help="processes (default: one per core; 0: this one)"
+    )
+    run.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
+    )
+    run.add_argument("--device", help="cpu (default) or cuda")
+    run.add_argument("--block", type=int, help="clients computed at a time")
+    run.add_argument("--no-report", action="store_true", help="do not write report.html")
+    add_tracking(run)
+    run.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    run.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Carry out `coterie compare`."""
-    from coterie.cli.compare_run import compare as carry_out
+    from coterie.cli.tracked import tracked
+    from coterie.core.config import ConfigError
+    from coterie.core.signals import stop_status, stoppable
+    from coterie.tracking.track import check_kinds
+    from coterie.tune.compare import carry_out, finished
 
-    return carry_out(arguments)
+    check_kinds(arguments.track)
+    folder, comparison = _open(arguments)
+    if not arguments.quiet:
+        for note in comparison.notes:
+            print(f"note: {note}", file=sys.stderr)
+    workers = comparison.options.workers if arguments.workers is None else arguments.workers
+    if workers is not None and workers < 0:
+        raise ConfigError(
+            f"--workers {workers}: expected a number of processes, or 0 for this process only"
+        )
+    bar = ProgressBar("comparing", quiet=arguments.quiet)
+    try:
+        with stoppable(partial(_interrupted, folder)):
+            ended = carry_out(folder, workers=workers, observe=bar)
+    except KeyboardInterrupt:
+        bar.close()
+        print(_interrupted(folder), file=sys.stderr)
+        return stop_status()
+    finally:
+        bar.close()
+    status = _show(folder, comparison, ended, arguments)
+    return tracked(finished(folder), arguments, group=folder) or status
+
+
+def _interrupted(folder: Path) -> str:
+    from coterie.tune.compare import finished, read_comparison
+
+    done, total = len(finished(folder)), len(read_comparison(folder).cells())
+    text = f"interrupted; {done} of {total} runs are done and kept"
+    return f"{text}; resume with: coterie compare --resume {folder}"
+
+
+def _open(arguments: argparse.Namespace) -> "tuple[Path, Comparison]":
+    """Claim a new folder, or read the comparison to resume."""
+    from coterie.core.config import ConfigError
+    from coterie.tune.compare import PLAN, claim_folder, make_comparison, read_comparison
+
+    if arguments.resume is not None:
+        given = [
+            f"--{name.replace('_', '-')}"
+            for name, value in vars(arguments).items()
+            if name not in _WITH_RESUME and value is not None and value is not False and value != []
+        ]
+        if given:
+            raise ConfigError(f"--resume keeps all settings; leave out {', '.join(given)}")
+        folder = Path(arguments.resume)
+        if not (folder / PLAN).exists():
+            raise ConfigError(f"{folder} holds no comparison ({PLAN} is missing); check --resume")
+        return folder, read_comparison(folder)
+    comparison = make_comparison(_table(arguments))
+    folder = Path(arguments.out) if arguments.out else _new_folder(comparison)
+    claim_folder(folder, comparison)
+    return folder, comparison
+
+
+def _table(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the plan's table with [compare]; flags take precedence."""
+    from coterie.cli.flags import plan_table
+    from coterie.core.config import ConfigError
+
+    if arguments.finetune is not None:
+        raise ConfigError(
+            "--finetune belongs to one method: give it in [compare] methods, as {kind = "
+            '"finetune", how = "mean", base = {kind = "fedavg"}}'
+        )
+    if arguments.method is not None and arguments.methods is not None:
+        raise ConfigError(
+            f"--method {arguments.method} and --methods {arguments.methods}: give only --methods"
+        )
+    if arguments.seeds is not None and arguments.repeats is not None:
+        raise ConfigError("--seeds and --repeats: give seeds for simulations, or repeats")
+    table = plan_table(arguments)
+    if arguments.method is None and table["method"].get("kind") == "auto":
+        del table["method"]["kind"]
+    compare = table.setdefault("compare", {})
+    if not isinstance(compare, dict):
+        raise ConfigError(f"compare = {compare!r}: expected a table, such as [compare]")
+    compare |= _flags(arguments)
+    for given, other in (("repeats", "seeds"), ("seeds", "repeats")):
+        if getattr(arguments, given) is not None:
+            compare.pop(other, None)
+    return table
+
+
+def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    from coterie.cli.flags import literal
+    from coterie.tune.tune import Range
+
+    def listed(text: str | None) -> list[Any] | None:
+        return None if text is None else [literal(part.strip()) for part in text.split(",")]
+
+    seeds = listed(arguments.seeds)
+    grid = {
+        key: f"{values.low}..{values.high}" if isinstance(values, Range) else list(values)
+        for key, values in make_grid(arguments.grid).items()
+    }
+    given: dict[str, Any] = {
+        "methods": arguments.methods and [name.strip() for name in arguments.methods.split(",")],
+        "epsilons": listed(arguments.epsilons),
+        "seeds": seeds[0] if seeds is not None and len(seeds) == 1 else seeds,
+        "public": arguments.public or None,
+        "charge": arguments.charge_tuning or None,
+        "grid": grid or None,
+        **{name: getattr(arguments, name) for name in ("repeats", "search", "trials", "folds")},
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _new_folder(comparison: "Comparison") -> Path:
+    stem = Path(comparison.base["data"]["name"]).stem.replace(":", "-")
+    base = Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
+
+
+def _show(
+    folder: Path,
+    comparison: "Comparison",
+    ended: "dict[int, Ended]",
+    arguments: argparse.Namespace,
+) -> int:
+    """Write the table and the report, and print the results."""
+    from rich.console import Console
+
+    from coterie.core.config import ConfigError
+    from coterie.tune import compare as library
+    from coterie.tune.frontier import find
+    from coterie.tune.frontier import sentences as describe
+
+    cells = comparison.cells()
+    rows = library.rows_of(cells, ended, folder)
+    table, done = library.write_table(folder, rows), library.finished(folder)
+    places = [folder / cell.place for cell in cells] if comparison.real_noise else []
+    spent = library.privacy_spent(places)
+    if not done:
+        more = f" {spent.text()}" if spent != library.Spent() else ""
+        raise ConfigError(f"no cell could be run; {next(_troubles(rows))}.{more}")
+    found = find(rows, folder)
+    sentences = list(describe(found))
+    report = None if arguments.no_report else _report(done, folder, sentences)
+    failed = any(row["status"].startswith("failed") for row in rows)
+    if arguments.json:
+        summary = _summary(found, rows, spent) | {"table": str(table), "folder": str(folder)}
+        print(json.dumps(summary | {"report": report and str(report)}, allow_nan=False))
+        return int(failed)
+    Console().print(_frontier(found, rows))
+    for line in (_legend(found, rows), "", *sentences, *_troubles(rows)):
+        print(line)
+    print(_SIMULATION if not comparison.real_noise else spent.text())
+    print(f"\nfolder {folder}, table {table}" + ("" if report is None else f", report {report}"))
+    if failed:
+        again = f"coterie compare --resume {folder}"
+        print(f"some runs failed; try them again: {again}", file=sys.stderr)
+    return int(failed)
+
+
+_SIMULATION = (
+    "SIMULATION: one seed decides split and noise, so these runs protect nobody. Each epsilon is "
+    "the cost of one run with real noise."
+)
+
+
+def _report(done: Mapping[Path, str], folder: Path, findings: Sequence[str]) -> Path:
+    from coterie.report.page import write_report
+
+    try:
+        return write_report(list(done), folder / "report.html", names=done, findings=findings)
+    except OSError as error:
+        raise OSError(
+            f"{folder}: the runs are done and kept, but their report cannot be written "
+            f"({error.strerror or error}); free disk space, then: coterie report {folder}"
+        ) from error
+
+
+def _frontier(found: "Findings", rows: "Sequence[Row]") -> Any:
+    """Return the frontier as a table: one row per method, one column per epsilon."""
+    from rich import box
+    from rich.table import Table
+
+    first = next(row for row in rows if row["status"] == "done")
+    title = f"{first['data']}: {first['clients']} clients, test {found.metric}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method")
+    table.add_column("local", justify="right", no_wrap=True)
+    for epsilon in found.epsilons:
+        head = f"epsilon {epsilon:g}" + ("\nNOT PRIVATE" if math.isinf(epsilon) else "")
+        table.add_column(head, justify="right", no_wrap=True)
+    for label in dict.fromkeys(point.label for point in found.points):
+        at = {point.epsilon: point for point in found.points if point.label == label}
+        local = next(iter(at.values())).local
+        name = "\n".join([label, *_tuning_notes(label, rows)])
+        shown = "-" if math.isnan(local) else f"{local:.3g}"
+        table.add_row(name, shown, *(_score(at.get(epsilon)) for epsilon in found.epsilons))
+    return table
+
+
+def _tuning_notes(label: str, rows: "Sequence[Row]") -> Iterator[str]:
+    """Yield, below a method's name, what covers the choice of its settings."""
+    from coterie.run.summary import NOT_COVERED, TUNING
+
+    tuning = [row["tuning"] or "" for row in rows if row["label"] == label]
+    if any(NOT_COVERED in text for text in tuning):
+        yield "tuning NOT COVERED by epsilon"
+    elif any(TUNING["public"] in text for text in tuning):
+        yield "tuned on public data"
+    if any("CHARGED" in text for text in tuning):
+        yield "tuning CHARGED on top of epsilon"
+
+
+def _score(point: "Point | None") -> str:
+    if point is None or math.isnan(point.value):
+        return "-"
+    error, mark = point.standard_error, "*" if point.is_best else " "
+    if not 0 < error < math.inf:
+        return f"{point.value:.4g}{mark}"
+    digits = min(6, max(0, 1 - math.floor(math.log10(error))))  # two digits of the error
+    return f"{point.value:.{digits}f} ± {error:.{digits}f}{mark}"
+
+
+def _legend(found: "Findings", rows: "Sequence[Row]") -> str:
+    """Return the meaning of the frontier's numbers, and its warnings."""
+    better = "smaller" if found.smaller_is_better else "larger"
+    over = "clients and seeds" if max(point.seeds for point in found.points) > 1 else "clients"
+    parts = [f"mean ± standard error over {over}, {better} is better"]
+    if any(point.is_best for point in found.points):
+        parts.append("* is the best at its epsilon")
+    done = [row for row in rows if row["status"] == "done"]
+    return "; ".join([*parts, *_guarantee_notes(done), *_tuning_warnings(done)]) + "."
+
+
+def _guarantee_notes(done: "Sequence[Row]") -> Iterator[str]:
+    first = done[0]
+    what = "replacement" if first["relation"] == "replace" else "zero-out"
+    at = f", delta {first['delta']:.3g}" if len({row["delta"] for row in done}) == 1 else ""
+    views = {row["view"] for row in done if row["epsilon_asked"] is not None}
+    view = f", against {views.pop()}" if len(views) == 1 else ""
+    yield f"epsilon: {what} of one client{view}{at}"
+    yield "metrics are not covered"
+    if any(row["simulation"] for row in done):
+        yield "SIMULATION: known seeds, protects nobody"
+
+
+def _tuning_warnings(done: "Sequence[Row]") -> Iterator[str]:
+    from coterie.privacy.guarantee import round_up
+    from coterie.run.summary import NOT_COVERED, TUNING
+
+    for text, word in ((NOT_COVERED, "TUNING"), (TUNING["public"], "tuning")):
+        named = dict.fromkeys(row["label"] for row in done if row["tuning"].startswith(text))
+        if named:
+            yield f"{word} of {', '.join(named)}: {text}"
+    charged = [row for row in done if row["epsilon_chosen_alone"] is not None]
+    if charged:
+        labels = ", ".join(dict.fromkeys(row["label"] for row in charged))
+        others = round_up(max(row["epsilon"] for row in charged))
+        chosen = round_up(max(row["epsilon_chosen_alone"] for row in charged))
+        yield (
+            f"tuning of {labels} is CHARGED: the epsilon of a column is that of one run; against "
+            f"other clients, who see all runs, it is up to {others}; against a recipient of the "
+            f"chosen run only, {chosen}"
+        )
+
+
+def _troubles(rows: "Sequence[Row]") -> Iterator[str]:
+    """Yield each reason once why cells were refused or failed."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["status"] not in ("done", "not run"):
+            found.setdefault((row["label"], row["status"]), []).append(row)
+    for (label, status), alike in found.items():
+        places = "" if status.startswith("refused") else f" ({', '.join(r['run'] for r in alike)})"
+        yield f"{label}: {status}{places}"
+
+
+def _summary(found: "Findings", rows: "Sequence[Row]", spent: "Spent") -> dict[str, Any]:
+    """Return frontier and differences as one strict JSON object."""
+    from coterie.run.summary import json_number
+    from coterie.tune.frontier import FALSE_ALARMS
+
+    done = [row for row in rows if row["status"] == "done"]
+    tuning = {row["label"]: row["tuning"] for row in done}
+    return {
+        "data": rows[0]["data"],
+        "metric": found.metric or None,
+        "smaller_is_better": found.smaller_is_better,
+        "epsilons": [json_number(epsilon) for epsilon in found.epsilons],
+        "frontier": [
+            {**_point_json(point), "tuning": tuning.get(point.label)} for point in found.points
+        ],
+        "differences": [_pair_json(pair) for pair in found.pairs],
+        "false_alarms": FALSE_ALARMS,
+        "simulation": any(row["simulation"] for row in rows),
+        "tuning": tuning,
+        "cells": len(rows),
+        "done": len(done),
+        "refused": _with_status(rows, "refused"),
+        "failed": _with_status(rows, "failed"),
+        "together": spent.together,
+        "unfinished_but_counted": [str(place) for place in spent.unfinished],
+        "posted_but_not_counted": {str(place): why for place, why in spent.uncounted},
+    }
+
+
+def _with_status(rows: "Sequence[Row]", status: str) -> list[dict[str, Any]]:
+    from coterie.run.summary import json_number
+
+    keys = ("label", "epsilon_asked", "seed", "status", "run")
+    found = [{key: row[key] for key in keys} for row in rows if row["status"].startswith(status)]
+    for row in found:
+        asked = row["epsilon_asked"]
+        row["epsilon_asked"] = None if asked is None else json_number(asked)
+    return found
+
+
+def _point_json(point: "Point") -> dict[str, Any]:
+    from coterie.run.summary import json_number
+
+    found = {one.name: getattr(point, one.name) for one in fields(point)}
+    found["best"], found["local_value"] = found.pop("is_best"), found.pop("local")
+    return {k: json_number(v) if isinstance(v, float) else v for k, v in found.items()}
+
+
+def _pair_json(pair: "Pair") -> dict[str, Any]:
+    from coterie.run.summary import json_number
+
+    difference = pair.difference
+    return {
+        "epsilon": json_number(pair.epsilon),
+        "first": pair.first,
+        "second": pair.second,
+        "difference": json_number(difference.mean),
+        "standard_error": json_number(difference.standard_error),
+        "clients": difference.clients,
+        "seeds": difference.seeds,
+        "p": difference.p,
+        "p_adjusted": difference.adjusted,
+        "larger_than_noise": difference.is_significant,
+    }

@@ -16,7 +16,7 @@ from typing import Any
 from coterie import __version__
 from coterie.cli import account, completion, run
 from coterie.cli.front import Front, Parser
-from coterie.cli.options import add_join, add_offline, add_tune
+from coterie.cli.options import add_offline
 from coterie.core.environment import go_offline, is_offline, telemetry_off
 
 _MODULES = (
@@ -25,6 +25,8 @@ _MODULES = (
     "data",
     "report",
     "compare",
+    "tune",
+    "onboard",
     "verify",
     "export",
     "predict",
@@ -67,8 +69,6 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_demo(commands)
     account.add(commands, "account")
     account.add(commands, "calibrate")
-    add_tune(commands, _tune)
-    add_join(commands, _join)
     for name in _MODULES:
         import_module(f"coterie.cli.{name}").add(commands)
     completion.add(commands, build_parser)
@@ -89,22 +89,6 @@ def _is_flower_error(error: Exception) -> bool:
     # A command that raised one of them has loaded it; all others do without Flower.
     known = [getattr(sys.modules[name], kinds[name]) for name in kinds if name in sys.modules]
     return isinstance(error, tuple(known))
-
-
-def _tune(arguments: argparse.Namespace) -> int:
-    from coterie.cli.tune import tune
-
-    told = tune(arguments)
-    for text, stream in ((told.out, sys.stdout), (told.err, sys.stderr)):
-        if text:
-            print(text, file=stream)
-    return told.status
-
-
-def _join(arguments: argparse.Namespace) -> None:
-    from coterie.cli.join import joined
-
-    print(joined(arguments))
 
 
 def entry() -> Any:

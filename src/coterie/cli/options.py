@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.tune_options import MORE, add_search
-
 Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
 
@@ -67,27 +65,6 @@ def add_tracking(group: argparse._ArgumentGroup) -> None:
         metavar="DIR",
         help="where to (default: MLFLOW_TRACKING_URI or ./mlruns; RUN/tensorboard)",
     )
-
-
-def add_tune(commands: Commands, action: Action) -> None:
-    """Add `tune`."""
-    parser = command(
-        commands,
-        "tune",
-        "choose settings by cross-validation inside clients, or by private runs (--charge)",
-        "coterie tune --data synthetic --method pmtl --grid method.lam=0.1,0.3,1 "
-        "--grid privacy.clip=0.25,0.5",
-        MORE,
-    )
-    add_search(parser)
-    budget = add_plan(parser)
-    budget.add_argument("--epsilon", type=float, help="of one run; inf for no privacy")
-    run = parser.add_argument_group("run")
-    run.add_argument(
-        "--out", metavar="PATH", help="the plan (tuned.toml); with --charge a folder (selected)"
-    )
-    add_work(run)
-    parser.set_defaults(action=action)
 
 
 def add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -197,22 +174,6 @@ def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
         default=[],
         help="option of a named data set",
     )
-
-
-def add_join(commands: Commands, action: Action) -> None:
-    """Add `join`."""
-    parser = command(
-        commands,
-        "join",
-        "models for clients who come after training; nothing of theirs is posted",
-        "coterie join runs/har-mtlsvm --data newcomers.npz --out newcomers",
-        "Rows are read and scaled as the run's were; what contradicts its plan is refused.",
-    )
-    parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
-    add_source(parser, positional=False)
-    parser.add_argument("--out", metavar="DIR", required=True, help="where to keep the models")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(action=action)
 
 
 def share(text: str) -> float | int:

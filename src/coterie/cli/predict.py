@@ -1,23 +1,25 @@
-"""`coterie predict`: what clients' models say of rows in a file."""
+"""`coterie predict`: predictions for the rows of a file."""
 
 import argparse
 import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.cli.options import Commands, check_file, command
 
-_MORE = """\
-Rows are read as the training data were, with the same columns and constants; a target column is
-not needed and not looked at. Each row is answered by its client's own model; with --client every
-row is taken to be that client's. One exported model answers rows of its own client: a file that
-names others is refused without --client. What is predicted is for whoever holds the rows: it is
-not private.
+if TYPE_CHECKING:
+    from coterie.serve.predict import Predictions
 
-The table has a line a row, in the file's order: row, client, prediction (a value in the target's
-own units, or the name of a class), decision values, and with --std standard deviations."""
+_MORE = """\
+Rows are read as in training, with the same columns and constants; a target column is not needed
+and not read. Each row is predicted by its client's own model; with --client every row is treated as
+that client's. An exported model predicts rows of its own client: without --client, a file with rows
+of other clients is refused. Predictions are for the owner of the rows; they are not private.
+
+The table has one line per row, in the file's order: row, client, prediction (a value in the
+target's own units, or the name of a class), decision values, and with --std standard deviations."""
 
 
 def add(commands: Commands) -> None:
@@ -35,11 +37,12 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--data", metavar="FILE", required=True, help="rows: csv, parquet, npz, ... or a data name"
     )
-    parser.add_argument("--client", metavar="NAME", help="take every row to be this client's")
+    parser.add_argument("--client", metavar="NAME", help="treat every row as this client's")
     parser.add_argument(
         "--client-column", metavar="COLUMN", help="names clients (default: as in training)"
     )
     parser.add_argument(
+        "--unknown-clients",
         "--newcomers",
         choices=("refuse", "shared"),
         default="refuse",
@@ -62,41 +65,42 @@ def predict(arguments: argparse.Namespace) -> int:
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ValueError(f"--out {out}: expected a file that ends in .csv or .parquet")
     if out is None and arguments.json:
-        raise ValueError("--json says what was written: name a file with --out")
+        raise ValueError("--json describes the file that is written: give --out")
     if out is not None:
         check_file(out, "--out")
-    answers = _answers(arguments)
-    table = answers.table()
-    if answers.strangers:
+    found = _predictions(arguments)
+    table = found.table()
+    if found.unknown:
+        more = ", ..." if len(found.unknown) > 5 else ""
         print(
-            f"{_clients(len(answers.strangers))} not known to the run, answered by the shared "
-            f"model: {', '.join(answers.strangers[:5])}"
-            f"{', ...' if len(answers.strangers) > 5 else ''}",
+            f"the run does not know {_clients(len(found.unknown))}, predicted by the shared model: "
+            f"{', '.join(found.unknown[:5])}{more}",
             file=sys.stderr,
         )
     if out is None:
-        sys.stdout.write(_packed(table, ".csv").decode())
+        sys.stdout.write(_encoded(table, ".csv").decode())
         return 0
     from coterie.core.files import write_atomically
 
-    write_atomically(out, _packed(table, out.suffix))
-    told = {
+    write_atomically(out, _encoded(table, out.suffix))
+    summary = {
         "rows": table.num_rows,
-        "clients": len(answers.rows.data),
-        "newcomers": list(answers.strangers),
+        "clients": len(found.rows.data),
+        "unknown_clients": list(found.unknown),
         "columns": table.column_names,
         "out": str(out),
     }
     if arguments.json:
-        print(json.dumps(told, allow_nan=False))
+        print(json.dumps(summary, allow_nan=False))
     else:
-        rows = "1 row" if told["rows"] == 1 else f"{told['rows']} rows"
-        print(f"{rows} of {_clients(len(answers.rows.data))} predicted: {out}")
+        rows = "1 row" if table.num_rows == 1 else f"{table.num_rows} rows"
+        print(f"{rows} of {_clients(len(found.rows.data))} predicted: {out}")
     return 0
 
 
-def _answers(arguments: argparse.Namespace) -> Any:
-    from coterie.answers import predict_model, predict_run
+def _predictions(arguments: argparse.Namespace) -> "Predictions":
+    from coterie.serve.export import load_client
+    from coterie.serve.predict import predict_model, predict_run
 
     given = Path(arguments.model)
     if given.is_dir():
@@ -105,16 +109,14 @@ def _answers(arguments: argparse.Namespace) -> Any:
             arguments.data,
             client=arguments.client,
             client_column=arguments.client_column,
-            newcomers=arguments.newcomers,
-            deviations=arguments.std,
+            unknown_clients=arguments.unknown_clients,
+            std=arguments.std,
         )
     if arguments.std:
         raise ValueError(
-            "--std: an exported model holds no training rows, from which uncertainty follows; give "
-            "the run folder"
+            "--std: an exported model holds no training rows, which uncertainty needs; give the "
+            "run folder"
         )
-    from coterie.exports import load_client
-
     model = load_client(given, trust=arguments.trust)
     if arguments.client not in (None, model.client):
         raise ValueError(
@@ -124,7 +126,7 @@ def _answers(arguments: argparse.Namespace) -> Any:
     return predict_model(
         model,
         arguments.data,
-        every=arguments.client is not None,
+        all_rows=arguments.client is not None,
         client_column=arguments.client_column,
     )
 
@@ -133,7 +135,7 @@ def _clients(count: int) -> str:
     return "1 client" if count == 1 else f"{count} clients"
 
 
-def _packed(table: Any, suffix: str) -> bytes:
+def _encoded(table: Any, suffix: str) -> bytes:
     from pyarrow import csv, parquet
 
     buffer = io.BytesIO()

@@ -24,9 +24,9 @@ def _write(arguments: argparse.Namespace) -> None:
     for run in arguments.runs:
         if not Path(run).exists():
             raise ValueError(f"{run}: no such folder; expected a run folder, such as runs/NAME")
-    from coterie.cli.compare_words import findings_of
-    from coterie.comparison.running import PLAN, finished
     from coterie.report.page import write_report
+    from coterie.tune.compare import PLAN, finished
+    from coterie.tune.frontier import findings_of
 
     labels = {part: label for run in arguments.runs for part, label in _members(Path(run)).items()}
     folders = list(labels)
@@ -46,7 +46,7 @@ def _members(folder: Path) -> dict[Path, str]:
     Runs of a comparison have labels; other runs go by their method.
     """
     from coterie.cli.train import MEMBERS
-    from coterie.comparison.running import PLAN, finished
+    from coterie.tune.compare import PLAN, finished
 
     single = {folder: ""}
     if (folder / PLAN).exists():

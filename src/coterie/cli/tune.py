@@ -1,45 +1,117 @@
-"""What `coterie tune` does: the grid from flags, progress on stderr, the words of the answer."""
+"""`coterie tune`: settings chosen by cross-validation, or by charged private runs."""
 
 import argparse
 import json
 import math
 import shlex
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from coterie.cli.options import Commands, add_plan, add_work, command
 
-from coterie import tuning
-from coterie.cli.charge import charge
-from coterie.cli.flags import literal, pair, plan_table
-from coterie.cli.told import Told
-from coterie.core.config import ConfigError, to_table, to_toml
-from coterie.run.summary import TUNING, json_number
-from coterie.search import Range
-from coterie.tuning import Grid, Progress, Trial, Tuned
+if TYPE_CHECKING:
+    from coterie.tune.charge import Offer, Selected
+    from coterie.tune.tune import Grid, Progress, Trial, Tuned
 
 _SHOWN, _REFUSED = 10, 3
-_NOT_PRIVATE = "scores are functions of clients' rows without noise: keep them as you keep the rows"
+_NOT_PRIVATE = "scores are functions of clients' rows without noise: protect them like the rows"
+_RECIPIENT = (
+    "The chosen run's folder states the first epsilon: share that folder only. Its recipients must "
+    "not learn how many runs there were or how they scored; other clients know it."
+)
+_MORE = """\
+Without --charge, scores are functions of clients' rows without noise. That is free on public data;
+on private data no epsilon covers it, and the plan that is written states this. With --charge the
+command makes K private runs (K is random) at --epsilon each, scores them privately and keeps the
+best. It states two epsilons: against a recipient of the chosen run only, and against the other
+clients, who see all runs. --dry-run prints both before any budget is spent."""
 
 
-def tune(arguments: argparse.Namespace) -> Told:
-    """Carry out `coterie tune`; nothing is printed here but the bar."""
+def add(commands: Commands) -> None:
+    """Add `tune`."""
+    parser = command(
+        commands,
+        "tune",
+        "choose settings by cross-validation inside clients, or by private runs (--charge)",
+        "coterie tune --data synthetic --method pmtl --grid method.lam=0.1,0.3,1 "
+        "--grid privacy.clip=0.25,0.5",
+        _MORE,
+    )
+    _add_search(parser.add_argument_group("grid"))
+    _add_charge(parser.add_argument_group("charge"))
+    budget = add_plan(parser)
+    budget.add_argument("--epsilon", type=float, help="of one run; inf for no privacy")
+    run = parser.add_argument_group("run")
+    run.add_argument(
+        "--out", metavar="PATH", help="the plan (tuned.toml); with --charge a folder (selected)"
+    )
+    add_work(run)
+    parser.set_defaults(action=tune)
+
+
+def _add_search(grid: argparse._ArgumentGroup) -> None:
+    grid.add_argument(
+        "--grid",
+        metavar="KEY=VALUE,VALUE",
+        action="append",
+        default=[],
+        help="values of a setting of the plan to try; several make all combinations; a range such "
+        "as method.lam=0.01..10 with --search optuna",
+    )
+    grid.add_argument(
+        "--search",
+        choices=("grid", "optuna"),
+        default="grid",
+        help="all combinations (default), or TPE",
+    )
+    grid.add_argument("--trials", type=int, help="number of Optuna's proposals (default 30)")
+    grid.add_argument("--folds", type=int, default=5, help="of every client's rows (default 5)")
+    grid.add_argument("--seed", type=int, default=0, help="of folds and trial noise (default 0)")
+    grid.add_argument(
+        "--public", action="store_true", help="declare the data public: tuning on it is free"
+    )
+
+
+def _add_charge(charge: argparse._ArgumentGroup) -> None:
+    charge.add_argument(
+        "--charge", action="store_true", help="choose by private runs, and charge each of them"
+    )
+    charge.add_argument("--runs", type=float, default=10.0, help="expected number (default 10)")
+    charge.add_argument(
+        "--eta", type=float, default=1.0, help="shape of their number: 1 geometric, 0 logarithmic"
+    )
+    charge.add_argument(
+        "--score-bound", type=float, default=1.0, help="the largest error that counts (default 1)"
+    )
+    charge.add_argument(
+        "--score-noise", type=float, help="noise multiplier of a score (default: half a run's mu)"
+    )
+    charge.add_argument(
+        "--validation", type=float, default=0.25, help="share of rows to score on (default 0.25)"
+    )
+    charge.add_argument("--dry-run", action="store_true", help="print the privacy cost, and stop")
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    """Carry out `coterie tune`."""
+    from coterie.cli.flags import plan_table
+    from coterie.core.config import ConfigError, to_table, to_toml
+    from coterie.tune import tune as library
+
     if arguments.charge:
-        return charge(arguments, plan_table(arguments), _grid(arguments))
+        return _charge(arguments, plan_table(arguments), _grid(arguments))
     if arguments.dry_run:
-        raise ConfigError("--dry-run tells what --charge would cost: give --charge, or leave it")
-    arguments.out = arguments.out or "tuned.toml"
-    out = Path(arguments.out)
+        raise ConfigError("--dry-run prints the cost of --charge: add --charge, or leave it out")
+    out = Path(arguments.out or "tuned.toml")
     _check_out(out)
     table, grid = plan_table(arguments), _grid(arguments)
-    bar = _Bar(quiet=arguments.quiet)
+    bar = ProgressBar("tuning", quiet=arguments.quiet)
     try:
-        found = tuning.tune(
+        found = library.tune(
             table,
             grid,
             folds=arguments.folds,
@@ -51,18 +123,20 @@ def tune(arguments: argparse.Namespace) -> Told:
         )
     except KeyboardInterrupt:
         bar.close()
-        told = _tell(table, bar.trials, arguments) if any(t.folds for t in bar.trials) else ""
-        return Told(told, "interrupted: the best so far, if any, is shown; nothing is written", 130)
+        if any(trial.folds for trial in bar.trials):
+            print(_text(table, bar.trials, arguments, out))
+        print("interrupted: nothing is written; stdout has the best so far", file=sys.stderr)
+        return 130
     finally:
         bar.close()
-    plan = to_table(found.plan)
     with out.open("x", encoding="utf-8") as file:
-        file.write(to_toml(plan))
-    return Told(_tell(table, found.table, arguments, found))
+        file.write(to_toml(to_table(found.plan)))
+    print(_text(table, found.table, arguments, out, found))
+    return 0
 
 
-def _grid(arguments: argparse.Namespace) -> Grid:
-    """Make the grid; beside --finetune, keys mean what they mean in --set."""
+def _grid(arguments: argparse.Namespace) -> "Grid":
+    """Return the grid; with --finetune, keys have the same meaning as in --set."""
     grid = make_grid(arguments.grid)
     if arguments.finetune is None:
         return grid
@@ -71,21 +145,26 @@ def _grid(arguments: argparse.Namespace) -> Grid:
     return {f"{moved.get(p[0], p[0])}{p[1]}{p[2]}": grid[key] for key, p in parts.items()}
 
 
-def make_grid(texts: Sequence[str]) -> Grid:
-    """Read `method.lam=0.1,0.3` and its like.
+def make_grid(texts: Sequence[str]) -> "Grid":
+    """Read flags such as `method.lam=0.1,0.3`.
 
     >>> make_grid(["method.lam=0.1,0.3", "method.solver=exact,sgd", "privacy.budget=[1, 2],[2, 1]"])
     {'method.lam': [0.1, 0.3], 'method.solver': ['exact', 'sgd'], 'privacy.budget': [[1, 2], [2, 1]]}
     >>> make_grid(["rounds=1..50"])
     {'rounds': Range(low=1, high=50)}
     """  # noqa: E501
+    from coterie.cli.flags import literal, pair
+    from coterie.core.config import ConfigError
+    from coterie.tune.tune import Range
+
     grid: dict[str, list[Any] | Range] = {}
     for text in texts:
         key, values = pair(text, "--grid")
         if key in grid:
             raise ConfigError(f"--grid {key} is given twice: list all its values once")
-        if (ends := _ends_of(values)) is not None:
-            grid[key] = Range(*ends)
+        ends = [literal(part.strip()) for part in values.split("..")]
+        if len(ends) == 2 and all(type(end) in (int, float) for end in ends):
+            grid[key] = Range(ends[0], ends[1])
             continue
         try:
             grid[key] = tomllib.loads(f"values = [{values}]")["values"]
@@ -94,93 +173,105 @@ def make_grid(texts: Sequence[str]) -> Grid:
     return grid
 
 
-def _ends_of(text: str) -> tuple[float, float] | None:
-    """Read `0.01..10`; None if it is not of this form."""
-    parts = [literal(part.strip()) for part in text.split("..")]
-    numbers = [part for part in parts if type(part) in (int, float)]
-    return (numbers[0], numbers[1]) if len(numbers) == len(parts) == 2 else None
-
-
 def _check_out(out: Path) -> None:
     if out.exists():
-        raise FileExistsError(f"{out} exists and is kept; choose another --out, or remove it")
+        raise FileExistsError(f"{out} exists; choose another --out, or remove it")
     if not out.parent.is_dir():
-        raise FileNotFoundError(f"{out.parent} is no folder; make it, or choose another --out")
+        raise FileNotFoundError(f"{out.parent} is not a folder; make it, or choose another --out")
 
 
-class _Bar:
-    """A progress bar with an estimate; keeps the trials as they stand."""
+class ProgressBar:
+    """A progress bar on stderr with the time left and the best trial; keeps the trials."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, title: str, *, quiet: bool) -> None:
         self.trials: list[Trial] = []
-        self._bar: Bar | None = None
-        if not quiet:
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
-            self._task = self._bar.add_task("tuning", total=None)
+        self._title, self._bar = title, None if quiet else _rich_bar()
+        if self._bar is not None:
+            self._task = self._bar.add_task(title, total=None)
             self._bar.start()
 
-    def __call__(self, progress: Progress) -> None:
-        """Show a run that is done."""
+    def __call__(self, progress: "Progress") -> None:
+        """Show the progress."""
         self.trials = progress.trials
-        if self._bar is not None:
-            told = f"tuning  best so far {_score(progress.trials[0])}"
-            self._bar.update(
-                self._task, total=progress.total, completed=progress.done, description=told
-            )
+        if self._bar is None:
+            return
+        text = self._title
+        if progress.trials:
+            text += f"  {_best(progress.trials[0])}"
+        self._bar.update(
+            self._task, total=progress.total, completed=progress.done, description=text
+        )
 
     def close(self) -> None:
-        """Take the bar down."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
-def _tell(
+def _best(trial: "Trial") -> str:
+    from coterie.tune.tune import settings_text
+
+    return f"best so far {trial.metric} {_score(trial)} ({settings_text(trial.settings)[:60]})"
+
+
+def _rich_bar() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True))
+
+
+def _text(
     table: Mapping[str, Any],
-    trials: Sequence[Trial],
+    trials: Sequence["Trial"],
     arguments: argparse.Namespace,
-    found: Tuned | None = None,
+    out: Path,
+    found: "Tuned | None" = None,
 ) -> str:
-    """Say what came out, or, where it was interrupted, what would have so far."""
+    """Return the result as text or JSON; without `found`, the best so far of an interruption."""
+    from coterie.run.summary import TUNING
+    from coterie.tune.tune import settings_text
+
     if arguments.json:
-        return json.dumps(_summary(table, trials, arguments, found), allow_nan=False)
+        summary = _summary(table, trials, found)
+        summary |= {"folds": arguments.folds, "plan": None if found is None else str(out)}
+        return json.dumps(summary, allow_nan=False)
     data, method = table["data"]["name"], table["method"]["kind"]
     lines = [
         f"{data}: {method} at epsilon {table['privacy']['epsilon']:g}, {arguments.folds} folds of "
-        "every client's own training rows",
+        "each client's own training rows",
         "",
         *_table([trial for trial in trials if trial.folds and trial.refused is None]),
         *_refusals(trials),
         "",
-        f"best: {_settings(trials[0].settings)}{_rivals(trials)}",
+        f"best: {settings_text(trials[0].settings)}{_close(trials)}",
+        *_ends(trials[0].settings, _grid(arguments)),
+        f"Not private: {_NOT_PRIVATE}.",
     ]
-    lines += _ends(trials[0].settings, _grid(arguments))
-    lines.append(f"Not private: {_NOT_PRIVATE}.")
     if found is not None:
-        lines.append(f"Tuning: {TUNING[found.plan.tuned]}; runs of the plan will say so.")
-        run = f"coterie run --plan {shlex.quote(arguments.out)}"
-        lines.append(f"\nplan {arguments.out}, run it: {run}")
+        lines.append(f"Tuning: {TUNING[found.plan.tuned]}; runs of this plan state it.")
+        lines.append(f"\nplan {out}, run it: coterie run --plan {shlex.quote(str(out))}")
     return "\n".join(lines)
 
 
 def _summary(
-    table: Mapping[str, Any],
-    trials: Sequence[Trial],
-    arguments: argparse.Namespace,
-    found: Tuned | None,
+    table: Mapping[str, Any], trials: Sequence["Trial"], found: "Tuned | None"
 ) -> dict[str, Any]:
+    from coterie.run.summary import TUNING, json_number
+
     best = trials[0]
     return {
         "data": table["data"]["name"],
         "method": table["method"]["kind"],
         "epsilon": json_number(table["privacy"]["epsilon"]),
-        "folds": arguments.folds,
         "metric": best.metric,
         "best": best.settings,
         "mean": json_number(best.mean),
@@ -198,16 +289,17 @@ def _summary(
         "tuning": None if found is None else TUNING[found.plan.tuned],
         "not_private": _NOT_PRIVATE,
         "interrupted": found is None,
-        "plan": None if found is None else str(arguments.out),
     }
 
 
-def _table(trials: Sequence[Trial]) -> list[str]:
+def _table(trials: Sequence["Trial"]) -> list[str]:
+    from coterie.tune.tune import value_text
+
     first = trials[0]
     better = "smaller" if first.metric == "nmse" else "larger"
     rows = [[f"{first.metric} ({better} is better)", "folds", *first.settings]]
     rows += [
-        [_score(trial, named=False), str(len(trial.folds)), *map(_value, trial.settings.values())]
+        [_score(trial), str(len(trial.folds)), *map(value_text, trial.settings.values())]
         for trial in trials[:_SHOWN]
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -219,8 +311,10 @@ def _table(trials: Sequence[Trial]) -> list[str]:
     return lines + ([f"and {more} worse"] if more > 0 else [])
 
 
-def _refusals(trials: Sequence[Trial]) -> list[str]:
-    """Return every reason once, with the first combination that was refused for it."""
+def _refusals(trials: Sequence["Trial"]) -> list[str]:
+    """Return each reason once, with the first combination that was refused for it."""
+    from coterie.tune.tune import settings_text
+
     refused = [trial for trial in trials if trial.refused is not None]
     if not refused:
         return []
@@ -228,49 +322,142 @@ def _refusals(trials: Sequence[Trial]) -> list[str]:
     first = {trial.refused: trial for trial in reversed(refused)}
     lines = ["", f"{len(refused)} of {len(trials)} combinations are refused:"]
     lines += [
-        f"  {count} such as {_settings(first[why].settings)}: {why}"
+        f"  {count} such as {settings_text(first[why].settings)}: {why}"
         for why, count in times.most_common(_REFUSED)
     ]
     more = len(times) - _REFUSED
     return lines + ([f"  and for {more} other reasons (--json has all)"] if more > 0 else [])
 
 
-def _rivals(trials: Sequence[Trial]) -> str:
+def _close(trials: Sequence["Trial"]) -> str:
     best = trials[0]
     near = sum(
         trial.refused is None
         and len(trial.folds) == len(best.folds)
-        and trial.badness <= best.badness + best.standard_error
+        and trial.loss <= best.loss + best.standard_error
         for trial in trials[1:]
     )
-    return f" ({near} more within a standard error of it)" if near else ""
+    return f" ({near} more within one standard error)" if near else ""
 
 
-def _ends(settings: Mapping[str, Any], grid: Grid) -> list[str]:
-    """Point at the best values that are the first or last of those tried."""
+def _ends(settings: Mapping[str, Any], grid: "Grid") -> list[str]:
+    """Return hints for best values at the end of the values tried."""
     lines = []
     for key, value in settings.items():
         values = grid[key]
-        if isinstance(values, Range):
-            continue
-        tried = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        if len(tried) < max(3, len(values)):
+        listed = values if isinstance(values, list) else []
+        tried = [v for v in listed if isinstance(v, int | float) and not isinstance(v, bool)]
+        if len(tried) < max(3, len(listed)):
             continue
         for end, word in ((min(tried), "smaller"), (max(tried), "larger")):
             if value == end:
-                lines.append(f"{key} = {value} is an end of what was tried: try {word} ones too")
+                lines.append(f"{key} = {value} is the {word[:-2]}est value tried: try {word} ones")
     return lines
 
 
-def _score(trial: Trial, *, named: bool = True) -> str:
-    told = f"{trial.metric} " if named else ""
+def _score(trial: "Trial") -> str:
     error = trial.standard_error
-    return f"{told}{trial.mean:.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
+    return f"{trial.mean:.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {_value(value)}" for key, value in settings.items())
+# --- --charge -----------------------------------------------------------------
 
 
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _charge(arguments: argparse.Namespace, table: dict[str, Any], grid: "Grid") -> int:
+    from coterie.core.config import ConfigError
+    from coterie.tune.charge import Scoring, offer, select
+
+    if arguments.search != "grid":
+        raise ConfigError(
+            f"--charge with --search {arguments.search}: proposals that depend on scores are not "
+            "covered; --charge draws settings from a grid at random: leave --search out"
+        )
+    asked: dict[str, Any] = {
+        "runs": arguments.runs,
+        "eta": arguments.eta,
+        "public": arguments.public,
+        "scoring": Scoring(
+            noise_multiplier=arguments.score_noise,
+            bound=arguments.score_bound,
+            rows=arguments.validation,
+        ),
+    }
+    if arguments.dry_run:
+        print(_offer_text(arguments, offer(table, grid, **asked)))
+        return 0
+    folder = Path(arguments.out or "selected")
+    bar = ProgressBar("private runs", quiet=arguments.quiet)
+    try:
+        found = select(table, grid, folder=folder, observe=bar, **asked)
+    except KeyboardInterrupt:
+        bar.close()
+        print(f"interrupted: the same command resumes {folder}; no draw changes", file=sys.stderr)
+        return 130
+    finally:
+        bar.close()
+    print(_selected_text(arguments, found))
+    return 0
+
+
+def _offer_text(arguments: argparse.Namespace, found: "Offer") -> str:
+    from coterie.privacy.guarantee import round_up
+    from coterie.privacy.selection import ALL_RUNS, CHOSEN
+    from coterie.tune.tune import settings_text
+
+    guarantee, refused = found.guarantee, found.refused
+    foreseen = guarantee.foresee()
+    if arguments.json:
+        others = [{"share": o.share, "runs": o.runs, "epsilon": o.epsilon} for o in foreseen]
+        summary = {
+            "candidates": found.settings,
+            "refused": [{"settings": one.settings, "why": one.refused} for one in refused],
+            "guarantee": guarantee.to_json(),
+            "other_clients": others,
+        }
+        return json.dumps(summary, allow_nan=False)
+    lines = [
+        f"{len(found.settings)} settings, {guarantee.law.mean:g} runs expected; one run with its "
+        f"score: epsilon = {round_up(guarantee.of_runs([0]).epsilon)} at delta = "
+        f"{guarantee.delta:.3g}"
+    ]
+    if refused:
+        lines.append(
+            f"{len(refused)} combinations are refused and never drawn, such as "
+            f"{settings_text(refused[0].settings)}: {refused[0].refused}"
+        )
+    lines += [
+        "",
+        f"{CHOSEN}:",
+        f"  epsilon = {round_up(guarantee.chosen_alone)}",
+        f"{ALL_RUNS}:",
+        *(
+            f"  epsilon = {round_up(at.epsilon)} for {at.runs} runs "
+            f"({at.share:.0%} of selections make no more)"
+            for at in foreseen
+        ),
+        "",
+        "No budget is spent yet: leave --dry-run out to start.",
+    ]
+    return "\n".join(lines)
+
+
+def _selected_text(arguments: argparse.Namespace, found: "Selected") -> str:
+    from coterie.tune.tune import settings_text
+
+    record = found.record
+    if arguments.json:
+        summary = {key: record[key] for key in ("guarantee", "words", "runs", "note")}
+        summary |= {"best": found.best, "run": str(found.run), "tuned": found.plan.tuned}
+        return json.dumps(summary, allow_nan=False)
+    scored = sorted(record["runs"], key=lambda run: -run["score"])
+    lines = [
+        f"private runs: {len(found.scores)}; noisy score ({arguments.score_bound:g} minus the mean "
+        "error on held-out rows; larger is better)",
+        *(f"  {run['score']:.4g}  {settings_text(run['settings'])}" for run in scored),
+        "",
+        f"chosen: {settings_text(found.best)} (noisy score {max(found.scores):.4g})",
+        found.guarantee.statement(found.drawn),
+        _RECIPIENT,
+        f"\nrun {found.run}, its report: coterie report {shlex.quote(str(found.run))}",
+    ]
+    return "\n".join(lines)

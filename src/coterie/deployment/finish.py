@@ -2,7 +2,7 @@
 
 The same files as those of a simulated run (`coterie.run.run`), less all that belongs to clients: their
 models, their scores and their rows stay at the sites. So `coterie verify`, `coterie report` and
-`coterie join` read it like any other. Beside them lie
+`coterie onboard` read it like any other. Beside them lie
 
 - `federation.toml`: sites, clients, public keys, trust; hashed into the certificate
 - `coordinator.json`: what the coordinator remembers between rounds (private: who was drawn)

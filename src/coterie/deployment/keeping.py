@@ -32,9 +32,9 @@ from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import Moments
 from coterie.deployment.agreement import FEDERATION, PLAN, Agreement, promise
 from coterie.deployment.finish import summary_of
-from coterie.finished_models import MODELS, SCALING, write_models
 from coterie.newcomers import score_alone
 from coterie.run.folder import check_model, facts_of, keep_shared, keep_summary, write_metrics
+from coterie.run.models import MODELS, SCALING, write_models
 from coterie.run.summary import json_number
 from coterie.scores import Score, evaluate
 from coterie.wire import digest

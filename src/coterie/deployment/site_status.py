@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.deployment.keeping import SITE
-from coterie.finished_models import MODELS, client_names
 from coterie.privacy.guarantee import Guarantee, add_up
+from coterie.run.models import MODELS, client_names
 from coterie.run.summary import json_number
 
 _SPENT = (

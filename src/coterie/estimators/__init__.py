@@ -1,8 +1,8 @@
-"""The scikit-learn face: estimators whose rows belong to clients, and scaling that pools nothing.
+"""scikit-learn estimators with one model per client, and scalers that pool nothing.
 
-`CoterieClassifier` and `CoterieRegressor` are a plan, a run and its models behind `fit` and
-`predict`; what scikit-learn does not know, whose row a row is, comes as `clients=`. `epsilon_` and
-`guarantee_` state what a fit cost in privacy. Needs the extra `sklearn`.
+`CoterieClassifier` and `CoterieRegressor` plan and run a method in `fit`; `clients=` holds the id
+of each row's client. `epsilon_` and `guarantee_` state the privacy cost of a fit. Needs the extra
+`sklearn`.
 """
 
 try:
@@ -13,12 +13,15 @@ except ImportError as error:  # pragma: no cover - the tests' environment has it
         "pip install 'coterie[sklearn]'"
     ) from error
 
+from coterie.estimators.base import NewClientWarning, PrivacyWarning
 from coterie.estimators.classifier import CoterieClassifier
-from coterie.estimators.pipelines import check_pipeline
-from coterie.estimators.pooled import PooledScalingError
 from coterie.estimators.regressor import CoterieRegressor
-from coterie.estimators.scalers import ConstantScaler, PerClientScaler
-from coterie.estimators.signals import NewClientWarning, PrivacyWarning
+from coterie.estimators.scalers import (
+    ConstantScaler,
+    PerClientScaler,
+    PooledScalingError,
+    check_pipeline,
+)
 
 __all__ = [
     "ConstantScaler",

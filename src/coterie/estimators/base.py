@@ -1,62 +1,78 @@
-"""What both estimators share: rows of named clients in, a plan, a run, and models by client out."""
+"""The base of both estimators: validate rows of named clients, plan, run, and predict by client."""
 
+import difflib
+import hashlib
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from coterie.core.config import ConfigError, from_table
+from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take, to
 from coterie.data.federated import DataError, FederatedDataset, Spec, Task
 from coterie.data.formats import from_arrays
 from coterie.data.source import Source
 from coterie.engine.simulate import Outcome, onboard, simulate
-from coterie.estimators.answers import common_model, outputs, with_model
-from coterie.estimators.numbering import Numbering, labels_of, number, split_column
-from coterie.estimators.pooled import PooledScalingError, explain, find_pooled
-from coterie.estimators.repeats import Rows, remember
-from coterie.estimators.scalers import own_constants, scaled
-from coterie.estimators.settings import alone_of, method_of, sampler_of, seed_of
-from coterie.estimators.signals import NewClientWarning, PrivacyWarning
+from coterie.estimators.scalers import (
+    ClientIds,
+    Floats,
+    Integers,
+    PooledScalingError,
+    client_moments,
+    find_pooled,
+    number,
+    pooled_message,
+    read_ids,
+    scale_rows,
+    split_column,
+)
+from coterie.methods.auto import Auto
 from coterie.methods.base import Method, Shape
+from coterie.methods.local import Local
+from coterie.models import Model
 from coterie.plan.plan import Privacy, Speed
 from coterie.plan.rules import plan_for
+from coterie.privacy.sampling import Poisson, Sampler
+from coterie.serve.predict import model_outputs
+from coterie.solvers.sgd import SGD
 
-Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Words = NDArray[np.uint64]
 _TYPES = (np.float64, np.float32)
-_CALLER = 5  # frames between a warning and the call of fit
+_CALLER = 4  # frames between a warning and the call of fit
 _UNPICKLED = ("outcome_", "_train")
-"""Held in memory alone: the run with its open ends, and rows of clients."""
+"""In memory only: the run with its open files, and rows of clients."""
 _NESTED = "method__"
-_NOT_A_NUMBER = "could not convert string to float"
+_TEXT_ERROR = "could not convert string to float"
 _NAMED = 3  # clients named in a message
 NO_WEIGHTS = (
-    "sample_weight is not supported: bounds on a client's contribution, and so epsilon, are of "
-    "whole clients, and every row of a client counts alike; leave it out"
+    "sample_weight is not supported: the bound on a client's contribution, and so epsilon, applies "
+    "to whole clients, and every row of a client counts alike; leave it out"
 )
+
+
+class PrivacyWarning(UserWarning):
+    """The stated epsilon does not cover something, or protects nobody."""
+
+
+class NewClientWarning(UserWarning):
+    """The shared model predicts rows of a client that did not take part in training."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the targets are: the task, its classes, and what of it was read off the rows."""
+    """The task, its classes, and what was assumed from the rows."""
 
     task: Task
     classes: int | None = None
     assumed: tuple[str, ...] = ()
-
-
-def _has_text(X: Any) -> bool:
-    try:
-        check_array(X, accept_sparse=True, dtype=_TYPES, ensure_all_finite=False)
-    except ValueError as error:
-        return _NOT_A_NUMBER in str(error)
-    return False  # the targets have it
 
 
 class Federated(BaseEstimator):  # type: ignore[misc]
@@ -67,14 +83,14 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     __metadata_request__score: ClassVar[dict[str, bool]] = {"clients": True}
 
     method_settings: Mapping[str, Any] | None
-    _constants: tuple[Floats, Floats] | None
+    _moments: tuple[Floats, Floats] | None
     _models: Tree
-    _numbering: Numbering
+    _ids: ClientIds
     _shared: Tree
     _spec: Spec
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the settings; deep, those in `method_settings` also as `method__name`."""
+        """Return the parameters; if deep, also `method_settings` as `method__name`."""
         found: dict[str, Any] = super().get_params(deep=deep)
         given = self.method_settings
         if deep and isinstance(given, Mapping):
@@ -90,48 +106,48 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             self.method_settings = {**(self.method_settings or {}), **added}
         return self
 
-    def join(self, X: Any, y: Any, clients: Any = None) -> "Federated":
-        """Let clients join who come after training: each fits its own part to its own rows.
+    def onboard(self, X: Any, y: Any, clients: Any = None) -> "Federated":
+        """Add clients after training: each fits its own part of the model to its own rows.
 
-        Nothing of theirs is posted, so it costs nobody anything, and `epsilon_` stays as it is.
+        They release nothing, so it costs no privacy, and `epsilon_` does not change.
 
         Args:
-            X: Rows of the newcomers.
+            X: Rows of the new clients.
             y: Their targets.
-            clients: The id of each row's client, unless a column of X holds them; none may have
-                been trained with.
+            clients: The id of each row's client, unless a column of X holds them; none of them may
+                have taken part in training.
 
         Raises:
-            ValueError: If a client is known already, or the method cannot be joined.
+            ValueError: If a client has a model already, or the method cannot onboard.
         """
         check_is_fitted(self)
-        X, clients = self._apart(X, clients)
+        X, clients = self._split_clients(X, clients)
         X, targets = self._checked(X, y, reset=False)
-        labels = labels_of(clients, X.shape[0])
-        coming = number(labels)
-        known = [label for label in coming.ids if label in self._numbering.places]
+        labels = read_ids(clients, X.shape[0])
+        new = number(labels)
+        known = [label for label in new.ids if label in self._ids.places]
         if known:
             raise ValueError(
-                f"client {known[0]!r} has a model already: give newcomers' rows alone, or fit again"
+                f"client {known[0]!r} has a model already: give rows of new clients only, or fit "
+                "again"
             )
-        codes = coming.codes(labels)
-        if self._constants is not None:
-            own = own_constants(X, codes)
-            X = scaled(X, codes, *own)
-            pairs = zip(self._constants, own, strict=True)
+        codes = new.codes(labels)
+        if self._moments is not None:
+            own = client_moments(X, codes)
+            X = scale_rows(X, codes, *own)
+            pairs = zip(self._moments, own, strict=True)
             center, scale = (np.concatenate(pair) for pair in pairs)
-        data = self._data(X, targets, codes, coming)
+        data = self._data(X, targets, codes, new)
         method, seed = self.plan_.method, self.plan_.simulation_seed
         models = to(onboard(method, self._shared, self._spec, data, seed), "cpu")
-        self._models = {
-            name: torch.cat([leaf, models[name].to(leaf.dtype)])
-            for name, leaf in self._models.items()
-        }
-        if self._constants is not None:
-            self._constants = center, scale
-        self._numbering = Numbering((*self._numbering.ids, *coming.ids))
-        self.clients_ = self._numbering.array
+        self._models = _with_models(self._models, models)
+        if self._moments is not None:
+            self._moments = center, scale
+        self._ids = ClientIds((*self._ids.ids, *new.ids))
+        self.clients_ = self._ids.array
         return self
+
+    join = onboard  # the method's former name
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
@@ -142,31 +158,53 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    def _apart(self, X: Any, clients: Any) -> tuple[Any, Any]:
-        """Take the clients from the column of X that holds them, where one does."""
+    # --- fit ------------------------------------------------------------------
+
+    def _checked(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, NDArray[Any]]:
+        """Return validated rows, and targets as `FederatedDataset` holds them."""
+        raise NotImplementedError
+
+    def _targets(self) -> Targets:
+        """Return the kind of the checked targets."""
+        raise NotImplementedError
+
+    def _fit(self, X: Any, y: Any, clients: Any, refused: Mapping[str, Any]) -> None:
+        """Validate, plan and run."""
+        if refused:
+            weights = "sample_weight" in refused
+            raise TypeError(NO_WEIGHTS if weights else f"fit does not know {list(refused)}")
+        X, clients = self._split_clients(X, clients)
+        X, targets = self._checked(X, y, reset=True)
+        self._kind = self._targets()
+        labels = [None] * X.shape[0] if clients is None else read_ids(clients, X.shape[0])
+        self._given = clients is not None
+        self._ids = number(labels)
+        codes = self._ids.codes(labels)
+        method = method_of(self.method, self.model, self.method_settings)
+        self._check_pooled(X, targets, codes, method)
+        self._moments = client_moments(X, codes) if self._standardises else None
+        rows = X if self._moments is None else scale_rows(X, codes, *self._moments)
+        train = replace(self._data(rows, targets, codes, self._ids), assumed=self._kind.assumed)
+        self._keep(self._run(method, train), train)
+        self._warn(X, targets, codes)
+
+    def _split_clients(self, X: Any, clients: Any) -> tuple[Any, Any]:
+        """Return rows and ids; the ids may be a column of X."""
         if self.client_column is None:
             return X, clients
         if clients is not None:
             raise ValueError(
-                f"clients were given, and client_column = {self.client_column!r} too: give one of "
+                f"clients and client_column = {self.client_column!r} are both given: give one of "
                 "them"
             )
         return split_column(X, self.client_column)
 
-    def _checked(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, NDArray[Any]]:
-        """Validate rows and targets, and give targets as `FederatedDataset` holds them."""
-        raise NotImplementedError
-
-    def _targets(self) -> Targets:
-        """Say what the targets are, once they are checked."""
-        raise NotImplementedError
-
     def _validated(self, X: Any, **how: Any) -> Any:
-        """Validate rows as scikit-learn does; say where ids of clients belong."""
+        """Validate rows as scikit-learn does; text in X may be a column of ids."""
         try:
             return validate_data(self, X, accept_sparse="csr", dtype=_TYPES, **how)
         except ValueError as error:
-            if _NOT_A_NUMBER not in str(error) or not _has_text(X):
+            if _TEXT_ERROR not in str(error) or not _has_text(X):
                 raise
             raise ValueError(
                 f"X holds text, expected numbers: {error}; if a column holds the clients' ids, "
@@ -174,40 +212,22 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 "numbers first"
             ) from error
 
-    def _learn(self, X: Any, y: Any, clients: Any, refused: Mapping[str, Any]) -> None:
-        """Validate, plan and run: what `fit` does."""
-        if refused:
-            raise TypeError(
-                NO_WEIGHTS if "sample_weight" in refused else f"fit does not know {list(refused)}"
-            )
-        X, clients = self._apart(X, clients)
-        X, targets = self._checked(X, y, reset=True)
-        self._fit(X, targets, clients, self._targets())
-
-    def _fit(self, X: Any, targets: NDArray[Any], clients: Any, kind: Targets) -> None:
-        """Plan and run on validated rows."""
-        labels = [None] * X.shape[0] if clients is None else labels_of(clients, X.shape[0])
-        self._given, self._kind = clients is not None, kind
-        self._numbering = number(labels)
-        codes = self._numbering.codes(labels)
-        method = method_of(self.method, self.model, self.method_settings)
-        self._check_pooled(X, targets, codes, method)
-        self._constants = own_constants(X, codes) if self._standardises else None
-        rows = X if self._constants is None else scaled(X, codes, *self._constants)
-        train = self._data(rows, targets, codes, self._numbering)
-        train = replace(train, assumed=kind.assumed)
-        self._keep(self._run(method, train), train)
-        self._warn(Rows(X, targets, codes, self._numbering.names))
-
     def _run(self, method: Method, train: FederatedDataset) -> Outcome:
-        alone = len(train) == 1
+        local = len(train) == 1
         plan = plan_for(
             train.spec,
-            self._privacy,
-            method=alone_of(method) if alone else method,
-            sampler=None if alone else sampler_of(self.cohort),
-            rounds=None if alone else self.rounds,
-            simulation_seed=seed_of(self.random_state),
+            Privacy(
+                epsilon=None if self.epsilon is None else float(self.epsilon),
+                noise_multiplier=self.noise_multiplier,
+                delta=self.delta,
+                relation=self.relation,
+                clip=self.clip,
+                noise=self.noise,
+            ),
+            method=_local_method(method) if local else method,
+            sampler=None if local else _sampler_of(self.cohort),
+            rounds=None if local else self.rounds,
+            simulation_seed=_seed_of(self.random_state),
         )
         try:
             return simulate(plan, train, speed=Speed(device=self.device))
@@ -219,74 +239,62 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             size = f" (n_samples = {len(train.targets)}, clients = {len(train)})"
             raise DataError(f"{error}{ways if 'unit size' in str(error) else size}") from error
 
-    @property
-    def _privacy(self) -> Privacy:
-        return Privacy(
-            epsilon=None if self.epsilon is None else float(self.epsilon),
-            noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
-            relation=self.relation,
-            clip=self.clip,
-            noise=self.noise,
-        )
-
     def _keep(self, outcome: Outcome, train: FederatedDataset) -> None:
-        """Keep what predictions need beside the run itself."""
+        """Set the fitted attributes."""
         method, guarantee = outcome.plan.method, outcome.guarantee
         self.outcome_, self._train = outcome, train
         self.plan_, self.guarantee_ = outcome.plan, guarantee
         self.epsilon_ = guarantee.epsilon
         self.delta_ = guarantee.delta
-        self._trained = self._numbering
-        self.clients_ = self._numbering.array
+        self._trained = self._ids
+        self.clients_ = self._ids.array
         self._spec = outcome.spec
         self._shared = to(outcome.shared, "cpu")
         self._models = {name: leaf.cpu() for name, leaf in outcome.models.leaves.items()}
-        self._common = common_model(outcome, train)
-        self.caveats_ = method.notes(
-            private=bool(guarantee.events) and self.epsilon_ < np.inf
-        ).caveats
+        self._common = _shared_model(outcome, train)
+        self.caveats_ = method.caveats(bool(guarantee.events) and self.epsilon_ < np.inf)
 
-    def _warn(self, rows: Rows) -> None:
-        """Say what the epsilon of a federation's fit does not cover."""
+    def _warn(self, X: Any, targets: NDArray[Any], codes: Integers) -> None:
+        """Warn of what epsilon does not cover."""
         if not self.guarantee_.events or self.epsilon_ == np.inf:
             return
         if self.guarantee_.simulation:
-            said = (
+            text = (
                 f"random_state = {self.random_state!r} makes the noise reproducible: the fit is a "
                 "simulation and protects nobody; leave random_state out for a private fit"
             )
-            warnings.warn(said, PrivacyWarning, stacklevel=_CALLER)
-            self.caveats_ = (*self.caveats_, said)
+            warnings.warn(text, PrivacyWarning, stacklevel=_CALLER)
+            self.caveats_ = (*self.caveats_, text)
             return
-        spent = remember(rows, self.epsilon_, self.delta_)
+        sketch = sketch_rows(X, targets, codes, self._ids.names)
+        spent = count_fit(sketch, self.epsilon_, self.delta_)
         if spent.fits == 1:
             return
-        said = (
+        text = (
             f"fit {spent.fits} of these rows in this process: each spends its own epsilon, "
             f"together up to {spent.epsilon:.4g} (delta {spent.delta:.3g}), and a choice among "
             "fits (GridSearchCV, cross_val_score) is covered by none of them: choose on public rows"
         )
-        if spent.fits == 2:  # said once; caveats_ goes on counting
-            warnings.warn(said, PrivacyWarning, stacklevel=_CALLER)
-        self.caveats_ = (*self.caveats_, said)
+        if spent.fits == 2:  # warn once; caveats_ goes on counting
+            warnings.warn(text, PrivacyWarning, stacklevel=_CALLER)
+        self.caveats_ = (*self.caveats_, text)
 
-    def _check_pooled(self, X: Any, targets: NDArray[Any], codes: Whole, method: Method) -> None:
+    def _check_pooled(self, X: Any, targets: NDArray[Any], codes: Integers, method: Method) -> None:
         if self.on_pooled not in ("raise", "warn", "ignore"):
             raise ValueError(
                 f"on_pooled = {self.on_pooled!r}: expected 'raise', 'warn' or 'ignore'"
             )
         promises = self.epsilon != np.inf or method.shape is Shape.NONE
-        if len(self._numbering) == 1 or self.on_pooled == "ignore" or not promises:
+        if len(self._ids) == 1 or self.on_pooled == "ignore" or not promises:
             return
-        # What is scaled by own rows afterwards forgets what it was scaled by before.
+        # Standardising per client removes any earlier scaling.
         seen = np.zeros((X.shape[0], 1)) if self._standardises else X
         found = find_pooled(seen, targets if self._kind.task == "regression" else None, codes)
         if found is None:
             return
         if self.on_pooled == "raise":
-            raise PooledScalingError(explain(found))
-        warnings.warn(explain(found), PrivacyWarning, stacklevel=_CALLER)
+            raise PooledScalingError(pooled_message(found))
+        warnings.warn(pooled_message(found), PrivacyWarning, stacklevel=_CALLER)
 
     @property
     def _standardises(self) -> bool:
@@ -295,9 +303,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return bool(self.standardise == "client")
 
     def _data(
-        self, X: Any, targets: NDArray[Any], codes: Whole, numbering: Numbering
+        self, X: Any, targets: NDArray[Any], codes: Integers, ids: ClientIds
     ) -> FederatedDataset:
-        """Make federated data of validated, scaled rows."""
+        """Return federated data of validated, scaled rows."""
         columns = getattr(self, "feature_names_in_", None)
         return from_arrays(
             X,
@@ -305,36 +313,39 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             codes,
             task=self._kind.task,
             classes=self._kind.classes,
-            names=numbering.names,
+            names=ids.names,
             columns=None if columns is None else list(columns),
             title="X",
             source=Source(shape=tuple(self.row_shape or ())),
         )
 
-    def _outputs(self, X: Any, clients: Any) -> NDArray[np.float64]:
-        """Return what each row's own client's model says of it: (rows,) or (rows, outputs)."""
+    # --- predict --------------------------------------------------------------
+
+    def _outputs(self, X: Any, clients: Any) -> Floats:
+        """Return the output of each row's own client's model: (rows,) or (rows, outputs)."""
         X, codes = self._rows(X, clients)
         models = self._models
         if (codes < 0).any():
             assert self._common is not None
-            models = with_model(models, self._common)
-            codes = np.where(codes < 0, len(self._numbering), codes)
+            shared = {name: leaf.unsqueeze(0) for name, leaf in self._common.items()}
+            models = _with_models(models, shared)
+            codes = np.where(codes < 0, len(self._ids), codes)
         present, places = np.unique(codes, return_inverse=True)
         blank = np.zeros(X.shape[0], dtype=np.int64)
-        data = self._data(X, blank, places, Numbering(tuple(range(len(present)))))
+        data = self._data(X, blank, places, ClientIds(tuple(range(len(present)))))
         chosen = take(models, torch.from_numpy(present))
-        return outputs(self.plan_.method.model, chosen, data, places)
+        return _as_given(model_outputs(self.plan_.method.model, chosen, data), places)
 
-    def _rows(self, X: Any, clients: Any) -> tuple[Any, Whole]:
-        """Validate rows to predict, number their clients (-1 for new ones) and scale them."""
+    def _rows(self, X: Any, clients: Any) -> tuple[Any, Integers]:
+        """Return validated, scaled rows and the numbers of their clients (-1 for new ones)."""
         check_is_fitted(self)
-        X, clients = self._apart(X, clients)
+        X, clients = self._split_clients(X, clients)
         X = self._validated(X, reset=False)
         codes = self._codes(clients, X.shape[0])
-        return X if self._constants is None else scaled(X, codes, *self._constants), codes
+        return X if self._moments is None else scale_rows(X, codes, *self._moments), codes
 
-    def _codes(self, clients: Any, rows: int) -> Whole:
-        known: Numbering = self._numbering
+    def _codes(self, clients: Any, rows: int) -> Integers:
+        known: ClientIds = self._ids
         if clients is None and len(known) == 1:
             return np.zeros(rows, dtype=np.int64)
         if clients is None:
@@ -344,34 +355,267 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             )
         if not self._given and len(known) == 1:
             raise ValueError(
-                "clients were given, but the fit was without: all its rows were one client's; "
-                "leave clients out, or fit with them"
+                "clients were given, but not in fit, where all rows belong to one client: leave "
+                "clients out, or fit with them"
             )
-        labels = labels_of(clients, rows)
+        labels = read_ids(clients, rows)
         new = known.unknown(labels)
         if new:
-            self._meet(new, known)
+            self._check_new(new, known)
         return known.codes(labels)
 
-    def _meet(self, new: list[Any], known: Numbering) -> None:
-        """Warn of clients without a model of their own, or refuse them."""
+    def _check_new(self, new: list[Any], known: ClientIds) -> None:
+        """Warn of clients without a model, or raise if no shared model can predict for them."""
         listed = ", ".join(repr(label) for label in new[:_NAMED])
         named = f"{listed}{', ...' if len(new) > _NAMED else ''}{known.close(new[0])}"
-        kind = self.plan_.method.kind
-        if self._constants is not None:
+        if self._moments is not None:
             raise ValueError(
-                f"clients {named} were not trained with: standardise='client' knows no constants "
-                "of theirs; call join with rows of theirs first"
+                f"clients {named} did not take part in training: standardise='client' has no means "
+                "of theirs; call onboard with their rows first"
             )
         if self._common is None:
             raise ValueError(
-                f"clients {named} were not trained with, and {kind} has no shared model to answer "
-                "for them: call join with rows of theirs, fit with them, or use a method with a "
-                "shared model, such as pfeb, pmtl or fedavg"
+                f"clients {named} did not take part in training, and {self.plan_.method.kind} has "
+                "no shared model for them: call onboard with their rows, fit with them, or use a "
+                "method with a shared model, such as pfeb, pmtl or fedavg"
             )
         warnings.warn(
-            f"clients {named} were not trained with: their rows are answered by the shared model; "
-            "call join with rows of theirs for models of their own",
+            f"clients {named} did not take part in training: the shared model predicts their rows; "
+            "call onboard with their rows for models of their own",
             NewClientWarning,
-            stacklevel=_CALLER + 1,
+            stacklevel=_CALLER + 2,
         )
+
+
+def _has_text(X: Any) -> bool:
+    try:
+        check_array(X, accept_sparse=True, dtype=_TYPES, ensure_all_finite=False)
+    except ValueError as error:
+        return _TEXT_ERROR in str(error)
+    return False  # the text is in the targets
+
+
+def _shared_model(outcome: Outcome, train: FederatedDataset) -> Tree | None:
+    """Return the model that all clients share; None if there is none, or only a part of one."""
+    method, spec = outcome.plan.method, outcome.spec
+    if method.shape is not Shape.SUM or method.has_places:
+        return None
+    leaves = method.model.init(spec, Rng.seeded(0)).keys()
+    if set(method.shared_leaves(spec)) != set(leaves):
+        return None
+    found = method.shared_model(to(outcome.shared, "cpu"), train.clients(np.arange(1)))
+    return {name: found[name] for name in leaves}
+
+
+def _with_models(models: Tree, more: Tree) -> Tree:
+    return {
+        name: torch.cat([leaf, more[name].to(leaf.dtype).reshape(-1, *leaf.shape[1:])])
+        for name, leaf in models.items()
+    }
+
+
+def _as_given(by_client: torch.Tensor, owners: Integers) -> Floats:
+    """Return values that are sorted by client in the order of the given rows."""
+    found = np.empty(by_client.shape, dtype=np.float64)
+    found[np.argsort(owners, kind="stable")] = by_client.numpy()
+    return found
+
+
+# --- arguments ----------------------------------------------------------------
+
+
+def method_of(method: Any, model: Any, settings: Mapping[str, Any] | None) -> Method:
+    """Return the method of a name or a value, with a model and settings.
+
+    Raises:
+        ValueError: For unknown names and invalid settings.
+    """
+    if not isinstance(settings, Mapping | None):
+        raise ValueError(f"method_settings = {settings!r}: expected settings by name, or None")
+    given = dict(settings or {})
+    if model is not None:
+        given["model"] = _model_of(model)
+    if isinstance(method, str):
+        return _named_method(method, given)
+    if not isinstance(method, Method):
+        raise ValueError(
+            f"method = {method!r}: expected a name such as 'auto' or 'pmtl', or a method such as "
+            "coterie.PMTL(lam=0.3)"
+        )
+    _check_settings(method, type(method), given)
+    return replace(method, **given) if given else method  # type: ignore[type-var]
+
+
+def _named_method(name: str, given: dict[str, Any]) -> Method:
+    known = Method.choices()
+    if name not in known:
+        close = difflib.get_close_matches(name, list(known), n=3)
+        hint = f" (close: {', '.join(close)})" if close else ""
+        raise ValueError(f"method = {name!r}: expected one of {', '.join(sorted(known))}{hint}")
+    _check_settings(name, known[name], given)
+    objects = {key: value for key, value in given.items() if _is_object(value)}
+    plain = {key: value for key, value in given.items() if key not in objects}
+    try:
+        made = from_table(Method, {"kind": name, **plain}, "method")  # type: ignore[type-abstract]
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return replace(made, **objects) if objects else made  # type: ignore[type-var]
+
+
+def _check_settings(method: Any, kind: type[Method], given: Mapping[str, Any]) -> None:
+    settings = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(given) - settings - {"model"})
+    if unknown and kind is Auto:
+        raise ValueError(
+            f"method_settings has {unknown[0]!r}, but no method is named: auto selects one by rule "
+            "and has no settings but the model; name the method"
+        )
+    if unknown:
+        named = method if isinstance(method, str) else method.kind
+        raise ValueError(
+            f"method_settings has {unknown[0]!r}, which {named} does not know: expected among "
+            f"{', '.join(sorted(settings))}"
+        )
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a value is an object, and not a plain value as in a TOML plan."""
+    plain = isinstance(value, str | int | float | bool | Mapping | list | tuple | None)
+    return not plain or is_dataclass(value)
+
+
+def _model_of(model: Any) -> Any:
+    if not isinstance(model, str):
+        return model
+    known = Model.choices()
+    if model not in known:
+        raise ValueError(f"model = {model!r}: expected one of {', '.join(sorted(known))}")
+    return known[model]()
+
+
+def _local_method(method: Method) -> Method:
+    """Return the method for a single client, which releases nothing."""
+    if method.shape is Shape.NONE:
+        return method
+    found = method.alone()
+    if found is not None and found.shape is Shape.NONE:
+        return found
+    # Finetuning has its own SGD settings; those of training belong to its base.
+    steps = getattr(getattr(method, "base", method), "sgd", SGD())
+    default = Local(model=method.model)
+    return replace(default, sgd=replace(steps, epochs=default.sgd.epochs, steps=None))
+
+
+def _sampler_of(cohort: Any) -> Sampler | None:
+    if cohort is None or isinstance(cohort, Sampler):
+        return cohort
+    if isinstance(cohort, int | float | np.number) and not isinstance(cohort, bool):
+        return Poisson(cohort=float(cohort))
+    raise ValueError(
+        f"cohort = {cohort!r}: expected the expected number of clients in a round, a sampler such "
+        "as coterie.FixedSize(20), or None for full participation"
+    )
+
+
+def _seed_of(random_state: Any) -> int | None:
+    if random_state is None:
+        return None
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(np.iinfo(np.int32).max))
+    whole = isinstance(random_state, int | np.integer) and not isinstance(random_state, bool)
+    if whole and random_state >= 0:
+        return int(random_state)
+    raise ValueError(
+        f"random_state = {random_state!r}: expected None for private noise, or an integer >= 0 for "
+        "a simulation, which protects nobody"
+    )
+
+
+# --- repeated fits ------------------------------------------------------------
+
+_KEPT_HASHES = 64  # of a fit
+_KEPT_SETS = 256  # sets of rows
+_IN_COMMON = 2  # a row of zeros may belong to any set
+
+
+@dataclass(frozen=True)
+class FitsSpent:
+    """The sum of what private fits of the same rows have spent."""
+
+    fits: int = 0
+    epsilon: float = 0.0
+    delta: float = 0.0
+
+    def __add__(self, other: "FitsSpent") -> "FitsSpent":
+        return FitsSpent(
+            self.fits + other.fits, self.epsilon + other.epsilon, self.delta + other.delta
+        )
+
+
+_PAST_FITS: dict[frozenset[int], FitsSpent] = {}
+"""By the sketch of their rows, the oldest first; in the memory of this process only."""
+
+
+def count_fit(sketch: frozenset[int], epsilon: float, delta: float) -> FitsSpent:
+    """Record a private fit; return what all fits of this process with common rows have spent.
+
+    `GridSearchCV` and `cross_val_score` fit the same clients repeatedly, and no fit's epsilon
+    covers a choice among fits. Beyond 256 sets of rows the two oldest are merged, so a total may be
+    too large, but never too small. Rows are not recognised in another process; nor if a step of a
+    pipeline changed the features and targets are classes; nor if fewer than two hashes agree.
+    """
+    least = min(_IN_COMMON, len(sketch))
+    _PAST_FITS[sketch] = _PAST_FITS.get(sketch, FitsSpent()) + FitsSpent(1, epsilon, delta)
+    while len(_PAST_FITS) > _KEPT_SETS:
+        first, second = list(_PAST_FITS)[:2]
+        merged = {first | second: _PAST_FITS.pop(first) + _PAST_FITS.pop(second)}
+        for known, spent in _PAST_FITS.items():
+            merged[known] = merged.get(known, FitsSpent()) + spent
+        _PAST_FITS.clear()
+        _PAST_FITS.update(merged)
+    shared = [spent for known, spent in _PAST_FITS.items() if len(known & sketch) >= least]
+    return sum(shared, FitsSpent())
+
+
+def sketch_rows(X: Any, y: NDArray[Any], codes: Integers, names: Sequence[str]) -> frozenset[int]:
+    """Return the least hashes of rows (Broder 1997): sets with many common rows share some.
+
+    If targets distinguish rows, hashes of targets by client are added: they stay the same if a
+    step of a pipeline changes the features.
+    """
+    found = _least(_row_hashes(X, y))
+    if 2 * len(np.unique(y)) <= len(y):
+        return found
+    digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
+    owners = np.array([int.from_bytes(one, "little") for one in digests], dtype=np.uint64)
+    return found | _least(_mixed(_mixed(_words(y)) + owners[codes]))
+
+
+def _least(hashes: Words) -> frozenset[int]:
+    return frozenset(np.unique(hashes)[:_KEPT_HASHES].tolist())
+
+
+def _row_hashes(X: Any, y: NDArray[Any]) -> Words:
+    """Return a hash of each row with its target; equal rows have equal hashes."""
+    width = int(np.prod(X.shape[1:]))
+    factors = _mixed(np.arange(1, width + 2, dtype=np.uint64)) | np.uint64(1)
+    if sparse.issparse(X):
+        terms = _words(X.data) * factors[X.indices]
+        sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms, dtype=np.uint64)])
+        rows = sums[X.indptr[1:]] - sums[X.indptr[:-1]]
+    else:
+        rows = (_words(X).reshape(len(X), width) * factors[:width]).sum(axis=1, dtype=np.uint64)
+    return _mixed(rows + _words(y) * factors[width])
+
+
+def _words(values: NDArray[Any]) -> Words:
+    # Adding 0.0 turns -0.0 into 0.0.
+    return np.ascontiguousarray(np.asarray(values, dtype=np.float64) + 0.0).view(np.uint64)
+
+
+def _mixed(words: Words) -> Words:
+    """Return mixed bits (the finaliser of SplitMix64)."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Words = words ^ (words >> np.uint64(31))
+    return mixed

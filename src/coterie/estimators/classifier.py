@@ -1,4 +1,4 @@
-"""CoterieClassifier: classes, one model per client, with a stated epsilon."""
+"""CoterieClassifier: one classifier per client, with a stated epsilon."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -12,77 +12,78 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from coterie.estimators.base import Federated, Targets
-from coterie.estimators.settings import method_of
+from coterie.estimators.base import Federated, Targets, method_of
 from coterie.methods.localsvm import Machines
 
 _LISTED = 8  # classes named in a message
 
 
 def _has_odds(estimator: "CoterieClassifier") -> bool:
-    """Return whether outputs are meant as log-odds; those of support vector machines are not."""
+    """Return whether outputs are log-odds; those of support vector machines are not."""
     try:
         method = method_of(estimator.method, estimator.model, estimator.method_settings)
-    except ValueError:  # told by fit
+    except ValueError:  # fit raises it
         return True
     if isinstance(method, Machines):
         raise AttributeError(
-            f"{method.kind} gives no probabilities: its outputs are distances from a margin; use "
+            f"{method.kind} has no probabilities: its outputs are distances from a margin; use "
             "decision_function, or another method"
         )
     return True
 
 
 class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
-    """A classifier with one model per client, learnt together under differential privacy.
+    """A classifier with one model per client, trained together under differential privacy.
 
-    The arguments are those of a plan (`coterie.Privacy`, `coterie.Plan`), and mean what they mean
-    there. Without clients (or with one) nothing is released: the rows learn alone, `epsilon_` is 0.
+    The arguments have the meaning of those of a plan (`coterie.Privacy`, `coterie.Plan`). Without
+    clients (or with one) nothing is released: the fit is local, and `epsilon_` is 0.
 
     Args:
-        method: A registered name, "auto" to have one picked by rule, or a method such as
+        method: A registered name, "auto" to select one by rule, or a method such as
             `coterie.PMTL(lam=0.3)`.
         model: The model of every client: a name such as "linear" or "mlp", a model, a torch module
-            or what makes one; None for the method's usual one.
+            or a function that makes one; None for the method's default.
         method_settings: Settings of the method by name; `set_params(method__lam=0.3)` sets one.
-        epsilon: The budget; infinity for none. None where `noise_multiplier` is given.
+        epsilon: The budget; infinity for none. None if `noise_multiplier` is given.
         delta: None for min(1e-5, 1 / (10 clients)).
         relation: "zero_out" or "replace".
-        noise_multiplier: Noise in units of the clip, instead of epsilon.
-        clip: None for the method's usual one.
+        noise_multiplier: Noise in units of the clipping norm, instead of epsilon.
+        clip: The clipping norm; None for the method's default.
         noise: The kind of noise by name, or a value.
-        rounds: None for as many as the rule takes.
-        cohort: The expected number of clients in a round, or a sampler; None for everyone.
-        classes: The classes, declared. Without them they are read off y, which is taken for public
-            knowledge, and `guarantee_.assumed` says so.
-        standardise: "client" scales each client's features by its own rows; "none".
+        rounds: None to select them by rule.
+        cohort: The expected number of clients in a round, or a sampler; None for full
+            participation.
+        classes: The classes, declared. Without them they are read from y, which counts as public
+            knowledge, and `guarantee_.assumed` states it.
+        standardise: "client" standardises each client's features by its own rows; "none".
         on_pooled: What to do with rows that were scaled by statistics of all clients together:
             "raise", "warn" or "ignore".
-        client_column: The column of X that holds each row's client, by name (of frames) or place,
-            instead of `clients`: for tools that know nothing of clients.
-        row_shape: The shape of a row whose columns are an image, (28, 28) say.
+        client_column: The column of X that holds each row's client, by name (of frames) or index,
+            instead of `clients`: for tools that do not pass `clients`.
+        row_shape: The shape of a row that is an image, such as (28, 28).
         random_state: None for noise from the operating system. A number makes the fit a
-            simulation: reproducible, and protecting nobody.
+            reproducible simulation that protects nobody.
         device: "cpu" or "cuda".
 
     Attributes:
         classes_: The classes.
         clients_: Ids of the clients with models.
-        epsilon_: What the fit spent, in the view of the other clients.
-        delta_: At this delta.
-        guarantee_: All of it: relation, views, what was assumed, whether it is a simulation.
-        caveats_: What must be read beside it, in sentences.
-        plan_: The plan, with what rules filled in.
+        epsilon_: The epsilon of the fit against the other clients.
+        delta_: Its delta.
+        guarantee_: The complete guarantee: relation, views, assumptions, whether it is a
+            simulation.
+        caveats_: Sentences that qualify it.
+        plan_: The resolved plan.
         outcome_: The run; not part of a pickle.
-        n_features_in_: Columns of X.
-        feature_names_in_: Their names, where X has them.
+        n_features_in_: Number of columns of X.
+        feature_names_in_: Their names, if X has them.
     """
 
     __metadata_request__predict_proba: ClassVar[dict[str, bool]] = {"clients": True}
     __metadata_request__predict_log_proba: ClassVar[dict[str, bool]] = {"clients": True}
     __metadata_request__decision_function: ClassVar[dict[str, bool]] = {"clients": True}
 
-    def __init__(  # noqa: PLR0913  (settings are named one by one, as scikit-learn has them)
+    def __init__(  # noqa: PLR0913  (scikit-learn needs one parameter per setting)
         self,
         method: Any = "auto",
         *,
@@ -124,15 +125,15 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         self.device = device
 
     def fit(self, X: Any, y: Any, clients: Any = None, **refused: Any) -> "CoterieClassifier":
-        """Learn one model per client.
+        """Train one model per client.
 
         Args:
             X: Rows, dense or sparse.
-            y: A class for each row.
+            y: The class of each row.
             clients: The id of each row's client, any hashable value; None for one client.
-            refused: `sample_weight` is refused with a reason.
+            refused: `sample_weight` raises a TypeError.
         """
-        self._learn(X, y, clients, refused)
+        self._fit(X, y, clients, refused)
         return self
 
     def predict(self, X: Any, clients: Any = None) -> NDArray[Any]:
@@ -143,14 +144,14 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         return found
 
     def decision_function(self, X: Any, clients: Any = None) -> NDArray[np.float64]:
-        """Return the scores: (rows,) for two classes (the second where positive), else (rows, k)."""
+        """Return scores: (rows,) for two classes (positive for the second), else (rows, k)."""
         return self._outputs(X, clients)
 
     @available_if(_has_odds)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any, clients: Any = None) -> NDArray[np.float64]:
         """Return the probability of each class, (rows, classes): logistic or softmax of the scores.
 
-        Not calibrated beyond what the loss of the method does.
+        They are only as calibrated as the loss of the method makes them.
         """
         return self._probabilities(self._outputs(X, clients))
 
@@ -182,7 +183,7 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
             where = "y" if self.classes is None else "classes"
             raise ValueError(
                 f"{where} has one class, {found.tolist()}: expected at least two; declare classes= "
-                "where rows of one class alone were seen"
+                "if y has rows of one class only"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""CoterieRegressor: numbers to predict, one model per client, with a stated epsilon."""
+"""CoterieRegressor: one regressor per client, with a stated epsilon."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,57 +8,22 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
-from coterie.estimators.answers import deviations
-from coterie.estimators.base import Federated, Targets
-
-Floats = NDArray[np.float64]
+from coterie.estimators.base import Federated, Targets, _as_given
+from coterie.estimators.scalers import Floats
+from coterie.serve.predict import model_std
 
 
 class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
-    """A regressor with one model per client, learnt together under differential privacy.
+    """A regressor with one model per client, trained together under differential privacy.
 
-    The arguments are those of a plan (`coterie.Privacy`, `coterie.Plan`), and mean what they mean
-    there. Without clients (or with one) nothing is released: the rows learn alone, `epsilon_` is 0.
+    All other arguments and attributes are those of `CoterieClassifier`.
 
     Args:
-        method: A registered name, "auto" to have one picked by rule, or a method such as
-            `coterie.PMTL(lam=0.3)`.
-        model: The model of every client: a name such as "linear" or "mlp", a model, a torch module
-            or what makes one; None for the method's usual one.
-        method_settings: Settings of the method by name; `set_params(method__lam=0.3)` sets one.
-        epsilon: The budget; infinity for none. None where `noise_multiplier` is given.
-        delta: None for min(1e-5, 1 / (10 clients)).
-        relation: "zero_out" or "replace".
-        noise_multiplier: Noise in units of the clip, instead of epsilon.
-        clip: None for the method's usual one.
-        noise: The kind of noise by name, or a value.
-        rounds: None for as many as the rule takes.
-        cohort: The expected number of clients in a round, or a sampler; None for everyone.
         target_center: A public constant that is subtracted from y, and added to predictions.
-        target_scale: A public constant that y is divided by; clips are made for size 1.
-        standardise: "client" scales each client's features by its own rows; "none".
-        on_pooled: What to do with rows that were scaled by statistics of all clients together:
-            "raise", "warn" or "ignore".
-        client_column: The column of X that holds each row's client, by name (of frames) or place,
-            instead of `clients`: for tools that know nothing of clients.
-        row_shape: The shape of a row whose columns are an image, (28, 28) say.
-        random_state: None for noise from the operating system. A number makes the fit a
-            simulation: reproducible, and protecting nobody.
-        device: "cpu" or "cuda".
-
-    Attributes:
-        clients_: Ids of the clients with models.
-        epsilon_: What the fit spent, in the view of the other clients.
-        delta_: At this delta.
-        guarantee_: All of it: relation, views, what was assumed, whether it is a simulation.
-        caveats_: What must be read beside it, in sentences.
-        plan_: The plan, with what rules filled in.
-        outcome_: The run; not part of a pickle.
-        n_features_in_: Columns of X.
-        feature_names_in_: Their names, where X has them.
+        target_scale: A public constant that divides y; clipping norms assume targets of size 1.
     """
 
-    def __init__(  # noqa: PLR0913  (settings are named one by one, as scikit-learn has them)
+    def __init__(  # noqa: PLR0913  (scikit-learn needs one parameter per setting)
         self,
         method: Any = "auto",
         *,
@@ -102,57 +67,58 @@ class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
         self.device = device
 
     def fit(self, X: Any, y: Any, clients: Any = None, **refused: Any) -> "CoterieRegressor":
-        """Learn one model per client.
+        """Train one model per client.
 
         Args:
             X: Rows, dense or sparse.
-            y: A number for each row.
+            y: The target of each row.
             clients: The id of each row's client, any hashable value; None for one client.
-            refused: `sample_weight` is refused with a reason.
+            refused: `sample_weight` raises a TypeError.
         """
-        self._learn(X, y, clients, refused)
+        self._fit(X, y, clients, refused)
         return self
 
     def predict(
         self, X: Any, clients: Any = None, return_std: bool = False
     ) -> Floats | tuple[Floats, Floats]:
-        """Return the number for each row, by its own client's model.
+        """Return the prediction for each row, by its own client's model.
 
         Args:
             X: Rows.
-            clients: The client of each row; None where there is one client.
-            return_std: Also give the standard deviation of each outcome, residual noise included,
-                of methods that know it (pfeb). An interval that holds about 90 % of outcomes is
+            clients: The client of each row; None if there is one client.
+            return_std: Also return the predictive standard deviation of each row, including
+                residual noise, if the method has it (pfeb). About 90 % of targets are within
                 prediction +- 1.645 std. Needs the training rows, which are not part of a pickle.
 
         Raises:
-            NotImplementedError: If the method has no uncertainties.
+            NotImplementedError: If the method has no uncertainty.
         """
         values = self._outputs(X, clients) * self.target_scale + self.target_center
         if not return_std:
             return values
-        return values, self._deviations(X, clients) * self.target_scale
+        return values, self._std(X, clients) * self.target_scale
 
     def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
         """Return R^2 over all rows. Not private."""
         return float(r2_score(y, self.predict(X, clients), sample_weight=sample_weight))
 
-    def _deviations(self, X: Any, clients: Any) -> Floats:
+    def _std(self, X: Any, clients: Any) -> Floats:
         train = getattr(self, "_train", None)
         if train is None:
             raise ValueError(
-                "return_std = True needs the rows that were trained with, and a pickle does not "
-                "hold them: fit again"
+                "return_std = True needs the training rows, and a pickle does not hold them: fit "
+                "again"
             )
         rows, codes = self._rows(X, clients)
         if (codes < 0).any() or codes.max() >= len(train):
             raise ValueError(
-                "return_std = True is for clients that were trained with: leave newcomers' rows out"
+                "return_std = True is for clients of the training: leave rows of new clients out"
             )
         blank = np.zeros(rows.shape[0])
-        # The same numbers as in training: uncertainty is of a client's own training rows.
+        # The same numbers as in training: uncertainty depends on a client's own training rows.
         data = self._data(rows, blank, codes, self._trained)
-        return deviations(self.plan_.method, self._shared, train, data, codes)
+        places = np.arange(len(data))
+        return _as_given(model_std(self.plan_.method, self._shared, train, data, places), codes)
 
     def _checked(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, NDArray[Any]]:
         center, scale = self.target_center, self.target_scale

@@ -41,13 +41,13 @@ from coterie.core.tree import Tree
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.labels import SIGNED
 from coterie.engine.simulate import Observer, Outcome, Progress
-from coterie.finished_models import MODELS, write_models
 from coterie.models import Model
 from coterie.plan.plan import Plan
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.selection import BEFORE_CHOICE, charged_statement
 from coterie.run.certificate import certify
+from coterie.run.models import MODELS, write_models
 from coterie.run.summary import TUNING
 from coterie.scores import Array, Score
 

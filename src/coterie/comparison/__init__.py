@@ -1,1 +1,0 @@
-"""Methods beside one another: which runs, how they are carried out, and what they show."""

@@ -1,0 +1,1 @@
+"""Use the models of a finished run: export, predict, and onboard new clients."""

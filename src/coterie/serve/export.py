@@ -1,0 +1,497 @@
+"""Export one client's model as a file for that client: safetensors, torch.export or ONNX.
+
+The file holds the client's parameters, its own means and standard deviations if features were
+standardised per client, and public metadata: task, features, classes, model, declared constants and
+the guarantee of the run. It holds nothing of any other client. A model discloses what it learnt
+from its client's rows, so give it to that client only.
+
+The safetensors file has the parameters and metadata. The torch and ONNX programs map raw rows,
+(rows, features) or (rows, *shape) in the order of the file's columns, to the outputs of
+`coterie predict`: values in the target's own units, or a decision value for each class.
+"""
+
+import copy
+import hashlib
+import importlib.util
+import io
+import json
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from string import ascii_uppercase
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from coterie import __version__
+from coterie.choice import DataChoice
+from coterie.core.config import ConfigError, from_table, to_table
+from coterie.core.files import how_to_resume, write_atomically
+from coterie.core.tree import Tree
+from coterie.data.contract import LIMIT
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.scaling import Moments, client_moments
+from coterie.data.source import Source
+from coterie.data.text import plan_tags, read_words
+from coterie.data.unlabelled import feature_constants, target_constants
+from coterie.models import Model
+from coterie.models.base import squeezed
+from coterie.models.module import Networked, assembled
+from coterie.newcomers import FOLDER, hold_out
+from coterie.plan.plan import Plan
+from coterie.privacy.guarantee import OTHERS, OUTSIDER, Guarantee
+from coterie.run.folder import check_rows, facts_of
+from coterie.run.models import client_model, client_names, client_scaling
+from coterie.run.summary import promised
+
+FORMAT = "coterie-client-model/1"
+_CENTER, _SCALE, _LEAF = "scaling.center", "scaling.scale", "model."
+_EXAMPLE_ROWS = 3  # rows that a program is traced with
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Public metadata of a run's models.
+
+    Attributes:
+        model: The model class with its settings.
+        spec: Shape of a row, outputs and task; of one client.
+        source: How files are read; vocabularies in place of file names.
+        columns: Names of the features, if they have names.
+        classes: Names of the classes or labels; () for regression.
+        scaled: Whether features are standardised per client.
+        guarantee: The guarantee of the run, as in `coterie run --json`.
+    """
+
+    model: Model
+    spec: Spec
+    source: Source
+    columns: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    scaled: bool = False
+    guarantee: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientModel:
+    """One client's model; `moments` are its means and standard deviations, if it has any."""
+
+    client: str
+    info: ModelInfo
+    params: Tree
+    moments: Moments | None = None
+
+
+# --- from a run folder --------------------------------------------------------
+
+
+def read_info(folder: Path) -> tuple[Plan, ModelInfo]:
+    """Read the plan of a finished run, and the public metadata of its models.
+
+    Raises:
+        ConfigError: If the folder holds no finished run.
+    """
+    _check_folder(folder)
+    run_plan = Plan.load(folder / "plan.toml")
+    facts = _facts(folder, run_plan)
+    spec = Spec(tuple(facts["shape"]), facts["outputs"], facts["task"], 1)
+    source, columns = run_plan.data.source, tuple(facts["columns"])
+    info = ModelInfo(
+        model=_without_start(run_plan.method.model),
+        spec=spec,
+        source=_without_files(source),
+        columns=columns,
+        classes=_classes(source, spec, signed=bool(facts.get("signed"))),
+        scaled=run_plan.data.standardise == "client",
+        guarantee=_guarantee(folder),
+    )
+    return run_plan, info
+
+
+def read_clients(folder: Path, names: Sequence[str]) -> list[ClientModel]:
+    """Read the models of some clients of a finished run.
+
+    Raises:
+        ValueError: If a client is unknown, or a model needs its client's training rows and they
+            are missing.
+    """
+    run_plan, info = read_info(folder)
+    params = [client_model(folder, name, _place(folder, name)) for name in names]
+    if not info.scaled:
+        return [ClientModel(name, info, tree) for name, tree in zip(names, params, strict=True)]
+    center, scale = _moments(folder, run_plan, names)
+    return [
+        ClientModel(name, info, tree, (center[at], scale[at]))
+        for at, (name, tree) in enumerate(zip(names, params, strict=True))
+    ]
+
+
+def all_clients(folder: Path) -> list[str]:
+    """Return the names of all clients of a finished run, held-out clients last."""
+    _check_folder(folder)
+    known = client_names(folder)
+    held = client_names(folder, FOLDER) if (folder / FOLDER / "clients.json").exists() else []
+    return [*known, *held]
+
+
+def training_rows(folder: Path, run_plan: Plan, *, scaled: bool) -> FederatedDataset:
+    """Read the training rows of a run again, including those of held-out clients.
+
+    Args:
+        folder: The run folder.
+        run_plan: Its plan, which names the data.
+        scaled: Whether to standardise them, if the run does.
+
+    Raises:
+        ValueError: If they are missing or differ from those of the run.
+    """
+    train, _ = _split(folder, run_plan.data)
+    kept = train
+    if run_plan.newcomers is not None:
+        kept, _ = hold_out(train, run_plan.newcomers, run_plan.data.split_seed)
+    if (folder / "data.json").exists():
+        check_rows(folder, kept)
+    if scaled or run_plan.data.standardise == "none":
+        return train
+    return _split(folder, replace(run_plan.data, standardise="none"))[0]
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: no such folder; check the path")
+    if (folder / "members.json").exists():
+        names = ", ".join(sorted(path.parent.name for path in folder.glob("*/result.json")))
+        raise ConfigError(
+            f"{folder} holds several runs; name one of them: {names or 'none is done'}"
+        )
+
+
+def _facts(folder: Path, run_plan: Plan) -> dict[str, Any]:
+    """Read the public facts of the rows; runs of older versions do not have them."""
+    try:
+        kept = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+        return dict(kept["facts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return facts_of(_split(folder, replace(run_plan.data, standardise="none"))[0])
+
+
+def _guarantee(folder: Path) -> dict[str, Any]:
+    try:
+        stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        found = promised(Guarantee.from_json(stated), stated.get("selection"))
+        return {**found, **{key: result.get(key) for key in ("tuning", "caveats")}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder}: no finished run ({error!r}); {how_to_resume(folder)}, or restore "
+            "guarantee.json and result.json"
+        ) from error
+
+
+def _moments(folder: Path, run_plan: Plan, names: Sequence[str]) -> Moments:
+    """Return clients' means and standard deviations: stored ones, or those of the training rows."""
+    kept = client_scaling(folder, names)
+    if kept is not None:
+        return kept
+    rows = training_rows(folder, run_plan, scaled=False)
+    index = {name: at for at, name in enumerate(rows.names)}
+    return client_moments(rows.only([index[name] for name in names]))
+
+
+def _place(folder: Path, name: str) -> str:
+    held = (folder / FOLDER / "clients.json").exists() and name in client_names(folder, FOLDER)
+    return FOLDER if held else "models"
+
+
+def _split(folder: Path, choice: DataChoice) -> tuple[FederatedDataset, FederatedDataset]:
+    try:
+        return choice.split()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder}: its training rows are needed for each client's means and standard "
+            f"deviations, or its uncertainty, and cannot be read: {error}; restore {choice.name}, "
+            "or work in a folder from which its path is valid"
+        ) from error
+
+
+def _without_files(source: Source) -> Source:
+    """Return the reading options without names of files, which others do not have."""
+    if not source.text:
+        return replace(source, memory_map=None, tags=())
+    words = read_words(
+        source.vocabulary, source.vocabulary_size, "vocabulary", source.tokens or "words"
+    )
+    return replace(source, memory_map=None, tags=(), vocabulary=words)
+
+
+def _without_start(model: Model) -> Model:
+    """Return the model without the file of its initial parameters."""
+    started = getattr(model, "start", None)
+    return replace(model, start=None) if started is not None else model  # type: ignore[type-var]
+
+
+def _classes(source: Source, spec: Spec, *, signed: bool) -> tuple[str, ...]:
+    """Return the declared names of the classes, or their numbers."""
+    if spec.task == "regression":
+        return ()
+    named: tuple[str, ...] = source.classes if isinstance(source.classes, tuple) else ()
+    if source.tags:
+        named = tuple(plan_tags(source).index)
+    if source.positives:
+        which = " or ".join(source.positives)
+        named = (f"not {which}", which)
+    elif spec.task == "multilabel" and len(source.targets) == spec.outputs:
+        named = source.targets
+    elif signed:
+        named = ("-1", "1")
+    count = 2 if spec.task == "binary" else spec.outputs
+    return named if len(named) == count else tuple(str(at) for at in range(count))
+
+
+# --- safetensors --------------------------------------------------------------
+
+
+def save_client(path: Path, model: ClientModel) -> None:
+    """Write one client's model as safetensors."""
+    tensors = {f"{_LEAF}{name}": leaf.contiguous() for name, leaf in model.params.items()}
+    if model.moments is not None:
+        center, scale = (torch.from_numpy(np.ascontiguousarray(part)) for part in model.moments)
+        tensors |= {_CENTER: center, _SCALE: scale}
+    write_atomically(path, save(tensors, metadata=metadata(model)))
+
+
+def metadata(model: ClientModel) -> dict[str, str]:
+    """Return the public metadata of an exported file, as text."""
+    info = model.info
+    epsilon, view = info.guarantee.get("epsilon"), str(info.guarantee.get("view"))
+    if view == OUTSIDER:  # state the client's own risk, never an outsider's smaller epsilon
+        epsilon, view = info.guarantee["views"]["other_clients"], OTHERS
+    return {
+        "format": FORMAT,
+        "coterie": __version__,
+        "client": model.client,
+        "task": info.spec.task,
+        "outputs": str(info.spec.outputs),
+        "shape": json.dumps(list(info.spec.shape)),
+        "columns": json.dumps(list(info.columns)),
+        "classes": json.dumps(list(info.classes)),
+        "model": json.dumps(to_table(info.model)),
+        "source": json.dumps(to_table(info.source)),
+        "scaled": "client" if info.scaled else "none",
+        "leaves": json.dumps(list(model.params)),
+        "epsilon": str(epsilon),
+        "view": view,
+        "delta": str(info.guarantee.get("delta")),
+        "guarantee": json.dumps(dict(info.guarantee), allow_nan=False),
+    }
+
+
+def load_client(path: Path, *, trust: bool = False) -> ClientModel:
+    """Read an exported safetensors model.
+
+    Args:
+        path: A file that `coterie export` wrote.
+        trust: Whether to import and run a module that the file names.
+
+    Raises:
+        ValueError: If it is another kind of file, is damaged, or names code without `trust`.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: no such file; check the path") from error
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a safetensors file ({error}); export it again") from error
+    if text.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: format {text.get('format')!r}, expected {FORMAT!r}: give a file that "
+            "`coterie export` wrote"
+        )
+    try:
+        info = _parse_info(path, text, trust)
+        params = {name: tensors[f"{_LEAF}{name}"] for name in json.loads(text["leaves"])}
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: damaged ({error!r}); export it again") from error
+    moments = (tensors[_CENTER].numpy(), tensors[_SCALE].numpy()) if info.scaled else None
+    return ClientModel(text["client"], info, params, moments)
+
+
+def _parse_info(path: Path, text: Mapping[str, str], trust: bool) -> ModelInfo:
+    table = json.loads(text["model"])
+    if table.get("kind") == "module" and not trust:
+        raise ValueError(
+            f"{path}: code in {table.get('make')!r} makes its model: --trust imports and runs it; "
+            "use it only if you trust the source of the file"
+        )
+    spec = Spec(tuple(json.loads(text["shape"])), int(text["outputs"]), text["task"], 1)  # type: ignore[arg-type]
+    return ModelInfo(
+        model=from_table(Model, table, "model"),  # type: ignore[type-abstract]
+        spec=spec,
+        source=from_table(Source, json.loads(text["source"]), "source"),
+        columns=tuple(json.loads(text["columns"])),
+        classes=tuple(json.loads(text["classes"])),
+        scaled=text.get("scaled", "") == "client",
+        guarantee=json.loads(text["guarantee"]),
+    )
+
+
+def file_name(client: str, suffix: str, *, capitals: bool = True) -> str:
+    """Return a file name for a client; no client's name leads out of the folder.
+
+    >>> file_name("North/12", ".safetensors"), file_name("..", ".onnx")
+    ('North%2F12.safetensors', '%2E%2E.onnx')
+    """
+    safe = "".join(
+        quote(one, safe=" ") if capitals or one not in ascii_uppercase else f"%{ord(one):02X}"
+        for one in client
+    )
+    safe = safe.replace(".", "%2E") if not safe.strip(".") else safe
+    if len(safe.encode()) + len(suffix) > 200:  # the hash distinguishes truncated names
+        safe = f"{safe[:120]}-{hashlib.sha256(client.encode()).hexdigest()[:16]}"
+    return f"{safe}{suffix}"
+
+
+def file_names(clients: Sequence[str], suffix: str) -> list[str]:
+    """Return a file name for each client; all differ on file systems that ignore case.
+
+    >>> file_names(["Ward 1", "ward 1", "Ward 2"], ".onnx")
+    ['%57ard 1.onnx', 'ward 1.onnx', 'Ward 2.onnx']
+    """
+    plain = [file_name(client, suffix) for client in clients]
+    alike = Counter(name.lower() for name in plain)
+    return [
+        file_name(client, suffix, capitals=alike[name.lower()] == 1)
+        for client, name in zip(clients, plain, strict=True)
+    ]
+
+
+# --- torch.export and ONNX ----------------------------------------------------
+
+
+class Predictor(nn.Module):
+    """One client's model from raw rows to outputs, as a torch module."""
+
+    def __init__(self, model: ClientModel) -> None:
+        super().__init__()
+        info, width = model.info, model.info.spec.features
+        self._shape, self._model = info.spec.shape, info.model
+        self._clip = info.source.clip
+        self._target = target_constants(info.source, info.columns)
+        centers, scales = feature_constants(info.source, info.columns, width)
+        self._declared = bool((centers != 0).any() or (scales != 1).any())
+        self._own = model.moments is not None
+        own = (np.zeros(width), np.ones(width)) if model.moments is None else model.moments
+        for name, numbers in zip(
+            ("center", "scale", "own_center", "own_scale"), (centers, scales, *own), strict=True
+        ):
+            self.register_buffer(name, torch.from_numpy(np.array(numbers, dtype=np.float64)))
+        self._network: nn.Module | None = None
+        if isinstance(info.model, Networked):
+            self._network = assembled(info.model, info.spec, model.params)
+        else:
+            self._leaves = {name: f"leaf{at}" for at, name in enumerate(model.params)}
+            for name, place in self._leaves.items():
+                self.register_buffer(place, model.params[name].clone())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the outputs for raw rows."""
+        outputs = self._outputs(self._scale(rows.flatten(1)).reshape(-1, *self._shape))
+        center, scale = self._target
+        # No multiplication by 1: programs stay as short as the model.
+        return outputs if (center, scale) == (0.0, 1.0) else outputs * scale + center
+
+    def _scale(self, rows: Tensor) -> Tensor:
+        # In float64, as files are read: float32 would lose digits of values far from zero.
+        x: Any = rows
+        if self._declared:
+            x = (x.double() - self.center) / self.scale
+        if self._clip is not None:
+            x = x.clamp(-float(self._clip), float(self._clip))
+        x = x.float()
+        if self._own:
+            x = ((x.double() - self.own_center) / self.own_scale).clamp(-LIMIT, LIMIT).float()
+        found: Tensor = x
+        return found
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        if self._network is not None:
+            outputs: Tensor = self._network(x)
+            return squeezed(outputs) if outputs.dim() > 1 else outputs
+        params = {name: self.get_buffer(place) for name, place in self._leaves.items()}
+        return self._model.apply(params, x)
+
+
+def save_torch(path: Path, model: ClientModel) -> None:
+    """Write a program for `torch.export.load(path).module()(rows)`."""
+    buffer, text = io.BytesIO(), json.dumps(metadata(model))
+    with _quiet():
+        torch.export.save(_program(model), buffer, extra_files={"coterie.json": text})
+    write_atomically(path, buffer.getvalue())
+
+
+def save_onnx(path: Path, model: ClientModel) -> None:
+    """Write an ONNX graph with the input "rows" and the output "outputs".
+
+    Raises:
+        ValueError: If onnx or onnxscript is not installed.
+    """
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"format onnx needs {' and '.join(missing)}: install coterie[onnx], or choose "
+            "--format torch or safetensors"
+        )
+    # The exporter writes to its own path; the final file appears whole or not at all.
+    with TemporaryDirectory() as place, _quiet():
+        made = Path(place) / "model.onnx"
+        found: Any = torch.onnx.export(
+            _program(model), input_names=["rows"], output_names=["outputs"], dynamo=True
+        )
+        found.model.metadata_props.update(metadata(model))
+        found.save(made)
+        write_atomically(path, made.read_bytes())
+
+
+def _program(model: ClientModel) -> Any:
+    """Trace a model for any number of rows.
+
+    Raises:
+        ValueError: If torch cannot trace it.
+    """
+    predictor = copy.deepcopy(Predictor(model)).eval()
+    example = torch.zeros(_EXAMPLE_ROWS, *model.info.spec.shape)
+    rows = torch.export.Dim("rows", min=1)
+    try:
+        with torch.no_grad(), _quiet():
+            return torch.export.export(predictor, (example,), dynamic_shapes=({0: rows},))
+    except Exception as error:  # tracing a user's module may raise anything
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{type(model.info.model).__name__} cannot be traced as one program ({reason}); choose "
+            "--format safetensors, and load its parameters into the module yourself"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress the messages of torch's exporters: stdout is for results."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

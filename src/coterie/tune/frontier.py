@@ -1,0 +1,373 @@
+"""The frontier of a comparison, and which differences between methods are larger than noise.
+
+The frontier is the mean of the metric over seeds, by method and epsilon. Differences are tested on
+clients' own errors, which every run keeps in its `metrics.parquet`.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from scipy import special
+
+from coterie.report.averages import average
+from coterie.tune.compare import Ended, Row, is_done, read_comparison, rows_of
+
+LOCAL = "local baseline"
+"""The name of the local baseline in a pair."""
+FALSE_ALARMS = 0.05
+"""The probability of any false alarm among the pairs of one epsilon."""
+_LEAST_P = 1e-12
+_ENOUGH_SEEDS = 5
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two methods in clients' own errors, at one epsilon.
+
+    Attributes:
+        mean: Over clients and seeds, the first's error minus the second's; below 0 the first is
+            better. NaN if an error is not finite, or no client has rows in all seeds.
+        standard_error: sqrt(A + B), or sqrt(A) with one seed; see `compare_errors`.
+        clients: Number of clients with test rows in every seed.
+        seeds: Number of seeds.
+        p: The p-value of this pair.
+        adjusted: The p-value adjusted for all pairs of its epsilon (Holm).
+    """
+
+    mean: float
+    standard_error: float
+    clients: int
+    seeds: int
+    p: float
+    adjusted: float = math.nan
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the difference is larger than noise."""
+        return self.adjusted <= FALSE_ALARMS
+
+
+def compare_errors(first: Array, second: Array) -> Difference:
+    """Compare two methods by clients' own errors, (clients, seeds) each.
+
+    Both methods run on the same clients k = 1..K with the same seeds s = 1..S. The paired
+    differences follow the crossed random effects model
+
+        d[k, s] = mu + a_k + b_s + e[k, s],
+
+    so the mean has variance va/K + vb/S + ve/(K S). Let A be the sample variance of the K client
+    means over K, and B that of the S seed means over S:
+
+        E[A] = (va + ve/S) / K,    E[B] = (vb + ve/K) / S,    E[A + B] = Var(mean) + ve/(K S).
+
+    The test at level alpha rejects if
+
+        mean^2 > t(K-1)^2 A + t(S-1)^2 B,    t(f): the 1 - alpha/2 quantile of Student's t.
+
+    It holds its level for any split of the variance (Banerjee, "Approximate confidence interval for
+    linear functions of means of k populations when the population variances are not equal", Sankhya
+    1960). Let w and 1 - w be the shares of E[A] and E[B] in their sum, and F the distribution
+    function of chi-squared with one degree of freedom, which is concave. Then P(no rejection) >=
+    E F(w X + (1-w) Y) >= w E F(X) + (1-w) E F(Y) = 1 - alpha, with X = t(K-1)^2 A / E[A] and
+    Y = t(S-1)^2 B / E[B]; A and B are independent of the mean. Satterthwaite's degrees of freedom
+    do not hold the level for few seeds. With one seed B is unknown and omitted.
+
+    A client without test rows in some seed (NaN under both) is left out.
+
+    Raises:
+        ValueError: If shapes differ.
+    """
+    if first.shape != second.shape or first.ndim != 2:
+        raise ValueError(
+            f"errors of shapes {first.shape} and {second.shape}: expected (clients, seeds) twice"
+        )
+    known = ~(np.isnan(first) & np.isnan(second)).any(axis=1)
+    with np.errstate(invalid="ignore"):
+        apart = (first - second)[known]
+    clients, seeds = apart.shape
+    if clients < 2 or not np.isfinite(apart).all():
+        return Difference(math.nan, math.nan, clients, seeds, 1.0)
+    mean = float(apart.mean())
+    over_clients = _variance(apart.mean(axis=1))
+    over_seeds = _variance(apart.mean(axis=0)) if seeds > 1 else 0.0
+    error = math.sqrt(over_clients + over_seeds)
+    p = _p_value(mean, (over_clients, clients - 1), (over_seeds, seeds - 1))
+    return Difference(mean, error, clients, seeds, p)
+
+
+def adjust(differences: Sequence[Difference]) -> list[Difference]:
+    """Adjust the p-values of the pairs of one epsilon (Holm, Scand. J. Statist. 1979)."""
+    levels = holm([difference.p for difference in differences])
+    return [replace(d, adjusted=level) for d, level in zip(differences, levels, strict=True)]
+
+
+def holm(levels: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number, in the given order.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    found, least = [0.0] * len(levels), 0.0
+    order = sorted(range(len(levels)), key=lambda place: levels[place])
+    for step, place in enumerate(order):
+        least = max(least, min(1.0, levels[place] * (len(levels) - step)))
+        found[place] = least
+    return found
+
+
+def _variance(values: Array) -> float:
+    """Return the variance of the mean of these values."""
+    return float(values.var(ddof=1)) / len(values)
+
+
+def _p_value(mean: float, *parts: tuple[float, int]) -> float:
+    """Return the level at which mean^2 equals the threshold, by bisection of its logarithm."""
+    used = [(variance, freedom) for variance, freedom in parts if freedom > 0]
+
+    def is_rejected(level: float) -> bool:
+        threshold = sum(v * float(special.stdtrit(f, 1 - level / 2)) ** 2 for v, f in used)
+        return mean**2 > threshold
+
+    if not is_rejected(1.0):
+        return 1.0
+    low, high = math.log(_LEAST_P), 0.0
+    if is_rejected(_LEAST_P):
+        return _LEAST_P
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_rejected(math.exp(middle)) else (middle, high)
+    return math.exp(high)
+
+
+# --- the frontier -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method at an epsilon.
+
+    Attributes:
+        label: The method's label.
+        epsilon: The column; methods that release nothing are in all columns.
+        value: Mean over seeds of the metric.
+        standard_error: Over clients and seeds.
+        seeds: Number of seeds.
+        local: Mean over seeds of the local baseline.
+        private: Whether epsilon is finite.
+        is_best: Whether no other method is better at this epsilon.
+    """
+
+    label: str
+    epsilon: float
+    value: float
+    standard_error: float
+    seeds: int
+    local: float
+    private: bool
+    is_best: bool = False
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods at an epsilon; the second may be the local baseline."""
+
+    epsilon: float
+    first: str
+    second: str
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The frontier and the differences of a comparison.
+
+    Attributes:
+        metric: Its name; "" if no cell is done.
+        epsilons: The columns, ascending.
+        points: By label, then by epsilon.
+        pairs: By epsilon, with adjusted p-values.
+    """
+
+    metric: str
+    epsilons: tuple[float, ...]
+    points: tuple[Point, ...]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def smaller_is_better(self) -> bool:
+        """Whether smaller values of the metric are better."""
+        return self.metric == "nmse"
+
+    def at(self, epsilon: float) -> list[Point]:
+        """Return the points of one epsilon."""
+        return [point for point in self.points if point.epsilon == epsilon]
+
+
+def find(rows: Sequence[Row], folder: Path) -> Findings:
+    """Return the frontier, and test all pairs of each epsilon."""
+    done = [row for row in rows if row["status"] == "done"]
+    asked = {float(row["epsilon_asked"]) for row in done if row["epsilon_asked"] is not None}
+    columns = tuple(sorted(asked or {0.0}))  # one column if nothing is released at all
+    labels = list(dict.fromkeys(row["label"] for row in done))
+    metric = done[0]["metric"] if done else ""
+    errors = {row["run"]: _client_errors(folder / row["run"]) for row in done}
+    points: list[Point] = []
+    pairs: list[Pair] = []
+    for epsilon in columns:
+        at = {
+            label: [
+                row
+                for row in done
+                if row["label"] == label and row["epsilon_asked"] in (None, epsilon)
+            ]
+            for label in labels
+        }
+        shown = {label: found for label, found in at.items() if found}
+        points += _marked([_point(found, epsilon) for found in shown.values()], metric)
+        pairs += _pairs(shown, epsilon, errors)
+    points.sort(key=lambda point: (labels.index(point.label), point.epsilon))
+    return Findings(metric, columns, tuple(points), tuple(pairs))
+
+
+def _point(rows: Sequence[Row], epsilon: float) -> Point:
+    values, errors, local = (
+        [math.nan if row[key] is None else row[key] for row in rows]
+        for key in ("value", "standard_error", "local_value")
+    )
+    value, error = average(values, errors)
+    private = all(row["private"] for row in rows)
+    label = rows[0]["label"]
+    return Point(label, epsilon, value, error, len(rows), float(np.mean(local)), private)
+
+
+def _marked(points: list[Point], metric: str) -> Iterator[Point]:
+    known = [point.value for point in points if not math.isnan(point.value)]
+    best = (min if metric == "nmse" else max)(known) if len(known) > 1 else math.nan
+    for point in points:
+        yield replace(point, is_best=point.value == best)
+
+
+Errors = Mapping[str, Mapping[str, Mapping[str, float]]]
+_OWN, _LOCAL = "error", "error_alone"  # columns of metrics.parquet
+
+
+def _client_errors(run: Path) -> dict[str, dict[str, float]]:
+    """Read clients' own errors by name, of the run and of its local baseline."""
+    table = pq.read_table(run / "metrics.parquet")
+    names = table["client"].to_pylist()
+    return {
+        key: dict(zip(names, table[key].to_numpy(), strict=True))
+        for key in (_OWN, _LOCAL)
+        if key in table.column_names
+    }
+
+
+def _pairs(shown: Mapping[str, list[Row]], epsilon: float, read: Errors) -> list[Pair]:
+    """Test all pairs of methods, and each method with a release against its local baseline."""
+    asked = [(first, second, _OWN) for first, second in itertools.combinations(shown, 2)]
+    silent = [label for label, rows in shown.items() if rows[0]["epsilon_asked"] is None]
+    asked += [(label, label, _LOCAL) for label in shown if label not in silent]
+    found: list[tuple[str, str, Difference]] = []
+    for first, second, against in asked:
+        errors = _paired(shown[first], shown[second], read, against)
+        if errors is None or (
+            against == _LOCAL and any(_is_same(shown[s], errors[1], read) for s in silent)
+        ):
+            continue  # a method of the comparison is this local baseline
+        other = LOCAL if against == _LOCAL else second
+        found.append((first, other, compare_errors(*errors)))
+    adjusted = adjust([difference for *_, difference in found])
+    return [
+        Pair(epsilon, first, second, difference)
+        for (first, second, _), difference in zip(found, adjusted, strict=True)
+    ]
+
+
+def _is_same(rows: Sequence[Row], local: Array, read: Errors) -> bool:
+    errors = _paired(rows, rows, read, _OWN)
+    return errors is not None and np.array_equal(errors[0], local, equal_nan=True)
+
+
+def _paired(
+    first: Sequence[Row], second: Sequence[Row], read: Errors, against: str
+) -> tuple[Array, Array] | None:
+    """Return errors on the common seeds and clients, (clients, seeds) each."""
+    ours = {row["seed"]: read[row["run"]][_OWN] for row in first}
+    theirs = {row["seed"]: read[row["run"]].get(against) for row in second}
+    pairs = [(ours[seed], other) for seed in ours if (other := theirs.get(seed)) is not None]
+    if not pairs:
+        return None
+    names = sorted(set.intersection(*(set(part) for pair in pairs for part in pair)))
+    a, b = (
+        np.array([[part[name] for part in parts] for name in names], dtype=np.float64)
+        for parts in zip(*pairs, strict=True)
+    )
+    return a.reshape(len(names), len(pairs)), b.reshape(len(names), len(pairs))
+
+
+def findings_of(folder: Path) -> list[str]:
+    """Return sentences about the finished cells of a comparison's folder."""
+    cells = read_comparison(folder).cells()
+    done = {n: Ended("done") for n, cell in enumerate(cells) if is_done(folder / cell.place)}
+    return list(sentences(find(rows_of(cells, done, folder), folder)))
+
+
+def sentences(found: Findings) -> Iterator[str]:
+    """Yield sentences about the differences that are larger than noise, by epsilon."""
+    for epsilon in found.epsilons:
+        pairs = [pair for pair in found.pairs if pair.epsilon == epsilon]
+        if pairs:
+            yield f"At epsilon {epsilon:g}:"
+            yield from (f"  {line}" for line in _pair_sentences(pairs))
+    if not found.pairs:
+        return
+    most = max(pair.difference.seeds for pair in found.pairs)
+    unit = "mean squared errors" if found.smaller_is_better else "error rates"
+    counted = "over clients and seeds" if most > 1 else "over clients only"
+    yield (
+        f"Tests compare each client's own {unit} under two methods. The probability of any false "
+        f"alarm at one epsilon is at most {100 * FALSE_ALARMS:.0f} % ({counted}, all pairs of an "
+        f"epsilon together). The {LOCAL} trains the method's model on each client's own rows."
+    )
+    if most == 1:
+        yield (
+            "With one seed only clients vary: another split and other noise could reverse these "
+            "results; give --seeds 5."
+        )
+    elif most < _ENOUGH_SEEDS:
+        yield (
+            f"{most} seeds give an imprecise estimate of the variance over seeds, and the test "
+            "accounts for that: more seeds detect smaller differences."
+        )
+
+
+def _pair_sentences(pairs: Sequence[Pair]) -> Iterator[str]:
+    better: dict[str, list[str]] = {}
+    close: list[str] = []
+    unknown: list[str] = []
+    for pair in pairs:
+        difference, both = pair.difference, f"{pair.first} and {pair.second}"
+        if math.isnan(difference.mean):
+            unknown.append(both)
+        elif difference.is_significant:
+            winner, loser = pair.first, pair.second
+            if difference.mean > 0:
+                winner, loser = loser, winner
+            gap = f"{abs(difference.mean):.2g} ± {difference.standard_error:.1g}"
+            better.setdefault(winner, []).append(f"{loser} (by {gap})")
+        else:
+            close.append(both)
+    for label, others in better.items():
+        yield f"{label} is better than {', '.join(others)}"
+    if close:
+        yield f"no significant difference: {', '.join(close)}"
+    if unknown:
+        yield f"not comparable (errors that are not finite): {', '.join(unknown)}"
