@@ -72,7 +72,7 @@ def _privacy(found: "Onboarded") -> str:
     from coterie.privacy.selection import chosen_alone
 
     chosen = chosen_alone(found.guarantee, found.selection)
-    epsilon = round_up(found.guarantee.for_others.epsilon if chosen is None else chosen)
+    epsilon = round_up(found.guarantee.epsilon if chosen is None else chosen)
     public = f"The shared parameters that they use cost the clients of the run epsilon {epsilon}."
     nothing = "They release nothing: their privacy cost is epsilon 0"
     if found.known is None:

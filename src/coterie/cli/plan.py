@@ -306,7 +306,6 @@ def _from_plan(arguments: argparse.Namespace, flags: Sequence[str]) -> Answer:
         values = {**vars(arguments), **dict.fromkeys(absent), "data": "synthetic"}
         arguments = argparse.Namespace(**values)
     plan = Plan.from_table(plan_table(arguments))
-    assert plan.data is not None
     spec = plan.data.open().spec if spec is None else spec
     resolved = resolve(plan, spec)
     resolved.guarantee(spec.clients)

@@ -311,7 +311,6 @@ def _known_method(plan: Plan) -> Method:
 
 
 def _new_folder(plan: Plan) -> Path:
-    assert plan.data is not None
     stem = Path(plan.data.name).stem.replace(":", "-")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     base = Path("runs") / f"{stem}-{_known_method(plan).kind}-{stamp}"

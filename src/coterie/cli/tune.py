@@ -405,7 +405,7 @@ def _offer_text(arguments: argparse.Namespace, found: "Offer") -> str:
     from coterie.tune.tune import settings_text
 
     guarantee, refused = found.guarantee, found.refused
-    foreseen = guarantee.foresee()
+    foreseen = guarantee.forecast()
     if arguments.json:
         others = [{"share": o.share, "runs": o.runs, "epsilon": o.epsilon} for o in foreseen]
         summary = {

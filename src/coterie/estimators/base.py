@@ -35,7 +35,7 @@ from coterie.estimators.scalers import (
     split_column,
 )
 from coterie.methods.auto import Auto
-from coterie.methods.base import Method, Shape
+from coterie.methods.base import Method, Shape, choices, shared_leaves
 from coterie.methods.local import Local
 from coterie.models import Model
 from coterie.plan.plan import Privacy, Speed
@@ -252,7 +252,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self._shared = to(outcome.shared, "cpu")
         self._models = {name: leaf.cpu() for name, leaf in outcome.models.leaves.items()}
         self._common = _shared_model(outcome, train)
-        self.caveats_ = method.caveats(bool(guarantee.events) and self.epsilon_ < np.inf)
+        self.caveats_ = method.notes(
+            private=bool(guarantee.events) and self.epsilon_ < np.inf
+        ).caveats
 
     def _warn(self, X: Any, targets: NDArray[Any], codes: Integers) -> None:
         """Warn of what epsilon does not cover."""
@@ -398,12 +400,12 @@ def _has_text(X: Any) -> bool:
 def _shared_model(outcome: Outcome, train: FederatedDataset) -> Tree | None:
     """Return the model that all clients share; None if there is none, or only a part of one."""
     method, spec = outcome.plan.method, outcome.spec
-    if method.shape is not Shape.SUM or method.has_places:
+    if method.shape is not Shape.SUM or method.serving.fixed_membership:
         return None
     leaves = method.model.init(spec, Rng.seeded(0)).keys()
-    if set(method.shared_leaves(spec)) != set(leaves):
+    if set(shared_leaves(method, spec)) != set(leaves):
         return None
-    found = method.shared_model(to(outcome.shared, "cpu"), train.clients(np.arange(1)))
+    found = method.serving.shared_model(to(outcome.shared, "cpu"), train.clients(np.arange(1)))
     return {name: found[name] for name in leaves}
 
 
@@ -447,7 +449,7 @@ def method_of(method: Any, model: Any, settings: Mapping[str, Any] | None) -> Me
 
 
 def _named_method(name: str, given: dict[str, Any]) -> Method:
-    known = Method.choices()
+    known = choices()
     if name not in known:
         close = difflib.get_close_matches(name, list(known), n=3)
         hint = f" (close: {', '.join(close)})" if close else ""
@@ -497,7 +499,7 @@ def _local_method(method: Method) -> Method:
     """Return the method for a single client, which releases nothing."""
     if method.shape is Shape.NONE:
         return method
-    found = method.alone()
+    found = method.baselines().local
     if found is not None and found.shape is Shape.NONE:
         return found
     # Finetuning has its own SGD settings; those of training belong to its base.

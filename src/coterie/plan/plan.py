@@ -42,6 +42,8 @@ Baselines = Literal["auto", "all", "local", "none"]
 TunedOn = Literal["no", "public", "charged", "not covered"]
 _GUARANTEED = ("method", "privacy", "sampler", "rounds", "simulation_seed", "tuned")
 """Fields that decide on the releases and their guarantee; the ledger is bound to them."""
+NO_DATA = DataChoice(name="")
+"""The data of a plan whose caller brings a dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,7 @@ class Plan:
             outputs say so, and it protects nobody.
         tuned: On which rows settings were chosen: "public" costs nothing, "charged" was paid for
             (`coterie.tune`), "not covered" is private rows, and is shown wherever epsilon is.
-        data: What is read and how it is split; None where the caller brings the data.
+        data: What is read and how it is split; `NO_DATA` where the caller brings the data.
         speed: Device, block size, store, precision.
         compare_with_local: Whether the local baseline is trained and scored beside the run.
         references: Which baselines are scored beside the run.
@@ -185,7 +187,7 @@ class Plan:
     rounds: int | None = None
     simulation_seed: int | None = None
     tuned: TunedOn = "no"
-    data: DataChoice | None = None
+    data: DataChoice = NO_DATA
     speed: Speed = field(default_factory=Speed)
     compare_with_local: bool = True
     references: Baselines = "auto"

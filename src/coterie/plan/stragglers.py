@@ -416,8 +416,8 @@ def calibrate(stragglers: Stragglers, method: Method, data: FederatedDataset) ->
 
     def run(client: int) -> None:
         block = data.clients(np.array([client], dtype=np.int64))
-        method.local_update(shared, method.enrol(shared, data.spec, 1), block, rng, 0)
+        method.local_update(shared, method.init_client_state(shared, data.spec, 1), block, rng, 0)
 
-    seconds = measure(run, ids, _REPEATS) / method.passes
+    seconds = measure(run, ids, _REPEATS) / method.rounds(data.spec).passes
     fit = fit_times(data.counts[ids] * data.spec.features, seconds)
     return replace(stragglers, **fit._asdict(), calibrate=False)

@@ -16,7 +16,7 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.engine.simulate import Observer, Outcome, check_onboard, set_clock, simulate
 from coterie.history import History, is_cheap
 from coterie.newcomers import Newcomers, attempt_newcomers, check_newcomers, hold_out
-from coterie.plan.plan import Plan
+from coterie.plan.plan import NO_DATA, Plan
 from coterie.plan.rules import advice_for, resolve
 from coterie.plan.stragglers import Stragglers
 from coterie.plan.stragglers import calibrate as calibrate_clock
@@ -65,8 +65,8 @@ def execute(
         FileExistsError: If the folder holds another run.
     """
     started = time.perf_counter()
-    if plan.data is None:
-        raise ValueError("data = None: expected a plan with data; or call simulate(plan, data)")
+    if plan.data == NO_DATA:
+        raise ValueError("data is missing: expected a plan with data; or call simulate(plan, data)")
     train, test = plan.data.split()
     joining = None
     if plan.newcomers is not None:
@@ -156,7 +156,7 @@ def _train(
         outcome,
         score,
         local,
-        data="" if plan.data is None else plan.data.name,
+        data=plan.data.name,
         tuned=plan.tuned,
         seconds=time.perf_counter() - started,
         notices=(*notices, *unscored),

@@ -23,7 +23,7 @@ from coterie.data.catalogue import NAMES
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.scaling import scale_by, standardise_clients
 from coterie.data.unlabelled import Unlabelled, load_unlabelled, target_constants
-from coterie.methods.base import Method
+from coterie.methods.base import Method, predictive_std, shared_leaves
 from coterie.models import Model
 from coterie.newcomers import FOLDER
 from coterie.plan.plan import Plan
@@ -180,7 +180,7 @@ def model_std(
     found = torch.empty(len(data.targets), *_width(data), dtype=torch.float64)
     for rows in data.blocks(np.flatnonzero(data.counts > 0), BLOCK):
         clients = train.clients(places[rows.ids.numpy()])
-        std = method.uncertainty(shared, clients, rows)
+        std = predictive_std(method, shared, clients, rows)
         found[rows.index[rows.mask]] = std[rows.mask].cpu().double()
     return found
 
@@ -308,13 +308,13 @@ def _shared_models(
         ValueError: If the method shares only a part of the model.
     """
     first = method.model.init(data.spec, Rng.seeded(0))
-    if set(method.shared_leaves(data.spec)) != set(first):
+    if set(shared_leaves(method, data.spec)) != set(first):
         raise ValueError(
-            f"--unknown-clients shared: {method.title} has no complete shared model; onboard these "
+            f"--unknown-clients shared: {method} has no complete shared model; onboard these "
             "clients with their own rows (coterie onboard)"
         )
     clients = data.clients(_places(data.names, unknown))
-    found = method.shared_model(read_shared(folder), clients)
+    found = method.serving.shared_model(read_shared(folder), clients)
     return {
         name: leaf if leaf.dim() > first[name].dim() else stack({name: leaf}, len(clients))[name]
         for name, leaf in ((name, found[name]) for name in first)
@@ -333,7 +333,7 @@ def _std(folder: Path, run_plan: Plan, data: FederatedDataset, unknown: Sequence
         return model_std(run_plan.method, shared, train, data, places).float()
     except NotImplementedError as error:
         raise ValueError(
-            f"--std: {run_plan.method.title} has no uncertainty; run pfeb, or leave --std out"
+            f"--std: {run_plan.method} has no uncertainty; run pfeb, or leave --std out"
         ) from error
 
 

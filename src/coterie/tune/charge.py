@@ -244,7 +244,7 @@ def _offer(
     trials, found = plan_all(laid, listed, train.spec)
     plans = [replace(p, tuned=tuning_label(p, public=public, charged=True)) for p in found.values()]
     for plan in plans:
-        plan.method.check_data(train)
+        plan.method.check(train.spec, data=train)
     settings = [trials[place].settings for place in found]
     refused = [trial for trial in trials if trial.refused is not None]
     guarantee = _guarantee(plans, train.spec.clients, law, scoring)
@@ -252,7 +252,7 @@ def _offer(
 
 
 def _guarantee(plans: Sequence[Plan], clients: int, law: RunLaw, scoring: Scoring) -> Selection:
-    first = plans[0].plan()
+    first = plans[0]
     who, relation = first.sampler.participation(clients), first.privacy.relation
     candidates = tuple(
         tuple(mechanism.event() for mechanism in plan.mechanisms(clients)) for plan in plans

@@ -42,7 +42,7 @@ from coterie.core.config import ConfigError, assign, from_table, read_toml, to_t
 from coterie.core.environment import go_offline, is_offline
 from coterie.core.files import write_atomically
 from coterie.core.signals import as_interrupt, stoppable
-from coterie.methods.base import Method, Shape
+from coterie.methods.base import Method, Shape, choices
 from coterie.newcomers import hold_out
 from coterie.plan.plan import Plan, TunedOn, fill_kinds
 from coterie.privacy.guarantee import OTHERS, Guarantee, add_up, round_up, spent_together
@@ -167,7 +167,7 @@ class Entry:
     @property
     def known_settings(self) -> set[str]:
         """The names of the method's settings."""
-        return {one.name for one in fields(Method.choices()[self.kind])}  # type: ignore[arg-type]
+        return {one.name for one in fields(choices()[self.kind])}  # type: ignore[arg-type]
 
     def grid(self, grid: Mapping[str, Any]) -> dict[str, Any]:
         """Return the part of a grid that applies to this method; its own keys take precedence."""
@@ -380,7 +380,7 @@ def _named(methods: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _entry(label: str, table: dict[str, Any], own: Mapping[str, Any]) -> Entry:
-    kind, kinds = table.get("kind"), Method.choices()
+    kind, kinds = table.get("kind"), choices()
     if kind not in kinds:
         raise ConfigError(
             f"method {kind!r} is unknown; expected among {', '.join(kinds)} (`coterie methods`)"
