@@ -19,7 +19,7 @@ from coterie.methods.base import registered
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.ledger import locked
 from coterie.summary import NOT_COVERED
-from coterie.verification.closed import gaussian_epsilon
+from coterie.verify.account import gaussian_epsilon
 
 pytestmark = pytest.mark.full
 

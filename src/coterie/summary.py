@@ -1,6 +1,5 @@
 """What a finished run says of itself: the summary, and the files that are kept."""
 
-import hashlib
 import io
 import json
 import math
@@ -12,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from coterie.certificate import certify
+from coterie.certificate import keep_certificate
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.outcome import Outcome
 from coterie.finished_models import MODELS, write_models
-from coterie.log import Log, now, versions
+from coterie.log import Log
 from coterie.methods.base import Shape
 from coterie.plan import Plan
 from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import ALONE, BEFORE, Charged, chosen_alone, statement, told
+from coterie.privacy.charged import ALONE, Charged, chosen_alone, told
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
 from coterie.scores import TITLES, Array, Score, noise_to_signal
@@ -282,8 +281,7 @@ def keep(
     log.note("packed")
     keep_shared(folder, outcome.shared)
     write_metrics(folder / "metrics.parquet", train, score, local, errors)
-    released = outcome.billboard.ledger.released
-    keep_certificate(folder, summary, outcome.guarantee, outcome.plan.method.kind, released, log)
+    keep_certificate(folder, summary, outcome.guarantee, outcome.plan, outcome.billboard, log)
     keep_summary(folder, summary)
 
 
@@ -299,49 +297,6 @@ def keep_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write result.json: the run is done."""
     text = json.dumps(dict(summary), indent=2, allow_nan=False)
     write_atomically(folder / "result.json", text.encode())
-
-
-def keep_certificate(
-    folder: Path,
-    summary: Mapping[str, Any],
-    guarantee: Guarantee,
-    method: str,
-    released: Mapping[int, str],
-    log: Log,
-) -> None:
-    """Write what others can check; the log says which one it was."""
-    more: dict[str, Any] = {"method": method}
-    if summary["tuning"] != TUNING["no"]:
-        more["tuning"] = summary["tuning"]
-    if summary["caveats"]:
-        more["caveats"] = summary["caveats"]
-    if (deployment := summary.get("deployment")) is not None:
-        # Hashed here and not among the files: a simulated run has no such file.
-        federation = hashlib.sha256((folder / "federation.toml").read_bytes()).hexdigest()
-        more["deployment"] = {**deployment, "federation": federation}
-    if (selection := summary.get("selection")) is not None:
-        # Epsilon by events alone stays what the events come to; it is true of nobody any more.
-        more |= {"selection": selection, "view": BEFORE}
-        more["statement"] = statement(guarantee, selection)
-    finished = now()
-    begun = log.begun or finished
-    if deployment is not None:
-        # To the day: how long rounds were waited for would tell who was drawn.
-        begun, finished = (f"{time[:10]}T00:00" for time in (begun, finished))
-    certificate = certify(
-        folder,
-        guarantee,
-        released,
-        begun=begun,
-        finished=finished,
-        versions=versions(),
-        more=more,
-    )
-    text = json.dumps(certificate, indent=2, allow_nan=False)
-    write_atomically(folder / "guarantee.json", text.encode())
-    epsilon, posts = certificate["epsilon"], len(certificate["posts"])
-    told = certificate["sha256"]
-    log.note("finished", sync=True, posts=posts, epsilon=epsilon, certificate=told)
 
 
 def write_metrics(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from coterie.commands.options import Commands, _command
 
 if TYPE_CHECKING:
-    from coterie.verification.verdict import Verdict
+    from coterie.verify import Verdict
 
 _CERTIFICATE, _SELECTION = "guarantee.json", "selection.json"
 _OF_A_RUN = (_CERTIFICATE, "plan.toml", "ledger.jsonl")
@@ -60,10 +60,8 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def _judged(folder: Path) -> "list[Verdict]":
     """Check a run, or all runs and selections that lie in a folder."""
-    from coterie.verification.checks import verify as check
-    from coterie.verification.reading import UnreadableError
-    from coterie.verification.selections import verify_selection
-    from coterie.verification.verdict import Check, Verdict
+    from coterie.verify import Check, UnreadableError, Verdict, verify_selection
+    from coterie.verify import verify as check
 
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give the folder of a finished run")

@@ -20,6 +20,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from coterie.certificate import keep_certificate
 from coterie.config import ConfigError
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.onlookers import caveats, deployment_told
@@ -31,7 +32,6 @@ from coterie.run_plan import advice_of
 from coterie.scores import Score
 from coterie.summary import (
     TUNING,
-    keep_certificate,
     keep_shared,
     keep_summary,
     noise_told,
@@ -61,8 +61,7 @@ def finish(
     log.note("packed")
     keep_shared(folder, shared)
     keep_facts(folder, agreement)
-    released = billboard.ledger.released
-    keep_certificate(folder, summary, guarantee, agreement.plan.method.kind, released, log)
+    keep_certificate(folder, summary, guarantee, agreement.plan, billboard, log)
     keep_summary(folder, summary)
     return summary
 
