@@ -126,7 +126,7 @@ def by_view(account: Account) -> dict[str, Span]:
     main, infinite = recompute(account), Span(math.inf, math.inf)
     kinds = {event["event"] for event, _ in account.events}
     if "local_gaussian" in kinds:
-        sums, local = summed(account), kinds == {"local_gaussian"}
+        sums, local = recompute(_central(account, summed=True)), kinds == {"local_gaussian"}
         server = (main, sums) if local else (infinite, infinite)
         views = {"other_clients": main, "outsider": sums}
     else:
@@ -152,15 +152,8 @@ def recompute(account: Account) -> Span:
     if not kinds:
         return Span(0.0, 0.0)
     if "local_gaussian" in kinds:
-        return recompute(_central(account, 0.0))
-    if kinds == {"gaussian"}:
-        return _gaussian(account)
-    return _mixed(account)
-
-
-def summed(account: Account) -> Span:
-    """Return epsilon against an adversary who sees sums alone, and every cohort, of local noise."""
-    return recompute(_central(account, 0.5))
+        return recompute(_central(account))
+    return _gaussian(account) if kinds == {"gaussian"} else _mixed(account)
 
 
 def message_epsilon(account: Account) -> float | None:
@@ -173,27 +166,28 @@ def message_epsilon(account: Account) -> float | None:
 def recompute_delta(account: Account, epsilon: float) -> float:
     """Return delta of all events together at an epsilon, such as one that a paper claims."""
     if any(event["event"] == "local_gaussian" for event, _ in account.events):
-        account = _central(account, 0.0)
+        account = _central(account)
     costs = _costs(account)
     if all(event["event"] == "gaussian" for event, _ in account.events):
         if account.rate == 1:
-            return float(gaussian_delta(epsilon, np.array([_mu(account)]))[0])
+            return float(gaussian_delta(epsilon, _mu(account)))
         if not account.hides and len(costs) == 1:
             ((mu, rounds),) = costs.items()
             return mixture_delta(mu, rounds, account.rate, epsilon)
     return float(_composed(_losses(account)).get_delta_for_epsilon(epsilon))
 
 
-def _central(account: Account, power: float) -> Account:
-    """Return local noise as central noise of a visible cohort, with honest^power times the noise.
+def _central(account: Account, *, summed: bool = False) -> Account:
+    """Return local noise as central noise of a visible cohort: of one message, or of a sum.
 
-    A client that adds noise to its own message is seen to send one.
+    A client that adds noise to its own message is seen to send one. Of a sum, the noise of the
+    honest clients counts.
     """
 
     def one(event: Event) -> Event:
         if event["event"] != "local_gaussian":
             return event
-        noise = event["noise_multiplier"] * event["honest"] ** power
+        noise = event["noise_multiplier"] * (math.sqrt(event["honest"]) if summed else 1.0)
         return {"event": "gaussian", "noise_multiplier": noise, "replaced": 2.0}
 
     return replace(account.seen, events=tuple((one(event), n) for event, n in account.events))
@@ -202,12 +196,14 @@ def _central(account: Account, power: float) -> Account:
 # Closed forms.
 
 
-def gaussian_delta(epsilon: float, mu: Array) -> Array:
-    """Return delta of mu-Gaussian DP at an epsilon, for each mu > 0."""
-    x = epsilon / mu - mu / 2
+def gaussian_delta(epsilon: Any, mu: Any) -> Array:
+    """Return delta of mu-Gaussian DP, for each epsilon (negative ones too) and each mu > 0."""
+    size = np.abs(epsilon)
+    x = size / mu - mu / 2
     top = special.log_ndtr(-x)
-    below = np.minimum(epsilon + special.log_ndtr(-x - mu) - top, 0.0)
-    return np.asarray(-np.exp(top) * np.expm1(below))
+    found = -np.exp(top) * np.expm1(np.minimum(size + special.log_ndtr(-x - mu) - top, 0.0))
+    below = -np.expm1(-size) + np.exp(-size) * found
+    return np.asarray(np.where(np.asarray(epsilon) >= 0, found, below))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -216,7 +212,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     if mu >= 1e9 or delta <= 0:
         return math.inf
-    return _solve(lambda e: float(gaussian_delta(e, np.array([mu]))[0]), delta, mu)
+    return _solve(lambda e: float(gaussian_delta(e, mu)), delta, mu)
 
 
 def mixture_epsilon(mu: float, rounds: int, rate: float, delta: float) -> float:
@@ -256,7 +252,7 @@ def responses_epsilon(costs: Mapping[float, int], delta: float) -> float | None:
     for cost, times in costs.items():
         if len(losses) * (times + 1) > _SUMS:
             return None
-        yes = np.arange(times + 1)
+        yes = np.arange(times + 1, dtype=np.float64)
         chance = _binomial(yes, times, float(special.expit(cost)))
         losses = np.add.outer(losses, cost * (2.0 * yes - times)).ravel()
         mass = np.multiply.outer(mass, chance).ravel()
@@ -273,7 +269,8 @@ def responses_epsilon(costs: Mapping[float, int], delta: float) -> float | None:
 def _binomial(times: Array, rounds: int, rate: float) -> Array:
     ways = special.gammaln(rounds + 1.0) - special.gammaln(times + 1.0)
     ways -= special.gammaln(rounds - times + 1.0)
-    return np.exp(ways + special.xlogy(times, rate) + special.xlog1py(rounds - times, -rate))
+    log = ways + special.xlogy(times, rate) + special.xlog1py(rounds - times, -rate)
+    return np.asarray(np.exp(log))
 
 
 def amplified(epsilon: float, how: str, rate: float, relation: str) -> float:
@@ -475,7 +472,7 @@ def _shown(mu: float, rate: float) -> _Loss:
 
     def profile(epsilon: Array) -> Array:
         away = (1 - rate) * -np.expm1(np.minimum(epsilon, 0.0))
-        return rate * _hockey(epsilon, mu) + away
+        return rate * gaussian_delta(epsilon, mu) + away
 
     reach = mu * mu / 2 + 12 * mu
     return _Loss(_symmetric(profile, reach), mu * math.sqrt(rate), reach)
@@ -491,7 +488,7 @@ def _fixed(mu: float, rate: float) -> _Loss:
         size = np.abs(epsilon)
         inner = np.log1p(np.expm1(np.minimum(size, 700.0)) / rate)
         inner = np.where(size > 700, size - math.log(rate), inner)
-        delta = rate * _hockey(inner, mu)
+        delta = rate * gaussian_delta(inner, mu)
         return np.where(epsilon >= 0, delta, -np.expm1(-size) + np.exp(-size) * delta)
 
     reach = _log_mean(mu * mu / 2 + 12 * mu, rate)
@@ -557,15 +554,6 @@ def _wishart(degrees: int, ratio: float) -> _Loss:
 
     reach = max(high, -low, half)
     return _Loss(on, min(ratio / math.sqrt(2 * degrees), reach), reach)
-
-
-def _hockey(epsilon: Array, mu: float) -> Array:
-    """Return delta of mu-Gaussian DP at many epsilons, negative ones too."""
-    size = np.abs(epsilon)
-    x = size / mu - mu / 2
-    top = special.log_ndtr(-x)
-    found = -np.exp(top) * np.expm1(np.minimum(size + special.log_ndtr(-x - mu) - top, 0.0))
-    return np.where(epsilon >= 0, found, -np.expm1(-size) + np.exp(-size) * found)
 
 
 def _symmetric(profile: Profile, reach: float) -> Callable[[float], Any]:

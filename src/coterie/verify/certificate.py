@@ -35,41 +35,19 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 }
 """The vocabulary of events."""
 _NORMS = {"gaussian": 2, "local_gaussian": 2, "wishart": 2, "laplace": 1}
-_KEYS: dict[str, type | tuple[type, ...]] = {
-    "method": str,
-    "shape": str,
-    "protected_rows": (int, type(None)),
-    "tuning": str,
-    "relation": str,
-    "sampling": str,
-    "cohort": str,
-    "unit": str,
-    "sha256": str,
-    "rate": (int, float),
-    "delta": (int, float),
-    "epsilon": (int, float, str),
-    "clients": int,
-    "rounds": int,
-    "simulation": bool,
-    "events": list,
-    "releases": list,
-    "posts": list,
-    "assumed_public": list,
-    "views": dict,
-    "files": dict,
-    "versions": dict,
-    "format": str,
-    "format_version": int,
-    "started": str,
-    "finished": str,
-}
-_OPTIONAL = {
-    "epsilon_per_participation",
-    "claimed_epsilon",
-    "true_delta_at_claimed",
-    "selection",
-    "deployment",
-}
+_TYPES: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (str, "format method shape tuning unit relation sampling cohort started finished sha256"),
+    (int, "format_version clients rounds"),
+    ((int, float), "rate delta"),
+    ((int, float, str), "epsilon"),
+    ((int, type(None)), "protected_rows"),
+    (bool, "simulation"),
+    (list, "events releases posts assumed_public"),
+    (dict, "views files versions"),
+)
+_KEYS = {key: kind for kind, keys in _TYPES for key in keys.split()}
+_CLAIMS = ("claimed_epsilon", "true_delta_at_claimed")
+_OPTIONAL = {"epsilon_per_participation", *_CLAIMS, "selection", "deployment"}
 _NAMES = {
     "relation": ("zero_out", "replace"),
     "sampling": ("everyone", "poisson", "fixed"),
@@ -148,21 +126,16 @@ def faults(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def _wrong_values(stated: Mapping[str, Any]) -> Iterator[str]:
-    for key, names in _NAMES.items():
-        if stated[key] not in names:
-            yield f"{key} is {stated[key]!r}"
-    for key, good in (("rate", 0 < stated["rate"] <= 1), ("delta", 0 <= stated["delta"] < 1)):
-        if not good:
-            yield f"{key} is {stated[key]}"
-    for key, least in (("clients", 1), ("rounds", 0)):
-        if not least <= stated[key] <= 10**15:
-            yield f"{key} is {_short(stated[key])}"
-    for name, good_one in (("events", is_event), ("posts", _is_post), ("releases", _is_release)):
-        wrong = [one for one in stated[name] if not good_one(one)]
+    good = {key: stated[key] in names for key, names in _NAMES.items()}
+    good |= {"rate": 0 < stated["rate"] <= 1, "delta": 0 <= stated["delta"] < 1}
+    good |= {key: 0 <= stated[key] <= 10**15 for key in ("clients", "rounds")}
+    good |= {"clients": good["clients"] and stated["clients"] > 0}
+    yield from (f"{key} is {_short(stated[key])}" for key in good if not good[key])
+    for name, is_one in (("events", is_event), ("posts", _is_post), ("releases", _is_release)):
+        wrong = [one for one in stated[name] if not is_one(one)]
         yield from (f"{name} hold {_short(one)}" for one in wrong)
-        counts = [one.get("rounds", 1) for one in stated[name] if good_one(one)]
-        if sum(counts) > _MOST:
-            yield f"{name}: {_short(sum(counts))}, more than {_MOST}"
+        if not wrong and (rounds := sum(one.get("rounds", 1) for one in stated[name])) > _MOST:
+            yield f"{name}: {_short(rounds)}, more than {_MOST}"
 
 
 def _short(value: Any) -> str:
@@ -232,15 +205,18 @@ def each(runs: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 def wrong_bounds(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
     """Return how bounds and grids disagree with the events, with each other and with the clip."""
-    clip, found = _table(plan, "privacy").get("clip"), []
+    clip = _number(_table(plan, "privacy").get("clip"))
+    found: list[str] = []
     for event, release in zip(each(stated["events"]), each(stated["releases"]), strict=False):
         for part in release["parts"]:
             found += _wrong_part(event, part)
-        bound = release["parts"][0]["bound"]
-        if len(release["parts"]) > 1 or bound is None or not is_positive(clip):
+        leaves = [leaf for part in release["parts"] for leaf in part["leaves"]]
+        found += ["a leaf is listed twice"] * (len(set(leaves)) != len(leaves))
+        # Blocks have bounds of their own. A second moment is bounded by the square of the clip.
+        bound = release["parts"][0]["bound"] if len(release["parts"]) == 1 else None
+        if bound is None or any(math.isclose(bound, clip**p, rel_tol=_NEAR) for p in (1, 2)):
             continue
-        if not any(math.isclose(bound, clip**power, rel_tol=_NEAR) for power in (1, 2)):
-            found.append(f"bound {bound:g}, clip of the plan {clip:g} or its square")
+        found.append(f"bound {bound:g}, clip of the plan {clip:g}")
     return list(dict.fromkeys(found))
 
 
@@ -344,7 +320,7 @@ def _wrong_amount(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[st
         same = asked is None or (is_positive(claimed) and math.isclose(claimed, asked))
         return [f"claimed_epsilon: certificate {claimed!r}, plan {asked}"] * (not same)
     if asked is None:
-        return _wrong_rounds(stated["events"], weights, float(given))
+        return _wrong_rounds(stated["events"], weights, _number(given))
     if stated["protected_rows"] is not None:
         base = _converted(float(asked), stated, weights)
         return _wrong_rounds(stated["events"], weights, base)

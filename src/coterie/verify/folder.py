@@ -14,6 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -47,8 +48,8 @@ _DAMAGED = (OSError, ValueError, EOFError, RuntimeError, struct.error, zipfile.B
 UNCHECKED = (
     "shared.npz: its hash is checked, but only a replay of the releases with the method shows that "
     "its numbers follow from them",
-    "that the noise was drawn as stated, the clip applied, and that a method that states no release "
-    "has none; that the folder was not made up as a whole: a certificate is not signed",
+    "that the noise was drawn as stated, that the clip was applied, and that a method that states "
+    "no release has none; that the folder was not made up as a whole: a certificate is not signed",
 )
 """What no check of a folder can show."""
 _UNCHECKED_SELECTION = (
@@ -242,7 +243,7 @@ class _Run:
         if type(planned) is not int or planned != due:
             wrong.append(f"the ledger is of {planned} releases, the plan of {due}")
         # Without privacy a run may end early.
-        elif planned != events and (private or events > planned or due == 0):
+        elif planned != events and (private or events > planned):
             wrong.append(f"the ledger is of {planned} releases, the certificate of {events} events")
         wrong += [f"charged are {_some(ledger.charged)}"] * (ledger.charged != charges)
         wrong += [
@@ -290,9 +291,8 @@ class _Run:
         if named is not None:
             rows = read_rows(self.folder)
             wrong += [f"models/clients.json names {named}"] * (named != clients)
-            damaged = "models/clients.safetensors is damaged or cut short"
-            wrong += [damaged] * (-1 in rows)
-            wrong += [f"models have {sorted(rows)} rows"] * (rows not in ({clients}, {clients, -1}))
+            wrong += [f"models have {sorted(rows)} rows"] * bool(rows - {clients})
+            wrong += ["models/clients.safetensors is damaged or cut short"] * (not rows)
         return _judge("clients", wrong, f"{clients} clients", f"{named} models")
 
     def _fewest(self) -> int:
@@ -471,9 +471,10 @@ class _Grids:
     """The grid step of each leaf of each release, and the numbers that do not lie on it."""
 
     steps: list[dict[str, float | None]]
+    private: bool
     off: list[str] = field(default_factory=list)
     without: set[str] = field(default_factory=set)
-    private: bool = True
+    seen: dict[int, set[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> "_Grids":
@@ -482,7 +483,7 @@ class _Grids:
             for run in stated["releases"]
         }
         private = any(event["event"] != "non_private" for event in stated["events"])
-        return cls([runs[id(run)] for run in each(stated["releases"])], private=private)
+        return cls([runs[id(run)] for run in each(stated["releases"])], private)
 
     def take(self, index: int, leaf: str, values: "np.ndarray[Any, Any]") -> None:
         """Check some of the numbers of a leaf."""
@@ -490,6 +491,7 @@ class _Grids:
         if leaf not in steps:
             self.off.append(f"post {index}: no grid is stated for {leaf!r}")
             return
+        self.seen.setdefault(index, set()).add(leaf)
         step = steps[leaf]
         if step is None:
             self.without.add(leaf)
@@ -502,6 +504,9 @@ class _Grids:
 
     def check(self) -> Check:
         """Return the check of all numbers."""
+        for index, steps in enumerate(self.steps):
+            absent = sorted(steps.keys() - self.seen.get(index, set()))
+            self.off += [f"post {index} has no leaf {', '.join(absent)}"] * bool(absent)
         if self.without and not self.off:
             names = ", ".join(sorted(self.without)[:6])
             why = "no noise is added" if not self.private else "the mechanism states none"
@@ -676,40 +681,30 @@ def read_names(folder: Path) -> int | None:
 
 
 def read_rows(folder: Path) -> set[int]:
-    """Return the numbers of rows of models/clients.safetensors; -1 if it is damaged."""
+    """Return the numbers of rows of models/clients.safetensors; empty if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        path = folder / "models" / "clients.safetensors"
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(min(length, 1 << 27)))
-        parts = [part for name, part in header.items() if name != "__metadata__"]
-        rows = [part["shape"][0] for part in parts]
-        ends = max((part["data_offsets"][1] for part in parts), default=0)
-        if path.stat().st_size != 8 + length + ends:  # cut short, or with bytes behind it
-            rows.append(-1)
-    except (OSError, ValueError, RecursionError, struct.error):
+        with safe_open(folder / "models" / "clients.safetensors", framework="np") as models:
+            shapes = [models.get_slice(name).get_shape() for name in models.keys()]  # noqa: SIM118
+        return {shape[0] for shape in shapes}
+    except (OSError, SafetensorError, LookupError):
         return set()
-    except (LookupError, TypeError, AttributeError):  # a header of another form
-        return set()
-    return {count if type(count) is int else -1 for count in rows}
 
 
 def read_log(folder: Path) -> str | None:
     """Return the certificate's hash that the log names last; None without a log."""
+    named = "nothing that can be read"
     try:
-        lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, RecursionError):
+                entry = json.loads(line)
+                if isinstance(entry, dict) and entry.get("event") == "finished":
+                    named = str(entry.get("certificate"))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError):
-        return "nothing that can be read"
-    named = ""
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict) and entry.get("event") == "finished":
-            named = str(entry.get("certificate", ""))
+        pass
     return named
 
 
