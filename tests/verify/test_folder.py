@@ -335,9 +335,7 @@ def test_every_number_that_is_changed_is_found(run, change, skilled):
         other = changed(told, path, CHANGES[change])
         assert other != told, path
         (store_skilfully if skilled else store)(run, other)
-        assert not verify(run).verified, path
-        found = [name for name in failed(run) if name not in ("log", "certificate unaltered")]
-        assert found or not skilled, path
+        assert set(failed(run)) - ({"log"} if skilled else set()), path
 
 
 def lowered(told):
@@ -408,49 +406,72 @@ TAMPERINGS = {
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
-def test_a_certificate_that_was_rewritten_skilfully_is_found(run, name):
+def test_a_certificate_that_was_altered_is_found(run, name):
     change, check = TAMPERINGS[name]
     told = certificate(run)
     change(told)
+    store(run, told)
+    assert {"certificate unaltered", "certificate well-formed"} & set(failed(run))
     store_skilfully(run, told)
     assert check in failed(run)
 
 
-@pytest.mark.parametrize("name", TAMPERINGS)
-def test_a_certificate_that_was_edited_is_found(run, name):
-    told = certificate(run)
-    TAMPERINGS[name][0](told)
-    store(run, told)
-    assert {"certificate unaltered", "certificate well-formed"} & set(failed(run))
+def part(**fields):
+    whole = {"leaves": ["weight", "bias"], "norm": 2, "bound": 0.5, "grid": 2.0**-20}
+    return {"releases": [{"rounds": 3, "parts": [whole | fields]}]}
 
 
-@pytest.mark.parametrize(
-    "key", ["events", "posts", "delta", "files", "sha256", "releases", "shape", "views"]
-)
-def test_a_certificate_that_lacks_something_is_found(run, key):
-    told = certificate(run)
-    del told[key]
-    store(run, told)
+def event(kind, **fields):
+    return {"events": [{"event": kind, "rounds": 3} | fields]}
+
+
+MALFORMED = [
+    event("gaussian", noise_multiplier=-1.0, replaced=2.0),
+    event("gaussian", noise_multiplier=9.0, replaced=0.1),
+    event("gaussian", noise_multiplier=True, replaced=2.0),
+    event("gaussian", noise_multiplier=10**400, replaced=2.0),
+    event("gaussian", noise_multiplier=9.0),
+    event("unheard_of"),
+    event(["gaussian"]),
+    event({}),
+    event("non_private", rounds=0),
+    event("non_private", rounds=10**30),
+    {"events": ["gaussian"]},
+    {"clients": 0},
+    {"clients": -5},
+    {"clients": 10**400},
+    {"clients": 12.0},
+    {"rounds": 10**30},
+    {"posts": [{"index": [1], "sha256": "a"}]},
+    {"posts": [{"index": True, "sha256": "a"}]},
+    part(norm=3),
+    part(norm=True),
+    part(grid="fine"),
+    part(bound=-1.0),
+    part(leaves=[]),
+    {"releases": [{"rounds": 3, "parts": []}]},
+    {"protected_rows": 1.5},
+    {"unit": "household"},
+    {"statement": "epsilon = 0.01"},
+    *({key: None} for key in ("events", "posts", "delta", "files", "shape", "views")),
+]
+
+
+@pytest.mark.parametrize("fields", MALFORMED, ids=str)
+def test_a_certificate_that_is_malformed_is_found(run, fields):
+    told = certificate(run) | fields
+    if told["files"] is not None:
+        store_skilfully(run, told)
+    else:
+        store(run, told)
     assert failed(run) == ["certificate well-formed"]
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"event": "gaussian", "noise_multiplier": -1.0, "replaced": 2.0, "rounds": 3},
-        {"event": "gaussian", "noise_multiplier": 9.0, "replaced": 0.1, "rounds": 3},
-        {"event": "gaussian", "noise_multiplier": True, "replaced": 2.0, "rounds": 3},
-        {"event": "gaussian", "noise_multiplier": 9.0, "rounds": 3},
-        {"event": "unheard_of", "rounds": 3},
-        {"event": "non_private", "rounds": 0},
-        "gaussian",
-    ],
-)
-def test_an_event_that_is_none_is_found(run, event):
+def test_a_certificate_that_lacks_a_field_is_found(run):
     told = certificate(run)
-    told["events"] = [event]
-    store_skilfully(run, told)
-    assert failed(run) == ["certificate well-formed"]
+    for key in set(told) - {"format", "format_version"}:
+        store(run, {name: value for name, value in told.items() if name != key})
+        assert failed(run) == ["certificate well-formed"], key
 
 
 def repacked(run, change):
@@ -623,17 +644,8 @@ def test_more_honest_clients_than_a_round_has_are_found(tmp_path):
     told["events"][0]["honest"] = 13
     store_skilfully(run, told)
     assert "clients" in failed(run)
-
-
-def test_honest_clients_are_counted_without_models_too(tmp_path):
-    noise = LocalNoise(honest=12)
-    run = run_into(tmp_path / "run", FedAvg(), privacy=Privacy(epsilon=9.0, noise=noise))
-    told = certificate(run)
-    told["events"][0]["honest"] = 13
     shutil.rmtree(run / "models")
-    store_skilfully(run, told)
-    found = next(check for check in verify(run).checks if check.name == "clients")
-    assert found.status == "FAILED"
+    assert "FAILED" in {one.status for one in verify(run).checks if one.name == "clients"}
 
 
 # Claims that contradict what lies beside them: the ledger is rewritten too, where it can be.
@@ -799,13 +811,6 @@ def test_a_budget_that_is_none_or_another_is_found(run, name):
     assert failed(run)[0] == "budget"
 
 
-def test_a_shape_that_is_not_known_is_found_where_noise_is_given(tmp_path):
-    run = run_into(tmp_path / "run", privacy=Privacy(noise_multiplier=4.0))
-    replan(run, ('kind = "even"', 'kind = "surprise"'))
-    store_wholly(run, certificate(run))
-    assert failed(run)[0] == "budget"
-
-
 @pytest.mark.parametrize("rounds", [2, 1])
 def test_noise_of_a_recipe_for_rows_is_computed_anew(tmp_path, rounds):
     method = registered()["dpaggr"](rows=8)
@@ -817,36 +822,6 @@ def test_noise_of_a_recipe_for_rows_is_computed_anew(tmp_path, rounds):
     recounted(told)
     store_wholly(run, told)
     assert "budget" in failed(run)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"clients": 0},
-        {"clients": -5},
-        {"clients": 10**400},
-        {"clients": 12.0},
-        {"rounds": 10**30},
-        {"posts": [{"index": [1], "sha256": "a"}]},
-        {"posts": [{"index": True, "sha256": "a"}]},
-        {"events": [{"event": ["gaussian"], "rounds": 3}]},
-        {"events": [{"event": {}, "rounds": 3}]},
-        {"events": [{"event": "gaussian", "noise_multiplier": 10**400, "replaced": 2.0}]},
-        {"events": [{"event": "non_private", "rounds": 10**30}]},
-        {"releases": [{"rounds": 3, "parts": []}]},
-        {"releases": [{"rounds": 3, "parts": [{"leaves": ["weight"]}]}]},
-        {"protected_rows": 1.5},
-        {"unit": "household"},
-        {"statement": "epsilon = 0.01"},
-    ],
-    ids=str,
-)
-def test_fields_that_are_of_no_kind_are_found(run, fields):
-    told = certificate(run)
-    for event in fields.get("events", []):
-        event.setdefault("rounds", 3)
-    store_skilfully(run, told | fields)
-    assert failed(run) == ["certificate well-formed"]
 
 
 PIECES = {

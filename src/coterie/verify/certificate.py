@@ -116,11 +116,12 @@ def seal(certificate: Mapping[str, Any]) -> str:
 def faults(certificate: Mapping[str, Any]) -> list[str]:
     """Return what a certificate lacks, has in addition, or has of a wrong type."""
     found = [f"unknown field {_short(key)}" for key in certificate.keys() - _KEYS - _OPTIONAL]
+    found += [f"{key} is missing" for key in _KEYS.keys() - certificate.keys()]
     found += [
-        f"{key} is {_short(certificate.get(key))}"
-        for key, kind in _KEYS.items()
-        if not isinstance(certificate.get(key), kind)
-        or (isinstance(certificate[key], bool) and kind is not bool)
+        f"{key} is {_short(value)}"
+        for key, value in certificate.items()
+        if (kind := _KEYS.get(key)) is not None
+        and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool))
     ]
     return found or list(_wrong_values(certificate))
 
