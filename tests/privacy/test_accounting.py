@@ -530,7 +530,10 @@ def test_guarantee_queries_its_profile():
     [
         ({}, ["one client", "replaced by zero", "do not observe", "delta = 1e-05", "20 rounds"]),
         ({"relation": "replace"}, ["any other client"]),
-        ({"participation": Participation("poisson", 0.2, visible=True)}, ["observe every", "and observe"]),
+        (
+            {"participation": Participation("poisson", 0.2, visible=True)},
+            ["observe every", "and observe"],
+        ),
         (
             {"participation": Participation("fixed", 0.2), "relation": "replace"},
             ["fixed size", "an outsider", "know from their own participation"],

@@ -219,9 +219,21 @@ def test_the_printed_mechanism_is_no_guarantee_under_replace_either():
 @pytest.mark.parametrize(
     ("noise", "changes", "words"),
     [
-        (LaplaceNoise(), {"shape": Shape.GRAM}, "laplace noise supports .*sum, squares.*releases gram"),
-        (LaplaceNoise(), {"shape": Shape.ROWS}, "laplace noise supports .*releases rows: use gaussian"),
-        (WishartNoise(), {"shape": Shape.SQUARES}, "wishart noise supports .*gram.*releases squares"),
+        (
+            LaplaceNoise(),
+            {"shape": Shape.GRAM},
+            "laplace noise supports .*sum, squares.*releases gram",
+        ),
+        (
+            LaplaceNoise(),
+            {"shape": Shape.ROWS},
+            "laplace noise supports .*releases rows: use gaussian",
+        ),
+        (
+            WishartNoise(),
+            {"shape": Shape.SQUARES},
+            "wishart noise supports .*gram.*releases squares",
+        ),
         (PublishedWishart(), {"shape": Shape.SUM}, "wishart_paper noise supports .*releases sum"),
         (WishartNoise(), {"delta": 0.0}, "Wishart noise.*no epsilon holds at delta 0.*Laplace"),
         (GaussianNoise(), {"delta": 0.0}, "Gaussian noise.*no epsilon holds at delta 0.*Laplace"),

@@ -85,7 +85,9 @@ def steps(leaf, step):
 def square_move(mechanism, left, right):
     """The exact square of a move, block by block in units of the noise that is drawn there."""
     numbers = {name: leaf.numel() for name, leaf in left.items()}
-    deviations = mechanism.standard_deviations({name: tuple(leaf.shape) for name, leaf in left.items()})
+    deviations = mechanism.standard_deviations(
+        {name: tuple(leaf.shape) for name, leaf in left.items()}
+    )
     total = Fraction(0)
     for name, one in mechanism.each(numbers).items():
         step = one.step(numbers[name])

@@ -98,7 +98,9 @@ def sums(plan, shared, data, without=None):
 
 def move(mechanism, left, right):
     """How far one sum is from another, in units of B / sqrt(f), block by block."""
-    deviations = mechanism.standard_deviations({name: tuple(leaf.shape) for name, leaf in left.items()})
+    deviations = mechanism.standard_deviations(
+        {name: tuple(leaf.shape) for name, leaf in left.items()}
+    )
     squares = [
         float((left[name] - right[name]).square().sum()) / deviations[name] ** 2 for name in left
     ]

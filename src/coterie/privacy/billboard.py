@@ -158,7 +158,7 @@ def admit(
     """Take a site's sum that travelled as plain numbers: nothing of it is believed.
 
     **Guarantee:** posts stay as private as the ledger says for clients of honest sites, whatever
-    this site sent: `coterie.privacy.validation` says why. Tests: tests/properties/test_validation.py.
+    this site sent: see `coterie.privacy.validation`. Tests: tests/properties/test_validation.py.
 
     Args:
         mechanism: Of the round.
