@@ -297,7 +297,8 @@ def test_epsilon_is_the_closed_form_and_noise_that_of_the_shares(relation):
     mu = math.sqrt(6) / z * (factor if relation == "replace" else 1)
     assert closed_form(1.0, mu) == pytest.approx(1e-5, rel=1e-4)
     assert plan.guarantee(100).epsilon == pytest.approx(1.0, rel=1e-6)
-    found = plan.mechanisms(100)[0].standard_deviations({"mean": (10,), "spread": (10,), "residual": (1,)})
+    shapes = {"mean": (10,), "spread": (10,), "residual": (1,)}
+    found = plan.mechanisms(100)[0].standard_deviations(shapes)
     expected = {
         "mean": z / math.sqrt(share["mean"]),
         "spread": z * 1.5 * math.sqrt(10) / math.sqrt(share["spread"]),

@@ -7,8 +7,8 @@ determine how much noise a published recipe uses, and what its paper claims.
 Federated Multi-Task Learning") with its true account. Of M clients K are expected in a step, by
 Poisson sampling with p = K/M; each adds N(0, (sigma S)^2) with S = 2 C K/M to its own gradient, and
 the server averages over K. Their Lemma 4.1 gives a client the weight K/M in that average; it has
-1/K. They account for steps of noise multiplier sigma, but replacing a client moves the sum by 2 C, and
-the noise in the sum of K messages is sqrt(K) sigma S: in units of C a multiplier of
+1/K. They account for steps of noise multiplier sigma, but replacing a client moves the sum by 2 C,
+and the noise in the sum of K messages is sqrt(K) sigma S: in units of C a multiplier of
 z = 2 sigma K^(3/2)/M, which halves under replace. The server observes every message separately,
 with a sensitivity of 2 C against noise sigma S: mu = M/(K sigma).
 """
