@@ -36,7 +36,7 @@ import torch
 
 from coterie.data.formats import from_arrays
 from coterie.data.papers import mpmtl_group_sparse, mpmtl_low_rank
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL

@@ -250,7 +250,7 @@ def test_a_run_cut_off_while_it_is_kept_goes_on_to_the_same(finished, tmp_path, 
     if step == "pack":
         monkeypatch.setattr("coterie.privacy.transcript.shutil.rmtree", stop)
     elif step == "drop":
-        monkeypatch.setattr("coterie.engines.store.Store.drop", stop)
+        monkeypatch.setattr("coterie.engine.store.Store.drop", stop)
     elif step in ("shared", "result"):
         monkeypatch.setattr(summary, "write_atomically", stop_at)
     else:

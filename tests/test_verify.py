@@ -192,7 +192,6 @@ def test_every_kind_of_noise_and_sampling_verifies(tmp_path, kind):
 
 def test_a_run_without_privacy_may_end_early(tmp_path):
     method, folder = registered()["mtlsvm"](stop=0.5), tmp_path / "run"
-    assert method.stop_gap is not None
     run_into(folder, method, "binary", privacy=Privacy(epsilon=math.inf), rounds=30)
     assert 0 < len(certificate(folder)["posts"]) < 30
     assert failed(folder) == []
@@ -774,7 +773,7 @@ def test_a_shape_that_is_not_known_is_found_where_noise_is_given(tmp_path):
 @pytest.mark.parametrize("rounds", [2, 1])
 def test_noise_of_a_recipe_for_rows_is_computed_anew(tmp_path, rounds):
     method = registered()["dpaggr"](rows=8)
-    assert method.protects_rows == 8
+    assert method.clipping(1, 1).rows == 8
     run = run_into(tmp_path / "run", method, rounds=rounds)
     told = certificate(run)
     assert failed(run) == [] and told["epsilon"] < 1.9

@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "a weight added",
-        "engines/rounds.py",
+        "engine/rounds.py",
         "    part, kept = bound(state.mechanism, rows, clients.ids",
         "    for leaf in rows.values():\n"
         "        leaf.mul_(clients.counts.reshape(-1, *[1] * (leaf.dim() - 1)))\n"
@@ -76,16 +76,17 @@ MUTANTS = (
     Mutant(
         "ledger charged after the sum",
         "privacy/billboard.py",
-        "        self._ledger.charge(index)\n        mechanism = self._mechanisms[index]\n",
-        "        mechanism = self._mechanisms[index]\n",
+        "            self._ledger.charge(index)\n",
+        "",
         "tests/privacy/test_billboard.py",
     ),
     Mutant(
         "realised cohort as denominator",
-        "engines/simulate.py",
-        "        self.shared, _ = server_half(\n",
-        "        billboard._cohort = max(len(cohort), 1)\n        self.shared, _ = server_half(\n",
-        "tests/engines/test_simulate.py",
+        "engine/simulate.py",
+        "            self.shared, _ = server_half(",
+        "            self.billboard._cohort = max(len(cohort), 1)\n"
+        "            self.shared, _ = server_half(",
+        "tests/engine/test_simulate.py",
     ),
     Mutant(
         "noise from a fixed seed",
@@ -103,10 +104,10 @@ MUTANTS = (
     ),
     Mutant(
         "personal models handed to the wrong client",
-        "engines/simulate.py",
-        "            rows = method.personalise(shared, personal, block, coins)\n",
+        "engine/simulate.py",
+        "            rows = method.personalise(shared, personal, block, stream)\n",
         "            personal = {name: leaf.roll(1, 0) for name, leaf in personal.items()}\n"
-        "            rows = method.personalise(shared, personal, block, coins)\n",
+        "            rows = method.personalise(shared, personal, block, stream)\n",
         "tests/contracts/test_methods.py",
     ),
     Mutant(
@@ -237,17 +238,17 @@ MUTANTS = (
     ),
     Mutant(
         "a private run that stops by its gap",
-        "engines/simulate.py",
-        "stop_gap is not None and self.plan.privacy.epsilon == math.inf",
-        "stop_gap is not None",
+        "engine/simulate.py",
+        "rounds(data.spec).duality if is_free else None",
+        "rounds(data.spec).duality",
         "tests/methods/test_mtlsvm.py",
     ),
     Mutant(
         "a budget that waits by reported times",
-        "engines/simulate.py",
+        "engine/simulate.py",
         "stragglers.wait_is_reported and plan.privacy.epsilon != math.inf",
         "False",
-        "tests/engines/test_stragglers.py",
+        "tests/engine/test_stragglers.py",
     ),
     Mutant(
         "one stream of coins for everybody's split",
@@ -293,10 +294,10 @@ MUTANTS = (
     ),
     Mutant(
         "late clients counted",
-        "engines/simulate.py",
-        "cohort = np.intersect1d(cohort, timed.answered)",
-        "pass",
-        "tests/engines/test_stragglers.py",
+        "engine/simulate.py",
+        "return np.intersect1d(cohort, timed.answered), timed",
+        "return cohort, timed",
+        "tests/engine/test_stragglers.py",
     ),
     Mutant(
         "blocks: shares of the budget forgotten",

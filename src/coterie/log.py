@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.outcome import Observer, Progress
+from coterie.engine.simulate import Observer, Progress
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.guarantee import Guarantee
 

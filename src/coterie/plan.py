@@ -148,7 +148,7 @@ class Plan:
     def clip(self, clients: int) -> float:
         """Return the bound on a client's contribution of one round."""
         given = self.privacy.clip
-        return self.method.usual_clip(clients, self.rounds) if given is None else given
+        return self.method.clipping(clients, self.rounds).clip if given is None else given
 
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
         """Return the noise multiplier of each round; empty without Gaussian noise or posts."""
@@ -179,8 +179,9 @@ class Plan:
         if not mechanisms:
             return None
         noise = max(mechanism.noise_over_bound for mechanism in mechanisms)
-        numbers, share = self.method.mean_of(spec)
-        return math.sqrt(numbers) * noise / (share * self.sampler.expected(clients))
+        rule = self.method.rounds(spec)
+        mean = rule.share * self.sampler.expected(clients)
+        return math.sqrt(rule.dimension) * noise / mean
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
         """Return the mechanism of each round, calibrated."""
@@ -192,6 +193,7 @@ class Plan:
                 f"{self.method.kind} brings all rows together and is not private: run it with "
                 "epsilon = inf"
             )
+        bounds = self.method.clipping(clients, self.rounds, self.clip(clients))
         ask = Request(
             shape=shape,
             clip=self.clip(clients),
@@ -202,8 +204,8 @@ class Plan:
             clients=clients,
             participation=self.sampler.participation(clients),
             relation=privacy.relation,
-            rows=self.method.protects_rows,
-            blocks=self.method.blocks(self.clip(clients)),
+            rows=bounds.rows,
+            blocks=bounds.blocks,
         )
         return privacy.noise.mechanisms(ask)
 
@@ -228,7 +230,7 @@ class Plan:
         )
         return Billboard(
             mechanisms=mechanisms,
-            template=self.method.contribution(shared),
+            template=self.method.contribution(spec),
             cohort=self.sampler.expected(spec.clients),
             ledger=Ledger(events, path, self.digest(spec)),
             transcript=transcript,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from coterie.calibration_error import BINS, Reliability, own_errors, reliability, tally
 from coterie.data.federated import Clients, FederatedDataset, Task
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.models import Model
 from coterie.predictions import (
     BLOCK,

@@ -34,7 +34,7 @@ from torch import Tensor
 from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.interrupts import as_interrupt
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.entropy import open_entropy, uniforms
@@ -237,7 +237,7 @@ def _offer(
     plans = [replace(p, tuned=label(p, public=public, charged=True)) for p in found.values()]
     clients = train.spec.clients
     for plan in plans:
-        plan.method.check_data(train)
+        plan.method.check(train.spec, data=train)
     first = plans[0].plan()
     who, relation = first.sampler.participation(clients), first.privacy.relation
     candidates = tuple(

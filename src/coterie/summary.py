@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from coterie.certificate import certify
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.finished_models import MODELS, write_models
 from coterie.log import Log, now, versions
 from coterie.methods.base import Shape
@@ -66,7 +66,7 @@ def summarise(
     """
     plan, guarantee = outcome.plan, outcome.guarantee
     return {
-        "method": plan.method.title,
+        "method": str(plan.method),
         "data": data,
         "clients": outcome.spec.clients,
         "task": outcome.spec.task,
@@ -83,7 +83,7 @@ def summarise(
         "covered by epsilon",
         "tuning": TUNING[tuned],
         "caveats": [
-            *plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf),
+            *plan.method.notes(private=plan.posts > 0 and guarantee.epsilon < math.inf).caveats,
             *_claimed(guarantee),
         ],
         "notices": [*notices, *_zeroed(outcome)],
@@ -112,7 +112,10 @@ def noise_told(plan: Plan, spec: Spec) -> dict[str, Any]:
     noise = plan.noise_multipliers(clients)
     noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
     error = plan.relative_error(spec) if noised else None
-    explained = (*plan.method.explain(plan.rounds, plan.clip(clients)), *can_learn(error))
+    explained = (
+        *plan.method.notes(rounds=plan.rounds, clip=plan.clip(clients)).settings,
+        *can_learn(error),
+    )
     return {
         "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
         "noise_multipliers": None if len(set(noise)) == 1 else list(noise),

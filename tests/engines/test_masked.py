@@ -276,7 +276,8 @@ class Liar:
         self.sites = open_sites(plan, data, self.federation, self.keys, folder)
         site = self.sites["site0"]
         template = {
-            n: tuple(leaf.shape) for n, leaf in plan.method.contribution(site.start).items()
+            n: tuple(leaf.shape)
+            for n, leaf in plan.method.contribution(site.setting.federation.spec).items()
         }
         self.start = site.start
         self.shapes = site.mechanisms[0].totals(template)

@@ -13,7 +13,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import Block, Method
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.mtlsvm import MTLSVM
@@ -66,7 +66,7 @@ class Toy(Method):
     def mean_of(self, spec):
         return FEATURES, 1.0
 
-    def enrol(self, shared, spec, clients):
+    def init_client_state(self, shared, spec, clients):
         return {"weight": torch.zeros(clients, 1, FEATURES)}
 
     def local_update(self, shared, personal, clients, rng, round):

@@ -34,7 +34,7 @@ def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]
     rng = Rng.fresh() if seed is None else Rng.seeded(seed)
     everyone = data.clients(np.arange(spec.clients, dtype=np.int64))
     shared = method.init(spec, Rng.seeded(seed or 0).at("init"))
-    personal = method.enrol(shared, spec, spec.clients)
+    personal = method.init_client_state(shared, spec, spec.clients)
     billboard = plan.open(spec, shared)
     seen: list[Array] = []
     for number in range(plan.posts):
@@ -43,7 +43,7 @@ def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]
         after, rows = method.local_update(shared, personal, everyone, coins, number)
         sent = joined(mechanism.clip(rows)[0]).double()
         part, kept = bound(mechanism, rows, everyone.ids)
-        personal = method.settle(personal, after, kept)
+        personal = method.on_clipped(personal, after, kept)
         post = billboard.post([part])
         own = sent[client]
         seen.append(_flat(joined(shared), own, joined(post.value), sent.sum(dim=0) - own))
@@ -85,7 +85,7 @@ def _check(plan: Plan, data: FederatedDataset) -> MTLSVM:
             f"gamma = {method.gamma!r}, class_weight = {method.class_weight!r}: expected 'add' and "
             "'none', the rule that the attack knows"
         )
-    method.check_cohort(plan.sampler.largest(data.spec.clients), data.spec)
+    method.check(data.spec, cohort=plan.sampler.largest(data.spec.clients))
     events = {mechanism.event() for mechanism in plan.mechanisms(data.spec.clients)}
     if len(events) > 1 or not {e.name for e in events} <= {"gaussian", "non_private"}:
         raise ValueError("expected Gaussian noise, the same in every round, or none at all")

@@ -196,7 +196,7 @@ def _concrete(arguments: argparse.Namespace, flags: Sequence[str]) -> Found:
     resolved.plan().guarantee(spec.clients)
     resolved.method.check(spec)
     named = None if facts else run_plan.data.name
-    about = {"data": named, "method": resolved.method.title, "chosen": resolved.chosen}
+    about = {"data": named, "method": str(resolved.method), "chosen": resolved.chosen}
 
     def at(epsilon: float) -> Advice | None:
         budget = replace(run_plan.privacy, epsilon=epsilon, noise_multiplier=None)

@@ -106,8 +106,8 @@ def _several(arguments: argparse.Namespace) -> int:
     free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
     plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
     known = _picked(base)
-    alone = known.alone() or Local(model=base.method.model)
-    last = known.reference() or known
+    alone = known.baselines().local or Local(model=base.method.model)
+    last = known.baselines().centralised or known
     members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
     if math.inf not in budgets:
         members[_REFERENCE] = replace(base, method=last, privacy=free)

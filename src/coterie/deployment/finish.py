@@ -108,7 +108,7 @@ def summary_of(
     noised = plan.posts > 0 and guarantee.epsilon < math.inf
     hidden = plan.hides_cohort(federation.spec.clients)
     return {
-        "method": plan.method.title,
+        "method": str(plan.method),
         "data": run_plan.data.name,
         "clients": federation.spec.clients,
         "task": federation.task,
@@ -121,7 +121,7 @@ def summary_of(
         "not_covered": _UNCOVERED,
         "tuning": TUNING[run_plan.tuned],
         "caveats": [
-            *plan.method.caveats(noised),
+            *plan.method.notes(private=noised).caveats,
             *_claimed(guarantee),
             *caveats(guarantee, federation),
         ],

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.engine.store import Ids
 from coterie.engines.site_masks import MASKED, NO_SESSION, SETUP_SESSIONS, sites_needed, told_of
-from coterie.engines.store import Ids
 from coterie.privacy.billboard import Bounded, admit_sum
 from coterie.privacy.mechanisms import Mechanism, count_numbers
 from coterie.privacy.validation import grid_steps

@@ -17,8 +17,9 @@ data, against all others together. The first premise is this file, the second a 
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
@@ -278,37 +279,52 @@ class Billboard:
         if isinstance(self._transcript, FolderTranscript):
             self._transcript.pack()
 
-    def post(self, parts: Iterable[Bounded]) -> Post:
-        """Charge, add, perturb, keep. An empty cohort posts noise and is charged like any other."""
+    @contextmanager
+    def charged(self, index: int) -> Iterator["Release"]:
+        """Charge a release, durably, and open it for contributions until the block ends.
+
+        A block that fails, or ends without `publish`, leaves the release charged and unpublished:
+        it is made again later under the same charge.
+
+        Raises:
+            OverspentError: If the plan has no such release, or it is published already.
+        """
         if not self._posting.acquire(blocking=False):
-            raise RuntimeError("a post is being made already; posts are made one after another")
+            raise RuntimeError("a release is being made already; make one after another")
         try:
-            return self._post(self.next, parts)
+            if index != self.next or self._transcript.has(index):
+                raise OverspentError(
+                    f"release {index} was asked for, but release {self.next} is next, or its value "
+                    "was written before the ledger recorded it: a release is never made twice; "
+                    "reopen the run"
+                )
+            self._ledger.charge(index)
+            release = Release(self, index)
+            try:
+                yield release
+            finally:
+                release.close()
         finally:
             self._posting.release()
 
-    def _post(self, index: int, parts: Iterable[Bounded]) -> Post:
-        if self._transcript.has(index):
-            raise OverspentError(
-                f"post {index} was written before its release could be recorded; it is out and is "
-                "never made again: reopen the run"
-            )
-        self._ledger.charge(index)
+    def post(self, parts: Iterable[Bounded]) -> Post:
+        """Charge the next release, add the parts, perturb and publish their sum.
+
+        An empty cohort publishes noise and is charged like any other.
+        """
+        with self.charged(self.next) as release:
+            for part in parts:
+                release.add(part)
+            return release.publish()
+
+    def _opened(self, index: int) -> tuple[Mechanism, Shapes, Entropy]:
         mechanism = self._mechanisms[index]
-        shapes = mechanism.totals(self._template)
-        entropy = self._entropy(index)
+        shapes, entropy = mechanism.totals(self._template), self._entropy(index)
         if mechanism.draws(shapes):
             entropy = DrawnAhead(entropy, mechanism.draws(shapes))
-        # NumPy, on one thread: torch would wake its threads for each of these small sums.
-        total = {name: np.zeros(shape) for name, shape in shapes.items()}
-        seen: set[int] = set()
-        for part in parts:
-            self._admit(part, mechanism)
-            _check_once(seen, part.marks)
-            seen |= part.marks
-            for name, sum_ in total.items():
-                np.add(sum_, part.total[name].numpy(), out=sum_)
-        value = mechanism.perturb(map_arrays(total), entropy)
+        return mechanism, shapes, entropy
+
+    def _publish(self, index: int, value: Tree) -> Post:
         self._ledger.release(index, self._transcript.write(index, value))
         return self._seal(index, value)
 
@@ -317,19 +333,6 @@ class Billboard:
             raise ValueError(
                 "the ledger's events are not those of the mechanisms; make both from one plan"
             )
-
-    def _admit(self, part: Bounded, mechanism: Mechanism) -> None:
-        if type(part) is not Bounded:
-            raise ForgedError(f"expected a Bounded made by bound(), got {type(part).__name__}")
-        if part.mechanism != mechanism:
-            raise ValueError(
-                f"a contribution was bounded by {part.mechanism}, this round posts through "
-                f"{mechanism}; bound it with the plan's mechanism of this round"
-            )
-        shapes = {name: tuple(leaf.shape) for name, leaf in part.total.items()}
-        expected = dict(mechanism.totals(self._template))
-        if shapes != expected:
-            raise ValueError(f"a contribution has shapes {shapes}, expected {expected}")
 
     def _seal(self, index: int, value: Tree) -> Post:
         mechanism = self._mechanisms[index]
@@ -356,3 +359,56 @@ class Billboard:
                         f"{self._transcript.folder}: post {index} is missing or altered; "
                         "the run cannot go on from it, start a new one"
                     )
+
+
+class Release:
+    """A charged release that is not published yet; `Billboard.charged` makes it.
+
+    `add` takes the contributions of the client's half; `publish` adds noise and writes the value,
+    once. Both refuse after the block of `charged` has ended.
+    """
+
+    def __init__(self, billboard: Billboard, index: int) -> None:
+        self.index = index
+        self._billboard: Billboard | None = billboard
+        self.mechanism, self._shapes, self._entropy = billboard._opened(index)
+        # NumPy, on one thread: torch would wake its threads for each of these small sums.
+        self._total = {name: np.zeros(shape) for name, shape in self._shapes.items()}
+        self._seen: set[int] = set()
+
+    def add(self, part: Bounded) -> None:
+        """Add a bounded sum of contributions; refuse one of another mechanism, or given twice."""
+        self._opened()
+        self._check(part)
+        _check_once(self._seen, part.marks)
+        self._seen |= part.marks
+        for name, total in self._total.items():
+            np.add(total, part.total[name].numpy(), out=total)
+
+    def publish(self) -> Post:
+        """Perturb the sum and publish it: from here on it is public."""
+        billboard = self._opened()
+        self.close()
+        value = self.mechanism.perturb(map_arrays(self._total), self._entropy)
+        return billboard._publish(self.index, value)
+
+    def close(self) -> None:
+        """Refuse further contributions."""
+        self._billboard = None
+
+    def _opened(self) -> Billboard:
+        if self._billboard is None:
+            raise RuntimeError(f"release {self.index} is closed: it is published once")
+        return self._billboard
+
+    def _check(self, part: Bounded) -> None:
+        if type(part) is not Bounded:
+            raise ForgedError(f"expected a Bounded made by bound(), got {type(part).__name__}")
+        if part.mechanism != self.mechanism:
+            raise ValueError(
+                f"a contribution was bounded by {part.mechanism}, this round posts through "
+                f"{self.mechanism}; bound it with the plan's mechanism of this round"
+            )
+        shapes = {name: tuple(leaf.shape) for name, leaf in part.total.items()}
+        if shapes != dict(self._shapes):
+            raise ValueError(f"a contribution has shapes {shapes}, expected {dict(self._shapes)}")

@@ -1,4 +1,4 @@
-"""Stragglers on a virtual clock: who answers in time when clients need time and nobody sleeps.
+"""Stragglers on a virtual clock: simulate which clients answer in time, without waiting.
 
 Ponomarenko-Timofeev et al., the timing of MTL-SVM. The coordinator broadcasts the shared tree,
 waits T_wait, sums for T_sum (what arrives meanwhile is discarded) and broadcasts again; messages
@@ -6,20 +6,20 @@ take no time. A client of n_k rows of d features with hardware factor h_k needs,
 
     time ~ N(E m_k, E (spread m_k)^2),   m_k = (constant + seconds_per_number n_k d) / h_k,
 
-independent over clients, rounds and epochs, and cut from below at a small positive number (smaller
-times become that number). A client that has answered waits; at the broadcast one that still
-computes throws its steps away and starts again with the others. Hence rounds do not depend on each
-other: round r opens at r (T_wait + T_sum), and whoever needs at most T_wait answers.
+independent over clients, rounds and epochs, with a small positive minimum. A client that has
+answered waits. At the broadcast, a client that still computes discards its steps and starts again
+with the others. Hence rounds are independent: round r opens at r (T_wait + T_sum), and a client
+answers if it needs at most T_wait.
 
-A wait that is made from the clients' own times depends on how many rows they have, and so does the
-list of those who answered. No guarantee covers that: neither is to be published beside one.
+A wait that depends on the clients' times depends on their row counts, and so does the list of
+clients that answered. No guarantee covers either: do not publish them.
 """
 
 import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,14 +27,17 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 from scipy.special import ndtr, ndtri
 
+from coterie.data.federated import FederatedDataset
+from coterie.methods.base import Method
 from coterie.rng import Rng
 
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Seconds = NDArray[np.float64]
 
-CALIBRATION_ROUNDS = 100  # a client reports its longest time of so many
-FASTEST = 10.0  # spread hardware: factors from 1 to this
+CALIBRATION_ROUNDS = 100  # a client reports the longest time of this many rounds
+FASTEST = 10.0  # the largest factor of spread hardware
+_TIMED_CLIENTS, _REPEATS = 12, 8
 _REWEIGHTINGS = 5
 
 
@@ -50,8 +53,8 @@ class Split(NamedTuple):
 class Deadline:
     """When a round closes, in seconds since its broadcast.
 
-    Answers are taken for `wait` (T_wait), the last moment included; then the sum is made, for
-    `sum_time` (T_sum), and what arrives meanwhile is discarded.
+    Answers count up to and including `wait` (T_wait). Summing takes `sum_time` (T_sum); answers
+    that arrive meanwhile are discarded.
     """
 
     wait: float
@@ -69,7 +72,7 @@ class Deadline:
         return self.wait + self.sum_time
 
     def split(self, arrivals: ArrayLike) -> Split:
-        """Say who counts, who is discarded and who is late.
+        """Return masks of the answers that count, are discarded, or are late.
 
         Args:
             arrivals: Seconds from the broadcast to each client's answer; NaN for none.
@@ -80,14 +83,14 @@ class Deadline:
                 f"an answer after {seconds[seconds < 0][0]:g} s: expected seconds since the "
                 "broadcast, or NaN for a client that did not answer"
             )
-        # Comparisons with NaN are false: a client without an answer is in neither.
+        # Comparisons with NaN are false, so a client without an answer is late.
         counted, ended = seconds <= self.wait, seconds <= self.period
         return Split(counted, ended & ~counted, ~ended)
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What happened in a round; times are virtual seconds since the first broadcast.
+    """The times and clients of a round, in virtual seconds since the first broadcast.
 
     Attributes:
         index: From 0.
@@ -110,9 +113,9 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Durations:
-    """The law of the clients' times of a round: mean and deviation in seconds, by client.
+    """The distribution of the clients' times in a round: mean and standard deviation by client.
 
-    A draw depends on the law of the client, its id and the round alone.
+    A draw depends on the client's distribution, its id and the round alone.
     """
 
     mean: Seconds
@@ -125,12 +128,12 @@ class Durations:
         return self._at(self._uniforms("round", index))
 
     def reports(self) -> Seconds:
-        """Draw each client's report: its longest time of `CALIBRATION_ROUNDS` of its own."""
+        """Draw each client's report: the longest time of `CALIBRATION_ROUNDS` rounds."""
         # The largest of R uniforms is distributed as one to the power 1/R.
         return self._at(self._uniforms("report") ** (1 / CALIBRATION_ROUNDS))
 
     def expected_answers(self, wait: float) -> float:
-        """Return the expected number of clients that need at most so many seconds."""
+        """Return the expected number of clients that answer within `wait` seconds."""
         if wait < self.least:
             return 0.0
         over, certain = wait - self.mean, self.deviation == 0
@@ -138,10 +141,10 @@ class Durations:
         return float(np.where(certain, over >= 0, chances).sum())
 
     def wait_for(self, answers: float) -> float:
-        """Return the shortest wait with so many answers expected, by bisection."""
+        """Return the shortest wait with this expected number of answers, by bisection."""
         if self.expected_answers(self.least) >= answers:
             return self.least
-        # Nine deviations: the chance of more is lost in float64, so everyone is expected there.
+        # Beyond nine standard deviations the probability is 0 in float64.
         low, high = self.least, float((self.mean + 9 * self.deviation).max())
         while low < (middle := (low + high) / 2) < high:
             reached = self.expected_answers(middle) >= answers
@@ -160,7 +163,7 @@ class Durations:
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """The virtual clock of a run: gives any round, in any order."""
+    """The virtual clock of a run; rounds can be asked for in any order."""
 
     durations: Durations
     deadline: Deadline
@@ -182,7 +185,7 @@ class Clock:
         return self.durations.draw(index)
 
     def round(self, index: int) -> Round:
-        """Return a round. One that nobody answers is a round as well."""
+        """Return the times and clients of a round."""
         split = self.deadline.split(self.times(index))
         opened = index * self.deadline.period
         return Round(
@@ -196,38 +199,37 @@ class Clock:
         )
 
     def note(self) -> str | None:
-        """Say so if fewer than one answer a round is expected (of one client: half a one)."""
+        """Return a warning if fewer than one answer per round is expected (one client: a half)."""
         enough = min(1.0, len(self.durations.mean) / 2)
         expected = self.expected_answers
         if expected >= enough * (1 - 1e-9):
             return None
-        who, effect = f"{expected:.2g} clients a round are", "many rounds will make no update"
+        who, effect = f"{expected:.2g} clients per round are", "many rounds make no update"
         if expected < 0.005:
-            who, effect = "no client is", "no update will be made"
+            who, effect = "no client is", "no round makes an update"
         return (
             f"{who} expected to answer within {self.wait:g} s: {effect}; wait about "
-            f"{self.durations.wait_for(enough):.3g} s or longer, or say wait = 'all'"
+            f"{self.durations.wait_for(enough):.3g} s or longer, or set wait = 'all'"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stragglers:
-    """How long clients take, and how long the coordinator waits for them.
+    """How long clients compute, and how long the coordinator waits for them.
 
-    The defaults are a slow device's (a microsecond a number), not a measurement.
+    The defaults describe a slow device (a microsecond per value); they are not a measurement.
 
     Attributes:
-        wait: Seconds; or "all": the longest of the times that clients report, each the longest of
-            100 calibration rounds of its own, so that all answer but for a rare longer time; or a
-            share such as "45%": the shortest wait in which this share of the clients is expected to
-            answer in an average round (more, where times are certain and equal).
+        wait: Seconds; or "all": the longest time that any client reports after 100 calibration
+            rounds, so that nearly all answer; or a share such as "45%": the shortest wait within
+            which this share of the clients is expected to answer.
         sum_time: Seconds to sum; answers that arrive meanwhile are discarded.
-        seconds_per_number: Mean seconds of an epoch for each of a client's rows x features numbers.
+        seconds_per_number: Mean seconds of an epoch per value (rows x features) of a client.
         constant: Mean seconds of an epoch that do not grow with the data.
         spread: Standard deviation of an epoch's time, as a share of its mean.
-        least: Seconds; smaller times become this.
-        hardware: Factors that divide a client's time: "equal" (all 1), "spread" (evenly spaced from
-            1 for the first client to 10 for the last), or one factor per client.
+        least: The minimum of a time, in seconds.
+        hardware: Factors that divide a client's time: "equal" (all 1), "spread" (evenly spaced
+            from 1 for the first client to 10 for the last), or one factor per client.
         calibrate: Measure the three coefficients on this machine before a run.
     """
 
@@ -246,18 +248,20 @@ class Stragglers:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: expected 0 or a positive number")
         if self.seconds_per_number == 0 and self.constant == 0:
-            raise ValueError("seconds_per_number = 0 and constant = 0: give one; epochs take time")
+            raise ValueError(
+                "seconds_per_number = 0 and constant = 0: expected at least one above 0"
+            )
         if not 0 < self.least < math.inf:
             raise ValueError(f"least = {self.least}: expected a small positive number of seconds")
         _check_hardware(self.hardware)
 
     @property
     def wait_is_reported(self) -> bool:
-        """Whether the wait is made from the clients' own times, and so from private counts."""
+        """Whether the wait depends on the clients' times, and so on private row counts."""
         return isinstance(self.wait, str)
 
     def factors(self, clients: int) -> NDArray[np.float64]:
-        """Return the hardware factors of so many clients."""
+        """Return the hardware factor of each client."""
         if isinstance(self.hardware, tuple):
             if len(self.hardware) != clients:
                 raise ValueError(
@@ -272,19 +276,19 @@ class Stragglers:
         return float(self.factors(clients).sum())
 
     def pooled_epoch_time(self, counts: ArrayLike, features: int) -> float:
-        """Return the mean seconds of an epoch over all rows, at such a coordinator."""
+        """Return the mean seconds of an epoch over all rows at such a coordinator."""
         numbers = _numbers(counts, features)
         seconds = self.constant + self.seconds_per_number * float(numbers.sum())
         return max(seconds / self.coordinator_power(len(numbers)), self.least)
 
     def clock(self, counts: ArrayLike, features: int, rng: Rng, epochs: int = 1) -> Clock:
-        """Start a clock.
+        """Return the clock of a run.
 
         Args:
             counts: Rows by client.
-            features: Numbers in a row.
-            rng: Where times are drawn from.
-            epochs: Local epochs of a round.
+            features: Values per row.
+            rng: The random stream of the times.
+            epochs: Local epochs per round.
         """
         if epochs < 1:
             raise ValueError(f"epochs = {epochs}: expected a whole number of at least 1")
@@ -311,19 +315,19 @@ class Fit(NamedTuple):
 
 
 def measure(run: Callable[[int], object], ids: Sequence[int] | Ids, repeats: int = 10) -> Seconds:
-    """Time clients' epochs on this machine; gives seconds, (ids, repeats).
+    """Return the measured seconds of clients' epochs on this machine, (ids, repeats).
 
     Args:
-        run: Does one epoch of the client of an id; called once untimed first, since compiled code
-            is slow at its first call.
+        run: Computes one epoch of a client; called once untimed first, since compiled code is
+            slow at its first call.
         ids: The clients to time.
-        repeats: How often.
+        repeats: Measurements per client.
     """
     if len(ids) == 0 or repeats < 1:
         raise ValueError(f"{len(ids)} clients, {repeats} repeats: expected at least one of each")
     run(int(ids[0]))
     seconds = np.empty((len(ids), repeats))
-    # Repeats go outside: a machine that slows down for a while then does so for all clients.
+    # Repeats are the outer loop, so that a machine that slows down affects all clients alike.
     for repeat in range(repeats):
         for row, client in enumerate(ids):
             started = time.perf_counter()
@@ -335,8 +339,8 @@ def measure(run: Callable[[int], object], ids: Sequence[int] | Ids, repeats: int
 def fit_times(numbers: ArrayLike, seconds: ArrayLike) -> Fit:
     """Fit measured epoch times by constant + seconds_per_number x numbers, neither below 0.
 
-    Least squares of the relative errors (of the fit, reweighted a few times), since the deviation
-    grows with the mean. Where all sizes are equal, all time is put on the numbers.
+    Least squares of relative errors, reweighted a few times, since the standard deviation grows
+    with the mean. Where all sizes are equal, the constant is 0.
 
     Args:
         numbers: Rows x features by client.
@@ -364,7 +368,7 @@ def fit_times(numbers: ArrayLike, seconds: ArrayLike) -> Fit:
 
 
 def _share(wait: object) -> float | None:
-    """Read the share of a wait like "45%"; None for seconds and "all"."""
+    """Return the share of a wait such as "45%"; None for seconds and "all"."""
     if wait == "all":
         return None
     if isinstance(wait, int | float) and wait is not True and 0 < wait < math.inf:
@@ -397,3 +401,23 @@ def _numbers(counts: ArrayLike, features: int) -> NDArray[np.float64]:
     if features < 1:
         raise ValueError(f"features = {features}: expected at least 1")
     return rows.astype(np.float64) * features
+
+
+def calibrate(stragglers: Stragglers, method: Method, data: FederatedDataset) -> Stragglers:
+    """Return the stragglers with coefficients fitted to measured times of a few clients.
+
+    The times depend on row counts, so the result is private: use it for simulations.
+    """
+    order = np.argsort(data.counts, kind="stable")
+    order = order[data.counts[order] > 0]
+    ids = order[np.unique(np.linspace(0, len(order) - 1, _TIMED_CLIENTS).astype(np.int64))]
+    rng = Rng.seeded(0).at("calibration")
+    shared = method.init(data.spec, rng)
+
+    def run(client: int) -> None:
+        block = data.clients(np.array([client], dtype=np.int64))
+        method.local_update(shared, method.init_client_state(shared, data.spec, 1), block, rng, 0)
+
+    seconds = measure(run, ids, _REPEATS) / method.rounds(data.spec).passes
+    fit = fit_times(data.counts[ids] * data.spec.features, seconds)
+    return replace(stragglers, **fit._asdict(), calibrate=False)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, simulate
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL

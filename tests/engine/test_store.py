@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.engines.store import Store
+from coterie.engine.store import Store
 
 CLIENTS = 6
 TEMPLATE = {

@@ -11,8 +11,8 @@ import pytest
 
 from coterie.choice import DataChoice
 from coterie.data.synthetic import synthetic
-from coterie.engines.clock import Stragglers
-from coterie.engines.simulate import set_clock, simulate
+from coterie.engine.simulate import set_clock, simulate
+from coterie.engine.stragglers import Stragglers
 from coterie.history import History
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
@@ -41,7 +41,9 @@ def test_late_clients_stay_as_they_were(method):
     before, seen = {}, []
 
     def look(progress):
-        rows = progress.store.take(everyone, lambda n: method.enrol(progress.shared, data.spec, n))
+        rows = progress.store.take(
+            everyone, lambda n: method.init_client_state(progress.shared, data.spec, n)
+        )
         answered = set(clock.round(progress.round - 1).answered.tolist())
         assert progress.answered == len(answered)
         seen.append(len(answered))
@@ -90,7 +92,7 @@ def test_nobody_in_time_is_said_and_changes_nothing():
     assert not result.outcome.shared["weight"].any()
     assert any("in 4 of 4 rounds no client answered" in told for told in result.summary["notices"])
     clock = set_clock(Stragglers(wait=0.0001), result.outcome.plan, toy())
-    assert "no update" in clock.note()
+    assert "no round makes an update" in clock.note()
 
 
 def test_a_calibration_run_sets_the_clock_and_is_kept_in_the_plan(tmp_path):

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import gc
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
 from coterie.plan import Plan, Privacy
