@@ -38,7 +38,6 @@ from coterie.engine.simulate import Outcome
 from coterie.interrupts import as_interrupt
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.entropy import open_entropy, uniforms
-from coterie.privacy.events import Gaussian
 from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import Ledger, locked
 from coterie.privacy.mechanisms import Block, BlockSum
@@ -247,7 +246,6 @@ def _offer(
         renyi(events, who, relation)  # refuses what has no bound, before noise is made for it
     assert first.privacy.epsilon is not None
     score = scoring.mechanism(first.privacy.epsilon, first.delta(clients)).event()
-    assert isinstance(score, Gaussian)
     guarantee = Selection(
         candidates=candidates,
         score=score,

@@ -4,8 +4,8 @@ Clients hand over a `Bounded` (clipped, under local noise perturbed, and summed 
 server can only release it: charge the ledger, add, perturb, store. The result is a `Post`, the only
 input of `server_update`. A sum that was received as plain numbers enters through `admit`, which
 validates it. Both types carry a seal that exists only in this file, as an `InitVar`, so that
-neither a constructor nor `dataclasses.replace` can make one. Python cannot stop a determined author; the
-contract tests check the rest.
+neither a constructor nor `dataclasses.replace` can make one. Python cannot stop a determined
+author; the contract tests check the rest.
 
 **Guarantee (billboard lemma; Hsu, Huang, Roth, Roughgarden, Wu 2016):** if everything posted is
 (epsilon, delta)-DP in each client's data, and client i's model is a function of client i's own data
@@ -159,7 +159,8 @@ def admit(
     """Return a site's sum that was received as plain numbers, validated.
 
     **Guarantee:** releases stay as private as the ledger states for clients of honest sites,
-    whatever this site sends: see `coterie.privacy.validation`. Tests: tests/properties/test_validation.py.
+    whatever this site sends: see `coterie.privacy.validation`. Tests:
+    tests/properties/test_validation.py.
 
     Args:
         mechanism: Of the round.
