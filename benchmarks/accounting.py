@@ -13,8 +13,11 @@ from collections.abc import Callable
 import dp_accounting
 from dp_accounting import pld
 
-from coterie.privacy import accounting, losses
-from coterie.privacy.accounting import Gaussian, Participation, Relation, calibrate, profile
+from coterie.privacy import accounting
+from coterie.privacy import accounting as losses
+from coterie.privacy.accounting import profile
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, Participation, Relation
 
 ROUNDS, RATE, DELTA = 1000, 100 / 205, 1e-5
 RELATIONS = {

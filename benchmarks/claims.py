@@ -2,7 +2,7 @@
 
 Settings of Wu et al., "A Theoretical Perspective on Differentially Private Federated Multi-Task
 Learning": CelebA (20 of 9343 clients, 400 steps), FEMNIST (3 of 174, 1000 steps), delta = 1e-5. All
-numbers are this library's own; what each column means stands in `coterie.privacy.claims`. Bounds
+numbers are this library's own; what each column means stands in `coterie.privacy.published`. Bounds
 are rounded up, approximations and claims to the nearest. Two Markdown tables are printed, and with
 --out kept as CSV beside them, with the trade-off curves of some settings (tradeoff.csv and
 tradeoff.svg); some seconds.
@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.privacy.accounting import Gaussian, Guarantee, Participation, calibrate
-from coterie.privacy.claims import claims
-from coterie.privacy.tradeoff import gaussian_trade_off, gdp_approximation
-from coterie.privacy.words import round_up
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, Participation
+from coterie.privacy.guarantee import Guarantee, gdp_approximation, round_up
+from coterie.privacy.profiles import gaussian_trade_off
+from coterie.privacy.published import claims
 
 DELTA = 1e-5
 PLANS = {"CelebA": (9343, 20, 400), "FEMNIST": (174, 3, 1000)}

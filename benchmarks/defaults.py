@@ -16,7 +16,7 @@ import sys
 import numpy as np
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL

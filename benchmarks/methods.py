@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, simulate
 from coterie.methods.base import Method
 from coterie.methods.ditto import Ditto
 from coterie.methods.dpfedmtl import DPFedMTL

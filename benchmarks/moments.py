@@ -12,7 +12,7 @@ import statistics
 import time
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.mpmtl import MPMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy

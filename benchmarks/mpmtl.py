@@ -36,7 +36,7 @@ import torch
 
 from coterie.data.formats import from_arrays
 from coterie.data.papers import mpmtl_group_sparse, mpmtl_low_rank
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
@@ -45,11 +45,11 @@ from coterie.methods.mtrl import MTRL
 from coterie.methods.single import Single
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import Participation, calibrate
-from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PrintedWishart, WishartNoise
+from coterie.privacy.calibrate import Even, Geometric, Power, calibrate
+from coterie.privacy.events import Participation
+from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PublishedWishart, WishartNoise
 from coterie.privacy.profiles import gaussian_mu
-from coterie.privacy.published import spent_as_printed
-from coterie.privacy.spending import Even, Geometric, Power
+from coterie.privacy.published import published_spending
 from coterie.rules import rounds_by_rule
 from coterie.scores import evaluate, noise_to_signal
 
@@ -638,8 +638,8 @@ def mechanisms(given):
     kinds = [
         ("low_rank", "gaussian", matrix, GaussianNoise()),
         ("low_rank", "wishart, 1000 degrees", matrix, WishartNoise(degrees=1000)),
-        ("low_rank", "wishart_paper, K^2", matrix, PrintedWishart(sensitivity="K^2")),
-        ("low_rank", "wishart_paper, 2K", matrix, PrintedWishart(sensitivity="2K")),
+        ("low_rank", "wishart_paper, K^2", matrix, PublishedWishart(sensitivity="K^2")),
+        ("low_rank", "wishart_paper, 2K", matrix, PublishedWishart(sensitivity="2K")),
         ("group_sparse", "gaussian", diagonal, GaussianNoise()),
         ("group_sparse", "laplace, delta 0", diagonal, LaplaceNoise()),
     ]
@@ -678,7 +678,7 @@ def asides(given):
             relation="zero_out",
         )
         # Half of delta for the composition theorem, half for the rounds.
-        share = spent_as_printed(1.0, delta / 2, (1.0,) * rounds)[0]
+        share = published_spending(1.0, delta / 2, (1.0,) * rounds)[0]
         printed = 1 / gaussian_mu(share, delta / 2 / rounds)
         table.row(("noise at epsilon 1, exact", rounds), lambda v=exact: {"value": v})
         table.row(("noise at epsilon 1, formula 7", rounds), lambda v=printed: {"value": v})

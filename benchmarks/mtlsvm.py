@@ -36,8 +36,8 @@ from coterie.data.formats import Source, load
 from coterie.data.papers_svm import mtlsvm_regression
 from coterie.data.scaling import standardise_clients
 from coterie.data.synthetic import synthetic
-from coterie.engines.clock import Stragglers, fit_times, measure
-from coterie.engines.simulate import set_clock, simulate
+from coterie.engine.simulate import set_clock, simulate
+from coterie.engine.stragglers import Stragglers, fit_times, measure
 from coterie.history import History
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM
@@ -501,7 +501,7 @@ def private(given):
     runs, rows = Runs(given, "private"), []
     for name, fields in PRIVATE.items():
         method = MTLSVM(**fields)
-        grid = [(c, replace(method.alone(), c=c)) for c in CS[:: 4 if given.quick else 1]]
+        grid = [(c, replace(method.baselines().local, c=c)) for c in CS[:: 4 if given.quick else 1]]
         tried = [
             runs.get(
                 f"{name} c={c:g}",
@@ -511,7 +511,10 @@ def private(given):
             for c, one in grid
         ]
         best = grid[int(np.argmax([one["value"][0] for one in tried]))]
-        kinds = [("alone", method.alone(), math.inf), (f"alone, C {best[0]:g}", best[1], math.inf)]
+        kinds = [
+            ("alone", method.baselines().local, math.inf),
+            (f"alone, C {best[0]:g}", best[1], math.inf),
+        ]
         kinds.append(("without privacy", method, math.inf))
         kinds += [("mtlsvm", method, epsilon) for epsilon in BUDGETS]
         kinds.append(("mtlsvm, shrink false", replace(method, shrink=False), BUDGETS[0]))

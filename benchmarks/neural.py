@@ -31,7 +31,7 @@ import numpy as np
 
 from coterie.data.catalogue import open_named
 from coterie.data.formats import Source, load
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, simulate
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
@@ -124,7 +124,7 @@ def plan_of(setting, method, epsilon, seed) -> Plan:
 def facts(plan, setting, outcome) -> dict:
     """What is known of a plan before it runs: noise, epsilon, and whether it can learn."""
     clients = setting.train.spec.clients
-    numbers = size(plan.method.contribution(plan.method.init(setting.train.spec, Rng.seeded(0))))
+    numbers = size(plan.method.contribution(setting.train.spec))
     noise = plan.noise_multipliers(clients)
     guarantee = outcome.guarantee
     return {
@@ -273,7 +273,7 @@ def new(setting, seeds, speed):
                         tuned = replace(setting.finetune(way), base=method)
                         joining = replace(outcome, plan=replace(outcome.plan, method=tuned))
                     joining = replace(joining, shared=_moved(outcome.shared, speed.device))
-                    models = joining.join(rows_there)
+                    models = joining.onboard(rows_there)
                     line = {"method": name, "finetune": way, "epsilon": epsilon, "seed": seed}
                     yield line | score_line(late_setting, lambda ids, m=models: _take(m, ids))
 

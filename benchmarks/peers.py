@@ -238,7 +238,7 @@ def copies(given: argparse.Namespace) -> float:
 def ours(given: argparse.Namespace) -> float:
     """Time coterie's simulated rounds, with the clients that were really drawn."""
     from cnn import images
-    from coterie.engines.simulate import Progress, Speed, simulate
+    from coterie.engine.simulate import Progress, Speed, simulate
     from coterie.methods.pmtl import PMTL
     from coterie.models import CNN
     from coterie.plan import Plan, Privacy

@@ -60,7 +60,7 @@ from coterie.data.embedded import (
 from coterie.data.federated import DataError
 from coterie.data.formats import Source, from_arrays, load
 from coterie.data.scaling import apply_constants, standardise_clients
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import Method
 from coterie.methods.local import Local, own_choice
 from coterie.methods.local_star import LocalStar

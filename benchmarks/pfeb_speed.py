@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.pfeb import PFEB, START_RESIDUAL
 from coterie.plan import Privacy
 from coterie.rules import plan_for

@@ -36,7 +36,7 @@ from scipy import sparse
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.formats import Source, load
 from coterie.data.scaling import standardise_clients
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.methods.ppsgd import PPSGD

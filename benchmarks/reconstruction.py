@@ -29,8 +29,8 @@ from coterie.data.synthetic import synthetic
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import Participation
-from coterie.privacy.calibration import calibrate
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Participation
 
 ROWS, FEATURES, CLIP, DELTA = (1, 2, 5, 10, 20), (2, 10, 50), 0.1, 1e-5
 RULES = {

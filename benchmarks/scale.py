@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson

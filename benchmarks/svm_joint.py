@@ -30,7 +30,7 @@ from sklearn.svm import LinearSVC
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.formats import load
 from coterie.data.source import Source
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear

@@ -89,7 +89,7 @@ def study(
         return Line(name, epsilon, 1 - ct.evaluate(method.model, models, test).clients)
 
     first = method.init(train.spec, Rng.seeded(0))
-    yield scored("public head", lambda ids: method.enrol(first, train.spec, len(ids)))
+    yield scored("public head", lambda ids: method.init_client_state(first, train.spec, len(ids)))
     yield scored(f"{ALONE}, own choice of lam", last_solve(method, train))
     for lam in LOCAL_LAMS:
         yield scored(f"{ALONE}, lam {lam:g}", last_solve(replace(method, last_lam=lam), train))
@@ -108,7 +108,7 @@ def last_solve(method: PMTL, train: ct.FederatedDataset) -> Callable:
     """Fit every client's head to its own rows, with nothing shared but the model's start."""
     shared = method.init(train.spec, Rng.seeded(0))
     clients = train.clients(np.arange(len(train)))
-    start = method.enrol(shared, train.spec, len(train))
+    start = method.init_client_state(shared, train.spec, len(train))
     fitted = method.personalise(shared, start, clients, Rng.seeded(0))
     return lambda ids: {name: leaf[torch.as_tensor(ids)] for name, leaf in fitted.items()}
 

@@ -136,7 +136,8 @@ def _serve() -> None:
     import coterie.cli
     import coterie.commands.run
     from coterie.methods.base import registered
-    from coterie.privacy.accounting import Gaussian, Participation, profile
+    from coterie.privacy.accounting import profile
+    from coterie.privacy.events import Gaussian, Participation
 
     registered()
     coterie.cli.build_parser()

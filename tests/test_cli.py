@@ -30,7 +30,7 @@ from coterie.commands.front import grouped
 from coterie.config import to_table, to_toml
 from coterie.finished_models import stacked_models
 from coterie.methods.pmtl import PMTL
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.run import execute
 from coterie.run_plan import load_plan
 

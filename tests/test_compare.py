@@ -16,7 +16,7 @@ from coterie.comparison.spending import Spent, spent_by
 from coterie.comparison.worker import Ended
 from coterie.config import ConfigError
 from coterie.methods.base import registered
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import locked
 from coterie.summary import NOT_COVERED
 from coterie.verify.account import gaussian_epsilon

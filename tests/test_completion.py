@@ -9,7 +9,7 @@ import pytest
 from coterie.cli import build_parser
 from coterie.commands.completion import SHELLS, names, script
 from coterie.data.catalogue import NAMES
-from coterie.methods.base import Method
+from coterie.methods.base import choices
 from coterie.models import MODELS
 
 pytestmark = pytest.mark.full
@@ -69,7 +69,7 @@ def test_files_and_folders_are_completed(bash, tmp_path):
 
 def test_names_read_off_the_source_are_those_that_load():
     found = names()
-    assert set(found["methods"]) == set(Method.choices())
+    assert set(found["methods"]) == set(choices())
     assert set(found["models"]) == set(MODELS)
     assert set(found["data"]) == set(NAMES)
 

@@ -28,7 +28,7 @@ import pytest
 import coterie
 from coterie.cli import build_parser, main
 from coterie.comparison.plan import make_comparison
-from coterie.methods.base import Method
+from coterie.methods.base import choices
 from coterie.run_plan import plan_from_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -298,15 +298,15 @@ def test_plans_are_plans(page):
         (make_comparison if "compare" in table else plan_from_table)(table)
 
 
-@pytest.mark.parametrize("name", sorted(Method.choices()))
+@pytest.mark.parametrize("name", sorted(choices()))
 def test_settings_are_those_of_the_method(name):
     page = ROOT / "docs" / "methods" / f"{name}.md"
     assert page.exists(), f"{name} has no page: write docs/methods/{name}.md"
     listed = dict(_ROW.findall(page.read_text(encoding="utf-8")))
-    assert listed == settings(Method.choices()[name]())
+    assert listed == settings(choices()[name]())
 
 
-@pytest.mark.parametrize("name", sorted(Method.choices()))
+@pytest.mark.parametrize("name", sorted(choices()))
 def test_method_pages_say_what_has_to_be_said(name):
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     runs = re.findall(r"coterie run [^\n]*", text)

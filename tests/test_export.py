@@ -29,7 +29,8 @@ from coterie.exports import (
 )
 from coterie.portable import Predictor, save_onnx, save_torch
 from coterie.predictions import decision_function
-from coterie.privacy.accounting import Gaussian, Guarantee, Participation
+from coterie.privacy.events import Gaussian, Participation
+from coterie.privacy.guarantee import Guarantee
 from coterie.run import execute
 from coterie.run_plan import plan_from_table
 from coterie.summary import promised

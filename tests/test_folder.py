@@ -20,7 +20,7 @@ from coterie.finished_models import client_model, client_names, stacked_models, 
 from coterie.log import Log
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.run import execute
 from coterie.run_plan import RunPlan
 from coterie.verify import verify
@@ -249,7 +249,7 @@ def test_a_run_cut_off_while_it_is_kept_goes_on_to_the_same(finished, tmp_path, 
     if step == "pack":
         monkeypatch.setattr("coterie.privacy.transcript.shutil.rmtree", stop)
     elif step == "drop":
-        monkeypatch.setattr("coterie.engines.store.Store.drop", stop)
+        monkeypatch.setattr("coterie.engine.store.Store.drop", stop)
     elif step in ("shared", "result"):
         monkeypatch.setattr(summary, "write_atomically", stop_at)
     else:

@@ -19,8 +19,7 @@ from coterie.commands.results_table import about_newcomers
 from coterie.data.federated import DataError
 from coterie.data.source import Source
 from coterie.data.synthetic import synthetic
-from coterie.engines.outcome import check_joinable
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import check_onboard, simulate
 from coterie.finished_models import stacked_models
 from coterie.join import choose, join
 from coterie.methods.base import Shape, registered
@@ -81,7 +80,7 @@ def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, meth
     ).data
     found = join(folder, choice, tmp_path / "out")
     train, _ = choice.split()
-    expected = result.outcome.join(train)
+    expected = result.outcome.onboard(train)
     for name, leaf in expected.items():
         torch.testing.assert_close(found.models[name], leaf)
         torch.testing.assert_close(stacked_models(tmp_path, "out")[name], leaf)
@@ -360,7 +359,7 @@ def test_newcomers_are_scored_beside_learning_alone():
     posts = len(outcome.posts)
     found = score_newcomers(outcome, train, test)
     assert len(outcome.posts) == posts, "they post nothing"
-    models = outcome.join(train)
+    models = outcome.onboard(train)
     for name, leaf in models.items():
         torch.testing.assert_close(found.models[name], leaf)
     by_hand = evaluate(
@@ -410,10 +409,10 @@ def test_every_method_with_a_shared_model_can_be_joined(kind):
 
 
 def test_methods_without_a_shared_model_are_refused_before_they_spend():
-    with pytest.raises(ValueError, match=r"mocha has models of the clients .* such as pmtl"):
-        check_joinable(registered()["mocha"]())
+    with pytest.raises(ValueError, match=r"mocha has models for its training clients .* such as pmtl"):
+        check_onboard(registered()["mocha"]())
     for method in (PMTL(), FedAvg(), Local()):
-        check_joinable(method)
+        check_onboard(method)
 
 
 def test_newcomers_are_kept_and_told(tmp_path):

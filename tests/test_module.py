@@ -19,7 +19,7 @@ import coterie
 from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear, Model, Module, as_model, replace_batchnorm, row_losses

@@ -17,7 +17,7 @@ from torch import nn
 
 from coterie.cli import main
 from coterie.data.catalogue import open_named
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune

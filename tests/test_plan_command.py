@@ -13,11 +13,11 @@ import pytest
 from coterie.advice import advise, clients_for, mu_of
 from coterie.cli import main
 from coterie.data.federated import Spec
-from coterie.methods.base import Method
+from coterie.methods.base import choices
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
+from coterie.privacy.guarantee import round_up
 from coterie.privacy.sampling import Poisson
-from coterie.privacy.words import round_up
 from coterie.rules import advice_for, plan_for
 
 
@@ -190,7 +190,7 @@ def test_a_plan_of_data_has_the_error_that_the_plan_states(told):
     for method in ("pmtl", "pfeb", "fedavg"):
         found = strict(told(f"{line} --method {method} --json"))
         spec = Spec((5,), 1, "regression", 120)
-        plan = plan_for(spec, Privacy(epsilon=2.0), method=Method.choices()[method]())
+        plan = plan_for(spec, Privacy(epsilon=2.0), method=choices()[method]())
         assert found["error"]["relative"] == pytest.approx(plan.relative_error(spec))
         assert found["noise_multiplier"] == pytest.approx(plan.noise_multipliers(120)[0])
         assert found["epsilon_spent"] == pytest.approx(plan.guarantee(120).epsilon)
@@ -386,7 +386,7 @@ def test_the_noise_of_the_usual_method_is_told_beside_that_of_a_mean(capsys):
     found = json.loads(capsys.readouterr().out)["error"]
     rounds = advise(25, 2.0, 3).rounds
     spec = Spec((2,), 1, "regression", 25)
-    asked = Method.choices()["pfeb"]()
+    asked = choices()["pfeb"]()
     budget = Privacy(epsilon=2.0, delta=1e-5)
     planned = plan_for(spec, budget, method=asked, rounds=rounds)
     assert found["relative_under_pfeb"] == pytest.approx(planned.relative_error(spec), rel=1e-6)

@@ -18,7 +18,8 @@ from coterie.planning import (
     most_looked_for,
     most_rounds,
 )
-from coterie.privacy.accounting import calibrate, default_delta
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import default_delta
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 
 pytestmark = pytest.mark.full

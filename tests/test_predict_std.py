@@ -10,7 +10,7 @@ from scipy.special import expit
 import coterie as ct
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy

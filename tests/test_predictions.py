@@ -12,8 +12,7 @@ from sklearn.metrics import accuracy_score
 import coterie as ct
 from coterie.data.federated import FederatedDataset
 from coterie.data.synthetic import synthetic
-from coterie.engines.outcome import Outcome
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import Outcome, simulate
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP

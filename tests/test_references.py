@@ -16,7 +16,7 @@ from coterie import references
 from coterie.choice import DataChoice
 from coterie.commands.results_table import references_table, results_table
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
@@ -173,8 +173,13 @@ def test_the_mixed_model_of_a_run_without_privacy_is_itself():
     score = run_of(method, train, test)
     assert "mixed" not in score_references(method, train, test, score=score, private=False).scores
     found = score_references(method, train, test, score=score).scores
-    by_hand = replace(method.for_budget(math.inf, train.spec), model=Linear())
-    plan = Plan(method=by_hand, privacy=FREE, rounds=method.rounds_without_noise, simulation_seed=0)
+    by_hand = replace(method.resolve(train.spec, n_mu=math.inf, cohort=len(train)), model=Linear())
+    plan = Plan(
+        method=by_hand,
+        privacy=FREE,
+        rounds=method.rounds(train.spec).without_noise,
+        simulation_seed=0,
+    )
     again = evaluate(by_hand.model, simulate(plan, train).rows, test)
     np.testing.assert_array_equal(found["mixed"].clients, again.clients)
 
@@ -244,7 +249,7 @@ def test_a_reference_that_refuses_the_rows_names_no_client():
 
 def test_a_run_that_is_killed_beside_its_references_ends_the_same(tmp_path, monkeypatch):
     whole = execute(plan_of(), folder=tmp_path / "whole").summary
-    done = PooledLinear.fit_all
+    done = PooledLinear.personalise
 
     def die(self, clients):
         raise KeyboardInterrupt

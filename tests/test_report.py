@@ -21,18 +21,10 @@ from scipy.stats import binom, norm
 
 from coterie.cli import main
 from coterie.commands.results_table import clients_table, results_table
-from coterie.privacy.accounting import (
-    Event,
-    Gaussian,
-    Guarantee,
-    Laplace,
-    NonPrivate,
-    Participation,
-    Relation,
-    calibrate,
-    epsilon_by_round,
-)
-from coterie.privacy.tradeoff import gdp_approximation
+from coterie.privacy.accounting import epsilon_by_round
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Event, Gaussian, Laplace, NonPrivate, Participation, Relation
+from coterie.privacy.guarantee import Guarantee, gdp_approximation
 from coterie.report.attack import draw_trade_off, save_trade_off, show_attack, spent_by_round
 from coterie.report.history import save_losses
 from coterie.report.page import write_report
@@ -971,7 +963,7 @@ def test_attackers_among_the_clients_know_their_invitations():
         delta=1e-5,
         clients=100,
     )
-    others = guarantee.for_others
+    others = guarantee
     assert others.epsilon == pytest.approx(guarantee.views["other_clients"])
     assert guarantee.epsilon < others.epsilon
     told = str(show_attack(guarantee, "g0"))

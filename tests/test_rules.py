@@ -39,9 +39,8 @@ from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
 from coterie.plan import Plan, Privacy
-from coterie.privacy.blocks import replaced_by
+from coterie.privacy.mechanisms import replaced_by
 from coterie.privacy.sampling import Everyone, Poisson
-from coterie.rng import Rng
 from coterie.rules import advice_for, plan_for, reach_of, rounds_by_rule, settle
 from coterie.tree import size
 
@@ -194,9 +193,8 @@ def test_the_verdict_says_nothing_that_the_relative_error_denies():
         "550 clients at epsilon 1 bear 1,956 shared weights, and 10 are to be shared, which is "
         "enough for 44 rounds"
     )
-    numbers = settled.method.mean_of(SPEC)[0]
-    shared = settled.method.init(SPEC, Rng.seeded(0))
-    assert numbers == advice.numbers == 10 and size(settled.method.contribution(shared)) == 21
+    numbers = settled.method.rounds(SPEC).dimension
+    assert numbers == advice.numbers == 10 and size(settled.method.contribution(SPEC)) == 21
 
 
 # --- concrete plans ------------------------------------------------------------------------------
@@ -215,7 +213,7 @@ def test_a_plan_at_full_participation_agrees_with_the_public_facts():
 
 
 def test_the_public_facts_know_what_a_replaced_client_moves():
-    assert replaced_by(PFEB().blocks(1.0)) == pytest.approx(REPLACED, rel=1e-12)
+    assert replaced_by(PFEB().clipping(1, 1, 1.0).blocks) == pytest.approx(REPLACED, rel=1e-12)
 
 
 @pytest.mark.parametrize("clients", range(20, 200, 12))
@@ -239,7 +237,7 @@ def test_reach_is_clients_over_the_noise_of_one_release():
     for method in (PMTL(), PFEB(residual=True), PFEB(residual=False), PFEB(gls=True)):
         privacy = Privacy(epsilon=2.0, relation="replace", delta=1e-5)
         plan = Plan(method=method, privacy=privacy, rounds=1)
-        blocks = method.blocks(1.0)
+        blocks = method.clipping(1, 1, 1.0).blocks
         reach = reach_of(privacy, 550, replaced=replaced_by(blocks) if blocks else 2.0)
         assert reach == pytest.approx(550 / plan.noise_multipliers(550)[0], rel=1e-5)
 
@@ -363,7 +361,7 @@ def test_rounds_of_other_methods_stay_as_they_were():
     assert rounds_by_rule(PMTL(), Privacy(epsilon=math.inf), SPEC) == 25
     assert rounds_by_rule(PMTL(), Privacy(noise_multiplier=3.0), SPEC) == 25
     network = DPFedMTL(model=MLP(hidden=(4,)))
-    numbers = network.mean_of(mid)[0]
+    numbers = network.rounds(mid).dimension
     bound = (20 * 120 * mu_of(0.1, 1e-5)) ** 2 / numbers
     rounds = rounds_by_rule(network, Privacy(epsilon=0.1), mid)
     assert rounds == min(max(math.floor(bound), 3), 50)
@@ -381,12 +379,13 @@ def test_methods_hear_of_the_budget_before_rounds_are_chosen():
     heard = []
 
     class Curious(FedAvg):
-        def for_budget(self, reach, spec):
-            heard.append(reach)
+        def resolve(self, spec, *, n_mu, cohort):
+            heard.append(n_mu)
             return Told()
 
     class Told(FedAvg):
-        rounds_between = (7, 7)
+        def rounds(self, spec):
+            return replace(super().rounds(spec), between=(7, 7))
 
     for privacy, reach in (
         (Privacy(epsilon=1.0), 550 * mu_of(1.0, 1e-5)),

@@ -18,8 +18,7 @@ from coterie.choice import DataChoice
 from coterie.data.federated import FederatedDataset
 from coterie.data.formats import from_arrays
 from coterie.data.synthetic import synthetic
-from coterie.engines.outcome import Outcome
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import Outcome, simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy

@@ -18,9 +18,9 @@ import coterie.selection
 from coterie.choice import DataChoice
 from coterie.cli import main
 from coterie.config import ConfigError
-from coterie.privacy.charged import told as told_of
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
-from coterie.privacy.selection import CHOSEN, OTHERS, RunLaw, Selection
+from coterie.privacy.selection import ALL_RUNS, CHOSEN, RunLaw, Selection
+from coterie.privacy.selection import charged_message as told_of
 from coterie.run_plan import load_plan
 from coterie.search import Range
 from coterie.selection import Progress, Scoring, offer, select
@@ -108,7 +108,7 @@ def test_the_best_noisy_score_is_chosen_and_everything_is_recorded():
     assert record["guarantee"]["epsilon_chosen_alone"]["epsilon"] == again.chosen_alone
     together = again.of_runs(record["guarantee"]["drawn"])
     assert record["guarantee"]["epsilon_other_clients"]["epsilon"] == together.epsilon
-    assert CHOSEN in record["words"] and OTHERS in record["words"]
+    assert CHOSEN in record["words"] and ALL_RUNS in record["words"]
 
 
 def test_what_every_run_posts_is_what_is_accounted_for():
@@ -341,7 +341,7 @@ def test_refused_settings_are_never_drawn():
 def test_a_dry_run_tells_both_views_and_spends_nothing(coterie_):
     line = f"tune --charge {FLAGS} --grid method.lam=0.1,1 --runs 5 --dry-run"
     code, out, _ = coterie_(line)
-    assert code == 0 and CHOSEN in out and OTHERS in out and "Nothing is spent" in out
+    assert code == 0 and CHOSEN in out and ALL_RUNS in out and "Nothing is spent" in out
     found = json.loads(coterie_(f"{line} --json")[1])
     assert found["guarantee"]["epsilon_chosen_alone"]["epsilon"] > 2
     assert [one["share"] for one in found["other_clients"]] == [0.5, 0.9, 0.99]
@@ -353,7 +353,7 @@ def test_the_words_of_a_selection(coterie_):
     line = f"tune --charge {FLAGS} --grid method.lam=0.1,1,10 --runs 3 --simulation-seed {seed}"
     code, out, err = coterie_(line)
     assert code == 0 and err == "" and "private runs: 3" in out
-    for told in ("chosen: method.lam = ", CHOSEN, f"{OTHERS} (3 runs)", "SIMULATION", "Hand on"):
+    for told in ("chosen: method.lam = ", CHOSEN, f"{ALL_RUNS} (3 runs)", "SIMULATION", "Hand on"):
         assert told in out
     found = json.loads(coterie_(f"{line} --json")[1], parse_constant=pytest.fail)
     assert found["run"].startswith("selected/runs/") and len(found["runs"]) == 3

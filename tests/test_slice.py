@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from coterie.config import from_table, to_table, to_toml
 from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.base import Method
 from coterie.methods.pmtl import LAST, PMTL
 from coterie.models import MLP, Linear, Model
@@ -74,7 +74,7 @@ def test_rounds_fit_the_slice_and_the_end_fits_all(task, tmp_path):
     model, weights = started(tmp_path, data.spec)
     method = PMTL(model=model, shared="slice", directions=2, lam=LAM, last_lam=LAM)
     shared = method.init(data.spec, Rng.seeded(0))
-    personal = method.enrol(shared, data.spec, len(data))
+    personal = method.init_client_state(shared, data.spec, len(data))
     shared = {name: leaf + 0.3 for name, leaf in shared.items()}
     clients = data.clients(np.arange(len(data)))
     after, sent = method.local_update(shared, personal, clients, Rng.seeded(0), 0)
@@ -113,7 +113,7 @@ def test_only_the_slice_is_posted(directions, tmp_path):
     model, weights = started(tmp_path, data.spec)
     method = PMTL(model=model, shared="slice", directions=directions, lam=LAM)
     classes = data.spec.outputs
-    assert method.mean_of(data.spec) == (classes * (directions + 1), 1.0)
+    assert method.rounds(data.spec).dimension == classes * (directions + 1)
     plan = Plan(method=method, privacy=Privacy(epsilon=3.0), rounds=5, simulation_seed=0)
     outcome = simulate(plan, data)
     for post in outcome.posts:
@@ -123,7 +123,7 @@ def test_only_the_slice_is_posted(directions, tmp_path):
     whole = Plan(method=PMTL(), privacy=Privacy(epsilon=3.0), rounds=5)
     assert plan.noise_multipliers(len(data)) == whole.noise_multipliers(len(data))
     clients = data.clients(np.arange(len(data)))
-    model_shared = method.shared_model(outcome.shared, clients)
+    model_shared = method.serving.shared_model(outcome.shared, clients)
     assert torch.equal(model_shared["weight"][:, directions:], weights["weight"][:, directions:])
 
 
@@ -134,11 +134,11 @@ def test_a_client_without_rows_keeps_the_shared_head(tmp_path):
     method = PMTL(model=model, shared="slice", directions=2)
     shared = method.init(data.spec, Rng.seeded(0))
     clients = data.clients(np.arange(len(data)))
-    personal = method.enrol(shared, data.spec, len(data))
+    personal = method.init_client_state(shared, data.spec, len(data))
     _, sent = method.local_update(shared, personal, clients, Rng.seeded(0), 0)
     assert not any(leaf[2].any() for leaf in sent.values())
     final = method.personalise(shared, personal, clients, Rng.seeded(0))
-    for name, leaf in method.shared_model(shared, clients).items():
+    for name, leaf in method.serving.shared_model(shared, clients).items():
         torch.testing.assert_close(final[name][2], leaf)
 
 
@@ -148,7 +148,7 @@ def test_last_lam_pulls_at_the_end_alone(tmp_path):
     strong = PMTL(model=model, shared="slice", directions=1, lam=LAM, last_lam=1e7)
     clients = data.clients(np.arange(len(data)))
     shared = strong.init(data.spec, Rng.seeded(0))
-    personal = strong.enrol(shared, data.spec, len(data))
+    personal = strong.init_client_state(shared, data.spec, len(data))
     _, sent = strong.local_update(shared, personal, clients, Rng.seeded(0), 0)
     assert sent["bias"].abs().max() > 0.01
     final = strong.personalise(shared, personal, clients, Rng.seeded(0))
@@ -159,7 +159,7 @@ def test_last_lam_pulls_at_the_end_alone(tmp_path):
 def shifted(method, data):
     """A shared slice that is not the start, and what clients have then."""
     shared = method.init(data.spec, Rng.seeded(0))
-    personal = method.enrol(shared, data.spec, len(data))
+    personal = method.init_client_state(shared, data.spec, len(data))
     return {name: leaf + 0.5 for name, leaf in shared.items()}, personal
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from coterie.cli import main
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.tracking.record import read_record
 from coterie.tracking.track import check_kinds, close_parent, open_parent, track
 

@@ -225,7 +225,7 @@ def test_texts_of_more_characters_than_the_vocabulary_are_refused():
     for vocabulary, most in ((20, 19), (0, 3)):
         message = rf"from 0 to 20 where layer 'embedding'.*0 to {most};.*vocabulary = 21"
         with pytest.raises(DataError, match=message):
-            PMTL(model=CharLSTM(vocabulary=vocabulary, hidden=6)).check_data(data)
+            PMTL(model=CharLSTM(vocabulary=vocabulary, hidden=6)).check(data.spec, data=data)
 
 
 @pytest.mark.parametrize("padding", [1, 2])

@@ -37,14 +37,16 @@ _HOMES = {
     "Everyone": "coterie.privacy.sampling",
     "FixedSize": "coterie.privacy.sampling",
     "Poisson": "coterie.privacy.sampling",
-    "Guarantee": "coterie.privacy.accounting",
+    "Guarantee": "coterie.privacy.guarantee",
+    "Mechanism": "coterie.privacy.mechanisms",
+    "register_mechanism": "coterie.privacy.noise",
     "Advice": "coterie.advice",
     "advise": "coterie.advice",
     "plan_for": "coterie.rules",
     "Plan": "coterie.plan",
     "Privacy": "coterie.plan",
-    "Speed": "coterie.engines.simulate",
-    "simulate": "coterie.engines.simulate",
+    "Speed": "coterie.engine.simulate",
+    "simulate": "coterie.engine.simulate",
     "evaluate": "coterie.scores",
     "decision_function": "coterie.predictions",
     "predict": "coterie.predictions",
@@ -53,6 +55,12 @@ _HOMES = {
     "MLP": "coterie.models",
     "CNN": "coterie.models",
     "Module": "coterie.models",
+    "Method": "coterie.methods.base",
+    "register": "coterie.methods.base",
+    "Post": "coterie.privacy.billboard",
+    "Clients": "coterie.data.federated",
+    "Spec": "coterie.data.federated",
+    "Tree": "coterie.tree",
     "Auto": "coterie.methods.auto",
     "PFEB": "coterie.methods.pfeb",
     "PMTL": "coterie.methods.pmtl",
@@ -77,8 +85,10 @@ if TYPE_CHECKING:
     from coterie.advice import Advice as Advice
     from coterie.advice import advise as advise
     from coterie.data.catalogue import open_named as open_named
+    from coterie.data.federated import Clients as Clients
     from coterie.data.federated import DataError as DataError
     from coterie.data.federated import FederatedDataset as FederatedDataset
+    from coterie.data.federated import Spec as Spec
     from coterie.data.formats import from_arrays as from_arrays
     from coterie.data.formats import from_targets as from_targets
     from coterie.data.formats import load as load
@@ -86,8 +96,8 @@ if TYPE_CHECKING:
     from coterie.data.scaling import standardise_clients as standardise_clients
     from coterie.data.source import Source as Source
     from coterie.data.synthetic import synthetic as synthetic
-    from coterie.engines.simulate import Speed as Speed
-    from coterie.engines.simulate import simulate as simulate
+    from coterie.engine.simulate import Speed as Speed
+    from coterie.engine.simulate import simulate as simulate
     from coterie.estimators import ConstantScaler as ConstantScaler
     from coterie.estimators import CoterieClassifier as CoterieClassifier
     from coterie.estimators import CoterieRegressor as CoterieRegressor
@@ -97,6 +107,8 @@ if TYPE_CHECKING:
     from coterie.estimators import PrivacyWarning as PrivacyWarning
     from coterie.estimators import check_pipeline as check_pipeline
     from coterie.methods.auto import Auto as Auto
+    from coterie.methods.base import Method as Method
+    from coterie.methods.base import register as register
     from coterie.methods.dpfedmtl import DPFedMTL as DPFedMTL
     from coterie.methods.fedavg import FedAvg as FedAvg
     from coterie.methods.finetune import Finetune as Finetune
@@ -111,13 +123,16 @@ if TYPE_CHECKING:
     from coterie.plan import Privacy as Privacy
     from coterie.predictions import decision_function as decision_function
     from coterie.predictions import predict as predict
-    from coterie.privacy.accounting import Guarantee as Guarantee
+    from coterie.privacy.billboard import Post as Post
+    from coterie.privacy.guarantee import Guarantee as Guarantee
+    from coterie.privacy.mechanisms import Mechanism as Mechanism
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson
     from coterie.rules import plan_for as plan_for
     from coterie.scores import evaluate as evaluate
     from coterie.solvers.sgd import SGD as SGD
+    from coterie.tree import Tree as Tree
 
 
 def __dir__() -> list[str]:

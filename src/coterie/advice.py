@@ -21,16 +21,11 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from coterie.privacy.accounting import (
-    Gaussian,
-    Participation,
-    Relation,
-    calibrate,
-    default_delta,
-    profile,
-)
+from coterie.privacy.accounting import profile
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, Participation, Relation, default_delta
+from coterie.privacy.guarantee import round_up
 from coterie.privacy.sampling import Poisson
-from coterie.privacy.words import round_up
 
 Verdict = Literal["join", "small gain", "learn alone"]
 

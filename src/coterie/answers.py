@@ -23,7 +23,7 @@ from coterie.data.scaling import scale_by, standardise_clients
 from coterie.data.unlabelled import Unlabelled, load_unlabelled, target_constants
 from coterie.exports import ClientModel, Kind, all_clients, read_kind, training_rows
 from coterie.finished_models import client_model, client_names, client_scaling, stacked_models
-from coterie.methods.base import Method
+from coterie.methods.base import Method, predictive_std, shared_leaves
 from coterie.newcomers import FOLDER
 from coterie.predictions import BLOCK, decide, outputs_by_block
 from coterie.rng import Rng
@@ -259,13 +259,13 @@ def _shared(folder: Path, method: Method, data: FederatedDataset, strangers: Seq
         ValueError: If the method shares no whole model.
     """
     first = method.model.init(data.spec, Rng.seeded(0))
-    if set(method.shared_leaves(data.spec)) != set(first):
+    if set(shared_leaves(method, data.spec)) != set(first):
         raise ValueError(
-            f"--newcomers shared: {method.title} has no shared model that is whole; let newcomers "
+            f"--newcomers shared: {method} has no shared model that is whole; let newcomers "
             "join with rows of their own (coterie join)"
         )
     clients = data.clients(_places(list(data.names), strangers))
-    found = method.shared_model(_shared_tree(folder), clients)
+    found = method.serving.shared_model(_shared_tree(folder), clients)
     return {
         name: leaf if leaf.dim() > first[name].dim() else stack({name: leaf}, len(clients))[name]
         for name, leaf in ((name, found[name]) for name in first)
@@ -304,10 +304,10 @@ def _deviations(
     for rows in data.blocks(np.flatnonzero(data.counts > 0), BLOCK):
         clients = train.clients(places[rows.ids.numpy()])
         try:
-            wide = method.uncertainty(shared, clients, rows)
+            wide = predictive_std(method, shared, clients, rows)
         except NotImplementedError as error:
             raise ValueError(
-                f"--std: {method.title} gives models without their uncertainty; run pfeb, or leave "
+                f"--std: {method} gives models without their uncertainty; run pfeb, or leave "
                 "--std out"
             ) from error
         found[rows.index[rows.mask]] = wide[rows.mask].to(found.dtype)

@@ -19,11 +19,10 @@ from typing import Any
 
 from coterie.log import Log, now, versions
 from coterie.plan import Plan
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.events import list_runs
 from coterie.privacy.files import write_atomically
-from coterie.privacy.limits import balls
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.mechanisms import Mechanism, Shapes
 
 CERTIFICATE = "guarantee.json"
@@ -73,7 +72,7 @@ def keep_certificate(
     certificate = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        **describe_method(plan),
+        **describe_method(plan, guarantee.clients),
         **describe_guarantee(guarantee),
         "releases": describe_releases(billboard),
         "posts": [
@@ -98,16 +97,17 @@ def keep_certificate(
     log.note("finished", sync=True, posts=posts, epsilon=epsilon, certificate=digest)
 
 
-def describe_method(plan: Plan) -> dict[str, Any]:
+def describe_method(plan: Plan, clients: int) -> dict[str, Any]:
     """Return the method's name, the shape of its releases, and how its settings were chosen.
 
     `protected_rows` is the number of rows per client for which a published recipe converts the
     budget from rows to clients, or null.
     """
+    clipping = plan.method.clipping(clients, plan.rounds, plan.clip(clients))
     return {
         "method": plan.method.kind,
         "shape": plan.method.shape.value,
-        "protected_rows": plan.method.protects_rows,
+        "protected_rows": clipping.rows,
         "tuning": plan.tuned,
     }
 
@@ -138,7 +138,7 @@ def describe_guarantee(guarantee: Guarantee) -> dict[str, Any]:
         found["epsilon_per_participation"] = guarantee.per_participation
     if (claimed := guarantee.claimed_epsilon) is not None:
         found["claimed_epsilon"] = claimed
-        found["true_delta_at_claimed"] = guarantee.claimed_alone.delta_at(claimed)
+        found["true_delta_at_claimed"] = guarantee.claimed_only.delta_at(claimed)
     return found
 
 
@@ -166,20 +166,17 @@ def describe_releases(billboard: Billboard) -> list[dict[str, Any]]:
 
 
 def _parts(mechanism: Mechanism, totals: Shapes) -> list[dict[str, Any]]:
-    try:
-        found = balls(mechanism, totals)
-    except TypeError:  # a mechanism of another package that states no bounds
-        found = ()
-    if not found:
+    bounds, steps = mechanism.norm_bounds(totals), mechanism.grid(totals) or {}
+    if not bounds:
         return [{"leaves": list(totals), "norm": None, "bound": None, "grid": None}]
     return [
         {
-            "leaves": list(ball.shapes),
-            "norm": ball.order,
-            "bound": float(ball.bound),
-            "grid": ball.step,
+            "leaves": list(one.shapes),
+            "norm": one.order,
+            "bound": float(one.bound),
+            "grid": steps.get(next(iter(one.shapes))),
         }
-        for ball in found
+        for one in bounds
     ]
 
 

@@ -20,8 +20,10 @@ import torch
 from numpy.typing import NDArray
 from scipy import special
 
-from coterie.privacy.accounting import Gaussian, Participation, calibrate, profile
+from coterie.privacy.accounting import profile
+from coterie.privacy.calibrate import calibrate
 from coterie.privacy.entropy import SystemEntropy
+from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.ledger import Ledger, LedgerError, OverspentError, locked
 from coterie.privacy.mechanisms import GaussianSum
 

@@ -63,7 +63,7 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """
     values = dict(table)
     target: Any = cls
-    choices = getattr(cls, "choices", None)
+    choices = _choices_of(cls)
     if choices is not None:
         names = choices()
         kind = values.pop("kind", None)
@@ -88,6 +88,10 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         return typing.cast(T, target(**built))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"[{where}] {error}") from error
+
+
+def _choices_of(hint: Any) -> Any:
+    return getattr(hint, "_choices", None) or getattr(hint, "choices", None)
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -146,9 +150,9 @@ def _import_here(module: str) -> Any:
 
 def _table_for(hint: Any, value: Any) -> Mapping[str, Any] | None:
     """Return the table of a dataclass; text names a kind with its usual settings."""
-    if isinstance(value, str) and hasattr(hint, "choices"):
+    if isinstance(value, str) and _choices_of(hint) is not None:
         return {"kind": value}
-    takes = dataclasses.is_dataclass(hint) or hasattr(hint, "choices")
+    takes = dataclasses.is_dataclass(hint) or _choices_of(hint) is not None
     return value if takes and isinstance(value, Mapping) else None
 
 

@@ -32,9 +32,8 @@ from coterie.finished_models import client_model, client_names, client_scaling
 from coterie.full_disks import how_to_finish
 from coterie.models import Model
 from coterie.newcomers import FOLDER, hold_out
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
-from coterie.privacy.words import OTHERS, OUTSIDER
+from coterie.privacy.guarantee import OTHERS, OUTSIDER, Guarantee
 from coterie.recognition import facts_of, recognise_rows
 from coterie.run_plan import RunPlan, load_plan
 from coterie.summary import promised

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Observer, Progress
+from coterie.engine.simulate import Observer, Progress
 from coterie.methods.base import Method, Shape
 from coterie.predictions import Models
 from coterie.privacy.files import write_atomically

@@ -23,12 +23,12 @@ from coterie.data.catalogue import NAMES
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.table_files import TABLES
 from coterie.data.unlabelled import file_columns
-from coterie.engines.outcome import join_shared
+from coterie.engine.simulate import onboard
 from coterie.finished_models import client_names, write_models
 from coterie.full_disks import how_to_finish
 from coterie.methods.base import Method
 from coterie.newcomers import score_alone
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.recognition import recognise_model
 from coterie.rng import Rng
 from coterie.run_plan import load_plan, read_toml
@@ -117,7 +117,7 @@ def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
     method, spec = run_plan.method, replace(train.spec, clients=guarantee.clients)
     _check(method, spec, shared, folder)
     seed = run_plan.simulation_seed
-    models = join_shared(method, shared, spec, train, seed)
+    models = onboard(method, shared, spec, train, seed)
     score = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test)
     names = [str(name) for name in train.names]
     found = Joined(

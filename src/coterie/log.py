@@ -16,8 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.outcome import Observer, Progress
-from coterie.privacy.accounting import Guarantee, epsilon_by_round
+from coterie.engine.simulate import Observer, Progress
+from coterie.privacy.accounting import epsilon_by_round
+from coterie.privacy.guarantee import Guarantee
 
 _PACKAGES = ("coterie", "dp-accounting", "numpy", "scipy", "torch")
 _MARKS = 8

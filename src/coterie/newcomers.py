@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.engines.outcome import Outcome
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Outcome, Speed, simulate
 from coterie.finished_models import write_models
 from coterie.methods.base import Method
 from coterie.methods.local import Local
@@ -114,7 +113,7 @@ def check_newcomers(method: Method, rows: FederatedDataset) -> None:
         DataError: As the method says it of rows that it cannot learn from.
     """
     try:
-        method.check_data(rows)
+        method.check(rows.spec, data=rows)
     except DataError as error:
         raise DataError(f"of the clients held out as newcomers: {error}") from error
 
@@ -156,7 +155,7 @@ def score_newcomers(
     """
     device = "cpu" if speed is None else speed.device
     moved = replace(outcome, shared=to(outcome.shared, device))
-    models = to(moved.join(train.to(device)), "cpu")
+    models = to(moved.onboard(train.to(device)), "cpu")
     method = outcome.plan.method
     score = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test)
     seed = outcome.plan.simulation_seed
@@ -173,7 +172,7 @@ def score_alone(
     speed: Speed | None = None,
 ) -> Score:
     """Score learning alone, in the method's own terms or with the same model and step size."""
-    alone = method.alone()
+    alone = method.baselines().local
     if alone is None:
         # Finetuning has steps of its own; what is trained with is its base's.
         steps = getattr(getattr(method, "base", method), "sgd", SGD())

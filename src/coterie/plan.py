@@ -14,16 +14,19 @@ from typing import Any
 from coterie.config import from_table, to_table, to_toml
 from coterie.data.federated import Spec
 from coterie.methods.base import Method, Shape
-from coterie.privacy.accounting import Gaussian, Guarantee, LocalGaussian, Relation
 from coterie.privacy.billboard import Billboard
-from coterie.privacy.blocks import BlockSum
+from coterie.privacy.calibrate import Even, Spending
 from coterie.privacy.entropy import open_entropy
+from coterie.privacy.events import Relation
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.local import LocalGaussianSum
-from coterie.privacy.mechanisms import MOST_CLIENTS, Exact, GaussianSum, Mechanism
-from coterie.privacy.noise import Ask, GaussianNoise, Noise
+from coterie.privacy.mechanisms import (
+    MOST_CLIENTS,
+    Exact,
+    Mechanism,
+)
+from coterie.privacy.noise import GaussianNoise, Noise, Request
 from coterie.privacy.sampling import Poisson, Sampler
-from coterie.privacy.spending import Even, Spending
 from coterie.privacy.transcript import FolderTranscript, MemoryTranscript, Transcript
 from coterie.tree import Tree
 
@@ -145,13 +148,13 @@ class Plan:
     def clip(self, clients: int) -> float:
         """Return the bound on a client's contribution of one round."""
         given = self.privacy.clip
-        return self.method.usual_clip(clients, self.rounds) if given is None else given
+        return self.method.clipping(clients, self.rounds).clip if given is None else given
 
     def noise_multipliers(self, clients: int) -> tuple[float, ...]:
         """Return the noise multiplier of each round; empty without Gaussian noise or posts."""
         events = [mechanism.event() for mechanism in self.mechanisms(clients)]
-        kinds = (Gaussian, LocalGaussian)
-        return tuple(event.noise_multiplier for event in events if isinstance(event, kinds))
+        noise = (getattr(event, "noise_multiplier", None) for event in events)
+        return tuple(one for one in noise if one is not None)
 
     def shows_cohort(self, clients: int) -> bool:
         """Return whether somebody from whom data is kept sees who takes part in a round."""
@@ -172,12 +175,13 @@ class Plan:
         other noise.
         """
         clients = spec.clients
-        found = [_noise_over_bound(mechanism) for mechanism in self.mechanisms(clients)]
-        deviations = [noise for noise in found if noise is not None]
-        if not deviations:
+        mechanisms = [one for one in self.mechanisms(clients) if one.event().noisy]
+        if not mechanisms:
             return None
-        numbers, share = self.method.mean_of(spec)
-        return math.sqrt(numbers) * max(deviations) / (share * self.sampler.expected(clients))
+        noise = max(mechanism.noise_over_bound for mechanism in mechanisms)
+        rule = self.method.rounds(spec)
+        mean = rule.share * self.sampler.expected(clients)
+        return math.sqrt(rule.dimension) * noise / mean
 
     def mechanisms(self, clients: int) -> tuple[Mechanism, ...]:
         """Return the mechanism of each round, calibrated."""
@@ -189,7 +193,8 @@ class Plan:
                 f"{self.method.kind} brings all rows together and is not private: run it with "
                 "epsilon = inf"
             )
-        ask = Ask(
+        bounds = self.method.clipping(clients, self.rounds, self.clip(clients))
+        ask = Request(
             shape=shape,
             clip=self.clip(clients),
             epsilon=privacy.epsilon,
@@ -199,8 +204,8 @@ class Plan:
             clients=clients,
             participation=self.sampler.participation(clients),
             relation=privacy.relation,
-            rows=self.method.protects_rows,
-            blocks=self.method.blocks(self.clip(clients)),
+            rows=bounds.rows,
+            blocks=bounds.blocks,
         )
         return privacy.noise.mechanisms(ask)
 
@@ -225,7 +230,7 @@ class Plan:
         )
         return Billboard(
             mechanisms=mechanisms,
-            template=self.method.contribution(shared),
+            template=self.method.contribution(spec),
             cohort=self.sampler.expected(spec.clients),
             ledger=Ledger(events, path, self.digest(spec)),
             transcript=transcript,
@@ -256,12 +261,3 @@ class Plan:
             clients=clients,
             simulation=self.simulation_seed is not None,
         )
-
-
-def _noise_over_bound(mechanism: Mechanism) -> float | None:
-    """Return the deviation of a number of a posted sum over the bound, or of its first block."""
-    if isinstance(mechanism, BlockSum):
-        return mechanism.noise_multiplier / math.sqrt(mechanism.first.share)
-    if isinstance(mechanism, LocalGaussianSum):
-        return mechanism.summed().noise_multiplier
-    return mechanism.noise_multiplier if isinstance(mechanism, GaussianSum) else None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coterie.planning import MOST_ROUNDS, Outline
-from coterie.privacy.composed import profile_of
+from coterie.privacy.accounting import profile_of
 from coterie.privacy.profiles import gaussian_mu
 
 Points = tuple[tuple[float, float], ...]

@@ -11,7 +11,7 @@ post is mostly noise. Everything else here turns it round: the rounds, clients, 
 with which it stays within a limit. The rule that says whether joining pays (`coterie.advice`) is
 built on the same number.
 
-Epsilon by view is `coterie.privacy.views`; a shared model that is released is a function of the
+Epsilon by view is `coterie.privacy.guarantee`; a shared model that is released is a function of the
 posts, and costs what they cost.
 """
 
@@ -21,22 +21,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from coterie.advice import ERROR
-from coterie.privacy.accounting import (
+from coterie.privacy.accounting import LossProfile, profile_of
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import (
     Event,
     Gaussian,
-    Guarantee,
     LocalGaussian,
     Participation,
     Relation,
-    calibrate,
     default_delta,
 )
-from coterie.privacy.composed import profile_of
-from coterie.privacy.losses import LossProfile
+from coterie.privacy.guarantee import UNIT, Guarantee, reasons, view_of
 from coterie.privacy.profiles import Profile
 from coterie.privacy.sampling import Poisson, Sampler
-from coterie.privacy.views import reasons
-from coterie.privacy.words import UNIT, view_of
 
 MOST_ROUNDS = 1_000_000
 HEAVY = 100_000

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.data.federated import Clients, FederatedDataset, Task
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
+from coterie.methods.base import predictive_std
 from coterie.models import Model
 from coterie.tree import Tree
 
@@ -135,7 +136,7 @@ def _deviations(outcome: Outcome, data: FederatedDataset, train: FederatedDatase
     method, found = outcome.plan.method, dict[int, NDArray[Any]]()
     for rows in data.blocks(np.flatnonzero(data.counts > 0), BLOCK):
         clients = train.clients(rows.ids.numpy())
-        wide = method.uncertainty(outcome.shared, clients, rows).cpu().numpy()
+        wide = predictive_std(method, outcome.shared, clients, rows).cpu().numpy()
         for client, count, one in zip(rows.ids, rows.counts, wide, strict=True):
             found[int(client)] = one[: int(count)].copy()
     width = () if data.spec.task in ("regression", "binary") else (data.spec.outputs,)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, simulate
 from coterie.methods.base import Method, Shape, registered
 from coterie.methods.local_star import LocalStar
 from coterie.methods.pooled import PooledLinear
@@ -268,7 +268,9 @@ def _left_out(name: str, method: Method, train: FederatedDataset, which: Which) 
     if not isinstance(method.model, Linear):
         kind = type(method.model).__name__
         return f"{TITLES[name]} is left out: it is of linear models, and this is {kind}"
-    work = _SOLVES.get(name, method.rounds_without_noise) * _products(train, method.model)
+    work = _SOLVES.get(name, method.rounds(train.spec).without_noise) * _products(
+        train, method.model
+    )
     if which == "all" or work <= MOST_WORK:
         return ""
     return (
@@ -298,7 +300,7 @@ def _score(
     speed: Speed | None,
 ) -> Score:
     """Score a method without privacy, with as many rounds as it takes."""
-    settled = method.for_budget(math.inf, train.spec).for_cohort(len(train), train.spec)
-    rounds = settled.rounds_without_noise
+    settled = method.resolve(train.spec, n_mu=math.inf, cohort=len(train))
+    rounds = settled.rounds(train.spec).without_noise
     plan = Plan(method=settled, privacy=_FREE, rounds=rounds, simulation_seed=seed)
     return evaluate(settled.model, simulate(plan, train, speed=speed).rows, test)

@@ -32,8 +32,8 @@ from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import default_delta
-from coterie.privacy.blocks import replaced_by
+from coterie.privacy.events import default_delta
+from coterie.privacy.mechanisms import replaced_by
 from coterie.privacy.sampling import Poisson, Sampler
 
 __all__ = [
@@ -67,18 +67,19 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
         return 1
     posting = _posting(method)
     network = not isinstance(posting.model, Linear)
-    few, many = NETWORK_ROUNDS if network else posting.rounds_between
+    rule = posting.rounds(spec)
+    few, many = NETWORK_ROUNDS if network else rule.between
     if privacy.epsilon is None:
         return many
     if privacy.epsilon == math.inf:
-        return many if network else posting.rounds_without_noise
-    numbers, share = posting.mean_of(spec)
+        return many if network else rule.without_noise
+    numbers, share = rule.dimension, rule.share
     if posting.shape is Shape.GRAM:
         numbers = numbers * (numbers + 1) // 2
-    error = NETWORK_ERROR if network else posting.rounds_error
+    error = NETWORK_ERROR if network else rule.error
     reach = reach_of(privacy, spec.clients, replaced=_replaced(posting))
     affordable = (error * share * reach) ** 2 / numbers * _tolerance(method, spec)
-    return rounds_for(affordable, (few, many), math.inf if network else posting.rounds_knee)
+    return rounds_for(affordable, (few, many), math.inf if network else rule.knee)
 
 
 def _posting(method: Method) -> Method:
@@ -88,7 +89,7 @@ def _posting(method: Method) -> Method:
 
 def _replaced(method: Method) -> float:
     """Say how much further a replaced client moves what is posted than a zeroed one."""
-    blocks = method.blocks(1.0)
+    blocks = method.clipping(1, 1, 1.0).blocks
     return replaced_by(blocks) if blocks else 2.0
 
 
@@ -130,7 +131,7 @@ def advice_for(
     multipliers = plan.noise_multipliers(clients)
     if not multipliers:
         return None
-    numbers, share = method.mean_of(spec)
+    numbers, share = method.rounds(spec).dimension, method.rounds(spec).share
     cohort = sampler.expected(clients)
     apart = math.sqrt(cohort) if privacy.noise.local else 1.0  # every client's noise adds up
     mu = share * cohort / clients / apart * math.hypot(*(1 / z for z in multipliers))
@@ -185,7 +186,7 @@ def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
     """
     found = usual(auto, privacy)
     if found is not None:
-        numbers = found.mean_of(spec)[0]
+        numbers = found.rounds(spec).dimension
         if isinstance(found, PMTL):
             return found, (
                 f"pmtl, because the model is linear ({numbers:,} shared weights) and "
@@ -197,7 +198,7 @@ def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
             "clients are drawn together is learned inside the budget, and nothing is left to tune"
         )
     found, why = _for_network(auto, spec)
-    numbers = found.mean_of(spec)[0]
+    numbers = found.rounds(spec).dimension
     reach = reach_of(privacy, spec.clients)
     if reach == math.inf or worth_of(reach, numbers, 1.0) >= SMALL_GAIN:
         return found, why
@@ -212,7 +213,7 @@ def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
 
 def _for_network(auto: Auto, spec: Spec) -> tuple[Method, str]:
     split, whole = DPFedMTL(model=auto.model), PMTL(model=auto.model)
-    total = whole.mean_of(spec)[0]
+    total = whole.rounds(spec).dimension
     try:
         split.heads(spec)
     except ValueError:
@@ -220,7 +221,7 @@ def _for_network(auto: Auto, spec: Spec) -> tuple[Method, str]:
             f"pmtl, because the model is a network without lower layers to share: all {total:,} "
             "numbers are posted"
         )
-    lower = split.mean_of(spec)[0]
+    lower = split.rounds(spec).dimension
     return split, (
         f"dpfedmtl, because the model is a network: its lower layers ({lower:,} of {total:,} "
         "numbers) are posted, and the head stays with each client"
@@ -278,12 +279,11 @@ def settle(
     # Noise that was given buys more with every round: curvatures are asked of those they would run.
     soon = min(rounds or FAR_ROUNDS[1], FAR_ROUNDS[1])
     reach = reach_of(privacy, clients, soon, replaced=_replaced(method))
-    method = method.for_budget(reach, spec)
+    method = method.resolve(spec, n_mu=reach, cohort=sampler.largest(clients))
     if rounds is None:
         rounds = len(privacy.budget) or rounds_by_rule(method, privacy, spec)
     if privacy.clip is None:
-        privacy = replace(privacy, clip=method.usual_clip(clients, rounds))
-    method = method.for_cohort(sampler.largest(clients), spec)
+        privacy = replace(privacy, clip=method.clipping(clients, rounds).clip)
     return Settled(method, privacy, rounds, chosen)
 
 

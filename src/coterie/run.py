@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.calibration import calibrate as calibrate_clock
-from coterie.engines.clock import Stragglers
-from coterie.engines.outcome import Observer, Outcome, check_joinable
-from coterie.engines.simulate import set_clock, simulate
+from coterie.engine.simulate import Observer, Outcome, check_onboard, set_clock, simulate
+from coterie.engine.stragglers import Stragglers
+from coterie.engine.stragglers import calibrate as calibrate_clock
 from coterie.full_disks import explained
 from coterie.history import History, is_cheap
 from coterie.interrupts import as_interrupt
@@ -91,10 +90,10 @@ def execute(
     run_plan = resolve(run_plan, train.spec)
     check_charged(run_plan, folder)
     if joining is not None:
-        check_joinable(run_plan.method)
+        check_onboard(run_plan.method)
     run_plan.plan().guarantee(train.spec.clients)
     run_plan.method.check(train.spec)
-    run_plan.method.check_data(train)
+    run_plan.method.check(train.spec, data=train)
     for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
         run_plan.method.model.check_data(part)
     if joining is not None and (folder is None or not (folder / "plan.toml").exists()):
@@ -162,7 +161,7 @@ def _carry_out(
     )
     score = evaluate(run_plan.method.model, outcome.rows, test)
     beside, joined, unscored = _beside(run_plan, outcome, score, data, scoring)
-    notices = (*run_plan.method.notices(train), *_ended(outcome), *_answers(past, outcome))
+    notices = (*run_plan.method.notes(data=train).data, *_ended(outcome), *_answers(past, outcome))
     local = beside.local
     summary = summarise(
         outcome,
@@ -249,7 +248,8 @@ def _foretold(run_plan: RunPlan, spec: Spec) -> dict[str, Any]:
 
 
 def _ended(outcome: Outcome) -> tuple[str, ...]:
-    stop = outcome.plan.method.stop_gap
+    duality = outcome.plan.method.rounds(outcome.spec).duality
+    stop = None if duality is None else duality.stop_gap
     if outcome.gap is None or stop is None:
         return ()
     told = f"relative duality gap {outcome.gap:.2g} after {len(outcome.posts)} rounds"

@@ -9,14 +9,14 @@ from typing import Any
 from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.federated import Spec
-from coterie.engines.clock import Stragglers
-from coterie.engines.simulate import Speed
+from coterie.engine.simulate import Speed
+from coterie.engine.stragglers import Stragglers
 from coterie.full_disks import how_to_finish
-from coterie.methods.base import Method
+from coterie.methods.base import Method, choices
 from coterie.plan import Plan, Privacy
-from coterie.privacy.charged import Charged
 from coterie.privacy.files import write_atomically
 from coterie.privacy.sampling import Poisson, Sampler
+from coterie.privacy.selection import Charged
 from coterie.references import Which
 from coterie.rules import Advice, advice_for, settle
 from coterie.summary import TunedOn
@@ -145,7 +145,7 @@ def lay_kinds(table: Mapping[str, Any]) -> None:
     """Fill in the kinds of model and sampler where a plan's table has settings of them alone."""
     method = table.get("method")
     model = method.get("model") if isinstance(method, dict) else None
-    usual = Method.choices().get(method.get("kind", "auto")) if isinstance(method, dict) else None
+    usual = choices().get(method.get("kind", "auto")) if isinstance(method, dict) else None
     named = "linear" if usual is None else usual().model.kind
     for place, kind in ((model, named), (table.get("sampler"), "poisson")):
         if isinstance(place, dict):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from coterie.calibration_error import BINS, Reliability, own_errors, reliability, tally
 from coterie.data.federated import Clients, FederatedDataset, Task
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.models import Model
 from coterie.predictions import (
     BLOCK,
@@ -31,9 +31,7 @@ from coterie.predictions import (
     outputs_of,
     wrong_answers,
 )
-from coterie.privacy.blocks import BlockSum
 from coterie.privacy.entropy import SeededEntropy, open_entropy
-from coterie.privacy.local import LocalGaussianSum, typical_noise
 from coterie.privacy.mechanisms import Mechanism
 from coterie.spread import Spread, spread_of
 from coterie.tree import Tree, size
@@ -182,15 +180,15 @@ def noise_to_signal(outcome: Outcome) -> list[float | None]:
     ratios: list[float | None] = []
     for post in outcome.posts:
         mechanism = outcome.billboard.mechanism(post.index)
-        if seed is not None and not isinstance(mechanism, LocalGaussianSum):
+        if seed is not None and not mechanism.local:
             entropy = open_entropy(seed, "noise", post.index)
-            noise = _counted(mechanism, typical_noise(mechanism, post.value, entropy))
+            noise = mechanism.reported(mechanism.typical_noise(post.value, entropy))
             signal = {name: post.value[name] - leaf for name, leaf in noise.items()}
             ratios.append(_norm_ratio(_square(noise), _square(signal)))
             continue
         if mechanism not in expected:
             expected[mechanism] = _expected_square(mechanism, post.value)
-        left = _square(_counted(mechanism, post.value)) - expected[mechanism]
+        left = _square(mechanism.reported(post.value)) - expected[mechanism]
         hidden = expected[mechanism] > 0 and left <= 0
         ratios.append(None if hidden else _norm_ratio(expected[mechanism], left))
     return ratios
@@ -301,14 +299,8 @@ def _expected_square(mechanism: Mechanism, like: Tree) -> float:
     """Estimate the expected squared norm of the noise from draws of its own, at a fixed seed."""
     draws = max(2, -(-_DRAWN // max(1, size(like))))
     entropy = SeededEntropy(0, "size of noise", 0)
-    drawn = (typical_noise(mechanism, like, entropy) for _ in range(draws))
-    return sum(_square(_counted(mechanism, noise)) for noise in drawn) / draws
-
-
-def _counted(mechanism: Mechanism, tree: Tree) -> Tree:
-    if not isinstance(mechanism, BlockSum):
-        return tree
-    return {mechanism.first.name: tree[mechanism.first.name]}
+    drawn = (mechanism.typical_noise(like, entropy) for _ in range(draws))
+    return sum(_square(mechanism.reported(noise)) for noise in drawn) / draws
 
 
 def _square(tree: Tree) -> float:

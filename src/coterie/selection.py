@@ -13,7 +13,7 @@ the best noisy score is kept (Papernot and Steinke 2022: see `coterie.privacy.se
 Two numbers come of it, and both are in `selection.json`: epsilon for whoever sees the chosen run
 alone, and that of the other clients, who took part in all runs. K, the other runs and that file are
 not for the first of them; names of run folders tell nothing. The first number does not depend on
-K: each run's own plan, certificate, results and report state it (`coterie.privacy.charged`).
+K: each run's own plan, certificate, results and report state it (`coterie.privacy.selection`).
 
 It survives a crash: called again with the same folder it goes on, and draws nothing anew.
 """
@@ -34,17 +34,15 @@ from torch import Tensor
 from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.interrupts import as_interrupt
 from coterie.privacy.billboard import Billboard, bound
-from coterie.privacy.blocks import Block, BlockSum
-from coterie.privacy.charged import Charged
 from coterie.privacy.entropy import open_entropy, uniforms
-from coterie.privacy.events import Gaussian
 from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import Ledger, locked
+from coterie.privacy.mechanisms import Block, BlockSum
 from coterie.privacy.profiles import gaussian_mu
-from coterie.privacy.selection import RunLaw, Selection, renyi
+from coterie.privacy.selection import Charged, RunLaw, Selection, renyi
 from coterie.privacy.transcript import FolderTranscript
 from coterie.rng_keys import derive_key
 from coterie.run import execute
@@ -238,7 +236,7 @@ def _offer(
     plans = [replace(p, tuned=label(p, public=public, charged=True)) for p in found.values()]
     clients = train.spec.clients
     for plan in plans:
-        plan.method.check_data(train)
+        plan.method.check(train.spec, data=train)
     first = plans[0].plan()
     who, relation = first.sampler.participation(clients), first.privacy.relation
     candidates = tuple(
@@ -248,7 +246,6 @@ def _offer(
         renyi(events, who, relation)  # refuses what has no bound, before noise is made for it
     assert first.privacy.epsilon is not None
     score = scoring.mechanism(first.privacy.epsilon, first.delta(clients)).event()
-    assert isinstance(score, Gaussian)
     guarantee = Selection(
         candidates=candidates,
         score=score,

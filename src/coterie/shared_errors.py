@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
-from coterie.methods.base import Method, Shape
+from coterie.engine.simulate import Outcome
+from coterie.methods.base import Method, Shape, per_row_leaves, shared_leaves
 from coterie.predictions import BLOCK
 from coterie.rng import Rng
 from coterie.scores import Array, evaluate
@@ -36,9 +36,12 @@ def shared_errors(
 
 
 def _has_whole(method: Method, train: FederatedDataset) -> bool:
-    if method.shape is not Shape.SUM or method.per_row:
+    if method.shape is not Shape.SUM:
         return False
-    return set(method.shared_leaves(train.spec)) == set(_first(method, train))
+    first = method.init(train.spec, Rng.seeded(0))
+    if per_row_leaves(method.init_client_state(first, train.spec, 1)):
+        return False
+    return set(shared_leaves(method, train.spec)) == set(_first(method, train))
 
 
 def _is_theirs(outcome: Outcome, train: FederatedDataset) -> bool:
@@ -57,7 +60,7 @@ def _stacked(
 ) -> Tree:
     """Return the shared model once a client; some methods have one for each group of clients."""
     method, clients = outcome.plan.method, train.clients(ids)
-    shared, first = method.shared_model(outcome.shared, clients), _first(method, train)
+    shared, first = method.serving.shared_model(outcome.shared, clients), _first(method, train)
     return {
         name: leaf if leaf.dim() > first[name].dim() else stack({name: leaf}, len(clients))[name]
         for name, leaf in shared.items()

@@ -13,15 +13,19 @@ import pyarrow.parquet as pq
 
 from coterie.certificate import keep_certificate
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.engines.outcome import Outcome
+from coterie.engine.simulate import Outcome
 from coterie.finished_models import MODELS, write_models
 from coterie.log import Log
 from coterie.methods.base import Shape
 from coterie.plan import Plan
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import ALONE, Charged, chosen_alone, told
 from coterie.privacy.files import write_atomically
-from coterie.privacy.words import view_of
+from coterie.privacy.guarantee import Guarantee, view_of
+from coterie.privacy.selection import (
+    CHOSEN_ONLY,
+    Charged,
+    charged_message,
+    chosen_alone,
+)
 from coterie.scores import TITLES, Array, Score, noise_to_signal
 from coterie.tree import Tree
 
@@ -59,7 +63,7 @@ def summarise(
     """
     plan, guarantee = outcome.plan, outcome.guarantee
     return {
-        "method": plan.method.title,
+        "method": str(plan.method),
         "data": data,
         "clients": outcome.spec.clients,
         "task": outcome.spec.task,
@@ -76,7 +80,7 @@ def summarise(
         "covered by epsilon",
         "tuning": TUNING[tuned],
         "caveats": [
-            *plan.method.caveats(plan.posts > 0 and guarantee.epsilon < math.inf),
+            *plan.method.notes(private=plan.posts > 0 and guarantee.epsilon < math.inf).caveats,
             *_claimed(guarantee),
         ],
         "notices": [*notices, *_zeroed(outcome)],
@@ -105,7 +109,10 @@ def noise_told(plan: Plan, spec: Spec) -> dict[str, Any]:
     noise = plan.noise_multipliers(clients)
     noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
     error = plan.relative_error(spec) if noised else None
-    explained = (*plan.method.explain(plan.rounds, plan.clip(clients)), *can_learn(error))
+    explained = (
+        *plan.method.notes(rounds=plan.rounds, clip=plan.clip(clients)).settings,
+        *can_learn(error),
+    )
     return {
         "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
         "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
@@ -119,13 +126,13 @@ def can_learn(error: float | None) -> tuple[str, ...]:
     """Say in words whether a plan can learn at all, from the relative error of a posted mean."""
     if error is None:
         return ()
-    told = f"the noise of a posted mean is {error:.2g} times the clip (relative error)"
+    charged_message = f"the noise of a posted mean is {error:.2g} times the clip (relative error)"
     if error <= 0.3:
-        return (f"{told}: it is hardly felt",)
+        return (f"{charged_message}: it is hardly felt",)
     if error <= 1:
-        return (f"{told}: it is felt, and what is shared still tells something",)
+        return (f"{charged_message}: it is felt, and what is shared still tells something",)
     return (
-        f"{told}: what is shared is mostly noise, and clients lean on their own rows; fewer posted "
+        f"{charged_message}: what is shared is mostly noise, and clients lean on their own rows; fewer posted "
         "numbers, fewer rounds, more clients or a larger epsilon would help",
     )
 
@@ -155,8 +162,8 @@ def spread_told(score: Score | None, prefix: str = "") -> dict[str, Any]:
     for of, tail in (("accuracy", "p10"), ("error", "p90")):
         shown = spread if spread is not None and spread.of == of else None
         for name, key in _SPREAD.items():
-            told = None if shown is None else json_number(getattr(shown, name))
-            found[f"{prefix}client_{of}_{key or tail}"] = told
+            charged_message = None if shown is None else json_number(getattr(shown, name))
+            found[f"{prefix}client_{of}_{key or tail}"] = charged_message
     return found
 
 
@@ -213,7 +220,7 @@ def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[
     if charged is None:
         return {}
     selection = charged.to_json(guarantee)
-    cost = told(selection["epsilon_chosen_alone"], guarantee.delta)
+    cost = charged_message(selection["epsilon_chosen_alone"], guarantee.delta)
     tuning = cost if tuned == "charged" else f"{TUNING[tuned]}; {cost}"
     return {**promised(guarantee, selection), "tuning": tuning}
 
@@ -225,17 +232,17 @@ def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -
     alone; what its events come to by themselves is true of nobody, and kept apart.
     """
     claimed = guarantee.claimed_epsilon
-    true = None if claimed is None else guarantee.claimed_alone.delta_at(claimed)
+    true = None if claimed is None else guarantee.claimed_only.delta_at(claimed)
     chosen = chosen_alone(guarantee, selection)
     if selection is not None and chosen is not None:
         bare = {view: "inf" for view in guarantee.views if view.startswith("server")}
         return {
             **promised(guarantee),
             "epsilon": json_number(chosen),
-            "view": ALONE,
+            "view": CHOSEN_ONLY,
             # What the other clients may have seen is in selection.json, which is not for all.
             "views": {"chosen_alone": json_number(chosen), "other_clients": None, **bare},
-            "epsilon_before_choice": json_number(guarantee.for_others.epsilon),
+            "epsilon_before_choice": json_number(guarantee.epsilon),
             "selection": {**selection, "epsilon_chosen_alone": chosen},
         }
     return {

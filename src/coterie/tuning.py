@@ -23,7 +23,7 @@ from coterie.config import ConfigError, from_table
 from coterie.data.catalogue import NAMES
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import standardise_clients
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.rng import Rng
 from coterie.run_plan import RunPlan, plan_from_table, resolve
 from coterie.scores import evaluate

@@ -20,8 +20,8 @@ from coterie.methods.local import Local
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import Participation
-from coterie.privacy.calibration import calibrate
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Participation
 from coterie.privacy.sampling import Poisson
 
 pytestmark = pytest.mark.full

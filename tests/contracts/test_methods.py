@@ -14,9 +14,9 @@ import torch
 
 from coterie.config import to_toml
 from coterie.data.synthetic import synthetic
-from coterie.engines.rounds import RoundState, client_half
-from coterie.engines.simulate import Speed, simulate
-from coterie.methods.base import Shape, registered
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.simulate import Speed, simulate
+from coterie.methods.base import Shape, about, per_row_leaves, registered
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
@@ -154,9 +154,8 @@ def test_pooled_methods_are_never_private(name):
 def state_of(method, data):
     shared = method.init(data.spec, Rng.seeded(0))
     shared = {k: v + 0.1 for k, v in shared.items()}
-    personal = method.enrol(shared, data.spec, data.spec.clients)
-    for name in method.per_row:
-        assert personal[name].shape[1] == 0, "enrol gives leaves per row without entries"
+    personal = method.init_client_state(shared, data.spec, data.spec.clients)
+    for name in per_row_leaves(personal):
         # Entries for more rows than any client has here, as a store hands them out beside others.
         shape = (len(data), 32, *personal[name].shape[2:])
         personal = {**personal, name: personal[name].new_zeros(shape)}
@@ -281,7 +280,7 @@ def test_declared_shape_and_template(name, task, model):
     method, data = make(name, model, task), toy(task)
     shared, personal = state_of(method, data)
     after, sent, final = update(method, data, shared, personal, range(6))
-    template = method.contribution(shared)
+    template = method.contribution(data.spec)
     assert {k: v.shape[1:] for k, v in sent.items()} == {k: v.shape for k, v in template.items()}
     assert (method.shape is Shape.NONE) == (not template)
     assert {k: v.shape for k, v in after.items()} == {k: v.shape for k, v in personal.items()}
@@ -335,13 +334,13 @@ def _replay(plan, data, posts, cohorts, client):
     for number, post in enumerate(posts):
         if client in cohorts[number]:
             if personal is None:
-                personal = method.enrol(shared, data.spec, 1)
+                personal = method.init_client_state(shared, data.spec, 1)
             mechanism = plan.mechanisms(data.spec.clients)[number]
             state = RoundState(method, mechanism, shared, rng, number)
-            _, personal = client_half(state, personal, block)
+            personal = client_half(state, personal, block).personal
         shared = method.server_update(shared, post)
     if personal is None:
-        personal = method.enrol(shared, data.spec, 1)
+        personal = method.init_client_state(shared, data.spec, 1)
     return method.personalise(shared, personal, block, rng.at("personalise"))
 
 
@@ -367,16 +366,18 @@ def test_plan_round_trips_through_toml(name):
 
 @every_method
 def test_only_utility_contracts_may_be_declared_not_applicable(name):
-    assert set(build(name).not_applicable) <= {"learns"}
-    assert all(len(reason) > 20 for reason in build(name).not_applicable.values())
+    told = about(build(name).kind)
+    assert set(told.not_applicable) <= {"learns"}
+    assert all(len(reason) > 20 for reason in told.not_applicable.values())
+    assert told.summary.endswith(".") and len(told.summary) <= 100 and told.releases
 
 
 @every_method
 def test_learns(name):
     """On easy synthetic clients the method halves the error of predicting the mean."""
     method = build(name)
-    if "learns" in method.not_applicable:
-        pytest.skip(f"{name}: learns does not apply: {method.not_applicable['learns']}")
+    if "learns" in (reasons := about(method.kind).not_applicable):
+        pytest.skip(f"{name}: learns does not apply: {reasons['learns']}")
     if "clip_own" in name:
         pytest.skip(f"{name}: models cut to the clip, as printed, are too short for these scores")
     data = synthetic("mean", clients=60, rows=30, features=4, spread=0.1, noise=0.1, seed=1).data
@@ -395,7 +396,7 @@ def test_epsilon_is_what_the_plan_promised(name):
     outcome = simulate(private, data)
     expected = 0.0 if method.shape is Shape.NONE else 1.5
     assert outcome.guarantee.epsilon <= expected
-    if method.protects_rows is None:
+    if method.clipping(1, 1).rows is None:
         assert outcome.guarantee.epsilon == pytest.approx(expected, rel=5e-3)
     else:  # a published conversion from rows asks for more noise than the account needs
         assert outcome.guarantee.epsilon > 0.1 * expected

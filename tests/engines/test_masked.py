@@ -27,10 +27,10 @@ from coterie.engines.site import Site, SiteSetting
 from coterie.engines.site_masks import MASKED, sites_needed, told_of
 from coterie.engines.site_run import SHARED, SUM, SiteRun
 from coterie.methods.pmtl import PMTL
-from coterie.privacy.arrivals import steps
 from coterie.privacy.mechanisms import count_numbers
 from coterie.privacy.noise import LocalNoise
 from coterie.privacy.sampling import Everyone, Poisson
+from coterie.privacy.validation import grid_steps
 from coterie.secagg.opening import open_sum
 from coterie.secagg.ring import from_ring
 from coterie.wire import Expected, Letter, peek, seal, unseal
@@ -276,11 +276,12 @@ class Liar:
         self.sites = open_sites(plan, data, self.federation, self.keys, folder)
         site = self.sites["site0"]
         template = {
-            n: tuple(leaf.shape) for n, leaf in plan.method.contribution(site.start).items()
+            n: tuple(leaf.shape)
+            for n, leaf in plan.method.contribution(site.setting.federation.spec).items()
         }
         self.start = site.start
         self.shapes = site.mechanisms[0].totals(template)
-        self.grid = steps(site.mechanisms[0], self.shapes)
+        self.grid = grid_steps(site.mechanisms[0], self.shapes)
         self.all = {name: ids.tolist() for name, ids in self.federation.numbers.items()}
         self.trees = dict.fromkeys(self.sites, self.start)
         for name in self.sites:

@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
+from coterie.engine import store as store_module
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.store import Store
 from coterie.engines import site_run as site_module
-from coterie.engines import store as store_module
-from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.site import Site, SiteSetting
 from coterie.engines.site_run import SHARED, SUM, expected_tree
-from coterie.engines.store import Store
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
@@ -147,7 +147,7 @@ def test_a_round_is_the_clients_half_of_it(world):
     method, shared = PLAN.method, world.shared
     state = RoundState(method, world.mechanisms[0], shared, Rng.seeded(4), 0, 4)
     block = DATA.clients(np.array(OWN))
-    part, _ = client_half(state, method.enrol(shared, DATA.spec, 3), block)
+    part, *_ = client_half(state, method.init_client_state(shared, DATA.spec, 3), block)
     for name, leaf in part.total.items():
         assert answer.arrays[SUM + name].tobytes() == leaf.numpy().tobytes()
 
@@ -732,8 +732,8 @@ def test_personal_state_is_that_of_the_rounds_that_counted(world, tmp_path):
     for number, ids in ((0, OWN), (1, [2, 4]), (4, OWN)):
         state = RoundState(method, world.mechanisms[number], world.shared, rng, number, 4)
         for client in ids:
-            before = rows.get(client) or method.enrol(world.shared, DATA.spec, 1)
-            _, rows[client] = client_half(state, before, DATA.clients(np.array([client])))
+            before = rows.get(client) or method.init_client_state(world.shared, DATA.spec, 1)
+            rows[client] = client_half(state, before, DATA.clients(np.array([client]))).personal
     assert bool(found["started"].all())
     for name, leaf in found.items():
         if name != "started":

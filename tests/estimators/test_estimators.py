@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 import coterie as ct
 from coterie.estimators import repeats
-from coterie.methods.base import Method, Shape
+from coterie.methods.base import Shape, choices
 
 pytestmark = pytest.mark.full
 
@@ -87,7 +87,7 @@ def test_it_is_the_same_run_as_simulate(method):
     X, y, who = federation()
     found = ct.CoterieRegressor(method, epsilon=2.0, random_state=3).fit(X, y, clients=who)
     data = ct.from_arrays(X, y, who, task="regression")
-    named = None if method == "auto" else Method.choices()[method]()
+    named = None if method == "auto" else choices()[method]()
     plan = ct.plan_for(data.spec, ct.Privacy(epsilon=2.0), method=named, simulation_seed=3)
     outcome = ct.simulate(plan, data)
     assert found.plan_ == plan and found.guarantee_ == outcome.guarantee
@@ -102,7 +102,7 @@ def test_epsilon_is_that_of_the_guarantee_for_other_clients():
     sampler = ct.FixedSize(4)
     settings = {"relation": "replace", "cohort": sampler, "rounds": 3, "epsilon": 2.0}
     found = ct.CoterieRegressor("pmtl", **settings).fit(X, y, clients=who)
-    assert found.epsilon_ == found.guarantee_.for_others.epsilon
+    assert found.epsilon_ == found.guarantee_.epsilon
     assert found.epsilon_ > found.guarantee_.epsilon  # others know who was invited
     assert found.delta_ == found.guarantee_.delta
     assert found.guarantee_.clients == 8 and not found.guarantee_.simulation
@@ -179,7 +179,7 @@ def test_support_vector_machines_have_no_probabilities():
     assert hasattr(ct.CoterieClassifier(), "predict_proba")
 
 
-@pytest.mark.parametrize("name", sorted(Method.choices()))
+@pytest.mark.parametrize("name", sorted(choices()))
 @pytest.mark.filterwarnings("ignore::coterie.PrivacyWarning")
 def test_every_method_fits_and_predicts_or_says_why_not(name):
     X, y, who = federation(clients=5, rows=8)
@@ -187,7 +187,7 @@ def test_every_method_fits_and_predicts_or_says_why_not(name):
         ct.CoterieRegressor: (y, r2_score),
         ct.CoterieClassifier: (np.digitize(y, [-0.3, 0.3]), accuracy_score),
     }
-    pooled = Method.choices()[name]().shape if name != "auto" else Shape.SUM
+    pooled = choices()[name]().shape if name != "auto" else Shape.SUM
     for kind, (targets, metric) in tasks.items():
         epsilon = np.inf if pooled is Shape.POOLED else 4.0
         estimator = kind(name, epsilon=epsilon, rounds=2, random_state=0)
@@ -206,7 +206,7 @@ def test_every_method_fits_and_predicts_or_says_why_not(name):
 
 
 @pytest.mark.filterwarnings("ignore::coterie.NewClientWarning")
-@pytest.mark.parametrize("name", sorted(set(Method.choices()) - {"auto"}))
+@pytest.mark.parametrize("name", sorted(set(choices()) - {"auto"}))
 def test_a_shared_model_speaks_for_strangers_or_nobody_does(name):
     X, y, who = federation(clients=12, spread=0.0)
     found = ct.CoterieRegressor(name, epsilon=np.inf).fit(X, y, clients=who)
@@ -244,7 +244,7 @@ def test_newcomers_join_and_have_models_of_their_own(standardise):
     np.testing.assert_array_equal(found.predict(X[~late], who[~late]), before)
     if standardise == "none":
         data = ct.from_arrays(X[late], y[late], who[late], task="regression")
-        models = found.outcome_.join(data)
+        models = found.outcome_.onboard(data)
         own = who == data.names[1]
         expected = X[own] @ models["weight"][1, 0].numpy() + models["bias"][1].numpy()
         np.testing.assert_allclose(found.predict(X[own], who[own]), expected, atol=1e-5)

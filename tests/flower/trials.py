@@ -25,8 +25,7 @@ from coterie.deployment.certificates import load_private
 from coterie.deployment.demo import write_rows
 from coterie.deployment.layout import App, begin_app
 from coterie.deployment.processes import LocalFederation, Node
-from coterie.engines.outcome import Outcome
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import Outcome, simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Privacy

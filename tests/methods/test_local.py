@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.local import LAMS, Local, own_losses, own_shares, ridge_prior
 from coterie.methods.local_star import LocalStar
 from coterie.methods.pooled import PooledLinear
@@ -196,7 +196,7 @@ def test_local_star_has_the_one_penalty_that_is_best_left_out():
     beside, lam = min(grid, key=grid.get)
     expected = lam * (data.counts if beside == "mean" else np.ones(len(data)))
     np.testing.assert_allclose(penalties(outcome, data), expected, rtol=1e-3)
-    assert LocalStar().title == "local*"
+    assert str(LocalStar()) == "local*"
 
 
 def test_local_star_is_stronger_than_local():

@@ -13,16 +13,15 @@ from coterie.data.federated import DataError
 from coterie.data.formats import from_arrays
 from coterie.data.papers import figure2, mpmtl_group_sparse, mpmtl_low_rank
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
-from coterie.methods.framework import framework
-from coterie.methods.mpmtl import MPMTL
+from coterie.engine.simulate import simulate
+from coterie.methods.mpmtl import MPMTL, framework
 from coterie.methods.mtl import MTL
 from coterie.methods.single import MOST_FEATURES, Single
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.noise import LaplaceNoise, PrintedWishart, WishartNoise
+from coterie.privacy.calibrate import Geometric, Power
+from coterie.privacy.noise import LaplaceNoise, PublishedWishart, WishartNoise
 from coterie.privacy.sampling import Poisson
-from coterie.privacy.spending import Geometric, Power
 from coterie.rng import Rng
 from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.multitask import fit_multitask
@@ -159,7 +158,7 @@ def test_without_budget_it_is_learning_alone(structure, task, mu):
     """
     data = unit_clients(task, clients=30, features=8, rows=12)
     method = MPMTL(model=PLAIN, structure=structure, mu=mu)
-    alone = weights(run(method.alone(), data))
+    alone = weights(run(method.baselines().local, data))
     moved = []
     for seed in range(20):
         found = weights(run(method, data, epsilon=1e-6, delta=1e-6, seed=seed))
@@ -189,7 +188,7 @@ def test_never_much_worse_than_alone(structure, epsilon):
     kind = mpmtl_low_rank if structure == "low_rank" else mpmtl_group_sparse
     train, test = kind(clients=100, test=60, seed=3).data.split_by_source()
     method = MPMTL(model=PLAIN, structure=structure)
-    alone = evaluate(PLAIN, run(method.alone(), train).rows, test).value
+    alone = evaluate(PLAIN, run(method.baselines().local, train).rows, test).value
     joined = evaluate(PLAIN, run(method, train, epsilon=epsilon, rounds=2).rows, test).value
     assert joined < 1.05 * alone
 
@@ -238,7 +237,7 @@ def test_low_rank_simulation_lies_between_over_twenty_seeds():
 def test_group_sparse_simulation_gains():
     train, test = mpmtl_group_sparse(clients=160, test=60, seed=0).data.split_by_source()
     method = MPMTL(model=PLAIN, structure="group_sparse", lam=0.001)
-    alone = evaluate(PLAIN, run(method.alone(), train).rows, test).value
+    alone = evaluate(PLAIN, run(method.baselines().local, train).rows, test).value
     joined = evaluate(PLAIN, run(method, train, epsilon=1.0, rounds=2).rows, test).value
     assert joined < 0.5 * alone
 
@@ -337,7 +336,7 @@ def test_how_many_rows_a_client_has_is_nobody_elses_business(features, solver, t
     found = []
     for rows in (data, less):
         clients = rows.clients(np.arange(40))
-        personal = method.enrol(outcome.shared, data.spec, 40)
+        personal = method.init_client_state(outcome.shared, data.spec, 40)
         personal, _ = method.local_update(outcome.shared, personal, clients, Rng.seeded(0), 1)
         after, sent = method.local_update(outcome.shared, personal, clients, Rng.seeded(0), 2)
         final = method.personalise(outcome.shared, after, clients, Rng.seeded(0))
@@ -398,7 +397,7 @@ def test_noise_to_signal_grows_with_less_budget():
     "structure,noise,delta",
     [
         ("low_rank", WishartNoise(degrees=50), 1e-4),
-        ("low_rank", PrintedWishart(), 1e-4),
+        ("low_rank", PublishedWishart(), 1e-4),
         ("group_sparse", LaplaceNoise(), 0.0),
     ],
 )
@@ -406,7 +405,7 @@ def test_other_kinds_of_noise(structure, noise, delta):
     data = unit_clients(clients=60, rows=12)
     method = MPMTL(model=PLAIN, structure=structure)
     outcome = run(method, data, epsilon=2.0, rounds=2, noise=noise, delta=delta)
-    printed = isinstance(noise, PrintedWishart)
+    printed = isinstance(noise, PublishedWishart)
     assert outcome.guarantee.epsilon == (math.inf if printed else pytest.approx(2.0, rel=1e-2))
     assert ("NOT A GUARANTEE" in outcome.guarantee.statement()) == printed
     assert bool(weights(outcome).isfinite().all())
@@ -519,7 +518,7 @@ def test_models_in_two_parts_are_solved_to_the_end():
     method = MPMTL(model=PLAIN, lam=0.05, decompose=0.03)
     clients = data.clients(np.arange(4))
     shared = method.init(data.spec, Rng.seeded(0))
-    personal = method.enrol(shared, data.spec, 4)
+    personal = method.init_client_state(shared, data.spec, 4)
     after, sent = method.local_update(shared, personal, clients, Rng.seeded(0), 0)
     assert torch.equal(sent["moment"], after["model"][:, :-1]), "only the shared part is posted"
     for k in range(4):

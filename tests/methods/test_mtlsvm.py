@@ -17,7 +17,7 @@ from sklearn.svm import LinearSVC, LinearSVR
 
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM, joined
 from coterie.methods.mocha import MOCHA
@@ -85,7 +85,9 @@ def weights(outcome):
 def dual_value(method, data, shared, store):
     """The dual objective that rounds must never raise, from the duals alone."""
     clients = data.clients(np.arange(len(data), dtype=np.int64))
-    personal = store.take(np.arange(len(data)), lambda n: method.enrol(shared, data.spec, n))
+    personal = store.take(
+        np.arange(len(data)), lambda n: method.init_client_state(shared, data.spec, n)
+    )
     dual = personal["dual"]
     sums = combine(clients, dual, data.spec.features)
     total = sums.sum(dim=0)
@@ -136,8 +138,8 @@ def test_small_c2_at_a_fixed_ratio_gives_machines_of_their_own(task):
     data = toy(task)
     method = MTLSVM(model=PLAIN, c1=0.5e-4, c2=1e-4, stop=1e-9, epochs=50)
     outcome = run(method, data, rounds=2000)
-    alone = run(method.alone(), data, rounds=1)
-    assert isinstance(method.alone(), LocalSVM) and method.alone().c == 0.5
+    alone = run(method.baselines().local, data, rounds=1)
+    assert isinstance(method.baselines().local, LocalSVM) and method.baselines().local.c == 0.5
     np.testing.assert_allclose(weights(outcome), weights(alone), atol=2e-3)
     # With C1 held fixed in its place the two differ: the ratio is the constant.
     other = run(MTLSVM(model=PLAIN, c1=0.5, c2=1e-4, stop=1e-6), data, rounds=50)
@@ -177,7 +179,7 @@ def test_plain_sums_overshoot_where_safe_ones_do_not():
     )  # fmt: skip
     method = MTLSVM(model=PLAIN, c1=100.0, c2=c2, stop=1e-12)
     shared, personal = method.init(data.spec, None), None
-    personal = method.enrol(shared, data.spec, k)
+    personal = method.init_client_state(shared, data.spec, k)
     clients = data.clients(np.arange(k, dtype=np.int64))
     for number in range(30):
         personal, sent = method.local_update(shared, personal, clients, Rng.seeded(0), number)
@@ -188,7 +190,7 @@ def test_plain_sums_overshoot_where_safe_ones_do_not():
 def test_a_fixed_cohort_needs_a_smaller_factor():
     data = toy(clients=10)
     method = MTLSVM(model=PLAIN)
-    assert method.for_cohort(4, data.spec).together == 4
+    assert method.resolve(data.spec, n_mu=math.inf, cohort=4).together == 4
     privacy = Privacy(epsilon=math.inf, relation="replace")
     with pytest.raises(ValueError, match="together = 3, but a round may have 4"):
         run(replace(method, together=3), data, rounds=2, privacy=privacy, sampler=FixedSize(4))
@@ -208,7 +210,7 @@ def test_a_fixed_cohort_needs_a_smaller_factor():
 def sums_of(method, data, outcome_store, shared):
     clients = data.clients(np.arange(len(data), dtype=np.int64))
     personal = outcome_store.take(
-        np.arange(len(data)), lambda n: method.enrol(shared, data.spec, n)
+        np.arange(len(data)), lambda n: method.init_client_state(shared, data.spec, n)
     )
     width = data.spec.features + ("bias" in shared)
     return personal, combine(clients, personal["dual"], width)
@@ -255,7 +257,7 @@ def test_clipping_alone_ends_at_the_optimum():
 class ClippedInTheShared(MTLSVM):
     """What cutting the shared weights alone would do."""
 
-    def settle(self, before, after, kept):
+    def on_clipped(self, before, after, kept):
         return after
 
 
@@ -274,7 +276,7 @@ def test_noise_is_a_random_centre_of_the_regulariser():
     data, method = toy("regression"), MTLSVM(model=PLAIN, c1=0.8, c2=2.0, epochs=50)
     xi = torch.tensor([[0.4, -0.7, 1.1]], dtype=torch.float64)
     shared = {"weight": xi.clone()}
-    personal = method.enrol(shared, data.spec, len(data))
+    personal = method.init_client_state(shared, data.spec, len(data))
     clients = data.clients(np.arange(len(data), dtype=np.int64))
     for number in range(800):
         personal, sent = method.local_update(
@@ -340,7 +342,7 @@ def test_the_default_plan_has_few_rounds_and_a_clip_to_match():
     assert 1 <= found.rounds <= 5
     assert found.privacy.clip == pytest.approx(3 / (300 * found.rounds))
     assert found.method.together == 300
-    told = found.method.explain(found.rounds, found.privacy.clip)[0]
+    told = found.method.notes(rounds=found.rounds, clip=found.privacy.clip).settings[0]
     assert "few rounds" in told and "clip" in told
     free = resolve(replace(plan, privacy=Privacy(epsilon=math.inf)), data.spec)
     assert free.rounds == 1000
@@ -352,7 +354,7 @@ def test_private_sharing_beats_learning_alone():
     ).data
     train, test = data.split(0.3, 0)
     method = MTLSVM()
-    alone = evaluate(method.model, run(method.alone(), train, rounds=1).rows, test)
+    alone = evaluate(method.model, run(method.baselines().local, train, rounds=1).rows, test)
     scores = [
         evaluate(
             method.model,
@@ -370,7 +372,7 @@ def test_a_budget_that_buys_nothing_costs_little():
     data = toy(clients=10, rows=100, features=60, spread=1.0)
     train, test = data.split(0.5, 0)
     method = MTLSVM()
-    alone = evaluate(method.model, run(method.alone(), train, rounds=1).rows, test)
+    alone = evaluate(method.model, run(method.baselines().local, train, rounds=1).rows, test)
     for seed in range(3):
         privacy = Privacy(epsilon=0.3)
         shrunk = run(method, train, rounds=1, privacy=privacy, seed=seed)
@@ -431,7 +433,7 @@ def test_newcomers_fit_their_own_part_alone():
     old = data.only(np.arange(9))
     outcome = run(method, old, rounds=500)
     new = data.only(np.arange(9, 12))
-    models = outcome.join(new)
+    models = outcome.onboard(new)
     w = joined(outcome.shared).numpy().reshape(-1)
     for place, k in enumerate(range(9, 12)):
         x = np.c_[data.features.double().numpy()[owner == k], np.ones((owner == k).sum())]
@@ -441,7 +443,7 @@ def test_newcomers_fit_their_own_part_alone():
         cp.Problem(cp.Minimize(method.c2 / 2 * cp.sum_squares(v) + loss)).solve(solver=cp.CLARABEL)
         np.testing.assert_allclose(joined(models)[place, 0].numpy(), w + v.value, atol=2e-3)
     with pytest.raises(ValueError, match="expected those of the training"):
-        outcome.join(toy(features=4))
+        outcome.onboard(toy(features=4))
     with pytest.raises(ValueError, match="trained with alone"):
         run(MOCHA(), old, rounds=2).join(new)
 
@@ -526,10 +528,10 @@ def test_zero_rows_are_left_out_and_one_class_is_allowed_and_both_are_said():
     targets[: data.offsets[3]] = torch.arange(30) % 2
     odd = replace(data, features=features, targets=targets)
     method = MTLSVM(model=PLAIN, stop=1e-8, epochs=50)
-    told = method.notices(odd)
+    told = method.notes(data=odd).data
     assert "2 rows are all zeros" in told[0]
-    assert told[1] == "1 clients have rows of one class alone"  # nobody is named
-    assert MTLSVM().notices(odd)[0] == told[1], "with a bias a zero row has a step"
+    assert told[1] == "1 clients have rows of one class only"  # no client is named
+    assert MTLSVM().notes(data=odd).data[0] == told[1], "with a bias a zero row has a step"
     outcome = run(method, odd, rounds=2000)
     assert outcome.gap <= 1e-8 and np.isfinite(weights(outcome)).all()
     keep = np.ones(40, dtype=bool)
@@ -566,7 +568,7 @@ def test_balanced_weights_are_each_client_s_own_business():
     found = []
     for labels in (data.targets, targets):
         clients = replace(data, targets=labels).clients(np.arange(5, dtype=np.int64))
-        personal = method.enrol(shared, data.spec, 5)
+        personal = method.init_client_state(shared, data.spec, 5)
         found.append(method.local_update(shared, personal, clients, Rng.seeded(0), 0)[1])
     assert torch.equal(found[0]["weight"][1:], found[1]["weight"][1:])
     assert not torch.equal(found[0]["weight"][0], found[1]["weight"][0])
@@ -589,7 +591,7 @@ def test_several_classes_are_one_against_the_rest():
 
 
 def test_a_mask_says_that_it_is_no_privacy():
-    assert MTLSVM().caveats(False) == ()
-    assert "NOT differential privacy" in MTLSVM(mask="step").caveats(False)[0]
-    assert "NOT differential privacy" in MTLSVM(mask="paper").caveats(False)[0]
-    assert "noise alone" in MTLSVM(mask="step").caveats(True)[0]
+    assert MTLSVM().notes(private=False).caveats == ()
+    assert "NOT differential privacy" in MTLSVM(mask="step").notes(private=False).caveats[0]
+    assert "NOT differential privacy" in MTLSVM(mask="paper").notes(private=False).caveats[0]
+    assert "noise alone" in MTLSVM(mask="step").notes(private=True).caveats[0]

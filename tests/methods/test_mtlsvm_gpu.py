@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, simulate
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA

@@ -12,7 +12,7 @@ import torch
 from coterie.data.formats import load
 from coterie.data.scaling import standardise_clients
 from coterie.data.source import Source
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
@@ -57,7 +57,7 @@ def test_newcomers_gain_from_those_who_were_there(shared_data, sitting):
     method = MTLSVM()
     outcome = run(method, train.only(old))
     few, held = train.only(new).at_most(10, 0), test.only(new)
-    models = outcome.join(few)
+    models = outcome.onboard(few)
     joined = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), held)
     apart = score(method, run(LocalSVM(c=0.1), few, rounds=1), held)
     assert joined.balanced.value > 0.88 > apart.balanced.value + 0.05
@@ -79,7 +79,7 @@ def test_mines(shared_data):
     method = MTLSVM(class_weight="balanced")
     assert 0.70 < score(method, run(method, train), test).auc.value < 0.80
     private = run(method, train, rounds=1, privacy=Privacy(epsilon=8.0))
-    alone = score(method, run(method.alone(), train, rounds=1), test)
+    alone = score(method, run(method.baselines().local, train, rounds=1), test)
     assert score(method, private, test).auc.value > alone.auc.value - 0.02
 
 

@@ -13,8 +13,7 @@ from torch.nn import functional
 from coterie.config import to_toml
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.outcome import check_joinable
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, check_onboard, simulate
 from coterie.methods.base import registered
 from coterie.methods.dpfedmtl import DPFedMTL, FedMTL
 from coterie.methods.fedavg import FedAvg
@@ -153,10 +152,10 @@ def test_splits(settings, heads):
     spec = classes().spec
     assert method.heads(spec) == heads
     shared = method.init(spec, Rng.seeded(0))
-    assert set(method.contribution(shared)) == set(method.model.init(spec, Rng.seeded(0))) - set(
+    assert set(method.contribution(spec)) == set(method.model.init(spec, Rng.seeded(0))) - set(
         heads
     )
-    assert set(method.enrol(shared, spec, 2)) == set(heads)
+    assert set(method.init_client_state(shared, spec, 2)) == set(heads)
 
 
 @pytest.mark.parametrize(
@@ -523,10 +522,10 @@ def test_the_count_of_no_numbers_survives_a_stop(tmp_path):
 def test_newcomers_have_no_place_in_clusters_even_if_as_many(method):
     data = regression()
     outcome = simulate(Plan(method=method, privacy=BARE, rounds=1, simulation_seed=0), data)
-    with pytest.raises(ValueError, match="places by number"):
-        outcome.join(regression(seed=1))
-    with pytest.raises(ValueError, match="places by number"):
-        check_joinable(method)
+    with pytest.raises(ValueError, match="fixed membership"):
+        outcome.onboard(regression(seed=1))
+    with pytest.raises(ValueError, match="fixed membership"):
+        check_onboard(method)
 
 
 def test_bad_ways_and_splits_are_refused():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Speed, simulate
 from coterie.methods.base import registered
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg

@@ -8,7 +8,7 @@ import torch
 
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.ditto import Ditto
 from coterie.methods.naive_dp import NaiveDP
 from coterie.methods.pfedme import PFedMe
@@ -244,8 +244,9 @@ def test_naive_dp_is_as_useless_as_it_says():
         errors[method.kind] = evaluate(method.model, outcome.rows, test).value
     assert errors["naive_dp"] > 1 and errors["pmtl"] < 0.5
     method = NaiveDP()
-    assert any("useless" in said for said in method.caveats(private=True))
-    assert method.caveats(private=False) and "no choice helps" in method.explain(3, 0.5)[0]
+    assert any("useless" in said for said in method.notes(private=True).caveats)
+    assert method.notes(private=False).caveats
+    assert "no choice helps" in method.notes(rounds=3, clip=0.5).settings[0]
 
 
 # ---- settings ------------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from scipy.stats import norm
 
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
-from coterie.engines.rounds import RoundState, client_half
-from coterie.engines.simulate import simulate
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.simulate import simulate
 from coterie.methods.local import Local, modes
-from coterie.methods.pfeb import PFEB, STEP
+from coterie.methods.pfeb import DOUBT, DRIFT, PFEB, STEP, Statistics, packed, unpacked
 from coterie.methods.pmtl import PMTL
-from coterie.methods.prior import DOUBT, DRIFT, Told, packed, unpacked
 from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
@@ -202,7 +201,7 @@ def test_a_fixed_prior_without_momentum_is_pmtl(bias):
     center = torch.cat(columns, dim=1).double()
     shared = {**mine.init(data.spec, Rng.seeded(0)), "ahead": center, "mean": center}
     _, sent = mine.local_update(shared, {}, everyone, Rng.seeded(1), 0)
-    start = his.enrol(anchor, data.spec, 9)
+    start = his.init_client_state(anchor, data.spec, 9)
     _, change = his.local_update(anchor, start, everyone, Rng.seeded(1), 0)
     expected = torch.cat([change[name].reshape(9, -1) for name in anchor], dim=1).double()
     assert sent.keys() == {"mean"}
@@ -252,10 +251,10 @@ def test_what_is_posted(task, settings, names):
     assert [block.name for block in blocks] == names
     assert math.fsum(block.share for block in blocks) == pytest.approx(1, abs=1e-12)
     assert blocks[0].bound == plan.clip(50) == 1.0
-    template = plan.method.contribution(plan.method.init(data.spec, Rng.seeded(0)))
+    template = plan.method.contribution(data.spec)
     assert list(template) == names
     weights = data.spec.outputs * 5
-    assert plan.method.mean_of(data.spec) == (weights, 1.0)
+    assert plan.method.rounds(data.spec).dimension == weights
     sizes = {"mean": weights, "spread": weights, "residual": 1, "curvature": 15}
     assert {name: leaf.numel() for name, leaf in template.items()} == {
         name: sizes[name] for name in names
@@ -271,7 +270,7 @@ def test_a_plan_of_classes_that_was_not_settled_learns_no_residual(epsilon):
     data = synthetic("mean", clients=8, rows=4, features=2, task="binary", seed=0).data
     privacy = Privacy(epsilon=epsilon, clip=1.0)
     outcome = simulate(Plan(method=PFEB(), privacy=privacy, rounds=4, simulation_seed=0), data)
-    assert [block.name for block in PFEB().blocks(1.0)] == ["mean", "spread", "residual"]
+    assert [block.name for block in PFEB().clipping(1, 1).blocks] == ["mean", "spread", "residual"]
     assert outcome.plan.method.prior(outcome.shared, data.spec).residual == 1
     if epsilon == math.inf:
         settled = run(PFEB(gls=False), data, rounds=4)
@@ -297,7 +296,9 @@ def test_epsilon_is_the_closed_form_and_noise_that_of_the_shares(relation):
     mu = math.sqrt(6) / z * (factor if relation == "replace" else 1)
     assert closed_form(1.0, mu) == pytest.approx(1e-5, rel=1e-4)
     assert plan.guarantee(100).epsilon == pytest.approx(1.0, rel=1e-6)
-    found = plan.mechanisms(100)[0].deviations({"mean": (10,), "spread": (10,), "residual": (1,)})
+    found = plan.mechanisms(100)[0].standard_deviations(
+        {"mean": (10,), "spread": (10,), "residual": (1,)}
+    )
     expected = {
         "mean": z / math.sqrt(share["mean"]),
         "spread": z * 1.5 * math.sqrt(10) / math.sqrt(share["spread"]),
@@ -414,7 +415,7 @@ def told(spread, residual, deviations, cohort=50.0, clients=50, curvature=None):
         cohort=cohort,
         deviations={name: cohort * one for name, one in deviations.items()},
     )
-    return Told.of(post, {"clients": torch.tensor([float(clients)])})
+    return Statistics.of(post, {"clients": torch.tensor([float(clients)])})
 
 
 NOISE = {"mean": 0.1, "spread": 0.3, "residual": 0.2}
@@ -495,7 +496,7 @@ def test_the_floor_of_curvatures_is_what_noise_can_have_made():
 
 def test_a_clipped_curvature_keeps_its_signs():
     """Off the diagonal K may be negative: its block is signed, and K comes back but for size."""
-    kinds = {block.name: block.kind for block in PFEB(gls=True).blocks(1.0)}
+    kinds = {block.name: block.kind for block in PFEB(gls=True).clipping(1, 1).blocks}
     expected = {"mean": "signed", "spread": "positive", "residual": "single"}
     assert kinds == {**expected, "curvature": "signed"}
     spec = Spec((2,), 1, "regression", 1)
@@ -513,7 +514,7 @@ def test_a_clipped_curvature_keeps_its_signs():
     # 200 like columns under a noise of 20: K is far from the identity, and its norm above 0.7.
     shared["residual"] = torch.tensor([20.0], dtype=torch.float64)
     state = RoundState(plan.method, plan.mechanisms(1)[0], shared, Rng.seeded(0), 0)
-    part, _ = client_half(state, {}, data.clients(np.arange(1)))
+    part, *_ = client_half(state, {}, data.clients(np.arange(1)))
     ones = np.c_[x.astype(np.float32), np.ones(200)].astype(float)
     K = np.eye(3) - np.linalg.inv(np.eye(3) + 0.2 * ones.T @ ones / 20.0)
     assert (K[~np.eye(3, dtype=bool)] < 0).any()
@@ -902,7 +903,7 @@ def test_the_guard_brings_clients_back_from_a_broken_shared_model():
     assert nmse(safe, test) < 1.15 * alone
     doubted = run(PFEB(), train, Privacy(epsilon=0.01), rounds=20)
     assert nmse(doubted, test) < 1.15 * alone
-    assert "insurance" in " ".join(safe.plan.method.caveats(True))
+    assert "guard protects" in " ".join(safe.plan.method.notes(private=True).caveats)
 
 
 def test_the_guard_leaves_a_good_shared_model_alone():

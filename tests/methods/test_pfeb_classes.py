@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB
 from coterie.plan import Privacy

@@ -9,13 +9,13 @@ import torch
 
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import Gaussian
+from coterie.privacy.events import Gaussian
 from coterie.solvers.sgd import SGD
 
 pytestmark = pytest.mark.full

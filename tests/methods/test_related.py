@@ -11,8 +11,8 @@ from scipy import sparse
 
 from coterie.config import to_toml
 from coterie.data.synthetic import synthetic
-from coterie.engines.rounds import RoundState, client_half
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.simulate import Speed, simulate
 from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.methods.related import Related
@@ -151,15 +151,17 @@ def test_factors_spelt_out_are_the_omega_that_they_make():
 def test_a_plan_says_the_decomposition_that_was_used():
     """Eigenvectors may differ from machine to machine: everybody must use the same."""
     method = Related(omega=rows(TWO))
-    spelt = method.for_cohort(6, few().spec)
-    assert spelt.factors and not spelt.omega and Related().for_cohort(6, few().spec) == Related()
+    budget = {"n_mu": math.inf, "cohort": 6}
+    spelt = method.resolve(few().spec, **budget)
+    assert spelt.factors and not spelt.omega
+    assert Related().resolve(few().spec, **budget) == Related()
     for name in ("diagonal", "factors", "signs"):
         assert torch.equal(getattr(spelt.relation(6), name), getattr(method.relation(6), name))
 
 
 def test_rounds_without_damping_would_diverge(monkeypatch):
     data, method = few(), Related(model=PLAIN, lam=0.4, omega=rows(HARD))
-    assert method.relation(6).step < 0.1 and "unlike" in method.explain(5, 0.5)[0]
+    assert method.relation(6).step < 0.1 and "unlike" in method.notes().settings[0]
     monkeypatch.setattr(Decomposition, "step", 1.0)
     sums = fit(method, data, rounds=60).shared["related.weight"]
     assert not float(sums.abs().max()) < 1e3
@@ -256,7 +258,7 @@ def test_a_client_contributes_to_its_own_cluster_alone():
     plan = Plan(method=method, privacy=Privacy(noise_multiplier=1.0, clip=0.2), rounds=1)
     shared = method.init(data.spec, Rng.seeded(0))
     everyone = data.clients(np.arange(6))
-    personal = method.enrol(shared, data.spec, 6)
+    personal = method.init_client_state(shared, data.spec, 6)
     _, sent = method.local_update(shared, personal, everyone, Rng.seeded(1), 0)
     for leaf in sent.values():
         assert bool(leaf[torch.arange(6), 1 - torch.tensor(CLUSTERS)].eq(0).all())
@@ -327,12 +329,12 @@ def test_replay(name, cohort):
         for number, post in enumerate(outcome.posts):
             if client in draws[number]:
                 if personal is None:
-                    personal = method.enrol(shared, data.spec, 1)
+                    personal = method.init_client_state(shared, data.spec, 1)
                 state = RoundState(method, plan.mechanisms(6)[number], shared, rng, number)
-                _, personal = client_half(state, personal, block)
+                personal = client_half(state, personal, block).personal
             shared = method.server_update(shared, post)
         if personal is None:
-            personal = method.enrol(shared, data.spec, 1)
+            personal = method.init_client_state(shared, data.spec, 1)
         rebuilt = method.personalise(shared, personal, block, rng.at("personalise"))
         for leaf, model in outcome.model(client).items():
             torch.testing.assert_close(model, rebuilt[leaf][0], atol=5e-5, rtol=5e-5)
@@ -354,7 +356,7 @@ def test_rows_of_others_do_not_matter_and_blocks_are_speed(name):
     found = []
     for some in (data, other):
         everyone = some.clients(np.arange(6))
-        personal = method.enrol(shared, data.spec, 6)
+        personal = method.init_client_state(shared, data.spec, 6)
         found.append(method.local_update(shared, personal, everyone, Rng.seeded(1), 0))
     rest = torch.tensor([0, 1, 3, 5])
     for mine, his in zip(*found, strict=True):
@@ -368,14 +370,16 @@ def test_standing_models_are_models(name):
     data, method = few(), SIX[name]
     shared = {k: v + 0.1 for k, v in method.init(data.spec, Rng.seeded(0)).items()}
     everyone = data.clients(np.arange(6))
-    models = method.standing(shared, method.enrol(shared, data.spec, 6), everyone)
+    models = method.current_models(shared, method.init_client_state(shared, data.spec, 6), everyone)
     like = method.model.init(data.spec, Rng.seeded(0))
     assert {k: v.shape for k, v in models.items()} == {k: (6, *v.shape) for k, v in like.items()}
     if name == "clusters":  # who has not taken part stands where its cluster does
         shared = {
             k: v + torch.arange(2.0).reshape(-1, *[1] * (v.dim() - 1)) for k, v in shared.items()
         }
-        models = method.standing(shared, method.enrol(shared, data.spec, 6), everyone)
+        models = method.current_models(
+            shared, method.init_client_state(shared, data.spec, 6), everyone
+        )
         torch.testing.assert_close(models["bias"][:, 0], torch.tensor(CLUSTERS) + 0.1)
 
 
@@ -384,7 +388,7 @@ def test_finetuning_stays_near_what_a_client_was_pulled_to(name):
     data = few()
     settings = {"how": "mean", "lam": 1e3, "sgd": SGD(lr=1e-3, steps=30)}
     outcome = fit(Finetune(base=SIX[name], **settings), data, rounds=5)
-    pulled = SIX[name].shared_model(outcome.shared, data.clients(np.arange(6)))
+    pulled = SIX[name].serving.shared_model(outcome.shared, data.clients(np.arange(6)))
     for leaf, model in outcome.models.leaves.items():
         torch.testing.assert_close(model, pulled[leaf], atol=2e-2, rtol=0)
 
@@ -438,7 +442,7 @@ def test_every_client_needs_a_place(method):
 def test_newcomers_have_no_place(name):
     outcome = simulate(private(name, None), few())
     with pytest.raises(ValueError, match="newcomers have none"):
-        outcome.join(few(clients=2))
+        outcome.onboard(few(clients=2))
 
 
 def test_newcomers_may_join_the_mean_relation():
@@ -446,5 +450,5 @@ def test_newcomers_may_join_the_mean_relation():
     other = fit(PMTL(lam=0.4), few(), rounds=20)
     new = few(clients=2, seed=8)
     torch.testing.assert_close(
-        outcome.join(new)["weight"], other.join(new)["weight"], atol=1e-4, rtol=1e-4
+        outcome.onboard(new)["weight"], other.onboard(new)["weight"], atol=1e-4, rtol=1e-4
     )

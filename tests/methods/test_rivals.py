@@ -11,7 +11,7 @@ from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from coterie.data.federated import DataError
 from coterie.data.papers import mpmtl_low_rank
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mtl import MTL

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import coterie.privacy.billboard as billboard_module
-from coterie.privacy.accounting import Gaussian, NonPrivate
 from coterie.privacy.billboard import Billboard, Bounded, ForgedError, Post, bound
 from coterie.privacy.entropy import SeededEntropy, open_entropy
+from coterie.privacy.events import Gaussian, NonPrivate
 from coterie.privacy.ledger import Ledger, LedgerError, OverspentError
 from coterie.privacy.mechanisms import Exact, GaussianSum
 from coterie.privacy.transcript import FolderTranscript, MemoryTranscript

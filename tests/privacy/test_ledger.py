@@ -10,7 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from coterie.privacy.accounting import Gaussian, NonPrivate
+from coterie.privacy.events import Gaussian, NonPrivate
 from coterie.privacy.ledger import Ledger, LedgerError, OverspentError
 
 EVENTS = [Gaussian(2.0)] * 4
@@ -232,7 +232,7 @@ def test_a_second_process_is_refused_until_the_first_ends(path):
     code = textwrap.dedent(
         """
         import sys
-        from coterie.privacy.accounting import Gaussian
+        from coterie.privacy.events import Gaussian
         from coterie.privacy.ledger import Ledger, LedgerError
         from pathlib import Path
         try:

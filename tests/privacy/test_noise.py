@@ -2,32 +2,38 @@
 
 import itertools
 import math
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.mpmtl import MPMTL
+from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
-from coterie.privacy.accounting import Gaussian, Laplace, Participation, Wishart, profile
-from coterie.privacy.laplace import LaplaceSum
+from coterie.privacy import NOISES, noise_names
+from coterie.privacy.accounting import profile
+from coterie.privacy.calibrate import Even, Geometric, Power
+from coterie.privacy.events import Gaussian, Laplace, Participation, Wishart
+from coterie.privacy.guarantee import describe_noise
 from coterie.privacy.ledger import Ledger, LedgerError
-from coterie.privacy.mechanisms import GaussianSum, Shape
-from coterie.privacy.moments import GaussianGram, GaussianRows, Squares, WishartGram
+from coterie.privacy.mechanisms import GaussianRows, GaussianSum, LaplaceSum, Mechanism, Shape
+from coterie.privacy.moments import GaussianGram, Squares, WishartGram
 from coterie.privacy.noise import (
-    Ask,
     GaussianNoise,
     LaplaceNoise,
     LocalNoise,
     Noise,
-    PrintedLocal,
-    PrintedWishart,
+    PublishedLocal,
+    PublishedWishart,
+    Request,
     WishartNoise,
+    register_mechanism,
 )
+from coterie.privacy.profiles import WishartProfile
 from coterie.privacy.sampling import FixedSize, Poisson
-from coterie.privacy.spending import Even, Geometric, Power
-from coterie.privacy.wishart import WishartProfile
 
 CLIENTS = 40
 SPENDS = [Even(), Power(), Geometric()]
@@ -56,7 +62,7 @@ def ask_of(shape=Shape.GRAM, spend=SPENDS[0], rounds=6, **changes):
         "participation": EVERYONE,
         "relation": "zero_out",
     }
-    return Ask(**{**given, **changes})
+    return Request(**{**given, **changes})
 
 
 # Budgets.
@@ -159,7 +165,7 @@ def test_the_printed_mechanism_is_called_what_it_is(sensitivity, delta, shown):
     # T = 1, K = 1, epsilon = 1: true delta = 1 - exp(-epsilon K^2 / s).
     plan = Plan(
         method=MPMTL(),
-        privacy=Privacy(epsilon=1.0, clip=1.0, noise=PrintedWishart(sensitivity=sensitivity)),
+        privacy=Privacy(epsilon=1.0, clip=1.0, noise=PublishedWishart(sensitivity=sensitivity)),
         rounds=1,
     )
     guarantee = plan.guarantee(CLIENTS)
@@ -182,7 +188,7 @@ def test_the_printed_mechanism_is_called_what_it_is(sensitivity, delta, shown):
 def test_printed_claims_add_up_to_epsilon(spend, sensitivity):
     for rounds in (1, 5, 60):
         ask = ask_of(Shape.GRAM, spend, rounds, epsilon=0.8, clip=2.5)
-        made = PrintedWishart(sensitivity).mechanisms(ask)
+        made = PublishedWishart(sensitivity).mechanisms(ask)
         assert math.fsum(m.event().claimed for m in made) == pytest.approx(0.8, rel=1e-9)
         width = 5.0 if sensitivity == "2K" else 6.25
         for mechanism, weight in zip(made, ask.weights, strict=True):
@@ -200,7 +206,7 @@ def test_printed_claims_add_up_to_epsilon(spend, sensitivity):
 def test_the_printed_mechanism_is_no_guarantee_under_replace_either():
     plan = Plan(
         method=MPMTL(),
-        privacy=Privacy(epsilon=1.0, relation="replace", noise=PrintedWishart()),
+        privacy=Privacy(epsilon=1.0, relation="replace", noise=PublishedWishart()),
         rounds=2,
     )
     with pytest.raises(ValueError, match="'replace' with Wishart"):
@@ -213,20 +219,32 @@ def test_the_printed_mechanism_is_no_guarantee_under_replace_either():
 @pytest.mark.parametrize(
     ("noise", "changes", "words"),
     [
-        (LaplaceNoise(), {"shape": Shape.GRAM}, "laplace noise is for .*sum, squares.*posts gram"),
-        (LaplaceNoise(), {"shape": Shape.ROWS}, "laplace noise is for .*posts rows: use gaussian"),
-        (WishartNoise(), {"shape": Shape.SQUARES}, "wishart noise is for .*gram.*posts squares"),
-        (PrintedWishart(), {"shape": Shape.SUM}, "wishart_paper noise is for .*posts sum"),
+        (
+            LaplaceNoise(),
+            {"shape": Shape.GRAM},
+            "laplace noise supports .*sum, squares.*releases gram",
+        ),
+        (
+            LaplaceNoise(),
+            {"shape": Shape.ROWS},
+            "laplace noise supports .*releases rows: use gaussian",
+        ),
+        (
+            WishartNoise(),
+            {"shape": Shape.SQUARES},
+            "wishart noise supports .*gram.*releases squares",
+        ),
+        (PublishedWishart(), {"shape": Shape.SUM}, "wishart_paper noise supports .*releases sum"),
         (WishartNoise(), {"delta": 0.0}, "Wishart noise.*no epsilon holds at delta 0.*Laplace"),
         (GaussianNoise(), {"delta": 0.0}, "Gaussian noise.*no epsilon holds at delta 0.*Laplace"),
         (GaussianNoise(), {"delta": 0.0, "rows": 3, "shape": Shape.ROWS}, "delta 0.*Laplace"),
         (WishartNoise(), {"relation": "replace"}, "'replace' with Wishart noise.*Gaussian"),
         (WishartNoise(degrees=1), {}, "degrees = 1.*at least 2"),
         (WishartNoise(), {"epsilon": None, "noise_multiplier": 2.0}, "give epsilon, not noise_mul"),
-        (PrintedWishart(), {"epsilon": None, "noise_multiplier": 2.0}, "made from epsilon"),
+        (PublishedWishart(), {"epsilon": None, "noise_multiplier": 2.0}, "computed from epsilon"),
         (GaussianNoise(), {"relation": "swap"}, "relation = 'swap'"),
         (GaussianNoise(), {"epsilon": 1e5}, "at most 10,000"),
-        (GaussianNoise(), {"weights": (1.0, 0.0)}, "one positive finite number a round"),
+        (GaussianNoise(), {"weights": (1.0, 0.0)}, "one positive finite number per round"),
     ],
 )
 def test_refusals_say_what_to_do(noise, changes, words):
@@ -246,7 +264,7 @@ def test_clips_and_epsilons_that_make_no_sense_are_refused(name, value):
             with pytest.raises(ValueError, match=f"{field} = "):
                 Privacy(**{"epsilon": 1.0, field: value})
     with pytest.raises(ValueError, match="epsilon = "):
-        PrintedWishart().mechanisms(ask_of(epsilon=value))
+        PublishedWishart().mechanisms(ask_of(epsilon=value))
 
 
 def test_kinds_are_known_by_name():
@@ -254,9 +272,9 @@ def test_kinds_are_known_by_name():
         "gaussian": GaussianNoise,
         "laplace": LaplaceNoise,
         "wishart": WishartNoise,
-        "wishart_paper": PrintedWishart,
+        "wishart_paper": PublishedWishart,
         "local": LocalNoise,
-        "local_paper": PrintedLocal,
+        "local_paper": PublishedLocal,
     }
     assert GaussianNoise().usual_delta(10) == WishartNoise().usual_delta(10) == 1e-5
     assert LaplaceNoise().usual_delta(10) == 0
@@ -320,7 +338,7 @@ RUNS = {
     "gaussian": ("low_rank", GaussianNoise(), {}),
     "gaussian, replace": ("low_rank", GaussianNoise(), {"relation": "replace"}),
     "wishart": ("low_rank", WishartNoise(degrees=60), {}),
-    "wishart_paper": ("low_rank", PrintedWishart(), {}),
+    "wishart_paper": ("low_rank", PublishedWishart(), {}),
     "gaussian diagonal": ("group_sparse", GaussianNoise(), {}),
     "laplace": ("group_sparse", LaplaceNoise(), {"delta": 0.0}),
     "laplace, replace": ("group_sparse", LaplaceNoise(), {"relation": "replace"}),
@@ -372,3 +390,85 @@ def test_with_hardly_any_noise_the_post_is_the_moment_of_the_models():
     slack = 6 * 1e-5 * 20**2 + CLIENTS * 20 * 2.0**-14 * 20
     assert float((expected - found).abs().max()) < slack
     assert float(expected.diagonal().sum()) > 10 * slack
+
+
+@dataclass(frozen=True)
+class Geometrical(Mechanism):
+    """A mechanism as another package writes it: pure noise of scale noise_multiplier * bound."""
+
+    bound: float
+    noise_multiplier: float
+
+    @property
+    def _inner(self):
+        return LaplaceSum(self.bound, 1 / self.noise_multiplier)
+
+    def clip(self, rows):
+        return self._inner.clip(rows)
+
+    def perturb(self, total, entropy):
+        return self._inner.perturb(total, entropy)
+
+    def event(self):
+        return Laplace(1 / self.noise_multiplier)
+
+    def norm_bounds(self, totals):
+        return self._inner.norm_bounds(totals)
+
+    def standard_deviations(self, totals):
+        return self._inner.standard_deviations(totals)
+
+    @property
+    def noise_over_bound(self):
+        return self._inner.noise_over_bound
+
+
+@pytest.fixture
+def geometrical(monkeypatch):
+    point = SimpleNamespace(name="geometrical", load=lambda: Geometrical)
+    monkeypatch.setattr("coterie.privacy.noise.entry_points", lambda group: [point])
+    monkeypatch.setattr("coterie.privacy.entry_points", lambda group: [point])
+    monkeypatch.setattr("coterie.privacy.noise._REGISTERED", {})
+
+
+@pytest.mark.parametrize("spend", SPENDS)
+def test_a_mechanism_of_another_package_is_calibrated_like_our_own(geometrical, spend):
+    assert noise_names() == (*NOISES, "geometrical") and set(Noise.choices()) == set(noise_names())
+    noise = Noise.named("geometrical")
+    for changes in ({"delta": 0.0}, {"delta": 1e-5}, {"delta": 0.0, "relation": "replace"}):
+        request = ask_of(Shape.SUM, spend, **changes)
+        ours, theirs = (
+            profile([one.event() for one in kind.mechanisms(request)], EVERYONE, request.relation)
+            for kind in (LaplaceNoise(), noise)
+        )
+        assert theirs.epsilon(request.delta) == pytest.approx(ours.epsilon(request.delta), rel=2e-3)
+        assert theirs.epsilon(request.delta) <= 1.0
+    assert noise.usual_delta(CLIENTS) == 0.0
+    (one,) = noise.mechanisms(
+        ask_of(Shape.SUM, rounds=1, epsilon=None, noise_multiplier=3.0, delta=0.0)
+    )
+    assert one == Geometrical(0.7, 3.0)
+    with pytest.raises(ValueError, match="supports releases of shape sum"):
+        noise.mechanisms(ask_of(Shape.GRAM))
+
+
+def test_a_mechanism_of_another_package_plans_runs_and_reports(geometrical, tmp_path):
+    data = synthetic("mean", clients=12, rows=8, features=3, seed=1)
+    privacy = Privacy(epsilon=50.0, noise="geometrical", clip=1.0)
+    plan = Plan(method=PMTL(), privacy=privacy, rounds=2, simulation_seed=1)
+    outcome = simulate(plan, data, folder=tmp_path / "run")
+    (event,) = set(outcome.guarantee.events)
+    assert outcome.guarantee.delta == 0 and outcome.guarantee.epsilon == pytest.approx(50, rel=2e-3)
+    assert outcome.posts[0].deviation == pytest.approx(math.sqrt(2) / event.epsilon)
+    numbers, share = plan.method.mean_of(data.spec)
+    expected = math.sqrt(numbers) * math.sqrt(2) / event.epsilon / (share * 12)
+    assert plan.relative_error(data.spec) == pytest.approx(expected)
+    assert Plan.from_table(plan.to_table()) == plan
+    assert "Laplace noise" in describe_noise(outcome.guarantee.events)
+
+
+def test_a_name_is_given_once(geometrical):
+    register_mechanism("geometrical")(Geometrical)
+    for name in ("gaussian", "geometrical"):
+        with pytest.raises(ValueError, match="taken"):
+            register_mechanism(name)(type("Other", (Geometrical,), {}))

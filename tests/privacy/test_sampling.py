@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from coterie.privacy.accounting import Participation
 from coterie.privacy.entropy import SeededEntropy, SystemEntropy, open_entropy, uniforms
+from coterie.privacy.events import Participation
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler, _below
 
 SAMPLERS = [Everyone(), Poisson(), Poisson(3.5), Poisson(9.999), Poisson(1e-9), FixedSize(4)]

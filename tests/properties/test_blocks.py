@@ -15,8 +15,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coterie.privacy.blocks import Block, BlockSum, replaced_by
-from coterie.privacy.mechanisms import GaussianSum
+from coterie.privacy.mechanisms import Block, BlockSum, GaussianSum, replaced_by
 from coterie.tree import clip_rows, map_leaves, take
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=60)
@@ -86,10 +85,12 @@ def steps(leaf, step):
 def square_move(mechanism, left, right):
     """The exact square of a move, block by block in units of the noise that is drawn there."""
     numbers = {name: leaf.numel() for name, leaf in left.items()}
-    deviations = mechanism.deviations({name: tuple(leaf.shape) for name, leaf in left.items()})
+    deviations = mechanism.standard_deviations(
+        {name: tuple(leaf.shape) for name, leaf in left.items()}
+    )
     total = Fraction(0)
     for name, one in mechanism.each(numbers).items():
-        step = one.grid(numbers[name])
+        step = one.step(numbers[name])
         pairs = zip(steps(left[name], step), steps(right[name], step), strict=True)
         square = sum((a - b) ** 2 for a, b in pairs)
         total += square * (Fraction(step) / Fraction(deviations[name])) ** 2
@@ -200,7 +201,7 @@ def test_every_block_keeps_its_bound_and_its_sign_after_rounding(mechanism, data
     clipped, kept = mechanism.clip(rows)
     each = mechanism.each(numbers_of(rows))
     for block in mechanism.blocks:
-        leaf, step = clipped[block.name], each[block.name].grid(numbers_of(rows)[block.name])
+        leaf, step = clipped[block.name], each[block.name].step(numbers_of(rows)[block.name])
         assert leaf.shape == rows[block.name].shape
         assert leaf.dtype == torch.float64
         limit = (Fraction(block.bound_of(numbers_of(rows)[block.name])) / Fraction(step)) ** 2
@@ -277,7 +278,7 @@ OVER = BlockSum((Block("a", 0.1, 0.5), Block("b", 1 / 3, 0.5 + 9e-13)), 1.3)
 def test_a_client_on_every_bound_is_within_the_account(mechanism, features):
     """Exactly, with bounds and deviations as the floats they are, shares past 1 included."""
     shapes = {b.name: (1 if b.kind == "single" else features,) for b in mechanism.blocks}
-    deviations = mechanism.deviations(shapes)
+    deviations = mechanism.standard_deviations(shapes)
     parts = {
         b.name: (Fraction(b.bound_of(*shapes[b.name])) / Fraction(deviations[b.name])) ** 2
         for b in mechanism.blocks

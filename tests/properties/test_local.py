@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import client_entropy
-from coterie.privacy.local import LocalGaussianSum
-from coterie.privacy.mechanisms import GaussianSum
+from coterie.privacy.mechanisms import GaussianSum, LocalGaussianSum
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=80)
 SPECIAL = [0.0, 1.0, -1.0, 1e-310, 1e20, 3e38, 1e300, np.nan, np.inf, -np.inf]
@@ -64,7 +63,7 @@ def square(units):
 @given(mechanisms, stacked(1), stacked(1))
 def test_neighbours_messages_differ_by_the_sensitivity_at_most(mechanism, one, other):
     """Same coins, other data: the difference is that of clipped rows, exactly, and bounded."""
-    step = GaussianSum(mechanism.bound, mechanism.noise_multiplier).grid(12)
+    step = GaussianSum(mechanism.bound, mechanism.noise_multiplier).step(12)
     nothing = {name: torch.zeros_like(leaf) for name, leaf in one.items()}
     first, second, silent = (messages(mechanism, r, [3])[0] for r in (one, other, nothing))
     for left, right, relation in ((first, silent, "zero_out"), (first, second, "replace")):
@@ -80,7 +79,7 @@ def test_neighbours_messages_differ_by_the_sensitivity_at_most(mechanism, one, o
 def test_noise_depends_neither_on_data_nor_on_company(mechanism, rows, who):
     """A client's noise: its message less its clipped row, alone, in a block, among others' data."""
     ids = [7, 2, 40, 11]
-    step = GaussianSum(mechanism.bound, mechanism.noise_multiplier).grid(12)
+    step = GaussianSum(mechanism.bound, mechanism.noise_multiplier).step(12)
     nothing = {name: torch.zeros_like(leaf) for name, leaf in rows.items()}
     silent, spoken = messages(mechanism, nothing, ids), messages(mechanism, rows, ids)
     clipped = mechanism.clip({name: leaf.clone() for name, leaf in rows.items()})[0]

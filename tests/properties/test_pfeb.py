@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames
-from coterie.engines.rounds import RoundState, client_half
-from coterie.methods.pfeb import PFEB
-from coterie.methods.prior import packed, unpacked
+from coterie.engine.rounds import RoundState, client_half
+from coterie.methods.pfeb import PFEB, packed, unpacked
 from coterie.plan import Privacy
 from coterie.rng import Rng
 from coterie.rules import plan_for
@@ -92,13 +91,15 @@ def sums(plan, shared, data, without=None):
     ids = np.array([k for k in range(len(data)) if k != without], dtype=np.int64)
     mechanism = plan.mechanisms(len(data))[0]
     state = RoundState(plan.method, mechanism, shared, Rng.seeded(0), 0)
-    part, _ = client_half(state, {}, data.clients(ids))
+    part, *_ = client_half(state, {}, data.clients(ids))
     return mechanism, part.total
 
 
 def move(mechanism, left, right):
     """How far one sum is from another, in units of B / sqrt(f), block by block."""
-    deviations = mechanism.deviations({name: tuple(leaf.shape) for name, leaf in left.items()})
+    deviations = mechanism.standard_deviations(
+        {name: tuple(leaf.shape) for name, leaf in left.items()}
+    )
     squares = [
         float((left[name] - right[name]).square().sum()) / deviations[name] ** 2 for name in left
     ]

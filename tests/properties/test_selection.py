@@ -39,7 +39,7 @@ def test_neighbours_differ_by_at_most_the_bound(errors, other, largest, noise, d
         assert abs(here - summed(scoring, neighbour, mechanism)) <= Fraction(largest)
     # What is stated of it: one Gaussian release, which replacing moves no further than zeroing.
     assert mechanism.event() == Gaussian(noise, 1.0)
-    deviation = mechanism.deviations({"score": ()})["score"]
+    deviation = mechanism.standard_deviations({"score": ()})["score"]
     assert deviation >= noise * largest * (1 - 1e-12)
 
 

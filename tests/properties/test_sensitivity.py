@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coterie.privacy.accounting import Gaussian, NonPrivate
+from coterie.privacy.events import Gaussian, NonPrivate
 from coterie.privacy.mechanisms import Exact, GaussianSum
 from coterie.tree import map_leaves, take
 
@@ -124,7 +124,7 @@ def test_the_oracle_counts_exactly():
 @example(GaussianSum(1.0, 1.0), {"w": torch.full((1, 64), DENORMAL, dtype=torch.float64)})
 def test_the_norm_after_clipping_and_rounding_is_within_the_bound(mechanism, rows):
     clipped, kept = mechanism.clip(rows)
-    step = mechanism.grid(numbers_of(rows))
+    step = mechanism.step(numbers_of(rows))
     for number in range(len(kept)):
         assert within(client(clipped, number), step, mechanism.bound)
     assert bool(((kept >= 0) & (kept <= 1)).all())
@@ -135,7 +135,7 @@ def test_the_norm_after_clipping_and_rounding_is_within_the_bound(mechanism, row
 @given(st.integers(1, 300), bounds, multipliers, st.integers(0, 2**32))
 def test_rows_that_sit_on_the_bound_or_round_up_are_within_it(numbers, bound, noise, seed):
     mechanism = GaussianSum(bound, noise)
-    step = mechanism.grid(numbers)
+    step = mechanism.step(numbers)
     rng = np.random.default_rng(seed)
     direction = rng.standard_normal(numbers)
     direction /= np.linalg.norm(direction)
@@ -155,7 +155,7 @@ def test_rows_that_sit_on_the_bound_or_round_up_are_within_it(numbers, bound, no
 @given(mechanisms, stacked(), st.data())
 def test_neighbours_move_the_sum_by_at_most_the_sensitivity(mechanism, rows, data):
     clipped, kept = mechanism.clip(rows)
-    step = mechanism.grid(numbers_of(rows))
+    step = mechanism.step(numbers_of(rows))
     who = data.draw(st.integers(0, len(kept) - 1))
     total = mechanism.reduce(clipped)
 
@@ -204,7 +204,7 @@ def test_sums_are_the_same_to_the_bit_in_any_order_and_split(mechanism, rows, da
 def test_many_clients_at_the_bound_sum_exactly():
     # The finest grid against the largest sum: 2^17 clients of 2^30 steps each stay below 2^53.
     mechanism = GaussianSum(1.0, 1e-12)
-    step = mechanism.grid(1)
+    step = mechanism.step(1)
     row, _ = mechanism.clip({"w": torch.full((1, 1), 5.0)})
     clients = 1 << 17
     total = mechanism.reduce({"w": row["w"].expand(clients, 1)})["w"].item()
@@ -226,7 +226,7 @@ def test_rows_inside_the_bound_move_by_at_most_the_rounding(mechanism, rows):
         name: leaf * (mechanism.bound * 0.999 / math.sqrt(numbers)) for name, leaf in rows.items()
     }
     clipped, kept = mechanism.clip(rows)
-    step = mechanism.grid(numbers)
+    step = mechanism.step(numbers)
     assert kept.tolist() == [1.0] * len(kept)
     for name, leaf in rows.items():
         moved = (clipped[name] - leaf).abs().max().item()
@@ -236,7 +236,7 @@ def test_rows_inside_the_bound_move_by_at_most_the_rounding(mechanism, rows):
 @PROFILE
 @given(mechanisms, st.integers(1, 10**9))
 def test_the_grid_is_a_public_power_of_two_fine_enough_and_coarse_enough(mechanism, numbers):
-    step = mechanism.grid(numbers)
+    step = mechanism.step(numbers)
     assert math.frexp(step)[0] == 0.5
     deviation = mechanism.bound * mechanism.noise_multiplier
     floor = mechanism.bound * 2.0**-30
@@ -262,7 +262,7 @@ def test_a_row_of_five_million_numbers_is_within_the_bound(kind):
         row = row if kind == "float32" else row.double()
     mechanism = GaussianSum(0.7, 1.0)
     clipped, kept = mechanism.clip({"w": row})
-    step = mechanism.grid(size)
+    step = mechanism.step(size)
     square = exact_square_norm({"w": clipped["w"][0]}, step)
     limit = (Fraction(0.7) / Fraction(step)) ** 2
     assert square <= limit
@@ -273,7 +273,7 @@ def test_a_row_of_five_million_numbers_is_within_the_bound(kind):
 def test_a_mechanism_that_forgets_to_clip_is_caught():
     class NoClip(GaussianSum):
         def clip(self, rows):
-            step = self.grid(numbers_of(rows))
+            step = self.step(numbers_of(rows))
             whole = map_leaves(lambda leaf: torch.round(leaf.double() / step) * step, rows)
             return whole, torch.ones(len(next(iter(rows.values()))))
 
@@ -281,13 +281,13 @@ def test_a_mechanism_that_forgets_to_clip_is_caught():
         def clip(self, rows):
             from coterie.tree import clip_rows
 
-            step = self.grid(numbers_of(rows))
+            step = self.step(numbers_of(rows))
             clipped, kept = clip_rows(rows, self.bound)
             return map_leaves(lambda leaf: torch.round(leaf / step) * step, clipped), kept
 
     numbers = 300
     sound = GaussianSum(1.0, 1.0)
-    step = sound.grid(numbers)
+    step = sound.step(numbers)
     # Just above a half-way point of the grid in every number: all round up.
     value = (math.floor(1 / math.sqrt(numbers) / step) - 0.49) * step
     over = {"w": torch.full((1, numbers), value + step, dtype=torch.float64)}
@@ -358,6 +358,6 @@ def test_bounds_at_the_ends_of_float64_are_refused_or_sound(bound, noise):
 @given(mechanisms, stacked())
 def test_the_bound_holds_over_many_more_rows(mechanism, rows):
     clipped, kept = mechanism.clip(rows)
-    step = mechanism.grid(numbers_of(rows))
+    step = mechanism.step(numbers_of(rows))
     for number in range(len(kept)):
         assert within(client(clipped, number), step, mechanism.bound)

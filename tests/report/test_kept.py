@@ -17,7 +17,7 @@ from sklearn.metrics import mean_squared_error
 from coterie import history
 from coterie.choice import DataChoice
 from coterie.cli import main
-from coterie.engines.outcome import Progress
+from coterie.engine.simulate import Progress
 from coterie.history import History, is_cheap
 from coterie.methods.base import Method
 from coterie.methods.dpfedmtl import DPFedMTL

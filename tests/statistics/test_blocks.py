@@ -14,9 +14,8 @@ import torch
 from scipy import stats
 
 from coterie.privacy.billboard import bound
-from coterie.privacy.blocks import Block, BlockSum
 from coterie.privacy.entropy import DrawnAhead, SeededEntropy
-from coterie.privacy.mechanisms import GaussianSum
+from coterie.privacy.mechanisms import Block, BlockSum, GaussianSum
 
 ALARM = 1e-6
 COUNT = 60_000
@@ -123,7 +122,7 @@ def test_noise_repeated_between_blocks_is_caught():
 
 
 def test_the_stated_deviations_are_those_of_the_noise():
-    found = MECHANISM.deviations(SHAPES)
+    found = MECHANISM.standard_deviations(SHAPES)
     assert found == pytest.approx(STATED, rel=1e-11)
     assert all(found[name] >= STATED[name] * (1 - 1e-15) for name in STATED), "never too little"
 
@@ -135,7 +134,7 @@ def test_noise_lies_on_the_grid_and_does_not_depend_on_the_sum():
     zeros = {name: torch.zeros_like(leaf) for name, leaf in total.items()}
     over, alone = (MECHANISM.perturb(s, SeededEntropy(3, "noise", 0)) for s in (total, zeros))
     for name, one in MECHANISM.each(dict.fromkeys(SHAPES, 40)).items():
-        units = over[name].numpy() / one.grid(40)
+        units = over[name].numpy() / one.step(40)
         assert np.array_equal(units, np.rint(units))
         assert torch.equal(over[name] - total[name], alone[name])
 
@@ -159,7 +158,7 @@ def distinguishes(mechanism, trials=3000, width=8):
     projection on its contribution is N(s / z, 1) and N(0, 1), s <= 1.
     """
     rows = {name: torch.full((1, width), 40.0) for name in SHAPES}
-    sound = MECHANISM.deviations(dict.fromkeys(SHAPES, (width,)))
+    sound = MECHANISM.standard_deviations(dict.fromkeys(SHAPES, (width,)))
 
     def flat(tree):
         return np.concatenate([tree[name].numpy().ravel() / sound[name] for name in SHAPES])

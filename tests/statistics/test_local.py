@@ -14,8 +14,7 @@ from scipy import stats
 
 from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import client_entropy
-from coterie.privacy.local import LocalGaussianSum, typical_noise
-from coterie.privacy.mechanisms import GaussianSum
+from coterie.privacy.mechanisms import GaussianSum, LocalGaussianSum
 
 ALARM = 1e-6
 NUMBERS = 20_000
@@ -59,7 +58,7 @@ def test_noise_is_independent_between_clients_and_rounds(pairs):
     # sqrt(n) times the mean product of independent normals is N(0, 1) for n = 20,000, to 1e-2 in
     # the tail at 5.5 deviations: false alarm below 1e-6. Numbers meet by chance as often as two
     # normals fall into one cell of the grid, n^2 step / (2 sqrt(pi)) times: Poisson, at 1e-6.
-    step = GaussianSum(0.7, 1.3).grid(NUMBERS) / (0.7 * 1.3)
+    step = GaussianSum(0.7, 1.3).step(NUMBERS) / (0.7 * 1.3)
     meet = stats.poisson.isf(ALARM, NUMBERS**2 * step / (2 * math.sqrt(math.pi)))
     for left, right in pairs:
         one, other = noise_of(*left), noise_of(*right)
@@ -126,10 +125,10 @@ def test_typical_noise_is_that_of_an_expected_cohort():
     from coterie.privacy.entropy import SeededEntropy
 
     like = {"w": torch.zeros(NUMBERS, dtype=torch.float64)}
-    drawn = typical_noise(MECHANISM, like, SeededEntropy(0, "noise", 0))["w"].numpy()
+    drawn = MECHANISM.typical_noise(like, SeededEntropy(0, "noise", 0))["w"].numpy()
     assert not wrong(drawn / (0.7 * 1.3 * math.sqrt(12)))
     central = GaussianSum(0.7, 1.3)
     entropy = [SeededEntropy(0, "noise", 0) for _ in range(2)]
     assert torch.equal(
-        typical_noise(central, like, entropy[0])["w"], central.perturb(like, entropy[1])["w"]
+        central.typical_noise(like, entropy[0])["w"], central.perturb(like, entropy[1])["w"]
     )

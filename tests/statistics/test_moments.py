@@ -16,23 +16,22 @@ import pytest
 import torch
 from scipy import special, stats
 
-import coterie.privacy.laplace as laplace_module
+import coterie.privacy.mechanisms as laplace_module
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.entropy import DrawnAhead, SeededEntropy, open_entropy
-from coterie.privacy.laplace import LaplaceSum, _bernoulli_exp, _Words, discrete_laplace
+from coterie.privacy.events import SQRT2
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.mechanisms import GaussianSum
-from coterie.privacy.moments import (
-    SQRT2,
-    GaussianGram,
+from coterie.privacy.mechanisms import (
     GaussianRows,
-    Squares,
-    WishartGram,
-    post_grid,
-    vector_grid,
+    GaussianSum,
+    LaplaceSum,
+    _bernoulli_exp,
+    _Words,
+    discrete_laplace,
 )
+from coterie.privacy.moments import GaussianGram, Squares, WishartGram, post_grid, vector_grid
+from coterie.privacy.profiles import WishartProfile
 from coterie.privacy.transcript import MemoryTranscript
-from coterie.privacy.wishart import WishartProfile
 
 pytestmark = pytest.mark.full
 
@@ -526,10 +525,10 @@ def test_laplace_noise_at_the_real_scale():
 
 def test_laplace_noise_is_on_the_grid_to_the_last_step():
     """Low-order bits are uniform wherever the number lies: no gap, no lump, as floats have."""
-    units = laplace_noise() / REAL.grid()
+    units = laplace_noise() / REAL.step()
     assert np.array_equal(units, np.rint(units))
     whole = np.abs(units).astype(np.int64)
-    far = whole > 3 * REAL.bound / REAL.epsilon / REAL.grid()
+    far = whole > 3 * REAL.bound / REAL.epsilon / REAL.step()
     for part in (whole, whole[far]):
         # About 2,000 far out; 16 cells, exactly uniform up to 1e-8. Two tests.
         assert len(part) > 1500
@@ -542,7 +541,7 @@ def test_laplace_noise_reaches_beyond_twenty_scales_and_is_whole_there():
     found = discrete_laplace(scale, Script([12_345_677, scale - 1, *heads(25), 1]))
     assert found == 12_345_677 + 25 * scale
     # Rare numbers survive the addition to a sum and the way to float64.
-    step = REAL.grid()
+    step = REAL.step()
     assert Fraction(float(found) * step + 2**22 * 2.0**30 * step) == Fraction(step) * (
         found + 2**52
     )
@@ -673,7 +672,7 @@ def test_rows_have_noise_of_the_stated_size_on_the_grid_of_a_row():
     mechanism = GaussianRows(0.7, 1.3, 300)
     made = noise(mechanism, zeros(300, 200), 1)[0]
     assert not not_normal(made.ravel() / (0.7 * 1.3))
-    units = made / GaussianSum(0.7, 1.3).grid(200)
+    units = made / GaussianSum(0.7, 1.3).step(200)
     assert np.array_equal(units, np.rint(units))
     # Of 4 million cells or so 60,000 draws share few: no row has another's noise.
     assert len(np.unique(made)) > 0.99 * made.size

@@ -137,7 +137,7 @@ def test_five_per_cent_too_little_noise_is_caught():
 
 def test_noise_is_added_to_the_sum_and_does_not_depend_on_it():
     total = {"w": torch.linspace(-3, 3, 1000, dtype=torch.float64)}
-    step = MECHANISM.grid(1000)
+    step = MECHANISM.step(1000)
     total["w"] = torch.round(total["w"] / step) * step
     zeros = {"w": torch.zeros(1000, dtype=torch.float64)}
     over = MECHANISM.perturb(total, SeededEntropy(3, "noise", 0))["w"]
@@ -151,7 +151,7 @@ def test_every_posted_value_is_on_the_grid(mechanism):
     rows = {"w": torch.randn(5, 999, generator=torch.Generator().manual_seed(0))}
     total = mechanism.reduce(mechanism.clip(rows)[0])
     value = mechanism.perturb(total, SeededEntropy(1, "noise", 0))["w"].numpy()
-    units = value / mechanism.grid(999)
+    units = value / mechanism.step(999)
     assert np.array_equal(units, np.rint(units))
 
 

@@ -11,10 +11,9 @@ import torch
 from scipy.stats import chi2
 
 from coterie.data.synthetic import synthetic
-from coterie.engines.simulate import simulate
+from coterie.engine.simulate import simulate
 from coterie.methods.local import Local
-from coterie.methods.pfeb import PFEB, STEP
-from coterie.methods.prior import DOUBT, Told
+from coterie.methods.pfeb import DOUBT, PFEB, STEP, Statistics
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rules import plan_for
@@ -45,7 +44,7 @@ def test_the_noise_of_the_shared_mean_is_that_of_its_share():
 
     quiet = mean_of(Privacy(noise_multiplier=1e-5, clip=1.0), 0)
     found = np.array([mean_of(privacy, seed) for seed in range(100)])
-    share = {block.name: block.share for block in method.blocks(1.0)}["mean"]
+    share = {block.name: block.share for block in method.clipping(1, 1, 1.0).blocks}["mean"]
     deviation = STEP * math.sqrt(0.2) * 2.0 / math.sqrt(share) / 30
     statistic = ((found - quiet) ** 2).sum() / deviation**2
     assert chi2.ppf(1e-6, 500) < statistic < chi2.isf(1e-6, 500)
@@ -81,7 +80,7 @@ def test_noise_around_the_optimum_does_not_drift(size):
     for run_ in range(120):
         doubt = torch.tensor(DOUBT, dtype=torch.float64)
         for _ in range(40):
-            post = Told(
+            post = Statistics(
                 mean=torch.zeros(6, dtype=torch.float64),
                 spread=torch.from_numpy(1 + size * generator.standard_normal(6)),
                 residual=1 + size * generator.standard_normal(),

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.privacy.accounting import (
+from coterie.privacy.events import (
     Gaussian,
-    Guarantee,
     Laplace,
     LocalGaussian,
     NonPrivate,
     Participation,
     Wishart,
+    list_runs,
 )
-from coterie.privacy.events import list_runs
+from coterie.privacy.guarantee import Guarantee
 from coterie.verify.account import (
     Account,
     _composed,

@@ -30,12 +30,12 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
+from coterie.privacy.calibrate import Geometric, Power
 from coterie.privacy.events import Gaussian
 from coterie.privacy.ledger import Ledger, LedgerError
 from coterie.privacy.mechanisms import GaussianSum
 from coterie.privacy.noise import GaussianNoise, LocalNoise, Noise
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
-from coterie.privacy.spending import Geometric, Power
 from coterie.run import execute
 from coterie.run_plan import RunPlan
 from coterie.tree import map_arrays
@@ -199,35 +199,30 @@ def test_every_kind_of_noise_and_sampling_verifies(tmp_path, kind):
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(GaussianSum):
     """A mechanism with noise of its own, sums of uniform numbers, and no grid."""
-
-    inner: GaussianSum
-    clip = property(lambda self: self.inner.clip)
-    reduce = property(lambda self: self.inner.reduce)
-    totals = property(lambda self: self.inner.totals)
-    sensitivity = property(lambda self: self.inner.sensitivity)
-    radius = property(lambda self: self.inner.radius)
-    event = property(lambda self: self.inner.event)
 
     def draws(self, totals):
         return 0
 
     def perturb(self, total, entropy):
-        scale = self.inner.noise_multiplier * self.inner.bound
+        scale = self.noise_multiplier * self.bound
         noisy = {}
         for name, leaf in total.items():
             drawn = entropy.words(12 * leaf.numel()).reshape(12, *leaf.shape)
             noisy[name] = leaf.numpy() + scale * (drawn / 2.0**64 - 0.5).sum(axis=0)
         return map_arrays(noisy)
 
+    def grid(self, totals):
+        return None
+
 
 @dataclass(frozen=True)
-class UniformSubclass(GaussianSum):
-    """The same, in disguise: its bounds and its grid are stated to be those of `GaussianSum`."""
+class Pretender(Uniform):
+    """The same, which states the grid of `GaussianSum`."""
 
-    def perturb(self, total, entropy):
-        return Uniform(GaussianSum(self.bound, self.noise_multiplier)).perturb(total, entropy)
+    def grid(self, totals):
+        return GaussianSum.grid(self, totals)
 
 
 @dataclass(frozen=True)
@@ -235,16 +230,21 @@ class UniformNoise(GaussianNoise):
     """A kind of noise of another package, accounted as Gaussian events."""
 
     kind: ClassVar[str] = "uniform"
-    disguised: bool = False
+    pretends: bool = False
 
-    def _one(self, ask, multiplier):
-        if self.disguised:
-            return UniformSubclass(ask.clip, multiplier)
-        return Uniform(GaussianSum(ask.clip, multiplier))
+    def _one(self, request, multiplier):
+        return (Pretender if self.pretends else Uniform)(request.clip, multiplier)
+
+
+@pytest.fixture
+def uniform(monkeypatch):
+    kinds = {**Noise.choices(), UniformNoise.kind: UniformNoise}
+    monkeypatch.setattr(Noise, "choices", classmethod(lambda cls: kinds))
 
 
 def test_a_method_of_another_package_that_releases_nothing_verifies(tmp_path, monkeypatch):
-    monkeypatch.setattr(base, "_METHODS", dict(base._METHODS))
+    for name in ("_METHODS", "_ABOUT"):
+        monkeypatch.setattr(base, name, dict(getattr(base, name)))
 
     @base.register("quiet")
     @dataclass(frozen=True, kw_only=True)
@@ -260,9 +260,7 @@ def test_a_method_of_another_package_that_releases_nothing_verifies(tmp_path, mo
 
 
 @pytest.mark.parametrize("given", [{"epsilon": 2.0}, {"noise_multiplier": 4.0}])
-def test_noise_of_another_package_verifies(tmp_path, monkeypatch, given):
-    kinds = {**Noise.choices(), UniformNoise.kind: UniformNoise}
-    monkeypatch.setattr(Noise, "choices", classmethod(lambda cls: kinds))
+def test_noise_of_another_package_verifies(tmp_path, uniform, given):
     run = run_into(tmp_path / "run", privacy=Privacy(noise=UniformNoise(), **given))
     (event,), (release,) = (certificate(run)[key] for key in ("events", "releases"))
     assert (event["event"], event["rounds"]) == ("gaussian", release["rounds"])
@@ -271,16 +269,13 @@ def test_noise_of_another_package_verifies(tmp_path, monkeypatch, given):
     assert check.found == "no grid for bias, weight: the mechanism states none"
 
 
-def test_a_release_that_is_not_on_its_grid_is_found(tmp_path, monkeypatch):
-    kinds = {**Noise.choices(), UniformNoise.kind: UniformNoise}
-    monkeypatch.setattr(Noise, "choices", classmethod(lambda cls: kinds))
-    privacy = Privacy(epsilon=2.0, noise=UniformNoise(disguised=True))
+def test_a_release_that_is_not_on_its_grid_is_found(tmp_path, uniform):
+    privacy = Privacy(epsilon=2.0, noise=UniformNoise(pretends=True))
     assert failed(run_into(tmp_path / "run", privacy=privacy)) == ["grid"]
 
 
 def test_a_run_without_privacy_may_end_early(tmp_path):
     method, folder = registered()["mtlsvm"](stop=0.5), tmp_path / "run"
-    assert method.stop_gap is not None
     run_into(folder, method, "binary", privacy=Privacy(epsilon=math.inf), rounds=30)
     assert 0 < len(certificate(folder)["posts"]) < 30
     assert failed(folder) == []
@@ -814,7 +809,7 @@ def test_a_budget_that_is_none_or_another_is_found(run, name):
 @pytest.mark.parametrize("rounds", [2, 1])
 def test_noise_of_a_recipe_for_rows_is_computed_anew(tmp_path, rounds):
     method = registered()["dpaggr"](rows=8)
-    assert method.protects_rows == 8
+    assert method.clipping(1, 1).rows == 8
     run = run_into(tmp_path / "run", method, rounds=rounds)
     told = certificate(run)
     assert failed(run) == [] and told["epsilon"] < 1.9

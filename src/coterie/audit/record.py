@@ -8,9 +8,8 @@ from coterie.data.federated import FederatedDataset
 from coterie.methods.localsvm import joined
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.plan import Plan
-from coterie.privacy.accounting import Gaussian
 from coterie.privacy.billboard import bound
-from coterie.privacy.events import NonPrivate
+from coterie.privacy.events import Gaussian
 from coterie.rng import Rng
 
 
@@ -35,7 +34,7 @@ def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]
     rng = Rng.fresh() if seed is None else Rng.seeded(seed)
     everyone = data.clients(np.arange(spec.clients, dtype=np.int64))
     shared = method.init(spec, Rng.seeded(seed or 0).at("init"))
-    personal = method.enrol(shared, spec, spec.clients)
+    personal = method.init_client_state(shared, spec, spec.clients)
     billboard = plan.open(spec, shared)
     seen: list[Array] = []
     for number in range(plan.posts):
@@ -44,7 +43,7 @@ def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]
         after, rows = method.local_update(shared, personal, everyone, coins, number)
         sent = joined(mechanism.clip(rows)[0]).double()
         part, kept = bound(mechanism, rows, everyone.ids)
-        personal = method.settle(personal, after, kept)
+        personal = method.on_clipped(personal, after, kept)
         post = billboard.post([part])
         own = sent[client]
         seen.append(_flat(joined(shared), own, joined(post.value), sent.sum(dim=0) - own))
@@ -86,9 +85,9 @@ def _check(plan: Plan, data: FederatedDataset) -> MTLSVM:
             f"gamma = {method.gamma!r}, class_weight = {method.class_weight!r}: expected 'add' and "
             "'none', the rule that the attack knows"
         )
-    method.check_cohort(plan.sampler.largest(data.spec.clients), data.spec)
+    method.check(data.spec, cohort=plan.sampler.largest(data.spec.clients))
     events = {mechanism.event() for mechanism in plan.mechanisms(data.spec.clients)}
-    if len(events) > 1 or not all(isinstance(e, Gaussian | NonPrivate) for e in events):
+    if len(events) > 1 or not {e.name for e in events} <= {"gaussian", "non_private"}:
         raise ValueError("expected Gaussian noise, the same in every round, or none at all")
     if plan.sampler.participation(data.spec.clients).rate != 1:
         raise ValueError("a sampled cohort: expected a plan in which everybody takes part")

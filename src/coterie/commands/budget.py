@@ -3,16 +3,10 @@
 import argparse
 from typing import Any
 
-from coterie.privacy.accounting import (
-    Gaussian,
-    Guarantee,
-    LocalGaussian,
-    Relation,
-    calibrate,
-    default_delta,
-)
+from coterie.privacy.calibrate import calibrate
+from coterie.privacy.events import Gaussian, LocalGaussian, Relation, default_delta
+from coterie.privacy.guarantee import Guarantee, round_up
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
-from coterie.privacy.words import round_up
 
 _MOST_ROUNDS = 1_000_000
 _MOST_CLIENTS = 1_000_000_000_000

@@ -12,8 +12,8 @@ from rich.progress import Progress as Bar
 
 from coterie.commands.told import Told
 from coterie.config import ConfigError
-from coterie.privacy.selection import CHOSEN, OTHERS
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import round_up
+from coterie.privacy.selection import ALL_RUNS, CHOSEN
 from coterie.selection import Offer, Progress, Scoring, Selected, offer, select
 from coterie.trials import Grid
 
@@ -96,7 +96,7 @@ def _refusals(found: Offer) -> list[str]:
 
 def _tell_offer(arguments: argparse.Namespace, found: Offer) -> str:
     guarantee = found.guarantee
-    foreseen = guarantee.foresee()
+    foreseen = guarantee.forecast()
     if arguments.json:
         return json.dumps(
             {
@@ -120,7 +120,7 @@ def _tell_offer(arguments: argparse.Namespace, found: Offer) -> str:
         "",
         f"{CHOSEN}:",
         f"  epsilon = {round_up(guarantee.chosen_alone)}",
-        f"{OTHERS}:",
+        f"{ALL_RUNS}:",
         *(
             f"  epsilon = {round_up(at.epsilon)} for {at.runs} runs "
             f"({at.share:.0%} of selections make no more)"

@@ -116,7 +116,7 @@ def names() -> Mapping[str, list[str]]:
 def _registered(folder: Any, decorator: str) -> set[str]:
     """Find what files register, by their text."""
     sources = (entry for entry in folder.iterdir() if entry.name.endswith(".py"))
-    pattern = re.compile(rf'^@{decorator}\("(\w+)"\)', re.M)
+    pattern = re.compile(rf'^@{decorator}\(\s*"(\w+)"', re.M)
     return {name for entry in sources for name in pattern.findall(entry.read_text("utf-8"))}
 
 

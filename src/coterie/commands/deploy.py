@@ -267,7 +267,7 @@ def _told(app: "App") -> dict[str, Any]:
 
 
 def _words(app: "App") -> str:
-    from coterie.privacy.words import round_up
+    from coterie.privacy.guarantee import round_up
 
     told = _told(app)
     lines = [

@@ -89,7 +89,7 @@ def _make_room(out: Path) -> None:
 
 
 def _words(told: dict[str, object]) -> list[str]:
-    from coterie.privacy.words import round_up
+    from coterie.privacy.guarantee import round_up
 
     deployment = told["deployment"]
     assert isinstance(deployment, dict)

@@ -147,7 +147,7 @@ def _epsilons(told: Mapping[str, Any]) -> "RenderableType":
 
 
 def _bound(epsilon: float | str | None) -> str:
-    from coterie.privacy.words import round_up
+    from coterie.privacy.guarantee import round_up
 
     return "-" if epsilon is None else round_up(float(epsilon))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from coterie.commands.flags import data_table
 from coterie.join import Joined, choose, join
-from coterie.privacy.charged import chosen_alone
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import round_up
+from coterie.privacy.selection import chosen_alone
 from coterie.summary import json_number, promised
 
 
@@ -46,7 +46,7 @@ def joined(arguments: argparse.Namespace) -> str:
 def _learnt(found: Joined) -> str:
     """Say what others can learn of the newcomers, and of those whom they join."""
     chosen = chosen_alone(found.guarantee, found.selection)
-    epsilon = round_up(found.guarantee.for_others.epsilon if chosen is None else chosen)
+    epsilon = round_up(found.guarantee.epsilon if chosen is None else chosen)
     public = f"The shared model that they took is public at epsilon {epsilon} of its own clients."
     nothing = "They posted nothing: what others can learn of them is epsilon 0"
     if found.known is None:

@@ -15,26 +15,29 @@ from coterie.commands.run import MEMBERS
 from coterie.comparison.running import PLAN, finished
 from coterie.config import from_table, to_table
 from coterie.data.describe import describe
-from coterie.methods.base import Method
+from coterie.methods.base import about, choices
 from coterie.models import MODELS
 from coterie.report.page import write_report
 
 
 def methods(arguments: argparse.Namespace) -> None:
     """Carry out `coterie methods`."""
-    found = {}
-    for name, method in Method.choices().items():
-        summary = (method.__doc__ or "").strip().splitlines()[0]
-        found[name] = {"summary": summary, "settings": to_table(method())}
+    found: dict[str, dict[str, Any]] = {}
+    for name, method in choices().items():
+        told = about(name)
+        found[name] = {"summary": told.summary, "releases": told.releases}
+        found[name]["settings"] = to_table(method())
         found[name]["settings"].pop("kind", None)
         for setting in fields(method()):  # type: ignore[arg-type]  # every method is a dataclass
             found[name]["settings"].setdefault(setting.name, None)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
-    for name, about in found.items():
-        print(f"{name}: {about['summary']}")
-        for key, value in about["settings"].items():
+    for name, shown in found.items():
+        print(f"{name}: {shown['summary']}")
+        if shown["releases"]:
+            print(f"    releases: {shown['releases']}")
+        for key, value in shown["settings"].items():
             print(f"    method.{key} = {json.dumps(value)}")
     print(f"models (--model): {', '.join(sorted(MODELS))}")
 

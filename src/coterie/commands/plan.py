@@ -26,7 +26,7 @@ from coterie.commands.budget import make_sampler
 from coterie.commands.plan_words import NOTHING, Found, tell
 from coterie.plan_curves import noises_near
 from coterie.planning import HEAVY, Outline, look_ahead, most_rounds
-from coterie.privacy.accounting import Gaussian, LocalGaussian, Relation
+from coterie.privacy.events import Relation
 
 if TYPE_CHECKING:
     from coterie.data.federated import Spec, Task
@@ -196,7 +196,7 @@ def _concrete(arguments: argparse.Namespace, flags: Sequence[str]) -> Found:
     resolved.plan().guarantee(spec.clients)
     resolved.method.check(spec)
     named = None if facts else run_plan.data.name
-    about = {"data": named, "method": resolved.method.title, "chosen": resolved.chosen}
+    about = {"data": named, "method": str(resolved.method), "chosen": resolved.chosen}
 
     def at(epsilon: float) -> Advice | None:
         budget = replace(run_plan.privacy, epsilon=epsilon, noise_multiplier=None)
@@ -228,7 +228,9 @@ def _outline_of(plan: "Plan", spec: "Spec", advice: Advice) -> Outline | None:
     if len(events) != 1 or error is None:
         return None
     (event,) = events
-    assert isinstance(event, Gaussian | LocalGaussian)
+    noise = getattr(event, "noise_multiplier", None)
+    if noise is None:
+        return None
     given = plan.privacy.epsilon is None
     outline = Outline(
         clients=clients,
@@ -236,15 +238,15 @@ def _outline_of(plan: "Plan", spec: "Spec", advice: Advice) -> Outline | None:
         rounds=plan.rounds,
         sampler=plan.sampler,
         epsilon=plan.privacy.epsilon,
-        noise_multiplier=event.noise_multiplier if given else None,
+        noise_multiplier=noise if given else None,
         delta=plan.privacy.delta,
         relation=plan.privacy.relation,
         clip=plan.clip(clients),
-        local=isinstance(event, LocalGaussian),
-        replaced=event.replaced if isinstance(event, Gaussian) else 2.0,
+        local=event.local,
+        replaced=event.replaced,
     )
     # Parts of a contribution may share the budget: then the mean has more noise than one sum has.
-    return replace(outline, stretch=error / outline.error(event.noise_multiplier, clients))
+    return replace(outline, stretch=error / outline.error(noise, clients))
 
 
 def _clients(arguments: argparse.Namespace) -> int:

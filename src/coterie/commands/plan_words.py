@@ -19,7 +19,7 @@ from coterie.planning import (
     judge_error,
     most_looked_for,
 )
-from coterie.privacy.words import OUTSIDER, RELATIONS, UNIT, round_up
+from coterie.privacy.guarantee import OUTSIDER, RELATIONS, UNIT, round_up
 
 NOTHING = "no verdict: nothing is spent on noise (epsilon = inf), so there is nothing to weigh"
 _HEADS = ("epsilon", "verdict", "rounds", "most numbers", "clients for a small gain", "to join")

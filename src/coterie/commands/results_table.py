@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import round_up
 from coterie.references import LABELS, verdicts
 from coterie.references import TITLES as REFERENCES
 from coterie.scores import TITLES

@@ -24,10 +24,9 @@ from coterie.methods.auto import Auto
 from coterie.methods.base import Method
 from coterie.methods.local import Local
 from coterie.plan import Privacy
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import statement
 from coterie.privacy.files import write_atomically
-from coterie.privacy.words import add_up, spent_together
+from coterie.privacy.guarantee import Guarantee, add_up, spent_together
+from coterie.privacy.selection import charged_statement
 from coterie.report.page import write_report
 from coterie.rules import usual
 from coterie.run import execute
@@ -107,8 +106,8 @@ def _several(arguments: argparse.Namespace) -> int:
     free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
     plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
     known = _picked(base)
-    alone = known.alone() or Local(model=base.method.model)
-    last = known.reference() or known
+    alone = known.baselines().local or Local(model=base.method.model)
+    last = known.baselines().centralised or known
     members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
     if math.inf not in budgets:
         members[_REFERENCE] = replace(base, method=last, privacy=free)
@@ -204,7 +203,7 @@ def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_
         print(json.dumps(summary, allow_nan=False))
         return status
     _show_tables([summary])
-    print(statement(guarantee, summary.get("selection")))
+    print(charged_statement(guarantee, summary.get("selection")))
     _say_caveats([summary])
     _say_tuning(summary)
     for notice in summary.get("notices") or ():

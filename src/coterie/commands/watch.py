@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
-from coterie.engines.outcome import Progress as RoundProgress
-from coterie.engines.simulate import set_clock
+from coterie.engine.simulate import Progress as RoundProgress
+from coterie.engine.simulate import set_clock
 from coterie.methods.base import Shape
 from coterie.models import Linear
 from coterie.privacy.accounting import epsilon_by_round
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import round_up
 from coterie.references import TITLES
 from coterie.run_plan import RunPlan, advice_of
 from coterie.scores import mean_loss
@@ -171,11 +171,11 @@ def _hints(run_plan: RunPlan, data: FederatedDataset) -> Iterator[str]:
     if scaled is not None:
         yield scaled
     yield from (f"{data.title}: {note}" for note in data.assumed)
-    yield from run_plan.method.notices(data)
+    yield from run_plan.method.notes(data=data).data
     if run_plan.privacy.epsilon != math.inf:
         rounds, clip = run_plan.rounds or 1, run_plan.plan().clip(data.spec.clients)
-        yield from run_plan.method.explain(rounds, clip)
-    yield from run_plan.method.caveats(run_plan.privacy.epsilon != math.inf)
+        yield from run_plan.method.notes(rounds=rounds, clip=clip).settings
+    yield from run_plan.method.notes(private=run_plan.privacy.epsilon != math.inf).caveats
     if run_plan.stragglers is not None:
         told = set_clock(run_plan.stragglers, run_plan.plan(), data).note()
         if told is not None and run_plan.privacy.epsilon != math.inf:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from coterie.config import from_table
-from coterie.methods.base import Method, Shape
+from coterie.methods.base import Method, Shape, choices
 from coterie.run_plan import assign, lay_kinds, plan_from_table
 
 _BUDGETS = ("privacy", "rounds", "sampler")
@@ -189,7 +189,7 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
 
 def settings_of(kind: str) -> set[str]:
     """Name the settings of a registered method."""
-    return {setting.name for setting in fields(Method.choices()[kind])}  # type: ignore[arg-type]
+    return {setting.name for setting in fields(choices()[kind])}  # type: ignore[arg-type]
 
 
 def slug_of(label: str) -> str:

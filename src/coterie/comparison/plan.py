@@ -31,7 +31,7 @@ from coterie.comparison.cells import (
     slug_of,
 )
 from coterie.config import ConfigError
-from coterie.methods.base import Method
+from coterie.methods.base import choices
 from coterie.run_plan import RunPlan
 
 USUAL_METHODS = ("local", "fedavg", "pmtl", "auto")
@@ -176,7 +176,7 @@ def _named(methods: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _entry(label: str, told: dict[str, Any], own: Mapping[str, Any]) -> Entry:
-    kind, kinds = told.get("kind"), Method.choices()
+    kind, kinds = told.get("kind"), choices()
     if kind not in kinds:
         raise ConfigError(
             f"method {kind!r} is unknown; expected among {', '.join(kinds)} (`coterie methods`)"

@@ -22,8 +22,8 @@ from coterie.comparison.frontier import Array, Difference, adjust, compare_error
 from coterie.comparison.running import read_result
 from coterie.comparison.worker import Ended, run_of, selection_of
 from coterie.privacy.files import write_atomically
+from coterie.privacy.guarantee import OTHERS
 from coterie.privacy.selection import Selection
-from coterie.privacy.words import OTHERS
 from coterie.report.averages import average
 from coterie.run_plan import read_toml
 from coterie.summary import TUNING, TunedOn

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.newcomers import hold_out
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee, add_up, round_up, spent_together
 from coterie.privacy.ledger import events_digest
 from coterie.privacy.selection import Selection
-from coterie.privacy.words import add_up, round_up, spent_together
 from coterie.run_plan import load_plan
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from coterie.config import ConfigError, from_table, to_table
 from coterie.engines.federation import Federation
 from coterie.plan import Plan
-from coterie.privacy.accounting import Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.run_plan import RunPlan, load_plan, read_toml, resolve
 
 PLAN, FEDERATION = "plan.toml", "federation.toml"

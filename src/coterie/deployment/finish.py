@@ -25,9 +25,9 @@ from coterie.config import ConfigError
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.onlookers import caveats, deployment_told
 from coterie.log import Log
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.files import write_atomically
+from coterie.privacy.guarantee import Guarantee
 from coterie.run_plan import advice_of
 from coterie.scores import Score
 from coterie.summary import (
@@ -107,7 +107,7 @@ def summary_of(
     noised = plan.posts > 0 and guarantee.epsilon < math.inf
     hidden = plan.hides_cohort(federation.spec.clients)
     return {
-        "method": plan.method.title,
+        "method": str(plan.method),
         "data": run_plan.data.name,
         "clients": federation.spec.clients,
         "task": federation.task,
@@ -120,7 +120,7 @@ def summary_of(
         "not_covered": _UNCOVERED,
         "tuning": TUNING[run_plan.tuned],
         "caveats": [
-            *plan.method.caveats(noised),
+            *plan.method.notes(private=noised).caveats,
             *_claimed(guarantee),
             *caveats(guarantee, federation),
         ],

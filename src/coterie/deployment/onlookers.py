@@ -1,6 +1,6 @@
 """Who sees what in a deployment, and at which epsilon: public facts, stated with every run.
 
-Which view of the coordinator applies follows from `trust` (see `coterie.privacy.views`): "server"
+Which view of the coordinator applies follows from `trust` (see `privacy.guarantee`): "server"
 is the guarantee's view of a server that sees each site's bounded sum, "secure_aggregation" that of
 one that sees sums over sites alone. Against its own site's operator no epsilon protects a client:
 the site hosts its rows.
@@ -12,10 +12,7 @@ from typing import Any
 
 from coterie.engines.federation import Federation
 from coterie.engines.site_masks import sites_needed
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.events import NonPrivate
-from coterie.privacy.views import is_central
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import Guarantee, is_central, round_up
 from coterie.summary import json_number
 
 VIEWS = {"server": "server", "secure_aggregation": "server_secure_aggregation"}
@@ -43,7 +40,7 @@ def coordinator_sees(guarantee: Guarantee, federation: Federation) -> str:
     """Say what the coordinator sees."""
     if not guarantee.events:
         return "nothing: no round is asked"
-    if all(isinstance(event, NonPrivate) for event in guarantee.events):
+    if not any(event.noisy for event in guarantee.events):
         return "who took part, and every sum: no noise is added"
     return f"who took part, and {_SEES[federation.trust, is_central(guarantee)]}"
 

@@ -57,7 +57,7 @@ def hints_on(agreement: Agreement, site: str, train: FederatedDataset) -> tuple[
     own = train.only(agreement.federation.numbers[site])
     scaled = scaling_hint(replace(own, title=train.title))
     method = agreement.run_plan.method
-    return (*([] if scaled is None else [scaled]), *method.notices(own))
+    return (*([] if scaled is None else [scaled]), *method.notes(data=own).data)
 
 
 def _call(hook: Path, config: Mapping[str, Any]) -> Any:

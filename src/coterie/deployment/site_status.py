@@ -8,8 +8,7 @@ from typing import Any
 
 from coterie.deployment.keeping import SITE
 from coterie.finished_models import MODELS, client_names
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.words import add_up
+from coterie.privacy.guarantee import Guarantee, add_up
 from coterie.summary import json_number
 
 _SPENT = (

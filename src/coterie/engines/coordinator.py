@@ -3,7 +3,7 @@
 The loop is that of the simulator: draw a cohort, post the sum of what comes, move the shared tree.
 In between letters travel, and may be late, lost, broken or hostile:
 
-- a post is charged before anything is asked (`Billboard.post`), so that neither a crash nor a
+- a post is charged before anything is asked (`Billboard.charged`), so that neither a crash nor a
   silent site leads to a post that nobody counted; a round without a post is asked again, and not
   charged again;
 - a cohort is drawn once for a round and kept until its post is out: drawing anew after a failure
@@ -29,19 +29,18 @@ from typing import Any
 
 import numpy as np
 
+from coterie.engine.rounds import server_half
+from coterie.engine.store import Ids
 from coterie.engines.conducting import Answer, Conduct, Kept, ShortRoundError, Tally
 from coterie.engines.masked import Masks
-from coterie.engines.rounds import server_half
 from coterie.engines.site_run import SHARED, SUM, Arrays
-from coterie.engines.store import Ids
 from coterie.interrupts import raise_if_asked
 from coterie.methods.base import Shape
-from coterie.privacy.arrivals import Verdict, check_sum
 from coterie.privacy.billboard import Bounded, admit
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.files import write_atomically
-from coterie.privacy.local import LocalGaussianSum
 from coterie.privacy.mechanisms import Mechanism, Shapes
+from coterie.privacy.validation import Verdict
 from coterie.rng import Rng
 from coterie.tree import Tree
 from coterie.wire import Expected, Letter, Parcel, RefusedError, peek, public_hex, seal, unseal
@@ -60,8 +59,7 @@ class Coordinator:
         _check(conduct)
         self.shared = self.plan.method.init(spec, Rng.seeded(seed or 0).at("init"))
         self.template: Shapes = {
-            name: tuple(leaf.shape)
-            for name, leaf in self.plan.method.contribution(self.shared).items()
+            name: tuple(leaf.shape) for name, leaf in self.plan.method.contribution(spec).items()
         }
         self.billboard = self.plan.open(spec, self.shared, conduct.folder)
         self.is_hidden = self.plan.hides_cohort(spec.clients)
@@ -83,8 +81,11 @@ class Coordinator:
                 raise_if_asked()
                 self.tally = Tally()
                 ask = self._parts if self._masks is None else self._masks.parts
-                parts = ask(number, self._cohort(number))
-                self.shared, _ = server_half(self.plan.method, self.billboard, self.shared, parts)
+                cohort = self._cohort(number)
+                with self.billboard.charged(number) as release:
+                    for part in ask(number, cohort):  # the client's half, at the sites
+                        release.add(part)
+                    self.shared, _ = server_half(self.plan.method, self.shared, release)
                 self._count(number)
                 if observe is not None:
                     observe(number, self.shared, self.tally)
@@ -267,13 +268,13 @@ class Coordinator:
             for site, numbers in self.federation.numbers.items()
         }
         there, all_ = sum(weights[site] for site in answered), sum(weights.values())
-        trusted = mechanism.honest if isinstance(mechanism, LocalGaussianSum) else 0
+        trusted = mechanism.honest
         return there >= max(self.federation.minimum * all_, min(trusted, all_))
 
     def short(self, number: int) -> ShortRoundError:
         """Say what a round lacked, and what to do."""
         mechanism = self.billboard.mechanism(number)
-        trusted = mechanism.honest if isinstance(mechanism, LocalGaussianSum) else 0
+        trusted = mechanism.honest
         counts = f", and {trusted} clients whose noise is counted on" if trusted > 1 else ""
         return ShortRoundError(
             f"round {number + 1}: {self.tally.answered} of {self.tally.asked} clients answered; "
@@ -375,6 +376,6 @@ def _check(conduct: Conduct) -> None:
         )
     if federation.trust == "secure_aggregation":
         for mechanism in dict.fromkeys(plan.mechanisms(federation.spec.clients)):
-            check_sum(mechanism)
-    plan.method.check(federation.spec)
-    plan.method.check_cohort(plan.sampler.largest(federation.spec.clients), federation.spec)
+            mechanism.check_secure_sum()
+    most = plan.sampler.largest(federation.spec.clients)
+    plan.method.check(federation.spec, cohort=most)

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.engine.store import Ids
 from coterie.engines.site_masks import MASKED, NO_SESSION, SETUP_SESSIONS, sites_needed, told_of
-from coterie.engines.store import Ids
-from coterie.privacy.arrivals import steps
 from coterie.privacy.billboard import Bounded, admit_sum
 from coterie.privacy.mechanisms import Mechanism, count_numbers
+from coterie.privacy.validation import grid_steps
 from coterie.secagg.opening import open_sum
 from coterie.secagg.ring import from_ring
 from coterie.secagg.roster import sessions_within
@@ -183,7 +183,7 @@ class Masks:
     ) -> Bounded:
         lead = self._lead
         shapes = mechanism.totals(lead.template)
-        grid = steps(mechanism, shapes)
+        grid = grid_steps(mechanism, shapes)
         assert grid is not None
         # All clients of these sites, drawn or not: see `admit_sum`.
         ids = np.concatenate([lead.federation.numbers[site] for site in survivors])

@@ -29,10 +29,10 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.data.federated import FederatedDataset
+from coterie.engine.store import Ids
 from coterie.engines import site_masks
 from coterie.engines.federation import Federation
 from coterie.engines.site_run import SHARED, Reply, SiteRun, expected_tree
-from coterie.engines.store import Ids
 from coterie.plan import Plan
 from coterie.rng import Rng
 from coterie.tree import Tree
@@ -102,7 +102,7 @@ class Site:
         own = _own(setting.rows, self.ids)
         # Targets that are alike at one site may differ over all: only all together know.
         if bool((own.targets != own.targets[:1]).any()):
-            self.plan.method.check_data(own)
+            self.plan.method.check(spec, data=own)
         self._run: SiteRun | None = None
 
     def answer(self, parcel: Parcel) -> Parcel:

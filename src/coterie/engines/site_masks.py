@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coterie.engines.federation import Federation
-from coterie.privacy.arrivals import steps
-from coterie.privacy.local import LocalGaussianSum
+from coterie.privacy.validation import grid_steps
 from coterie.secagg.member import Member
 from coterie.secagg.ring import to_ring
 from coterie.wire import Letter, RefusedError, digest
@@ -100,7 +99,7 @@ def masked(run: "SiteRun", letter: Letter) -> "Reply":
         masking.member.receive(dealt if isinstance(dealt, dict) else {})
     total = run.contribution(letter)
     mechanism = run.site.mechanisms[letter.round]
-    grid = steps(mechanism, {name: tuple(leaf.shape) for name, leaf in total.items()})
+    grid = grid_steps(mechanism, {name: tuple(leaf.shape) for name, leaf in total.items()})
     if grid is None:
         raise RefusedError("sums without noise lie on no grid, and cannot be masked")
     masking.rounds[session] = letter.round
@@ -131,7 +130,7 @@ def _check_noise(run: "SiteRun", round: int, survivors: list[str]) -> None:
     """Refuse to open a sum of fewer clients than those whose noise is counted on."""
     mechanism, federation = run.site.mechanisms[round], run.site.setting.federation
     hosted = sum(len(federation.sites[one].clients) for one in survivors if one in federation.sites)
-    if isinstance(mechanism, LocalGaussianSum) and hosted < mechanism.honest:
+    if hosted < mechanism.honest:
         raise RefusedError(f"survivors with {hosted} clients: noise of {mechanism.honest} counts")
 
 

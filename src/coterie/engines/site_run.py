@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.engines.rounds import RoundState, clients_work
-from coterie.engines.simulate import Speed
-from coterie.engines.store import Ids, Store
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.simulate import Speed
+from coterie.engine.store import Ids, Store
+from coterie.methods.base import per_row_leaves
 from coterie.privacy.billboard import Bounded
 from coterie.privacy.files import write_atomically
-from coterie.privacy.local import LocalGaussianSum
 from coterie.rng import Rng
 from coterie.solvers.precision import computed_in
 from coterie.tree import Tree
@@ -44,11 +44,12 @@ class SiteRun:
         rows, first = site.setting.rows, int(site.ids[0])
         method, spec = site.plan.method, site.setting.federation.spec
         span = rows.offsets[first : first + len(site.ids) + 1]
+        state = method.init_client_state(site.start, spec, 1)
         self.store = Store(
-            method.enrol(site.start, spec, 1),
+            state,
             len(site.ids),
             self.folder / "personal",
-            per_row=method.per_row,
+            per_row=per_row_leaves(state),
             offsets=span - span[0],
         )
         seed = site.plan.simulation_seed
@@ -141,7 +142,7 @@ class SiteRun:
         except OSError:
             raise  # state could not be kept: nothing may leave
         except Exception as error:
-            if isinstance(self.site.mechanisms[number], LocalGaussianSum):
+            if self.site.mechanisms[number].local:
                 raise  # zeros without the clients' noise must not count as if they had it
             # Zeros, as from a site with nobody drawn: that it fell out must not tell others that
             # its clients were. The coordinator is told the error's name alone.
@@ -218,8 +219,10 @@ class SiteRun:
         total: Bounded | None = None
         for block in self.site.setting.rows.blocks(ids, Speed().clients(shared)):
             local = block.ids.numpy() - int(self.site.ids[0])
-            before = self.store.take(local, lambda n: plan.method.enrol(shared, spec, n))
-            part, after, _ = clients_work(state, before, block)
+            before = self.store.take(
+                local, lambda n: plan.method.init_client_state(shared, spec, n)
+            )
+            part, after, _ = client_half(state, before, block)
             self.store.stage(local, after)
             total = part if total is None else total + part
         if total is not None:
@@ -228,7 +231,7 @@ class SiteRun:
 
     def _nothing(self, number: int, shared: Tree) -> Arrays:
         """Return a sum of nobody's contributions."""
-        contribution = self.site.plan.method.contribution(shared)
+        contribution = self.site.plan.method.contribution(self.site.setting.federation.spec)
         template = {name: tuple(leaf.shape) for name, leaf in contribution.items()}
         totals = self.site.mechanisms[number].totals(template)
         return {name: np.zeros(shape) for name, shape in totals.items()}
@@ -244,7 +247,9 @@ class SiteRun:
         coins = self.rng.at("personalise")
         for block in self.site.setting.rows.blocks(self.site.ids, Speed().clients(shared)):
             local = block.ids.numpy() - first
-            personal = self.store.take(local, lambda n: plan.method.enrol(shared, spec, n))
+            personal = self.store.take(
+                local, lambda n: plan.method.init_client_state(shared, spec, n)
+            )
             with computed_in("float32"):
                 rows = plan.method.personalise(shared, personal, block, coins)
             places.append(local)

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.data.federated import FederatedDataset
-from coterie.engines.outcome import Outcome
-from coterie.methods.base import Method, Shape
+from coterie.engine.simulate import Outcome
+from coterie.methods.base import Method, Shape, predictive_std, shared_leaves
 from coterie.models import Model
 from coterie.predictions import BLOCK, outputs_by_block
 from coterie.rng import Rng
@@ -21,12 +21,12 @@ Whole = NDArray[np.int64]
 def common_model(outcome: Outcome, train: FederatedDataset) -> Tree | None:
     """Return the model that all clients share; None where the method has none, or a part of one."""
     method, spec = outcome.plan.method, outcome.spec
-    if method.shape is not Shape.SUM or method.has_places:
+    if method.shape is not Shape.SUM or method.serving.fixed_membership:
         return None
     leaves = method.model.init(spec, Rng.seeded(0)).keys()
-    if set(method.shared_leaves(spec)) != set(leaves):
+    if set(shared_leaves(method, spec)) != set(leaves):
         return None
-    found = method.shared_model(to(outcome.shared, "cpu"), train.clients(np.arange(1)))
+    found = method.serving.shared_model(to(outcome.shared, "cpu"), train.clients(np.arange(1)))
     return {name: found[name] for name in leaves}
 
 
@@ -66,7 +66,7 @@ def deviations(
     flat: NDArray[Any] | None = None
     for clients in rows.blocks(np.flatnonzero(rows.counts > 0), BLOCK):
         trained = train.clients(clients.ids.numpy())
-        found = method.uncertainty(shared, trained, clients).cpu().numpy()
+        found = predictive_std(method, shared, trained, clients).cpu().numpy()
         flat = _placed(flat, found, clients, len(owners))
     assert flat is not None
     return _as_given(flat, owners)

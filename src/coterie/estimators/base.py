@@ -14,8 +14,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from coterie.data.federated import DataError, FederatedDataset, Spec, Task
 from coterie.data.formats import from_arrays
 from coterie.data.source import Source
-from coterie.engines.outcome import Outcome, join_shared
-from coterie.engines.simulate import Speed, simulate
+from coterie.engine.simulate import Outcome, Speed, onboard, simulate
 from coterie.estimators.answers import common_model, outputs, with_model
 from coterie.estimators.numbering import Numbering, labels_of, number, split_column
 from coterie.estimators.pooled import PooledScalingError, explain, find_pooled
@@ -123,7 +122,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             center, scale = (np.concatenate(pair) for pair in pairs)
         data = self._data(X, targets, codes, coming)
         method, seed = self.plan_.method, self.plan_.simulation_seed
-        models = to(join_shared(method, self._shared, self._spec, data, seed), "cpu")
+        models = to(onboard(method, self._shared, self._spec, data, seed), "cpu")
         self._models = {
             name: torch.cat([leaf, models[name].to(leaf.dtype)])
             for name, leaf in self._models.items()
@@ -236,7 +235,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         method, guarantee = outcome.plan.method, outcome.guarantee
         self.outcome_, self._train = outcome, train
         self.plan_, self.guarantee_ = outcome.plan, guarantee
-        self.epsilon_ = guarantee.for_others.epsilon
+        self.epsilon_ = guarantee.epsilon
         self.delta_ = guarantee.delta
         self._trained = self._numbering
         self.clients_ = self._numbering.array
@@ -244,7 +243,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self._shared = to(outcome.shared, "cpu")
         self._models = {name: leaf.cpu() for name, leaf in outcome.models.leaves.items()}
         self._common = common_model(outcome, train)
-        self.caveats_ = method.caveats(bool(guarantee.events) and self.epsilon_ < np.inf)
+        self.caveats_ = method.notes(
+            private=bool(guarantee.events) and self.epsilon_ < np.inf
+        ).caveats
 
     def _warn(self, rows: Rows) -> None:
         """Say what the epsilon of a federation's fit does not cover."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie.config import ConfigError, from_table
 from coterie.methods.auto import Auto
-from coterie.methods.base import Method, Shape
+from coterie.methods.base import Method, Shape, choices
 from coterie.methods.local import Local
 from coterie.models import Model
 from coterie.privacy.sampling import Poisson, Sampler
@@ -42,7 +42,7 @@ def alone_of(method: Method) -> Method:
     """Return the method by which a single client learns: nothing is posted."""
     if method.shape is Shape.NONE:
         return method
-    found = method.alone()
+    found = method.baselines().local
     if found is not None and found.shape is Shape.NONE:
         return found
     # Finetuning has steps of its own; what is trained with is its base's.
@@ -79,7 +79,7 @@ def seed_of(random_state: Any) -> int | None:
 
 
 def _named(name: str, given: dict[str, Any]) -> Method:
-    known = Method.choices()
+    known = choices()
     if name not in known:
         close = difflib.get_close_matches(name, list(known), n=3)
         hint = f" (close: {', '.join(close)})" if close else ""

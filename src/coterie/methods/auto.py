@@ -22,7 +22,7 @@ _NOT_YET = (
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Method):
-    """A method picked by rule from public facts: pfeb for linear models, dpfedmtl for networks.
+    """A method chosen by rule: pfeb for linear models, dpfedmtl or pmtl for networks.
 
     Attributes:
         model: The model of every client; all other settings are those of the method picked.

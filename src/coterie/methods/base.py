@@ -1,208 +1,229 @@
-"""What a method is: a frozen dataclass of pure functions over stacked clients.
+"""The interface of a method: a frozen dataclass of pure functions over stacked clients.
 
-A method never sees a mechanism, a ledger or another client's rows mixed with its own: it turns
-(shared, personal, own rows) into (personal', contribution), and a `Post` into a new shared tree.
-Privacy happens between the two, in the engine. One file per method, found by `register`.
+A method never sees a mechanism, a ledger or rows of several clients mixed: it turns (shared,
+personal, own rows) into (personal', contribution), and a release into a new shared tree. Privacy
+happens between the two, in the engine. docs/extend.md has the interface on one page.
 """
 
 import importlib
 import math
 import pkgutil
-from abc import ABCMeta, abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.models import Model, as_model
 from coterie.privacy.billboard import Post
-from coterie.privacy.blocks import Block
-from coterie.privacy.mechanisms import Shape
+from coterie.privacy.mechanisms import Block, Shape
 from coterie.rng import Rng
 from coterie.tree import Tree, size, stack
 
-__all__ = ["Block", "Method", "Post", "Shape", "Silent", "register", "registered"]
+__all__ = [
+    "About",
+    "Baselines",
+    "Block",
+    "Clipping",
+    "Duality",
+    "Method",
+    "Notes",
+    "Post",
+    "Rounds",
+    "Serving",
+    "Shape",
+    "Silent",
+    "about",
+    "choices",
+    "per_row_leaves",
+    "predictive_std",
+    "register",
+    "registered",
+    "shared_leaves",
+]
 
-_METHODS: dict[str, type["Method"]] = {}
-M = TypeVar("M", bound=type["Method"])
+
+@dataclass(frozen=True)
+class Duality:
+    """A duality gap, by which runs without privacy stop.
+
+    The gap is private data: a private run does all its rounds.
+
+    Attributes:
+        stop_gap: The relative gap at which a run is done.
+        certify: From (shared, personal, clients) to each client's parts, (c, 2), of the primal
+            objective and of the gap.
+        shared_cost: From the shared tree to its part of the primal objective.
+    """
+
+    stop_gap: float
+    certify: Callable[[Tree, Tree, Clients], Tensor]
+    shared_cost: Callable[[Tree], float] = lambda shared: 0.0
 
 
-class _Arranged(ABCMeta):
-    """Lets a class arrange what its users hand over before a frozen value is made of it."""
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """How the number of rounds is chosen, and what a round costs.
 
-    def __call__(cls, *args: Any, **settings: Any) -> Any:
-        return super().__call__(*args, **cls.arranged(settings))  # type: ignore[attr-defined]
+    Attributes:
+        between: The smallest and largest number of rounds that the rule chooses.
+        knee: Rounds up to which the rule takes all that the error allows; beyond, it takes the
+            geometric mean of both.
+        error: The relative error of the released mean that the rule aims at.
+        without_noise: The rounds of a run without privacy.
+        dimension: Parameters of the released mean.
+        share: The smallest share of clients that a released mean is over (1 without clusters).
+        passes: Passes over a client's rows per round, for the virtual clock.
+        duality: The gap by which a run without privacy stops; None for none.
+    """
+
+    between: tuple[int, int] = (3, 25)
+    knee: float = math.inf
+    error: float = 0.3
+    without_noise: int = 25
+    dimension: int = 1
+    share: float = 1.0
+    passes: int = 1
+    duality: Duality | None = None
 
 
-class Method(metaclass=_Arranged):
+@dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """How contributions are bounded.
+
+    Attributes:
+        clip: The clipping norm of a contribution, or of its first block.
+        blocks: The leaves that are bounded separately, each with its share of the budget; the
+            plan's relative error is that of the first. () for one norm over the contribution.
+        rows: The largest number of rows of a client, for methods whose published proof protects
+            single rows: the noise is then the one of that proof, converted to whole clients.
+    """
+
+    clip: float = 0.5
+    blocks: tuple[Block, ...] = ()
+    rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notes:
+    """Sentences for the user of a run.
+
+    Attributes:
+        settings: Why rounds and clipping norm are as they are, for a private run.
+        data: What the owner of the data should know, such as rows that are left out.
+        caveats: What must be read beside the guarantee.
+    """
+
+    settings: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """The methods to compare with: None for `local`, and for no centralised counterpart."""
+
+    local: "Method | None" = None
+    centralised: "Method | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What the shared tree allows after training.
+
+    Attributes:
+        shared_model: From (shared, clients) to the shared model: leaves by name, unstacked, or one
+            per client.
+        whole: Whether that is a whole model even though contributions have other leaves.
+        fixed_membership: Whether clients have fixed positions (clusters, a relation), so that new
+            clients cannot be onboarded.
+        uncertainty: From (shared, clients, rows) to the standard deviation of predictions for
+            other rows of the same clients, (c, longest of rows[, outputs]); None for none.
+    """
+
+    shared_model: Callable[[Tree, Clients], Tree]
+    whole: bool = False
+    fixed_membership: bool = False
+    uncertainty: Callable[[Tree, Clients, Clients], Tensor] | None = None
+
+
+class Method(ABC):
     """A frozen dataclass whose fields are its hyperparameters; it has no other state.
 
-    Class attributes:
-        kind: Its registered name.
-        not_applicable: Utility contracts that do not apply, with the reason; privacy contracts
-            have no exceptions.
-        rounds_between: The fewest and most rounds that are chosen by rule.
-        rounds_knee: Rounds up to which the rule takes all that the error bears; beyond, it takes
-            the geometric mean of both.
-        rounds_error: The relative error of a posted mean that the rule aims at.
-        rounds_without_noise: The rounds of a run without privacy, if none are asked for.
-        per_row: Leaves of the personal state with an entry for each row of a client; `enrol` gives
-            them without entries, (clients, 0, ...), and zeros are put in.
+    `local_update` and `server_update` must be defined; all other members have defaults.
     """
 
     kind: ClassVar[str] = ""
-    not_applicable: ClassVar[Mapping[str, str]] = {}
-    rounds_between: ClassVar[tuple[int, int]] = (3, 25)
-    rounds_knee: ClassVar[float] = math.inf
-    rounds_error: ClassVar[float] = 0.3
-    rounds_without_noise: ClassVar[int] = 25
-    per_row: ClassVar[tuple[str, ...]] = ()
     model: Model
 
-    @classmethod
-    def arranged(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Take a torch module, or what makes one, where a model belongs."""
-        return settings | {key: as_model(settings[key]) for key in ("model",) if key in settings}
+    def __post_init__(self) -> None:
+        """Accept a torch module, or a function that makes one, as the model."""
+        object.__setattr__(self, "model", as_model(self.model))
 
-    @property
-    def title(self) -> str:
-        """What tables call it."""
+    def __str__(self) -> str:
+        """Return the name used in tables."""
         return self.kind
 
     @property
-    def has_places(self) -> bool:
-        """Whether clients have places by number (clusters, a relation), which newcomers lack."""
-        return False
-
-    @property
     def shape(self) -> Shape:
-        """What it needs posted."""
+        """What is released: NONE, SUM, GRAM, SQUARES, ROWS, or POOLED for rows in one place."""
         return Shape.SUM
 
-    @property
-    def protects_rows(self) -> int | None:
-        """The most rows of a client, where the method's own proof speaks of single rows.
-
-        The noise is then what that proof asks for, converted to whole clients; the account is of
-        the noise as it is. None for methods that bound whole clients.
-        """
-        return None
-
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Make the first shared tree from public facts alone."""
+        """Return the first shared tree, from public facts alone."""
         return self.model.init(spec, rng)
 
-    def check(self, spec: Spec) -> None:
-        """Refuse data that this method cannot work on, before anything is spent."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError if the method cannot work on such data, before anything is spent.
+
+        Args:
+            spec: The federation.
+            cohort: The largest possible cohort, if known.
+            data: Rows to check as well.
+        """
         self.init(spec, Rng.seeded(0))
+        if data is not None:
+            self.model.check_data(data)
 
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that this method cannot learn from, before anything is spent."""
-        self.model.check_data(data)
+    def contribution(self, spec: Spec) -> Tree:
+        """Return one client's contribution with any values; by default like the shared tree."""
+        return self.init(spec, Rng.seeded(0))
 
-    def check_cohort(self, largest: int, spec: Spec) -> None:
-        """Refuse rounds of so many clients, where the method was set up for fewer."""
-        return None
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Return the personal state of clients before their first round, stacked.
 
-    def for_budget(self, reach: float, spec: Spec) -> "Method":
-        """Fill in what a rule decides from clients times mu, before rounds are chosen.
-
-        `reach` is infinity without privacy. What was filled in already has to stay as it is.
+        A leaf of shape (clients, 0, ...) has an entry for each of a client's rows, zero at first.
         """
-        return self
-
-    def for_cohort(self, largest: int, spec: Spec) -> "Method":
-        """Fill in what was left to the plan: the most clients that a round may have."""
-        return self
-
-    def usual_clip(self, clients: int, rounds: int) -> float:
-        """Return the clip where none is asked for, from public facts alone."""
-        return 0.5
-
-    def blocks(self, clip: float) -> tuple[Block, ...]:
-        """Say how the leaves of a contribution are bounded, each on its own, and paid for.
-
-        From public facts alone; the first is the leaf that a plan's relative error is of, which
-        `mean_of` counts. () for one clip on the whole contribution.
-        """
-        return ()
-
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say, of a run with a budget, why its rounds and clip are as they are."""
-        return ()
-
-    def notices(self, data: FederatedDataset) -> tuple[str, ...]:
-        """Say what the data's owner should know of rows that are taken, but in their own way."""
-        return ()
-
-    def caveats(self, private: bool) -> tuple[str, ...]:
-        """Say, in sentences, what must be read beside the guarantee of a run."""
-        return ()
-
-    @property
-    def passes(self) -> int:
-        """Passes over own rows in a round, at most, for a clock."""
-        return 1
-
-    def fit_all(self, clients: Clients) -> Tree:
-        """Fit all clients together, rows in one place: methods of shape POOLED alone."""
-        raise NotImplementedError(f"{self.kind} is not a pooled method")
-
-    def mean_of(self, spec: Spec) -> tuple[int, float]:
-        """Count the numbers of a posted mean, and give the least share of clients that it is of."""
-        return size(self.contribution(self.init(spec, Rng.seeded(0)))), 1.0
-
-    def contribution(self, shared: Tree) -> Tree:
-        """Return the shapes of one client's contribution; by default those of the shared tree."""
-        return shared
-
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
-        """Make the personal state of clients that take part for the first time, stacked."""
         return stack(shared, clients)
 
     @abstractmethod
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
-        """Do a client's work of a round: new personal state, and what it would contribute."""
+        """Return the clients' new personal state and their contributions to the round."""
 
-    def settle(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
-        """Take note of how much of the contribution the clip kept; the client's own business."""
+    def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
+        """Return the personal state, given the factor of each contribution that clipping kept."""
         return after
 
     @abstractmethod
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared tree by what was posted: post-processing, nothing more."""
-
-    def reference(self) -> "Method | None":
-        """Return the method that says what could be learnt without privacy, None for this one."""
-        return None
-
-    def alone(self) -> "Method | None":
-        """Return the method that learns alone in the same terms, None for the usual one."""
-        return None
+        """Return the new shared tree after a release: post-processing, nothing more."""
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Make each client's model after the last round; free, since nothing is posted."""
+        """Return each client's model after the last round; nothing is released, so it is free.
+
+        A method of shape POOLED is given all clients at once.
+        """
         return personal
 
-    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Return what clients share of their models: leaves by name, unstacked, or one a client."""
-        return self.contribution(shared)
-
-    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
-        """Name the leaves of the model that `shared_model` gives; () where it gives none."""
-        first = self.model.init(spec, Rng.seeded(0))
-        shared = self.contribution(self.init(spec, Rng.seeded(0)))
-        fits = all(
-            name in first and leaf.shape == first[name].shape for name, leaf in shared.items()
-        )
-        return tuple(shared) if fits else ()
-
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Return each client's model as it stands between rounds, for whoever watches."""
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+        """Return each client's model between rounds, for observers."""
         names = self.model.init(clients.spec, Rng.seeded(0)).keys()
         if personal.keys() == names:
             return personal
@@ -210,44 +231,59 @@ class Method(metaclass=_Arranged):
             return stack(shared, len(clients))
         return self.personalise(shared, personal, clients, Rng.seeded(0))
 
-    def uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
-        """Return the standard deviation of what is predicted for other rows of the same clients.
+    def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> "Method":
+        """Return the method with its open settings filled in, from public facts alone.
 
-        (c, longest of `rows`[, outputs]): of an outcome, or of the score of a class.
+        Args:
+            spec: The federation.
+            n_mu: Clients times mu, the budget as Gaussian DP; infinity without privacy.
+            cohort: The largest possible cohort.
         """
-        raise NotImplementedError(
-            f"{self.kind} gives models without their uncertainty: use pfeb, or leave return_std out"
-        )
+        return self
+
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return how the number of rounds is chosen."""
+        return Rounds(dimension=size(self.contribution(spec)))
+
+    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
+        """Return how contributions are bounded, with this clip, or the method's default."""
+        return Clipping() if clip is None else Clipping(clip=clip)
+
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return sentences about a run with these settings."""
+        return Notes()
+
+    def baselines(self) -> Baselines:
+        """Return the methods to compare with."""
+        return Baselines()
 
     @property
-    def stop_gap(self) -> float | None:
-        """The relative duality gap at which a run without privacy is done; None for never.
+    def serving(self) -> Serving:
+        """What the shared tree allows after training."""
+        return Serving(shared_model=self._contributed)
 
-        The gap is private data: a run with a budget does its rounds whatever it is.
-        """
-        return None
+    def _contributed(self, shared: Tree, clients: Clients) -> Tree:
+        names = self.contribution(clients.spec)
+        return {name: leaf for name, leaf in shared.items() if name in names}
 
-    def certify(self, shared: Tree, personal: Tree, clients: Clients) -> Tensor:
-        """Return each client's own parts, (c, 2), of the primal objective and of the duality gap."""
-        raise NotImplementedError(f"{self.kind} has no duality gap")
-
-    def shared_cost(self, shared: Tree) -> float:
-        """Return the part of the primal objective that is the shared tree's."""
-        return 0.0
-
-    @classmethod
-    def choices(cls) -> Mapping[str, type["Method"]]:
-        """Return what a plan may name: the registered methods, and "auto", which picks one."""
-        auto = importlib.import_module("coterie.methods.auto").Auto
-        return {auto.kind: auto, **registered()}
+    @staticmethod
+    def _choices() -> Mapping[str, type["Method"]]:
+        return choices()
 
 
 class Silent(Method):
-    """A method whose clients contribute nothing to any round."""
+    """A method without releases: clients contribute nothing."""
 
     shape = Shape.NONE
 
-    def contribution(self, shared: Tree) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
         """Contribute nothing."""
         return {}
 
@@ -258,12 +294,64 @@ class Silent(Method):
         return personal, {}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Keep the public start."""
+        """Keep the first shared tree."""
         return shared
 
 
-def register(name: str) -> Callable[[M], M]:
-    """Put a method on the list under a name."""
+def shared_leaves(method: Method, spec: Spec) -> tuple[str, ...]:
+    """Return the leaves of the model that the shared model has; () if there is no shared model."""
+    first = method.model.init(spec, Rng.seeded(0))
+    if method.serving.whole:
+        return tuple(first)
+    shared = method.contribution(spec)
+    fits = all(name in first and leaf.shape == first[name].shape for name, leaf in shared.items())
+    return tuple(shared) if fits else ()
+
+
+def per_row_leaves(state: Tree) -> tuple[str, ...]:
+    """Return the leaves of a first personal state that have an entry for each row of a client."""
+    return tuple(name for name, leaf in state.items() if leaf.dim() > 1 and leaf.shape[1] == 0)
+
+
+def predictive_std(method: Method, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
+    """Return the standard deviation of predictions; see `Serving.uncertainty`.
+
+    Raises:
+        NotImplementedError: If the method has none.
+    """
+    found = method.serving.uncertainty
+    if found is None:
+        raise NotImplementedError(
+            f"{method.kind} has no predictive uncertainty: use pfeb, or leave return_std out"
+        )
+    return found(shared, clients, rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What `coterie methods` and the documentation print about a method.
+
+    Attributes:
+        summary: One line: the first line of the class's docstring.
+        releases: What is released, in a few words.
+        not_applicable: Utility contracts that do not apply, with the reason; privacy contracts have
+            no exceptions.
+    """
+
+    summary: str = ""
+    releases: str = ""
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
+
+
+_METHODS: dict[str, type[Method]] = {}
+_ABOUT: dict[str, About] = {}
+M = TypeVar("M", bound=type[Method])
+
+
+def register(
+    name: str, *, releases: str = "", not_applicable: Mapping[str, str] | None = None
+) -> Callable[[M], M]:
+    """Return a decorator that registers a method under a name; see `About` for the texts."""
 
     def put(cls: M) -> M:
         if name in _METHODS and _METHODS[name].__module__ != cls.__module__:
@@ -272,16 +360,37 @@ def register(name: str) -> Callable[[M], M]:
             )
         cls.kind = name
         _METHODS[name] = cls
+        _ABOUT[name] = About(
+            summary=_first_line(cls), releases=releases, not_applicable=not_applicable or {}
+        )
         return cls
 
     return put
 
 
 def registered() -> Mapping[str, type[Method]]:
-    """Find every method: the files beside this one, and the entry points `coterie.methods`."""
+    """Return every method: those of this package, and of the entry points `coterie.methods`."""
     package = importlib.import_module("coterie.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"coterie.methods.{module.name}")
     for point in entry_points(group="coterie.methods"):
         point.load()
     return dict(sorted(_METHODS.items()))
+
+
+def choices() -> Mapping[str, type[Method]]:
+    """Return the methods that a plan may name: "auto", which chooses one, and those registered."""
+    auto = importlib.import_module("coterie.methods.auto").Auto
+    return {auto.kind: auto, **registered()}
+
+
+def about(name: str) -> About:
+    """Return the texts about a method that a plan may name."""
+    methods = choices()
+    if name not in methods:
+        raise ValueError(f"method {name!r}: expected one of {', '.join(methods)}")
+    return _ABOUT.get(name) or About(summary=_first_line(methods[name]))
+
+
+def _first_line(cls: type[Method]) -> str:
+    return (cls.__doc__ or "").strip().splitlines()[0]

@@ -19,7 +19,7 @@ move FedAvg's fixed point, as is known.
 import math
 from dataclasses import dataclass, field, replace
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -28,10 +28,10 @@ from coterie.solvers.sgd import SGD
 from coterie.tree import Tree, add, stack, subtract
 
 
-@register("ditto")
+@register("ditto", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Method):
-    """A shared model by FedAvg, and one model per client pulled towards it.
+    """A shared FedAvg model, and personal models with a proximal term towards it (Li et al. 2021).
 
     Attributes:
         model: The model, shared and personal.
@@ -51,14 +51,17 @@ class Ditto(Method):
     last_epochs: int = 5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
         if self.last_epochs < 1:
             raise ValueError(f"last_epochs = {self.last_epochs}: expected at least 1")
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         self._own(self.own_sgd).is_exact(spec)
 
     def _own(self, sgd: SGD) -> LocalProblem:

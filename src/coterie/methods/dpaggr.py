@@ -21,7 +21,7 @@ import torch
 
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Baselines, Clipping, Method, Post, Rounds, Shape, register
 from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -36,10 +36,16 @@ def first_rows(clients: Clients, rows: int) -> Clients:
     return replace(clients, counts=clients.counts.clamp_max(rows), memory={})
 
 
-@register("dpaggr")
+@register(
+    "dpaggr",
+    releases="one clipped, noised mean of local models",
+    not_applicable={
+        "learns": "one average of clipped models is every client's model, shorter than any of them"
+    },
+)
 @dataclass(frozen=True, kw_only=True)
 class DPAggr(Method):
-    """One noisy average of models fitted alone is everybody's model; one round.
+    """One noised mean of local models as every client's model (Pathak et al. 2010).
 
     Attributes:
         model: Linear, with or without a bias.
@@ -50,39 +56,40 @@ class DPAggr(Method):
     """
 
     shape = Shape.SUM
-    rounds_between = (1, 1)
-    not_applicable = {  # noqa: RUF012
-        "learns": "one average of clipped models is everybody's, shorter than any of them"
-    }
     model: Model = field(default_factory=Linear)
     lam: float | None = None
     rows: int = 1000
     convert: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lam(self.lam)
         if self.rows < 1:
             raise ValueError(f"rows = {self.rows}: expected at least 1")
 
-    @property
-    def protects_rows(self) -> int | None:
-        """The most rows of a client."""
-        return self.rows if self.convert else None
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule: one round."""
+        return replace(super().rounds(spec), between=(1, 1))
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks."""
+    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
+        """Return the bound, and the largest number of rows that the published proof needs."""
+        usual = super().clipping(clients, rounds, clip)
+        return replace(usual, rows=self.rows if self.convert else None)
+
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for rows without variation."""
         check_linear(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from."""
-        refuse_degenerate(data)
+        if data is not None:
+            refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start from zeros: weights and a level."""
         self.check(spec)
         return {"model": torch.zeros(spec.features + 1, dtype=torch.float64)}
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds."""
         return {"begun": torch.zeros(clients)}
 
@@ -102,9 +109,9 @@ class DPAggr(Method):
         """Take the posted mean for everybody's model."""
         return {"model": post.mean["model"].double()}
 
-    def alone(self) -> Method:
-        """Learn alone by the fit that is averaged."""
-        return Single(model=self.model, lam=self.lam)
+    def baselines(self) -> Baselines:
+        """Compare with the local fit that is averaged."""
+        return Baselines(local=Single(model=self.model, lam=self.lam))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Use the average in each client's own units."""

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import MLP, Model
 from coterie.rng import Rng
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from coterie.plan import Plan
 
 
-@register("dpfedmtl")
+@register("dpfedmtl", releases="a clipped, noised mean change of the shared layers")
 @dataclass(frozen=True, kw_only=True)
 class DPFedMTL(Method):
-    """Shared layers, trained together under a budget, and a head of each client's own.
+    """A network with shared layers and a personal head per client (Wu et al.).
 
     At most one of `personal`, `head`, `encoder` and `split` says what is whose; without any the
     last linear layer is personal.
@@ -70,6 +70,7 @@ class DPFedMTL(Method):
     last_solve: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.personal, str):
             object.__setattr__(self, "personal", (self.personal,))
         if self.split is not None and not callable(self.split):
@@ -103,7 +104,7 @@ class DPFedMTL(Method):
         Every client adds normal noise of deviation sigma S, S = 2 C K / M, to what it sends, C the
         clip, K the expected cohort and M the clients. `plan.guarantee(M).statement()` sets the
         epsilon that the paper claims, sqrt(2 log(1.25/delta)) / sigma, beside the true ones by
-        view; `coterie.privacy.claims` has all columns of that comparison. In one thing the plan is
+        view; `coterie.privacy.published` has all columns of that comparison. In one thing the plan is
         better than the print: a client's change of a whole round is clipped and noised, once.
 
         Args:
@@ -116,12 +117,12 @@ class DPFedMTL(Method):
         """
         # A plan stands above methods; only this recipe of a whole plan looks up to it.
         from coterie.plan import Plan, Privacy
-        from coterie.privacy.noise import PrintedLocal
+        from coterie.privacy.noise import PublishedLocal
         from coterie.privacy.sampling import Poisson
 
         privacy = Privacy(
             noise_multiplier=sigma,
-            noise=PrintedLocal(),
+            noise=PublishedLocal(),
             relation="replace",
             delta=delta,
             clip=clip,
@@ -129,9 +130,13 @@ class DPFedMTL(Method):
         method = cls(last_solve=False) if model is None else cls(model=model, last_solve=False)
         return Plan(method=method, privacy=privacy, sampler=Poisson(cohort), rounds=rounds)
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and splits that leave a side empty."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and splits that leave a side empty."""
         self.heads(spec)
+        if data is not None:
+            self.model.check_data(data)
 
     def heads(self, spec: Spec) -> tuple[str, ...]:
         """Name the personal leaves.
@@ -179,26 +184,19 @@ class DPFedMTL(Method):
                 f"{names[-1].rpartition('.')[0] or names[-1]!r}"
             )
 
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute the shared layers alone; the start of the heads is public and stays."""
-        return {name: leaf for name, leaf in shared.items() if not name.startswith(_HEAD)}
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute the shared layers; the shared tree keeps the public start of the heads."""
+        heads, params = self.heads(spec), self.model.init(spec, Rng.seeded(0))
+        return {name: leaf for name, leaf in params.items() if name not in heads}
 
-    def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Start the shared layers, and keep beside them what every head starts from."""
-        heads, params = self.heads(spec), self.model.init(spec, rng)
-        return {(_HEAD if name in heads else "") + name: leaf for name, leaf in params.items()}
-
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
-        """Return newcomers the public start of a head."""
-        starts = {name: leaf for name, leaf in shared.items() if name.startswith(_HEAD)}
-        return {name.removeprefix(_HEAD): leaf for name, leaf in stack(starts, clients).items()}
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Return the public start of the heads."""
+        return stack({name: shared[name] for name in self.heads(spec)}, clients)
 
     def joined(self, shared: Tree, personal: Tree) -> Tree:
-        """Put heads on the shared layers: whole models, stacked, in the model's order."""
+        """Return whole models, stacked: the shared layers with the clients' heads."""
         clients = len(next(iter(personal.values())))
-        layers = stack(self.contribution(shared), clients)
-        names = [name.removeprefix(_HEAD) for name in shared]
-        return {name: personal[name] if name in personal else layers[name] for name in names}
+        return {name: personal.get(name, leaf) for name, leaf in stack(shared, clients).items()}
 
     def problem(self) -> LocalProblem:
         """Return the local problem of a round."""
@@ -213,7 +211,8 @@ class DPFedMTL(Method):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Train shared layers and head; keep the head, contribute the change of the layers."""
-        models, layers = self.joined(shared, personal), self.contribution(shared)
+        models = self.joined(shared, personal)
+        layers = {name: leaf for name, leaf in shared.items() if name not in personal}
         only: tuple[str, ...] | None = None
         if self.alternate:
             models = self._fit_heads(models, personal, clients, rng.at("heads"), round)
@@ -226,7 +225,8 @@ class DPFedMTL(Method):
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the shared layers by the posted mean."""
-        moved = add(self.contribution(shared), post.mean)
+        mean = post.mean
+        moved = add({name: shared[name] for name in shared if name in mean}, mean)
         return {name: moved.get(name, leaf) for name, leaf in shared.items()}
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
@@ -236,12 +236,11 @@ class DPFedMTL(Method):
             return models
         return self._fit_heads(models, personal, clients, rng, 0)
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Put the heads as they are on the shared layers as they are."""
         return self.joined(shared, personal)
 
 
-_HEAD = "start:"
 FedMTL = DPFedMTL
 """The same method; without noise (epsilon = inf) it is what the paper calls FedMTL."""
 

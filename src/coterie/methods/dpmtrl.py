@@ -13,14 +13,14 @@ words on noise and on what is enforced hold here too. Every client's row is post
 by noise of its own alone: that is why this needs so much of it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Baselines, Clipping, Method, Post, Rounds, Shape, register
 from coterie.methods.dpaggr import first_rows
 from coterie.methods.mtrl import MTRL
 from coterie.methods.single import Single, check_lam, check_linear, usual_lam
@@ -33,10 +33,16 @@ from coterie.tree import Tree, to
 _LEAST = 1e-6
 
 
-@register("dpmtrl")
+@register(
+    "dpmtrl",
+    releases="each client's model, each with its own noise",
+    not_applicable={
+        "learns": "at epsilon 8 over 15 rounds the noise on each client's own row hides it"
+    },
+)
 @dataclass(frozen=True, kw_only=True)
 class DPMTRL(Method):
-    """Noisy models of all clients are posted, and the relation between clients learnt from them.
+    """Personal linear models, related by noised models (Gupta et al. 2016).
 
     Attributes:
         model: Linear, with or without a bias of each client's own, which is never posted.
@@ -47,10 +53,6 @@ class DPMTRL(Method):
     """
 
     shape = Shape.ROWS
-    rounds_between = (1, 1)
-    not_applicable = {  # noqa: RUF012
-        "learns": "at epsilon 8 over 15 rounds each client's own row is buried in noise"
-    }
     model: Model = field(default_factory=Linear)
     lam1: float | None = None
     lam2: float | None = None
@@ -58,23 +60,28 @@ class DPMTRL(Method):
     convert: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lam(self.lam1, "lam1")
         check_lam(self.lam2, "lam2")
         if self.rows < 1:
             raise ValueError(f"rows = {self.rows}: expected at least 1")
 
-    @property
-    def protects_rows(self) -> int | None:
-        """The most rows of a client."""
-        return self.rows if self.convert else None
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule: one round."""
+        return replace(super().rounds(spec), between=(1, 1))
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks."""
+    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
+        """Return the bound, and the largest number of rows that the published proof needs."""
+        usual = super().clipping(clients, rounds, clip)
+        return replace(usual, rows=self.rows if self.convert else None)
+
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for rows without variation."""
         check_linear(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from."""
-        refuse_degenerate(data)
+        if data is not None:
+            refuse_degenerate(data)
 
     def _weights(self, clients: int, features: int) -> tuple[float, float]:
         ridge = usual_lam(features)
@@ -89,11 +96,11 @@ class DPMTRL(Method):
             "strength": torch.full((spec.clients,), float(spec.clients), dtype=torch.float64),
         }
 
-    def contribution(self, shared: Tree) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
         """Contribute one model, as a vector."""
-        return {"model": torch.zeros(shared["towards"].shape[1], dtype=torch.float64)}
+        return {"model": torch.zeros(spec.features, dtype=torch.float64)}
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds."""
         return {"begun": torch.zeros(clients)}
 
@@ -133,13 +140,9 @@ class DPMTRL(Method):
         others = others - strength[:, None] * noisy
         return {"towards": -others / strength[:, None], "strength": strength}
 
-    def reference(self) -> Method:
-        """Learn the relation with all rows in one place."""
-        return MTRL(model=self.model)
-
-    def alone(self) -> Method:
-        """Learn alone by ridge or logistic regression."""
-        return Single(model=self.model)
+    def baselines(self) -> Baselines:
+        """Compare with MTRL on rows in one place, and with local ridge or logistic regression."""
+        return Baselines(local=Single(model=self.model), centralised=MTRL(model=self.model))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit once more, pulled to what the last noisy models say."""

@@ -13,7 +13,7 @@ private data that the noise does not cover). Everybody is evaluated on the share
 import math
 from dataclasses import dataclass, field
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -22,10 +22,10 @@ from coterie.solvers.sgd import SGD
 from coterie.tree import Tree, add, stack, subtract
 
 
-@register("fedavg")
+@register("fedavg", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """One shared model, trained together, used by all.
+    """One shared model for all clients (FedAvg; FedProx with `prox`).
 
     Attributes:
         model: The model.
@@ -41,19 +41,22 @@ class FedAvg(Method):
     sgd: SGD = field(default_factory=lambda: SGD(epochs=5))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.prox < math.inf:
             raise ValueError(f"prox = {self.prox}: expected a finite number >= 0")
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         self.problem().is_exact(spec)
 
     def problem(self) -> LocalProblem:
         """Return the local problem of a round."""
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.prox)
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds."""
         return {}
 

@@ -1,8 +1,8 @@
-"""Finetuning after a method with a shared model; nothing more is posted, so nothing more is spent.
+"""Finetuning, a step after `personalise`; nothing more is released, so it costs no privacy.
 
 Hu, Wu, Smith, "Private Multi-Task Learning: Formulation and Applications to Federated Learning",
-TMLR 2023, section on local finetuning. Every client starts from the model that the base method made
-it (its personal model, or the shared one) and minimises, with s the final shared model held fixed,
+TMLR 2023, section on local finetuning. Every client starts from the model that the base method
+gives it (its personal model, or the shared one) and minimises, with s the final shared model fixed,
 
     plain:  mean loss(w)
     mean:   mean loss(w) + lam/2 |w - s|^2
@@ -10,25 +10,22 @@ it (its personal model, or the shared one) and minimises, with s the final share
     ewc:    mean loss(w) + lam/2 sum_j F_j (w_j - s_j)^2
 
 p are the predictions on own rows, F the diagonal of the empirical Fisher information at the start,
-on own rows (the paper's ewc is lam = 1). Where a part of the model is personal by design, as the
-heads of DPFedMTL, it is not pulled anywhere by `mean` and `ewc`, and in `kl` it stands as it
-started in p_s.
+on own rows (the paper's ewc is lam = 1). Leaves that are personal by design, such as the heads of
+DPFedMTL, have no proximal term in `mean` and `ewc`; in `kl`, p_s uses their start.
 
-Costs no privacy in the view of other clients: the result is a function of the client's own rows and
-the posts (billboard lemma; the replay contract rebuilds it from these). A client that gives its
-finetuned model away gives away what it learnt of its own rows, as with any personal model.
+The result is a function of the client's own rows and the releases, so the billboard lemma covers it
+in the view of the other clients (the replay contract checks this). A client that publishes its
+finetuned model publishes what it learned from its own rows, as with any personal model.
 """
 
+import inspect
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
-
-from torch import Tensor
+from dataclasses import InitVar, dataclass, field, replace
+from typing import Any, Literal, TypeVar, get_args
 
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Block, Method, Post, Shape, register
+from coterie.methods.base import Method, Post, Shape, per_row_leaves, register, shared_leaves
 from coterie.methods.fedavg import FedAvg
-from coterie.models import Model
 from coterie.rng import Rng
 from coterie.solvers.fisher import fisher
 from coterie.solvers.local import LocalProblem
@@ -37,12 +34,36 @@ from coterie.solvers.sgd import SGD
 from coterie.tree import Tree, scale, stack
 
 How = Literal["plain", "mean", "kl", "ewc"]
+C = TypeVar("C", bound=type[Method])
 
 
-@register("finetune")
+def _like_its_base(cls: C) -> C:
+    """Take every member of `Method` that the class does not define from `base`."""
+    for name in ("model", *(name for name in vars(Method) if not name.startswith("_"))):
+        if name == "kind" or (name in vars(cls) and name != "model"):
+            continue
+        if inspect.isfunction(getattr(Method, name, None)):
+            setattr(cls, name, _forwarded(name))
+        else:
+            setattr(cls, name, property(lambda self, name=name: getattr(self.base, name)))
+    return cls
+
+
+def _forwarded(name: str) -> Any:
+    def call(self: Any, *args: Any, **settings: Any) -> Any:
+        return getattr(self.base, name)(*args, **settings)
+
+    call.__name__, call.__doc__ = name, getattr(Method, name).__doc__
+    return call
+
+
+@register("finetune", releases="as its base method")
+@_like_its_base
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Method):
-    """A method with a shared model, and steps of every client's own after its last round.
+    """Any method with a shared model, then local steps of each client after the last round.
+
+    Everything but the models after the last round is the base method's.
 
     Attributes:
         base: The method that is finetuned.
@@ -55,54 +76,58 @@ class Finetune(Method):
     how: How = "plain"
     lam: float = 1.0
     sgd: SGD = field(default_factory=lambda: SGD(epochs=10))
+    model: InitVar[Any] = None  # type: ignore[assignment]  # replaces the base method's
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, model: Any) -> None:  # type: ignore[override]
+        if model is not None:
+            object.__setattr__(self, "base", replace(self.base, model=model))  # type: ignore[type-var]
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
         if self.how not in get_args(How):
             raise ValueError(f"how = {self.how!r}: expected one of {', '.join(get_args(How))}")
         if isinstance(self.base, Finetune):
-            raise ValueError("base is finetuned already: finetune the method underneath")
+            raise ValueError("base is a finetune already: finetune its base method instead")
 
-    @classmethod
-    def arranged(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Hand a model on to the base method."""
-        if "model" not in settings:
-            return settings
-        rest = {key: value for key, value in settings.items() if key != "model"}
-        base = rest.get("base", FedAvg())
-        return rest | {"base": replace(base, model=settings["model"])}
+    def __str__(self) -> str:
+        return f"{self.base}+{self.how}"
 
-    @property
-    def title(self) -> str:
-        """The base method's, and how it is finetuned."""
-        return f"{self.base.title}+{self.how}"
-
-    @property
-    def model(self) -> Model:  # type: ignore[override]
-        """The model of the base method."""
-        return self.base.model
-
-    def check(self, spec: Spec) -> None:
-        """Refuse bases without a shared model."""
-        self.base.check(spec)
-        first = self.model.init(spec, Rng.seeded(0))
-        names = () if self.base.per_row else self.base.shared_leaves(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for base methods without a shared model."""
+        self.base.check(spec, cohort=cohort, data=data)
+        state = self.base.init_client_state(self.base.init(spec, Rng.seeded(0)), spec, 1)
+        names = () if per_row_leaves(state) else shared_leaves(self.base, spec)
+        first = self.base.model.init(spec, Rng.seeded(0))
         if self.base.shape is not Shape.SUM or not names or not set(names) <= first.keys():
             raise ValueError(
                 f"{self.base.kind} has no shared model of the shape of a client's "
-                f"({type(self.model).__name__} on {spec.task}): use fedavg, pmtl, dpfedmtl or "
+                f"({type(self.base.model).__name__} on {spec.task}): use fedavg, pmtl, dpfedmtl or "
                 "another method that shares one"
             )
 
+    def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
+        """Resolve the base method."""
+        return replace(self, base=self.base.resolve(spec, n_mu=n_mu, cohort=cohort))
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Return the base method's update."""
+        return self.base.local_update(shared, personal, clients, rng, round)
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Return the base method's update."""
+        return self.base.server_update(shared, post)
+
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Finetune what the base method gives."""
+        """Finetune the base method's models."""
         start = self.base.personalise(shared, personal, clients, rng)
         return self.refine(shared, start, clients, rng)
 
     def refine(self, shared: Tree, start: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Finetune models that the base method gave, with these coins, for this shared tree."""
-        towards = self.base.shared_model(shared, clients)
+        """Return finetuned models, given those of the base method."""
+        towards = self.base.serving.shared_model(shared, clients)
         anchor = {
             name: stack({"": towards[name]}, len(clients))[""]
             if name in towards and towards[name].dim() < leaf.dim()
@@ -115,11 +140,11 @@ class Finetune(Method):
     def _problem(
         self, start: Tree, anchor: Tree, pulled: set[str], clients: Clients
     ) -> LocalProblem:
-        plain = LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
+        plain = LocalProblem(model=self.base.model, how="sgd", sgd=self.sgd, lam=0.0)
         if self.how == "kl":
             return replace(plain, near=Near(self.lam, anchor))
         if self.how == "ewc":
-            weights = scale(fisher(self.model, start, clients), self.lam)
+            weights = scale(fisher(self.base.model, start, clients), self.lam)
             return replace(plain, weights={name: weights[name] for name in pulled})
         if self.how == "mean" and len(pulled) == len(start):
             return replace(plain, lam=self.lam)
@@ -127,107 +152,3 @@ class Finetune(Method):
             ones = {name: start[name].new_full(start[name].shape, self.lam) for name in pulled}
             return replace(plain, weights=ones)
         return plain
-
-    # All else is the base method's: what is posted, and so what is spent.
-
-    @property
-    def shape(self) -> Shape:
-        """What the base method needs posted."""
-        return self.base.shape
-
-    @property
-    def has_places(self) -> bool:
-        """The base method's."""
-        return self.base.has_places
-
-    @property
-    def protects_rows(self) -> int | None:
-        """The base method's."""
-        return self.base.protects_rows
-
-    @property
-    def passes(self) -> int:
-        """The base method's."""
-        return self.base.passes
-
-    def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Start the base method."""
-        return self.base.init(spec, rng)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that the base method cannot learn from."""
-        self.base.check_data(data)
-
-    def check_cohort(self, largest: int, spec: Spec) -> None:
-        """Refuse cohorts as the base method does."""
-        self.base.check_cohort(largest, spec)
-
-    def blocks(self, clip: float) -> tuple[Block, ...]:
-        """Bound contributions as the base method does."""
-        return self.base.blocks(clip)
-
-    def for_budget(self, reach: float, spec: Spec) -> Method:
-        """Fill in the base method."""
-        return replace(self, base=self.base.for_budget(reach, spec))
-
-    def for_cohort(self, largest: int, spec: Spec) -> Method:
-        """Fill in the base method."""
-        return replace(self, base=self.base.for_cohort(largest, spec))
-
-    def usual_clip(self, clients: int, rounds: int) -> float:
-        """Return the base method's clip."""
-        return self.base.usual_clip(clients, rounds)
-
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Explain the base method's rounds and clip."""
-        return self.base.explain(rounds, clip)
-
-    def notices(self, data: FederatedDataset) -> tuple[str, ...]:
-        """Return the base method's notices."""
-        return self.base.notices(data)
-
-    def caveats(self, private: bool) -> tuple[str, ...]:
-        """Return the base method's caveats."""
-        return self.base.caveats(private)
-
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute what the base method does."""
-        return self.base.contribution(shared)
-
-    def mean_of(self, spec: Spec) -> tuple[int, float]:
-        """Return the base method's."""
-        return self.base.mean_of(spec)
-
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
-        """Keep the base method's state."""
-        return self.base.enrol(shared, spec, clients)
-
-    def local_update(
-        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
-    ) -> tuple[Tree, Tree]:
-        """Do the base method's work."""
-        return self.base.local_update(shared, personal, clients, rng, round)
-
-    def settle(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
-        """Settle as the base method does."""
-        return self.base.settle(before, after, kept)
-
-    def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the base method's shared tree."""
-        return self.base.server_update(shared, post)
-
-    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Return the base method's shared model."""
-        return self.base.shared_model(shared, clients)
-
-    def alone(self) -> Method | None:
-        """Learn alone in the base method's terms."""
-        return self.base.alone()
-
-    def reference(self) -> Method | None:
-        """Return the base method's reference."""
-        return self.base.reference()
-
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Return the models that would be finetuned."""
-        return self.base.standing(shared, personal, clients)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from coterie.data.federated import Clients
-from coterie.methods.base import Method, register
+from coterie.methods.base import Baselines, register
 from coterie.methods.localsvm import LocalSVM, Machines, check_constants, parted
 from coterie.methods.mtl import Pooled
 from coterie.models import Linear, Model
@@ -22,10 +22,14 @@ from coterie.tree import Tree, stack, to
 _MOST_EPOCHS = 2000
 
 
-@register("globalsvm")
+@register(
+    "globalsvm",
+    releases="everything: rows in one place",
+    not_applicable={"learns": "a centralised method has no private run"},
+)
 @dataclass(frozen=True, kw_only=True)
 class GlobalSVM(Machines, Pooled):
-    """One support vector machine on pooled rows: NOT private, data leaves the clients.
+    """One support vector machine on rows in one place: not private, a baseline.
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
@@ -42,6 +46,7 @@ class GlobalSVM(Machines, Pooled):
     tol: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_constants(c=self.c, tol=self.tol)
         self.losses()
 
@@ -49,11 +54,15 @@ class GlobalSVM(Machines, Pooled):
         """Return what rows cost."""
         return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
 
-    def alone(self) -> Method:
-        """Learn alone with the same constant."""
-        return LocalSVM(model=self.model, c=self.c, tube=self.tube, class_weight=self.class_weight)
+    def baselines(self) -> Baselines:
+        """Compare with local fits with the same constant."""
+        return Baselines(
+            local=LocalSVM(
+                model=self.model, c=self.c, tube=self.tube, class_weight=self.class_weight
+            )
+        )
 
-    def fit_all(self, clients: Clients) -> Tree:
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit one machine, and give it to everybody."""
         assert isinstance(self.model, Linear)
         fit = fit_joint(

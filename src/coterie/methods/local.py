@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Silent, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -44,10 +44,10 @@ _MOST_WORK = 5e9
 """Products of one exact solve of all clients, about, above which an own choice takes long."""
 
 
-@register("local")
+@register("local", releases="nothing")
 @dataclass(frozen=True, kw_only=True)
 class Local(Silent):
-    """One model per client, from its own rows alone.
+    """One model per client, trained on its own rows only: the local baseline.
 
     Attributes:
         model: The model of every client.
@@ -65,6 +65,7 @@ class Local(Silent):
     sgd: SGD = field(default_factory=lambda: SGD(epochs=50))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lam is not None and not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
 
@@ -77,9 +78,11 @@ class Local(Silent):
         work = (spec.outputs * width) ** 3 if spec.task == "multiclass" else spec.outputs * width**3
         return spec.clients * work <= _MOST_WORK
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         if not self.chooses(spec):
             self.problem(spec).is_exact(spec)
 

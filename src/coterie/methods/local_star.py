@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Shape, Silent, register
 from coterie.methods.local import has_bias, linear_tree, modes, ridge_prior
 from coterie.models import Linear, Model
+from coterie.rng import Rng
 from coterie.solvers.posterior import Prior, leave_one_out, row_totals
 from coterie.tree import Tree
 
@@ -27,30 +28,33 @@ _SUM = tuple(step * 10.0**power for power in range(-2, 4) for step in _STEPS)
 _CELLS = 1 << 24  # padded losses computed side by side
 
 
-@register("local_star")
+@register(
+    "local_star",
+    releases="everything: rows in one place",
+    not_applicable={"learns": "a centralised method has no private run"},
+)
 @dataclass(frozen=True, kw_only=True)
 class LocalStar(Silent):
-    """One linear model per client, one penalty tuned over all clients: NOT private, a reference.
+    """One linear model per client, one penalty tuned over all: not private, a baseline.
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
     """
 
     shape = Shape.POOLED
-    not_applicable = {"learns": "a pooled method has no private run to learn in"}  # noqa: RUF012
 
     model: Model = field(default_factory=Linear)
 
-    @property
-    def title(self) -> str:
-        """What tables call it."""
+    def __str__(self) -> str:
         return "local*"
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that are not linear."""
         check_linear_model(self.kind, self.model)
 
-    def fit_all(self, clients: Clients) -> Tree:
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Choose one penalty on everybody's rows, then fit each client alone."""
         bias, prior = has_bias(self.model), choose_prior(clients, self.model)
         return linear_tree(modes(clients, prior, bias=bias), bias=bias)

@@ -80,20 +80,20 @@ def settled(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
 class Machines(Method):
     """What methods of support vector machines check alike."""
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models than linear ones."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that are not linear, and for rows or labels without use."""
         check_svm(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from, and labels that are none."""
-        refuse_degenerate(data)
-        refuse_labels(data)
+        if data is not None:
+            refuse_degenerate(data)
+            refuse_labels(data)
 
 
-@register("localsvm")
+@register("localsvm", releases="nothing")
 @dataclass(frozen=True, kw_only=True)
 class LocalSVM(Machines, Silent):
-    """One support vector machine per client, from its own rows alone.
+    """One support vector machine per client, trained on its own rows only.
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
@@ -111,6 +111,7 @@ class LocalSVM(Machines, Silent):
     tol: float = 1e-5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_constants(c=self.c, tol=self.tol)
         self.losses()
 

@@ -16,14 +16,14 @@ so that steps taken side by side never overshoot; a client that was dropped has 
 server in a row of its own. Nobody else's noise covers it: this is a rival, not a way to be private.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Baselines, Duality, Post, Rounds, Shape, register
 from coterie.methods.localsvm import (
     LocalSVM,
     Machines,
@@ -41,10 +41,14 @@ from coterie.tree import Tree, map_leaves
 _LEAST = 1e-3  # of the mean eigenvalue of the relation: its inverse must exist
 
 
-@register("mocha")
+@register(
+    "mocha",
+    releases="a row per client, each with its own noise",
+    not_applicable={"learns": "the noise on each client's own row hides it; not made for privacy"},
+)
 @dataclass(frozen=True, kw_only=True)
 class MOCHA(Machines):
-    """Support vector machines with a relation between clients; posts every client's own row.
+    """Support vector machines with related clients, not made for privacy (Smith et al. 2017).
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
@@ -63,12 +67,6 @@ class MOCHA(Machines):
     """
 
     shape = Shape.ROWS
-    per_row = ("dual",)
-    rounds_between = (1, 5)
-    rounds_without_noise = 1000
-    not_applicable = {  # noqa: RUF012
-        "learns": "each client's own row is buried in noise: the method was not made for privacy"
-    }
     model: Model = field(default_factory=Linear)
     c1: float = 1.0
     relation: Literal["mean", "learned"] = "mean"
@@ -83,6 +81,7 @@ class MOCHA(Machines):
     stop: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_constants(c1=self.c1, c2=self.c2, lam1=self.lam1, lam2=self.lam2, stop=self.stop)
         self.losses()
         for name in ("every", "epochs"):
@@ -93,15 +92,15 @@ class MOCHA(Machines):
         """Return what rows cost."""
         return Losses(c1=self.c1, tube=self.tube, class_weight=self.class_weight)
 
-    @property
-    def stop_gap(self) -> float | None:
-        """The relative duality gap at which a run without privacy is done."""
-        return self.stop if self.relation == "mean" else None
-
-    @property
-    def passes(self) -> int:
-        """Passes over own rows in a round."""
-        return self.epochs
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds; a learned relation has no fixed objective, so no gap."""
+        return replace(
+            super().rounds(spec),
+            between=(1, 5),
+            without_noise=1000,
+            passes=self.epochs,
+            duality=Duality(self.stop, self._certify) if self.relation == "mean" else None,
+        )
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start from zeros, and from mean regularisation or unrelated clients."""
@@ -126,11 +125,11 @@ class MOCHA(Machines):
         inside: Tensor = (vectors * (values - rest)) @ vectors.mT
         return inside + rest * torch.eye(clients).double()
 
-    def contribution(self, shared: Tree) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
         """Contribute the change of one client's q."""
-        return {"sums": shared["sums"][0]}
+        return {"sums": self.init(spec, Rng.seeded(0))["sums"][0]}
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start with no dual steps taken."""
         return {"dual": torch.zeros(clients, 0, spec.outputs, dtype=torch.float64)}
 
@@ -152,7 +151,7 @@ class MOCHA(Machines):
         )
         return {"dual": dual.to(clients.device)}, {"sums": moved.to(clients.device)}
 
-    def settle(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
+    def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Take the part of the dual step that the clip kept."""
         start = padded(before["dual"], after["dual"].shape[1])
         return {"dual": settled(start, after["dual"], kept)}
@@ -171,7 +170,7 @@ class MOCHA(Machines):
         own = shared["models"][clients.ids.to(shared["models"].device)].float()
         return parted(own, self.model.init(clients.spec, rng))
 
-    def certify(self, shared: Tree, personal: Tree, clients: Clients) -> Tensor:
+    def _certify(self, shared: Tree, personal: Tree, clients: Clients) -> Tensor:
         """Return the own half of w . q and the rows' losses, and the part of the duality gap."""
         ids = clients.ids.cpu()
         models, sums = shared["models"].cpu()[ids], shared["sums"].cpu()[ids]
@@ -179,7 +178,9 @@ class MOCHA(Machines):
         ridge = 0.5 * (models * sums).flatten(1).sum(dim=1)
         return torch.stack([ridge + costs, gaps], dim=1)
 
-    def alone(self) -> Method:
-        """Return machines of each client's own."""
+    def baselines(self) -> Baselines:
+        """Compare with support vector machines of each client alone."""
         c = self.c1 / (self.c2 if self.relation == "mean" else self.lam1 + self.lam2)
-        return LocalSVM(model=self.model, c=c, tube=self.tube, class_weight=self.class_weight)
+        return Baselines(
+            local=LocalSVM(model=self.model, c=c, tube=self.tube, class_weight=self.class_weight)
+        )

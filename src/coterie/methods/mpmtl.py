@@ -33,7 +33,9 @@ With `decompose`, w_k = p_k + q_k: p_k has the shared structure, q_k is the clie
 """
 
 import math
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -41,7 +43,7 @@ from torch import Tensor
 
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import Baselines, Method, Post, Rounds, Shape, register
 from coterie.methods.mtl import MTL
 from coterie.methods.single import Single, check_linear, check_matrix, usual_lam
 from coterie.models import Linear, Model
@@ -55,10 +57,10 @@ _INNER = 5000  # accelerated steps that a client's own problem with two parts ma
 _STILL = 1e-7  # it ends when a step moves it by less than this share
 
 
-@register("mpmtl")
+@register("mpmtl", releases="a noised second moment of the models, or its diagonal")
 @dataclass(frozen=True, kw_only=True)
 class MPMTL(Method):
-    """One linear model per client; a private second moment says which directions are shared.
+    """One linear model per client, in a common subspace or on common features (Liang et al. 2020).
 
     Attributes:
         model: Linear, with or without a bias. The bias is each client's own and is never posted.
@@ -77,8 +79,6 @@ class MPMTL(Method):
         decompose_by: "entry" (l1 norm) or "column" (l2 norm: the part is used or not as a whole).
     """
 
-    rounds_between = (1, 4)
-    rounds_error = 0.25
     model: Model = field(default_factory=Linear)
     structure: Literal["low_rank", "group_sparse"] = "low_rank"
     solver: Literal["solve", "steps"] = "solve"
@@ -93,6 +93,7 @@ class MPMTL(Method):
     decompose_by: Literal["entry", "column"] = "entry"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lam is not None and not 0 < self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a positive number; 0 is learning alone")
         if self.lam is None and self.lam_scale == "absolute":
@@ -113,14 +114,14 @@ class MPMTL(Method):
         """A second moment, or its diagonal."""
         return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks, and matrices that are too large."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for matrices that are too large."""
         check_linear(self, spec)
         check_matrix(self.structure, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from."""
-        refuse_degenerate(data)
+        if data is not None:
+            refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start with no structure: every direction alike."""
@@ -132,11 +133,15 @@ class MPMTL(Method):
             "clients": torch.full((1,), float(spec.clients), dtype=torch.float64),
         }
 
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute one model, as a vector."""
-        return {"moment": torch.zeros(len(shared["moment"]), dtype=torch.float64)}
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds: at most 4."""
+        return replace(super().rounds(spec), between=(1, 4), error=0.25)
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute one model, as a vector."""
+        return {"moment": torch.zeros(spec.features, dtype=torch.float64)}
+
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start with nothing: the first round fits own rows alone."""
         zeros = torch.zeros(clients, spec.features + 1, dtype=torch.float64)
         return {
@@ -159,7 +164,7 @@ class MPMTL(Method):
         after = to(after, clients.device)
         return after, {"moment": after["model"][:, :-1]}
 
-    def settle(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
+    def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Go on with the clipped model where the paper does."""
         if not self.clip_own:
             return after
@@ -178,16 +183,16 @@ class MPMTL(Method):
             "posts": shared["posts"] + 1,
         }
 
-    def reference(self) -> Method:
-        """Minimise the same objective with all rows in one place."""
+    def baselines(self) -> Baselines:
+        """Compare with the same objective on rows in one place, and with the first local fit."""
         penalty: Literal["trace", "l21"] = "trace" if self.structure == "low_rank" else "l21"
-        lam = self.lam if self.lam_scale == "absolute" else None
-        return MTL(model=self.model, penalty=penalty, lam=lam, mu=self.mu)
-
-    def alone(self) -> Method:
-        """Learn alone by the fit that this method starts from."""
-        lam = self.lam if self.lam_scale == "posted" else None
-        return Single(model=self.model, lam=lam, mu=self.mu)
+        absolute, given = self.lam_scale == "absolute", self.lam
+        return Baselines(
+            local=Single(model=self.model, lam=None if absolute else given, mu=self.mu),
+            centralised=MTL(
+                model=self.model, penalty=penalty, lam=given if absolute else None, mu=self.mu
+            ),
+        )
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Use the last posted structure; no step after it."""
@@ -322,3 +327,122 @@ def _state(model: Tensor, last: Tensor, own: Tensor) -> Tree:
 def _join(model: Tensor, own: Tensor) -> Tensor:
     """Add the own part to a model's weights; the level stays."""
     return model + torch.nn.functional.pad(own, (0, 1))
+
+
+Share = Callable[[Tree, Tensor, float], Tree]
+Solve = Callable[[Tree, Clients], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework(Method):
+    """MP-MTL's general framework, Algorithm 1, with any two functions; see `framework`.
+
+    From the released second moments of the clients' models, `share` makes shared information; with
+    it, `solve` fits each client to its own rows, and the fits enter the next release. One round is
+    the non-iterative setting: local fits, one release, fits again. Privacy depends on neither
+    function: `share` sees releases alone, and `solve` one client's rows and releases.
+
+    Attributes:
+        model: Linear without a bias (`solve` gives weights alone).
+        structure: "low_rank" releases the second moment, "group_sparse" its diagonal.
+    """
+
+    model: Model = field(default_factory=lambda: Linear(bias=False))
+    structure: Literal["low_rank", "group_sparse"] = "low_rank"
+
+    @abstractmethod
+    def share(self, before: Tree, moment: Tensor, radius: float) -> Tree:
+        """Make shared information (a tree) of the former one and a new post.
+
+        `moment` is for all clients, (d, d) or (d,); `radius` says how far noise alone reaches.
+        """
+
+    @abstractmethod
+    def solve(self, information: Tree, clients: Clients) -> Tensor:
+        """Fit every client on its own rows: weights (c, d). Information is empty at first.
+
+        `clients.x` and `clients.y` are padded with zeros to the longest client; `clients.mask`
+        says which rows are real.
+        """
+
+    @property
+    def shape(self) -> Shape:
+        """A second moment, or its diagonal."""
+        return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
+
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for matrices that are too large."""
+        check_linear(self, spec)
+        check_matrix(self.structure, spec)
+        if data is not None:
+            refuse_degenerate(data)
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Know nothing yet but the sizes."""
+        self.check(spec)
+        return {
+            "framework.clients": torch.tensor([float(spec.clients)], dtype=torch.float64),
+            "framework.blank": torch.zeros(spec.features, dtype=torch.float64),
+        }
+
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds: at most 4."""
+        return replace(super().rounds(spec), between=(1, 4))
+
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute one model, as a vector."""
+        return {"moment": torch.zeros(spec.features, dtype=torch.float64)}
+
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+        """Keep nothing between rounds."""
+        return {"begun": torch.zeros(clients)}
+
+    def local_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
+    ) -> tuple[Tree, Tree]:
+        """Fit with what is known; contribute the model."""
+        return personal, {"moment": self.solve(_known(shared), clients).double()}
+
+    def server_update(self, shared: Tree, post: Post) -> Tree:
+        """Make shared information of the post."""
+        whole = float(shared["framework.clients"]) / post.cohort
+        moment = post.value["moment"].double() * whole
+        own = {name: leaf for name, leaf in shared.items() if name.startswith("framework.")}
+        return {**self.share(_known(shared), moment, post.radius * whole), **own}
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Fit once more with all that is known."""
+        return {"weight": self.solve(_known(shared), clients).float()[:, None]}
+
+
+def _known(shared: Tree) -> Tree:
+    return {name: leaf for name, leaf in shared.items() if not name.startswith("framework.")}
+
+
+def framework(
+    name: str,
+    share: Share,
+    solve: Solve,
+    *,
+    structure: Literal["low_rank", "group_sparse"] = "low_rank",
+) -> Framework:
+    """Return a method made of two functions; `name` stands for them in plans and ledgers.
+
+    def share(before, moment, radius):       # information, from the former one and a release
+        return {"direction": torch.linalg.eigh(moment)[1][:, -1]}
+
+    def solve(information, clients):         # (c, d) weights, from own rows and information
+        ...
+
+    method = framework("mine", share, solve)
+    """
+    members = {
+        "kind": name,
+        "share": lambda self, before, moment, radius: share(before, moment, radius),
+        "solve": lambda self, information, clients: solve(information, clients),
+        "__doc__": f"The framework with the functions of {name}.",
+    }
+    made: type[Framework] = type(name, (Framework,), members)
+    return made(structure=structure)

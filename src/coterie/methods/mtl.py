@@ -17,9 +17,10 @@ import torch
 
 from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Shape, Silent, register
+from coterie.methods.base import Baselines, Shape, Silent, register
 from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model
+from coterie.rng import Rng
 from coterie.solvers.multitask import fit_multitask
 from coterie.tree import Tree, to
 
@@ -28,25 +29,28 @@ class Pooled(Silent):
     """A method that has all rows in one place; it posts everything and promises nothing."""
 
     shape = Shape.POOLED
-    not_applicable = {"learns": "a pooled method has no private run to learn in"}  # noqa: RUF012
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for rows without variation."""
         check_linear(self, spec)
+        if data is not None:
+            refuse_degenerate(data)
 
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from."""
-        refuse_degenerate(data)
-
-    def alone(self) -> Method:
-        """Learn alone in the same units."""
-        return Single(model=self.model)
+    def baselines(self) -> Baselines:
+        """Compare with local fits in the same units."""
+        return Baselines(local=Single(model=self.model))
 
 
-@register("mtl")
+@register(
+    "mtl",
+    releases="everything: rows in one place",
+    not_applicable={"learns": "a centralised method has no private run"},
+)
 @dataclass(frozen=True, kw_only=True)
 class MTL(Pooled):
-    """Trace-norm or l2,1 multi-task learning on pooled rows: NOT private, a reference.
+    """Trace-norm or l2,1 multi-task learning on rows in one place: not private, a baseline.
 
     Attributes:
         model: Linear, with or without a bias of each client's own, which is not penalised.
@@ -64,10 +68,11 @@ class MTL(Pooled):
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lam(self.lam)
         check_lam(self.tol, "tol")
 
-    def fit_all(self, clients: Clients) -> Tree:
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit all clients together."""
         units, features = own_units(self, clients), clients.spec.features
         lam, ridge = self.lam, usual_lam(features)

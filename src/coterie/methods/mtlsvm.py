@@ -31,6 +31,7 @@ optimum.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -40,7 +41,17 @@ from torch import Tensor
 
 from coterie.data.checks import find_zero_rows, one_class_clients
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.methods.base import (
+    Baselines,
+    Clipping,
+    Duality,
+    Method,
+    Notes,
+    Post,
+    Rounds,
+    Shape,
+    register,
+)
 from coterie.methods.localsvm import (
     LocalSVM,
     Machines,
@@ -62,10 +73,10 @@ _LAST_TOL = 1e-6
 _LARGEST = 3.0  # the norm that the shared weights may reach at the usual clip
 
 
-@register("mtlsvm")
+@register("mtlsvm", releases="a noised sum of dual steps")
 @dataclass(frozen=True, kw_only=True)
 class MTLSVM(Machines):
-    """A shared and a personal support vector machine added up, with the shared one posted.
+    """Support vector machines with a shared and a personal part.
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
@@ -90,9 +101,6 @@ class MTLSVM(Machines):
     """
 
     shape = Shape.SUM
-    per_row = ("dual",)
-    rounds_between = (1, 5)
-    rounds_without_noise = 1000
     model: Model = field(default_factory=Linear)
     c1: float = 1.0
     c2: float = 10.0
@@ -111,6 +119,7 @@ class MTLSVM(Machines):
     mask_untouched: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_constants(c1=self.c1, c2=self.c2, stop=self.stop)
         self.losses()
         for name in ("epochs", "together"):
@@ -147,69 +156,79 @@ class MTLSVM(Machines):
         """Return what rows cost."""
         return Losses(c1=self.c1, tube=self.tube, class_weight=self.class_weight)
 
-    @property
-    def stop_gap(self) -> float | None:
-        """The relative duality gap at which a run without privacy is done.
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds.
 
-        None under the printed mask: w is then not the sum of own sums, and there is no such gap.
+        There is no duality gap under the published mask: w is then not the sum of own sums.
         """
-        return None if self.mask == "paper" else self.stop
+        gap = None if self.mask == "paper" else Duality(self.stop, self._certify, _norm)
+        return replace(
+            super().rounds(spec),
+            between=(1, 5),
+            without_noise=1000,
+            passes=self.epochs,
+            duality=gap,
+        )
 
-    @property
-    def passes(self) -> int:
-        """Passes over own rows in a round."""
-        return self.epochs
-
-    def check_cohort(self, largest: int, spec: Spec) -> None:
-        """Refuse rounds of more clients than the steps are safe for."""
-        if self.together is not None and self.together < largest:
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models, and for cohorts larger than the steps are safe for."""
+        super().check(spec, cohort=cohort, data=data)
+        if self.together is not None and cohort is not None and self.together < cohort:
             raise ValueError(
-                f"together = {self.together}, but a round may have {largest} clients: steps made "
+                f"together = {self.together}, but a round may have {cohort} clients: steps made "
                 "for fewer may overshoot; leave it out, or draw cohorts of that size"
             )
 
-    def for_cohort(self, largest: int, spec: Spec) -> Method:
-        """Take the most clients of a round from the plan."""
-        return replace(self, together=largest) if self.together is None else self
+    def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
+        """Take the largest cohort from the plan."""
+        return replace(self, together=cohort) if self.together is None else self
 
-    def usual_clip(self, clients: int, rounds: int) -> float:
-        """Return 3 / (clients rounds): w adds up over both, and can then have norm 3.
+    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
+        """Return the bound; by default 3 / (clients rounds), so that w can have norm 3.
 
-        At a margin of 1 the norm of w is about one over the deviation of the rows along it, so this
-        suits features of deviation about 1, whatever their number.
+        At a margin of 1 the norm of w is about one over the standard deviation of the rows along
+        it, so this suits features of standard deviation about 1.
         """
-        return _LARGEST / (clients * rounds)
+        return Clipping(clip=_LARGEST / (clients * rounds) if clip is None else clip)
 
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say why there are few rounds, and what the clip allows."""
-        rounded = f"{rounds} round{'s' * (rounds > 1)}"
-        told = f"{rounded} of up to {self.epochs} local passes, clip {clip:.3g}"
-        return (
-            f"{told}: the noise of every round stays in the shared weights, so few rounds with "
-            "much local work spend a budget best; the clip is made for features of deviation "
-            "about 1.",
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return why there are few rounds, rows without effect, and what a mask is not."""
+        counted = f"{rounds} round{'s' * (rounds > 1)}"
+        return Notes(
+            settings=(
+                f"{counted} of up to {self.epochs} local passes, clip {clip:.3g}: the noise of "
+                "every round stays in the shared weights, so few rounds with much local work are "
+                "best. The clip suits features of standard deviation about 1.",
+            ),
+            data=() if data is None else tuple(self._data_notes(data)),
+            caveats=self._mask_caveats(private),
         )
 
-    def notices(self, data: FederatedDataset) -> tuple[str, ...]:
-        """Say which rows have no step, and who has rows of one class alone."""
+    def _data_notes(self, data: FederatedDataset) -> Iterator[str]:
         assert isinstance(self.model, Linear)
-        told = []
         zero = 0 if self.model.bias else len(find_zero_rows(data))
         if zero:
-            told.append(f"{zero} rows are all zeros and are left out: no step can change them")
-        if data.spec.task in ("binary", "multiclass") and len(alone := one_class_clients(data)):
-            told.append(f"{len(alone)} clients have rows of one class alone")
-        return tuple(told)
+            yield f"{zero} rows are all zeros and are left out: no step can change them"
+        if data.spec.task in ("binary", "multiclass") and len(found := one_class_clients(data)):
+            yield f"{len(found)} clients have rows of one class only"
 
-    def caveats(self, private: bool) -> tuple[str, ...]:
-        """Say what a mask is not."""
+    def _mask_caveats(self, private: bool) -> tuple[str, ...]:
         if self.mask == "none":
             return ()
         if private:
             return ("The mask adds nothing to the guarantee, which the noise alone gives.",)
         return (
-            "The mask is NOT differential privacy: what a client sends still lies in the span of "
-            "its rows, and no epsilon holds for it. Only a run with a budget protects anybody.",
+            "The mask is NOT differential privacy: a contribution still lies in the span of the "
+            "client's rows, and no epsilon holds for it. Only a private run protects clients.",
         )
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
@@ -218,14 +237,13 @@ class MTLSVM(Machines):
         start = map_leaves(torch.Tensor.double, self.model.init(spec, rng))
         return {**start, "noise": torch.zeros((), dtype=torch.float64)}
 
-    def contribution(self, shared: Tree) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
         """Contribute a change of w."""
-        return {name: leaf for name, leaf in shared.items() if name != "noise"}
+        return _weights(self.init(spec, Rng.seeded(0)))
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start with v = 0 and no dual steps taken."""
-        like = self.contribution(shared)
-        own = map_leaves(lambda leaf: leaf.new_zeros(clients, *leaf.shape), like)
+        own = map_leaves(lambda leaf: leaf.new_zeros(clients, *leaf.shape), _weights(shared))
         return {**own, "dual": torch.zeros(clients, 0, spec.outputs, dtype=torch.float64)}
 
     def _pace(self, spec: Spec) -> tuple[float, float]:
@@ -266,14 +284,14 @@ class MTLSVM(Machines):
         }
         return after, parted(gamma * moved.to(own.device), personal)
 
-    def settle(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
+    def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Take the part of the step that the clip kept, of b and v alike; none if none was sent."""
         start = {**before, "dual": padded(before["dual"], after["dual"].shape[1])}
         return map_leaves(lambda old, new: settled(old, new, kept), start, after)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Add the posted sum, and note how large its noise is: a public number."""
-        weights = self.contribution(shared)
+        weights = _weights(shared)
         moved = add(weights, to(post.value, shared["noise"].device))
         return {**moved, "noise": shared["noise"] + size(weights) * post.deviation**2}
 
@@ -293,7 +311,7 @@ class MTLSVM(Machines):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Return w + v, after solving for v with w held fixed unless switched off."""
         if not self.last_solve:
-            return self.standing(shared, personal, clients)
+            return self.current_models(shared, personal, clients)
         weights = self._centre(shared) + joined(personal)
         _, moved = take_steps(
             clients,
@@ -307,28 +325,26 @@ class MTLSVM(Machines):
         )
         return parted((weights + moved.to(weights) / self.c2).float(), shared)
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return w + v."""
         return parted((joined(shared) + joined(personal)).float(), shared)
 
-    def certify(self, shared: Tree, personal: Tree, clients: Clients) -> Tensor:
+    def _certify(self, shared: Tree, personal: Tree, clients: Clients) -> Tensor:
         """Return C2/2 |v|^2 and the rows' losses, and each client's part of the duality gap."""
         own = joined(personal).cpu()
         costs, gaps = certify(clients, joined(shared).cpu() + own, personal["dual"], self.losses())
         ridge = self.c2 / 2 * own.square().flatten(1).sum(dim=1)
         return torch.stack([ridge + costs, gaps], dim=1)
 
-    def shared_cost(self, shared: Tree) -> float:
-        """Return 1/2 |w|^2."""
-        return 0.5 * float(joined(shared).square().sum())
-
-    def alone(self) -> Method:
-        """Return machines of each client's own, as C2 -> 0 does."""
-        return LocalSVM(
-            model=self.model,
-            c=self.c1 / self.c2,
-            tube=self.tube,
-            class_weight=self.class_weight,
+    def baselines(self) -> Baselines:
+        """Compare with support vector machines of each client alone, the limit C2 -> 0."""
+        return Baselines(
+            local=LocalSVM(
+                model=self.model,
+                c=self.c1 / self.c2,
+                tube=self.tube,
+                class_weight=self.class_weight,
+            )
         )
 
     def _draw_mask(self, clients: Clients, longest: int, rng: Rng) -> Tensor | None:
@@ -347,6 +363,15 @@ class MTLSVM(Machines):
             untouched = coins.random(count) < self.mask_untouched
             mask[place, :count] = np.where(untouched, 1.0, drawn)
         return torch.from_numpy(mask)
+
+
+def _weights(shared: Tree) -> Tree:
+    return {name: leaf for name, leaf in shared.items() if name != "noise"}
+
+
+def _norm(shared: Tree) -> float:
+    """Return 1/2 |w|^2, the shared part of the primal objective."""
+    return 0.5 * float(joined(shared).square().sum())
 
 
 def combine(clients: Clients, dual: Tensor, width: int) -> Tensor:

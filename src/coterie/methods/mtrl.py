@@ -17,14 +17,19 @@ from coterie.methods.base import register
 from coterie.methods.mtl import Pooled
 from coterie.methods.single import check_lam, own_units, usual_lam
 from coterie.models import Linear, Model
+from coterie.rng import Rng
 from coterie.solvers.mtrl import fit_mtrl
 from coterie.tree import Tree, to
 
 
-@register("mtrl")
+@register(
+    "mtrl",
+    releases="everything: rows in one place",
+    not_applicable={"learns": "a centralised method has no private run"},
+)
 @dataclass(frozen=True, kw_only=True)
 class MTRL(Pooled):
-    """Models and the relation between clients, on pooled rows: NOT private, a reference.
+    """Models and the relation between clients, rows in one place: not private, a baseline.
 
     Attributes:
         model: Linear, with or without a bias of each client's own, which is not penalised.
@@ -41,11 +46,12 @@ class MTRL(Pooled):
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lam(self.lam1, "lam1")
         check_lam(self.lam2, "lam2")
         check_lam(self.tol, "tol")
 
-    def fit_all(self, clients: Clients) -> Tree:
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit all clients and their relation."""
         units = own_units(self, clients)
         ridge = usual_lam(clients.spec.features)

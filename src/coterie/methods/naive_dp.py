@@ -17,12 +17,12 @@ part of what plain differential privacy covers.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import Method, Notes, Post, Rounds, Shape, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
@@ -30,10 +30,14 @@ from coterie.solvers.sgd import SGD
 from coterie.tree import Tree, add, map_leaves, stack, subtract, take
 
 
-@register("naive_dp")
+@register(
+    "naive_dp",
+    releases="every client's model, each with its own noise",
+    not_applicable={"learns": "a demonstration: the noise on each client's row hides it"},
+)
 @dataclass(frozen=True, kw_only=True)
 class NaiveDP(Method):
-    """All personal models released with noise of their own: shows why joint privacy is needed.
+    """All personal models released with noise: shows why joint privacy is needed.
 
     Attributes:
         model: The model of every client.
@@ -43,53 +47,63 @@ class NaiveDP(Method):
     """
 
     shape = Shape.ROWS
-    rounds_between = (1, 1)  # more rounds only add noise
-    not_applicable = {  # noqa: RUF012
-        "learns": "meant to be useless: each client's row has noise as large as all it could say"
-    }
     model: Model = field(default_factory=Linear)
     lam: float = 0.3
     solver: How = "auto"
     sgd: SGD = field(default_factory=SGD)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         self._problem().is_exact(spec)
 
-    def caveats(self, private: bool) -> tuple[str, ...]:
-        """Say that this is a demonstration."""
-        if not private:
-            return (
-                "naive_dp is a demonstration of what not to do; without noise it is mean-"
-                "regularised learning with everybody's model in clear.",
-            )
-        return (
-            "naive_dp is MEANT to be useless: it releases every client's model under plain "
-            "differential privacy, so each row carries noise as large as all that its client could "
-            "say. It shows why joint privacy is needed; use pmtl to learn something.",
-        )
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule: one round, since more only add noise."""
+        return replace(super().rounds(spec), between=(1, 1))
 
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say why no choice of rounds or clip helps."""
-        return (
-            f"{rounds} round{'s' * (rounds > 1)}, clip {clip:.3g}: no choice helps, since nothing "
-            "is averaged over clients and a row's noise grows with its clip.",
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return that this is a demonstration, and why no setting helps."""
+        caveat = (
+            "naive_dp is a demonstration that is MEANT to be useless: it releases every client's "
+            "model under plain differential privacy, so the noise on each model hides it. It shows "
+            "why joint privacy is needed; use pmtl to learn something."
+        )
+        if not private:
+            caveat = (
+                "naive_dp is a demonstration; without noise it is mean-regularised learning that "
+                "releases every client's model in clear."
+            )
+        return Notes(
+            settings=(
+                f"{rounds} round{'s' * (rounds > 1)}, clip {clip:.3g}: no choice helps, since "
+                "nothing is averaged over clients and the noise grows with the clip.",
+            ),
+            caveats=(caveat,),
         )
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start every row from the same public model."""
         return stack(self.model.init(spec, rng), spec.clients)
 
-    def contribution(self, shared: Tree) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
         """Contribute the change of one row."""
-        return map_leaves(lambda leaf: leaf[0], shared)
+        return self.model.init(spec, Rng.seeded(0))
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing at home."""
         return {}
 
@@ -113,6 +127,6 @@ class NaiveDP(Method):
         """Return everybody its posted row: what everybody sees."""
         return take(shared, clients.ids.to(clients.device))
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return everybody its posted row."""
         return take(shared, clients.ids.to(clients.device))

@@ -55,9 +55,18 @@ from torch import Tensor
 from coterie.advice import FAR, FAR_ROUNDS, FEW_NUMBERS, ROUNDS
 from coterie.data.contract import refuse_unscaled
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Block, Method, Post, Shape, register
+from coterie.methods.base import (
+    Block,
+    Clipping,
+    Method,
+    Notes,
+    Post,
+    Rounds,
+    Serving,
+    Shape,
+    register,
+)
 from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
-from coterie.methods.prior import DOUBT, Told, packed
 from coterie.models import Linear, Model
 from coterie.models.features import check_directions, head_of, matrix_of, slice_variances
 from coterie.rng import Rng
@@ -86,10 +95,10 @@ _WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the pulls that they
 _GUARDED = 5  # rows below which nobody's own model can be told to be better
 
 
-@register("pfeb")
+@register("pfeb", releases="clipped, noised means, spreads and residuals")
 @dataclass(frozen=True, kw_only=True)
 class PFEB(Method):
-    """One linear model per client, its posterior under a prior that is learned privately: default.
+    """Empirical Bayes: one linear model per client under a prior learned privately.
 
     Attributes:
         model: Linear, with or without a bias, which is drawn together as the weights are.
@@ -109,10 +118,6 @@ class PFEB(Method):
     """
 
     shape = Shape.SUM
-    rounds_error = 0.3
-    rounds_knee = 10.0
-    rounds_without_noise = 200
-
     model: Model = field(default_factory=Linear)
     learn: bool = True
     variance: float | None = None
@@ -124,6 +129,7 @@ class PFEB(Method):
     directions: int = 16
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.variance is not None and not 1e-8 <= self.variance <= 1e8:
             raise ValueError(
                 f"variance = {self.variance}: expected a positive number, such as 0.1 (of weights, "
@@ -134,23 +140,25 @@ class PFEB(Method):
         if self.shared not in ("all", "slice"):
             raise ValueError(f'shared = {self.shared!r}: expected "all" or "slice"')
 
-    @property
-    def rounds_between(self) -> tuple[int, int]:  # type: ignore[override]  # of this plan
-        """Ten rounds with curvatures, else up to 50."""
-        return FAR_ROUNDS if self.gls else ROUNDS
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule: ten rounds with curvatures, else up to 50."""
+        return Rounds(
+            between=FAR_ROUNDS if self.gls else ROUNDS,
+            knee=10.0,
+            error=0.3,
+            without_noise=200,
+            dimension=int(self._posted(self.init(spec, Rng.seeded(0))).sum()),
+        )
 
-    def usual_clip(self, clients: int, rounds: int) -> float:
-        """Take 1, in units of the prior."""
-        return 1.0
-
-    def for_budget(self, reach: float, spec: Spec) -> Method:
-        """Post curvatures where they are few numbers and the budget reaches far."""
+    def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
+        """Release curvatures if they have few entries and the budget is large."""
         if self.residual is None and self.learn:
-            return replace(self, residual=spec.task == "regression").for_budget(reach, spec)
+            chosen = replace(self, residual=spec.task == "regression")
+            return chosen.resolve(spec, n_mu=n_mu, cohort=cohort)
         if self.gls is not None or not self._can_gls(spec):
             return self
         weights = spec.features + self._bias
-        far = weights <= (_EXACT_GLS if reach == math.inf else FEW_NUMBERS) and reach >= FAR
+        far = weights <= (_EXACT_GLS if n_mu == math.inf else FEW_NUMBERS) and n_mu >= FAR
         return replace(self, gls=True) if far else self
 
     def _can_gls(self, spec: Spec) -> bool:
@@ -161,7 +169,9 @@ class PFEB(Method):
         assert isinstance(self.model, Linear)
         return self.model.bias
 
-    def check(self, spec: Spec) -> None:
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
         """Refuse other models, and curvatures that are not there."""
         if not isinstance(self.model, Linear):
             raise ValueError(
@@ -176,11 +186,9 @@ class PFEB(Method):
         if self.shared == "slice":
             check_directions(self.directions, spec)
         self.model.init(spec, Rng.seeded(0))
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse columns of another size than about 1: inside each client, before a post."""
-        super().check_data(data)
-        refuse_unscaled(data)
+        if data is not None:
+            self.model.check_data(data)
+            refuse_unscaled(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start around the model's public start, with a wide prior."""
@@ -200,8 +208,12 @@ class PFEB(Method):
             "clients": _one(float(spec.clients)),
         }
 
-    def blocks(self, clip: float) -> tuple[Block, ...]:
-        """Bound the parts of a contribution, each in its own units."""
+    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
+        """Bound the parts of a contribution separately; by default the mean by 1."""
+        clip = 1.0 if clip is None else clip
+        return Clipping(clip=clip, blocks=self._blocks(clip))
+
+    def _blocks(self, clip: float) -> tuple[Block, ...]:
         if not self.learn:
             return (Block("mean", clip, 1.0),)
         given = _GLS_SHARES if self.gls else _SHARES
@@ -220,25 +232,27 @@ class PFEB(Method):
     def _posts(self, name: str) -> bool:
         return name != "residual" or self.residual is not False
 
-    def mean_of(self, spec: Spec) -> tuple[int, float]:
-        """Count the weights whose mean is posted."""
-        return int(self._posted(self.init(spec, Rng.seeded(0))).sum()), 1.0
-
     def _posted(self, shared: Tree) -> Tensor:
-        """Say which weights are shared, (outputs, p) bool: those that may vary."""
-        return shared["variances"] > 0
+        """Return which weights are shared, (outputs, p) bool: all, or the slice and the biases."""
+        posted = torch.ones_like(shared["variances"], dtype=torch.bool)
+        if self.shared == "slice":
+            posted[:, self.directions : posted.shape[1] - self._bias] = False
+        return posted
 
-    def contribution(self, shared: Tree) -> Tree:
-        """Contribute a number a weight, for mean and spread; one for the residual."""
-        weights = int(self._posted(shared).sum())
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute mean and spread of each weight, and one residual variance."""
+        sizes = self._sizes(self.rounds(spec).dimension)
+        return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
+
+    def _sizes(self, weights: int) -> dict[str, int]:
         sizes = {"mean": weights}
         if self.learn:
             sizes |= {"spread": weights} | ({"residual": 1} if self._posts("residual") else {})
         if self.gls:
             sizes["curvature"] = weights * (weights + 1) // 2
-        return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
+        return sizes
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds: a client's model follows from its rows and the prior."""
         return {}
 
@@ -255,24 +269,24 @@ class PFEB(Method):
         rows["residual"] = found.residual[:, None]
         if found.curvature is not None:
             rows["curvature"] = packed(found.curvature) / math.sqrt(mean.shape[1])
-        return personal, {name: rows[name] for name in self.contribution(shared)}
+        return personal, {name: rows[name] for name in self._sizes(mean.shape[1])}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the prior by what was posted."""
-        told, posted = Told.of(post, shared), self._posted(shared)
+        found, posted = Statistics.of(post, shared), self._posted(shared)
         posts, root = float(shared["posts"]), shared["variances"].sqrt()
-        if told.curvature is None:
-            step = STEP * told.mean
-            momentum = max(0.0, min(posts / (posts + 3), self.momentum - told.shaken))
+        if found.curvature is None:
+            step = STEP * found.mean
+            momentum = max(0.0, min(posts / (posts + 3), self.momentum - found.shaken))
         else:
-            step, momentum = told.newton(), 0.0  # of the right length at once
+            step, momentum = found.newton(), 0.0  # of the right length at once
         mean = shared["ahead"] + root * _on(posted, step)
         ahead = mean + momentum * (mean - shared["mean"])
         after = {**shared, "mean": mean, "ahead": ahead, "posts": shared["posts"] + 1}
-        after["noisy"] = _one(float(told.noisy))
-        if not self.learn or (posts < 1 and told.noisy):
+        after["noisy"] = _one(float(found.noisy))
+        if not self.learn or (posts < 1 and found.noisy):
             return after  # around a first mean from afar, variances look large
-        spread, residual, after["doubt"] = told.changes(shared["doubt"])
+        spread, residual, after["doubt"] = found.changes(shared["doubt"])
         moved = (shared["variances"] * _on(posted, spread)).clamp(_LEAST, 1 / _LEAST)
         after["variances"] = torch.where(posted, moved, shared["variances"])
         after["residual"] = (shared["residual"] * residual).clamp(_LEAST, 1 / _LEAST)
@@ -300,7 +314,7 @@ class PFEB(Method):
         return to(head_of(whole, self._bias), clients.device)
 
     def _doubt(self, shared: Tree, spec: Spec) -> float:
-        """Return the variance of what the posts leave open of log(s2 / t2), the strength of the pull.
+        """Return the variance of log(s2 / t2), the strength of shrinkage, given the releases.
 
         Nothing without a learned prior, nor without noise: then it is what it is.
         """
@@ -333,7 +347,7 @@ class PFEB(Method):
         kept = (better & (rows >= _GUARDED))[:, None, None]
         return torch.where(kept, own[best, torch.arange(len(best))], found)
 
-    def uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
+    def _uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
         """Return the standard deviation of an outcome, or of the score of a class, row by row."""
         if self.guard:
             raise NotImplementedError(
@@ -345,29 +359,34 @@ class PFEB(Method):
         noise = prior.residual if clients.spec.task == "regression" else 0.0
         return (scores.square() + noise).sqrt()
 
-    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
-        """Return the mean of the prior, as a model."""
+    @property
+    def serving(self) -> Serving:
+        """The mean of the prior as the shared model, and predictive uncertainty."""
+        return Serving(shared_model=self._mean, whole=True, uncertainty=self._uncertainty)
+
+    def _mean(self, shared: Tree, clients: Clients) -> Tree:
         return to(head_of(shared["mean"], self._bias), clients.device)
 
-    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
-        """Name all leaves of the model."""
-        return tuple(self.model.init(spec, Rng.seeded(0)))
-
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say what the clip is of."""
-        shares = ", ".join(f"{block.name} {block.share:.2g}" for block in self.blocks(clip))
-        return (
-            f"the clip of {clip:g} is that of the mean, in units of the prior; one release holds "
-            f"all parts of a contribution, which share the budget (mu^2): {shares}",
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return what the clip bounds, and what the guard does not do."""
+        shares = ", ".join(f"{block.name} {block.share:.2g}" for block in self._blocks(clip))
+        guard = (
+            "The guard protects against a broken shared model. It does not lower the share of "
+            "clients that local training would serve better.",
         )
-
-    def caveats(self, private: bool) -> tuple[str, ...]:
-        """Say what the promise of joining is, and is not."""
-        if not private or not self.guard:
-            return ()
-        return (
-            "the guard is insurance against a broken shared model: it does not lower the share of "
-            "clients who would have done better alone",
+        return Notes(
+            settings=(
+                f"The clip of {clip:g} bounds the mean, in units of the prior. One release holds "
+                f"all blocks of a contribution, which share the budget (mu^2): {shares}.",
+            ),
+            caveats=guard if private and self.guard else (),
         )
 
 
@@ -397,3 +416,124 @@ def _on(posted: Tensor, values: Tensor) -> Tensor:
     whole = torch.zeros(posted.shape, dtype=torch.float64)
     whole[posted.cpu()] = values.double().cpu()
     return whole
+
+
+DOUBT = (1.0, 0.3, 1.0)
+"""What is not known at the start, as variances of logarithms: see `Statistics.changes`."""
+DRIFT = 0.02
+"""Doubt that every round adds: what variances should be moves with the mean."""
+_STEP = 0.7  # about a factor of 2
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics of a release, as means over the expected cohort, and their noise.
+
+    The server's steps follow the logarithms of the variances as in a Kalman filter (Kalman 1960):
+    a step is what the release shows to be missing times
+
+        gain = h P / (h^2 P + v),    P' = P (1 - h gain) + 0.02
+
+    with P the remaining uncertainty, v the variance of the release by noise and by the sampling of
+    the cohort (public), and h the part of what is missing that a release shows, about a half.
+    Without noise the steps stay full; with much noise they become an average of all releases.
+
+    `noise` is the variance of the noise of each entry of the spread, `still` that of the residual;
+    `draw` is the relative variance that a random cohort gives to all of them alike. `noisy` is
+    whether a release is random at all, by noise or by sampling. `shaken` is how far both move the
+    mean, in units of the prior.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    residual: float
+    noise: float
+    still: float
+    draw: float
+    curvature: Tensor | None
+    floor: float
+    noisy: bool
+    shaken: float
+
+    @classmethod
+    def of(cls, post: Post, shared: Tree) -> "Statistics":
+        """Read a post; what was not posted is as it would be at the optimum."""
+        means = {name: leaf.double() / post.cohort for name, leaf in post.value.items()}
+        far = {name: one / post.cohort for name, one in post.deviations.items()}
+        weights, curvature, floor = len(means["mean"]), None, 0.0
+        if "curvature" in means:
+            root = math.sqrt(weights)
+            curvature = unpacked(means["curvature"] * root, weights)
+            # Noise of a symmetric matrix reaches about sqrt(2 p) times its deviation.
+            floor = 1.5 * far["curvature"] * root * math.sqrt(2 * weights)
+        draw = max(0.0, 1 - post.cohort / float(shared["clients"])) / post.cohort
+        return cls(
+            mean=means["mean"],
+            spread=means.get("spread", torch.ones_like(means["mean"])),
+            residual=float(means["residual"]) if "residual" in means else 1.0,
+            noise=far.get("spread", 0.0) ** 2,
+            still=far.get("residual", 0.0) ** 2,
+            draw=draw,
+            curvature=curvature,
+            floor=floor,
+            noisy=draw > 0 or any(far.values()),
+            shaken=math.sqrt(weights * (far["mean"] ** 2 + draw)),
+        )
+
+    def newton(self) -> Tensor:
+        """Divide the mean by the curvature, with eigenvalues from its noise to 1."""
+        assert self.curvature is not None
+        values, vectors = torch.linalg.eigh(self.curvature)
+        values = values.clamp_min(min(max(self.floor, 1e-6), 1.0)).clamp_max(1.0)
+        step: Tensor = vectors @ ((vectors.mT @ self.mean) / values)
+        return step
+
+    def changes(self, doubt: Tensor) -> tuple[Tensor, float, Tensor]:
+        """Return the factors of the variances and of the residual variance, and what doubt is left.
+
+        `doubt` are the variances of what is not known yet of three logarithms: the level of the
+        variances, each of them around it, and the residual variance.
+        """
+        slow = torch.ones_like(self.spread)
+        if self.curvature is not None:
+            slow = self.curvature.diagonal().clamp(min(max(self.floor, 0.02), 1.0), 1.0)
+        spread = 1 + (self.spread - 1) / slow
+        if not self.noisy:
+            plain = self.spread if self.curvature is None else spread.clamp(0.1, 10)
+            return plain, self.residual, doubt
+        noise = float((self.noise / slow.square()).mean())
+        level = spread.mean()
+        # What a post shows of what is missing: all of it where it was divided by the curvature.
+        seen = 0.5 if self.curvature is None else 1.0
+        shown = torch.tensor([seen, seen, 0.7], dtype=torch.float64)
+        # Who is drawn moves all numbers alike, and each around them as squares of normals vary.
+        draw = self.draw * float((1 / slow.square()).mean())
+        chance = [noise / len(spread) + draw, noise + 2 * draw, self.still + self.draw]
+        gain = shown * doubt / (shown.square() * doubt + torch.tensor(chance, dtype=torch.float64))
+        moved = gain[0] * _cut(level - 1) + gain[1] * _cut(spread - level)
+        residual = _cut(gain[2] * _cut(torch.tensor(self.residual - 1, dtype=torch.float64)))
+        left = doubt * (1 - shown * gain) + DRIFT
+        return _cut(moved).exp(), float(residual.exp()), left
+
+
+def _cut(values: Tensor) -> Tensor:
+    """Bound a step of logarithms, alike up and down: noise must not drift one way."""
+    return values.clamp(-_STEP, _STEP)
+
+
+def packed(matrices: Tensor) -> Tensor:
+    """Write symmetric matrices as vectors of the same norm: off the diagonal times sqrt(2)."""
+    size = matrices.shape[-1]
+    rows, columns = torch.triu_indices(size, size)
+    weight = torch.where(rows == columns, 1.0, math.sqrt(2)).to(matrices)
+    return matrices[..., rows, columns] * weight
+
+
+def unpacked(vector: Tensor, size: int) -> Tensor:
+    """Undo `packed` for one matrix."""
+    rows, columns = torch.triu_indices(size, size)
+    weight = torch.where(rows == columns, 1.0, 1 / math.sqrt(2)).to(vector)
+    matrix = torch.zeros(size, size, dtype=vector.dtype)
+    matrix[rows, columns] = vector * weight
+    matrix[columns, rows] = vector * weight
+    return matrix

@@ -22,7 +22,7 @@ one local round its fixed point is PMTL's, w = mean_k theta_k(w). Why this and n
 import math
 from dataclasses import dataclass, field, replace
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -31,10 +31,10 @@ from coterie.solvers.sgd import SGD
 from coterie.tree import Tree, add, map_leaves, scale, stack, subtract
 
 
-@register("pfedme")
+@register("pfedme", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(Method):
-    """A shared model moved along the clients' Moreau envelopes, and a personal one for each.
+    """A shared model by the clients' Moreau envelopes, and personal models (Dinh et al. 2020).
 
     Attributes:
         model: The model, shared and personal.
@@ -59,6 +59,7 @@ class PFedMe(Method):
     last_epochs: int = 5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("lam", "lr", "beta"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: expected a finite number > 0")
@@ -71,9 +72,11 @@ class PFedMe(Method):
                 f"model; use lr = {1 / self.lam:.3g} or less"
             )
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         self._inner(self.sgd).is_exact(spec)
 
     def _inner(self, sgd: SGD) -> LocalProblem:

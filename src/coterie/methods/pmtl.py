@@ -50,8 +50,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import (
+    Clipping,
+    Method,
+    Notes,
+    Post,
+    Rounds,
+    Serving,
+    Shape,
+    register,
+)
 from coterie.methods.local import best_modes, modes
 from coterie.models import Linear, Model
 from coterie.models.features import (
@@ -75,10 +84,10 @@ BEGUN = "begun"
 start from public models of their own, which are not known when a client enrols."""
 
 
-@register("pmtl")
+@register("pmtl", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class PMTL(Method):
-    """One model per client, pulled towards a shared model that is posted privately.
+    """One model per client, regularised towards a privately released mean (Hu et al. 2023).
 
     Attributes:
         model: The model of every client.
@@ -111,6 +120,7 @@ class PMTL(Method):
     last_lam: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
         self._check_slice()
@@ -148,29 +158,34 @@ class PMTL(Method):
                 'clusters: leave clusters, change_from and solver out, or use shared = "all"'
             )
 
-    @property
-    def has_places(self) -> bool:
-        """Whether there are clusters."""
-        return bool(self.clusters)
-
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say what clusters mean for the guarantee."""
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return what clusters mean for the guarantee."""
         if not self.clusters:
-            return ()
-        count = max(self.clusters) + 1
-        return (
-            f"In {count} public clusters: the mean of each is posted to all, and a client "
-            "contributes to its own cluster's alone, so each client's guarantee is that of its "
-            "cluster's posts: the same noise, rounds and epsilon.",
+            return Notes()
+        return Notes(
+            settings=(
+                f"There are {max(self.clusters) + 1} public clusters. The mean of each cluster is "
+                "released to all clients, and a client contributes to its own cluster only. So "
+                "noise, rounds and epsilon are those of a run of its cluster alone.",
+            )
         )
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models that do not fit the rows, and exact solves that do not exist."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
+        super().check(spec, cohort=cohort, data=data)
         if self.shared == "all":
             self.problem().is_exact(spec)
         if self.clusters:
-            check_places(len(self.clusters), spec.clients, "clusters")
+            check_membership(len(self.clusters), spec.clients, "clusters")
 
     def problem(self) -> LocalProblem:
         """Return the local problem of a round."""
@@ -192,22 +207,28 @@ class PMTL(Method):
         check_directions(self.directions, spec)
         return self.directions
 
-    def usual_clip(self, clients: int, rounds: int) -> float:
-        """Take 1 for a slice: the whole way is made in few rounds."""
-        return 1.0 if self.shared == "slice" else super().usual_clip(clients, rounds)
+    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
+        """Return the bound; by default 1 for a slice, which moves far in few rounds."""
+        usual = 1.0 if self.shared == "slice" else None
+        return super().clipping(clients, rounds, usual if clip is None else clip)
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start from the shared model; in clusters, from the own cluster's when the time comes."""
         if not self.clusters:
             return stack(self._whole(shared, spec), clients)
         first = map_leaves(lambda leaf: leaf[0], shared)
         return begun(stack(first, clients), yet=False)
 
-    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
+    @property
+    def serving(self) -> Serving:
+        """The model that clients are pulled towards; clusters have a fixed membership."""
+        return Serving(shared_model=self._center, whole=True, fixed_membership=bool(self.clusters))
+
+    def _center(self, shared: Tree, clients: Clients) -> Tree:
         """Return the shared model, or each client's cluster's."""
         if not self.clusters:
             return self._whole(shared, clients.spec)
-        check_places(len(self.clusters), clients.spec.clients, "clusters")
+        check_membership(len(self.clusters), clients.spec.clients, "clusters")
         return take(shared, self._places(clients.ids).to(clients.device))
 
     def _whole(self, shared: Tree, spec: Spec) -> Tree:
@@ -216,26 +237,26 @@ class PMTL(Method):
             return shared
         return put_slice(self.model.init(spec, Rng.seeded(0)), shared)
 
-    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
-        """Name all leaves: what a client is pulled to is a whole model."""
-        return tuple(self.model.init(spec, Rng.seeded(0)))
-
     def _places(self, ids: Tensor) -> Tensor:
         return torch.tensor(self.clusters)[ids.cpu()]
 
-    def mean_of(self, spec: Spec) -> tuple[int, float]:
-        """Return the numbers of one cluster's mean, and the share of clients in the smallest."""
-        numbers, share = super().mean_of(spec)
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds, by the mean of the smallest cluster."""
+        found = super().rounds(spec)
         if not self.clusters:
-            return numbers, share
+            return found
         members = torch.bincount(torch.tensor(self.clusters))
-        return numbers // len(members), float(members.min()) / len(self.clusters)
+        return replace(
+            found,
+            dimension=found.dimension // len(members),
+            share=float(members.min()) / len(self.clusters),
+        )
 
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Work on the own model against the shared one; contribute the difference."""
-        anchor = self.shared_model(shared, clients)
+        anchor = self._center(shared, clients)
         if self.shared == "slice":
             after = self._fit(anchor, clients, [self.lam], self.directions)
             return after, slice_of(subtract(after, anchor), self.directions)
@@ -271,8 +292,8 @@ class PMTL(Method):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Solve once more against the final shared model, unless switched off."""
         if not self.last_solve:
-            return self.standing(shared, personal, clients)
-        anchor = self.shared_model(shared, clients)
+            return self.current_models(shared, personal, clients)
+        anchor = self._center(shared, clients)
         if self.shared == "slice":
             pulls = [self.lam * times for times in LAST]
             pulls = pulls if self.last_lam is None else [self.last_lam]
@@ -294,17 +315,17 @@ class PMTL(Method):
         )
         return head_of(fit, bias)
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return the own model; before the first round of a client, the shared one."""
-        return begin(personal, self.shared_model(shared, clients)) if self.clusters else personal
+        return begin(personal, self._center(shared, clients)) if self.clusters else personal
 
 
-def check_places(given: int, clients: int, name: str) -> None:
-    """Refuse public facts about clients that are not about as many clients as there are."""
+def check_membership(given: int, clients: int, name: str) -> None:
+    """Raise ValueError if a public list of clients has another length than the federation."""
     if given != clients:
         raise ValueError(
-            f"{name} says of {given} clients where they belong, and there are {clients}: give one "
-            "entry for each client; newcomers have no place and cannot join such a run"
+            f"{name} has entries for {given} clients, but there are {clients}: give one entry per "
+            "client; new clients cannot be onboarded to such a run"
         )
 
 

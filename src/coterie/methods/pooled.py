@@ -10,36 +10,42 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Shape, Silent, register
 from coterie.methods.local import has_bias, linear_tree, modes, ridge_prior
 from coterie.methods.local_star import check_linear_model
 from coterie.models import Linear, Model
+from coterie.rng import Rng
 from coterie.solvers.posterior import leave_one_out
 from coterie.tree import Tree, stack
 
 _LAMS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
-@register("pooled")
+@register(
+    "pooled",
+    releases="everything: rows in one place",
+    not_applicable={"learns": "a centralised method has no private run"},
+)
 @dataclass(frozen=True, kw_only=True)
 class PooledLinear(Silent):
-    """One linear model on pooled rows: NOT private, data leaves the clients.
+    """One linear model on rows in one place: not private, a baseline.
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
     """
 
     shape = Shape.POOLED
-    not_applicable = {"learns": "a pooled method has no private run to learn in"}  # noqa: RUF012
 
     model: Model = field(default_factory=Linear)
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models that are not linear."""
         check_linear_model(self.kind, self.model)
 
-    def fit_all(self, clients: Clients) -> Tree:
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit one model to all rows, and give it to everybody."""
         bias, one = has_bias(self.model), _as_one(clients)
         priors = [ridge_prior(self.model, clients.spec, lam, per_row=False) for lam in _LAMS]

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from coterie.data.federated import Clients, Spec
+from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
@@ -35,10 +35,10 @@ from coterie.solvers.sgd import SGD
 from coterie.tree import Tree, add, map_leaves, scale, stack, subtract
 
 
-@register("ppsgd")
+@register("ppsgd", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class PPSGD(Method):
-    """A shared and a personal linear model added up, both moved by the same gradients.
+    """A shared and a personal linear model added up, trained together (Bietti et al. 2022).
 
     Attributes:
         model: Linear; others have no parts that could be added up.
@@ -56,6 +56,7 @@ class PPSGD(Method):
     last_epochs: int = 5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.share < 1:
             raise ValueError(
                 f"share = {self.share}: expected a number between 0 and 1; use local for 0 and "
@@ -66,16 +67,18 @@ class PPSGD(Method):
         if self.last_epochs < 1:
             raise ValueError(f"last_epochs = {self.last_epochs}: expected at least 1")
 
-    def check(self, spec: Spec) -> None:
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
         """Refuse models whose predictions are not sums of those of two parts."""
         if not isinstance(self.model, Linear):
             raise ValueError(
                 f"ppsgd adds up a shared and a personal linear model, which "
                 f"{type(self.model).__name__} is not: use linear, or pmtl or ditto for this model"
             )
-        super().check(spec)
+        super().check(spec, cohort=cohort, data=data)
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start with theta = 0."""
         return map_leaves(torch.zeros_like, stack(shared, clients))
 
@@ -113,9 +116,9 @@ class PPSGD(Method):
             self.sgd, lr=(1 - self.share) * self.sgd.lr, epochs=self.last_epochs, steps=None
         )
         problem = LocalProblem(model=self.model, how="auto", sgd=slower, lam=self.ridge)
-        start = self.standing(shared, personal, clients)
+        start = self.current_models(shared, personal, clients)
         return problem.solve(start, clients, rng, round=0, anchor=shared)
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return w + theta."""
         return add(personal, shared)

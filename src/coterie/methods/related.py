@@ -43,9 +43,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post, Shape, register
-from coterie.methods.pmtl import begin, begun, check_places
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.methods.base import Method, Notes, Post, Serving, Shape, register
+from coterie.methods.pmtl import begin, begun, check_membership
 from coterie.models import Linear, Model
 from coterie.rng import Rng
 from coterie.solvers.local import How, LocalProblem
@@ -66,10 +66,10 @@ _SUMS = (
 )
 
 
-@register("related")
+@register("related", releases="clipped, noised sums of changes")
 @dataclass(frozen=True, kw_only=True)
 class Related(Method):
-    """One model per client, with a public matrix of who should be like whom.
+    """One model per client, with a public matrix of relations between clients.
 
     Attributes:
         model: The model of every client.
@@ -98,17 +98,13 @@ class Related(Method):
     last_epochs: int = 5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 < self.lam < math.inf and self.last_epochs >= 1):
             raise ValueError(
                 f"lam = {self.lam}, last_epochs = {self.last_epochs}: expected both above 0"
             )
         if self._given is not None:
             check_relation(self._given)
-
-    @property
-    def has_places(self) -> bool:
-        """Whether there is another relation than the mean."""
-        return self._given is not None
 
     @cached_property
     def _given(self) -> Decomposition | None:
@@ -153,17 +149,19 @@ class Related(Method):
         """
         if self._given is None:
             return mean_relation(clients)
-        check_places(len(self._given.diagonal), clients, "omega")
+        check_membership(len(self._given.diagonal), clients, "omega")
         return self._given
 
-    def check(self, spec: Spec) -> None:
-        """Refuse models and relations that do not fit the clients."""
-        super().check(spec)
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for models and relations that do not fit the clients."""
+        super().check(spec, cohort=cohort, data=data)
         self.relation(spec.clients)
         self._problem(self.sgd, spec.clients).is_exact(spec)
 
-    def for_cohort(self, largest: int, spec: Spec) -> Method:
-        """Spell the decomposition out: eigenvectors may differ from machine to machine."""
+    def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
+        """Write the decomposition out: eigenvectors may differ between machines."""
         if not self.omega:
             return self
         relation = self.relation(spec.clients)
@@ -175,13 +173,22 @@ class Related(Method):
             signs=tuple(relation.signs.tolist()),
         )
 
-    def explain(self, rounds: int, clip: float) -> tuple[str, ...]:
-        """Say why rounds are damped, where they are."""
+    def notes(
+        self,
+        *,
+        private: bool = True,
+        rounds: int = 1,
+        clip: float = 1.0,
+        data: FederatedDataset | None = None,
+    ) -> Notes:
+        """Return why rounds are damped, if they are."""
         if self._given is None or self._given.step == 1:
-            return ()
-        return (
-            f"Each round takes {self._given.step:.2g} of its answer: some clients are asked to be "
-            "unlike each other, and plain rounds could diverge.",
+            return Notes()
+        return Notes(
+            settings=(
+                f"Each round is damped by a factor of {self._given.step:.2g}: some clients are to "
+                "be unlike each other, and undamped rounds could diverge.",
+            )
         )
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
@@ -190,16 +197,22 @@ class Related(Method):
         sums = {_SUMS + name: leaf.new_zeros(columns, *leaf.shape) for name, leaf in start.items()}
         return {**start, **sums}
 
-    def contribution(self, shared: Tree) -> Tree:
+    def contribution(self, spec: Spec) -> Tree:
         """Contribute a model for each column of B."""
-        sums = (name for name in shared if name.startswith(_SUMS))
-        return {name.removeprefix(_SUMS): shared[name] for name in sums}
+        return _sums(self.init(spec, Rng.seeded(0)))
 
-    def enrol(self, shared: Tree, spec: Spec, clients: int) -> Tree:
+    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start from the own anchor when the time comes."""
         return begun(stack(_start(shared), clients), yet=False)
 
-    def shared_model(self, shared: Tree, clients: Clients) -> Tree:
+    @property
+    def serving(self) -> Serving:
+        """The model that each client is pulled towards; a given relation fixes the membership."""
+        return Serving(
+            shared_model=self._center, whole=True, fixed_membership=self._given is not None
+        )
+
+    def _center(self, shared: Tree, clients: Clients) -> Tree:
         """Return what each client is pulled to: the start and a_k."""
         relation = self.relation(clients.spec.clients)
         ids = clients.ids.cpu()
@@ -210,11 +223,7 @@ class Related(Method):
             moved: Tensor = torch.tensordot(pull.to(sums), sums, dims=1)
             return start + moved
 
-        return map_leaves(towards, _start(shared), self.contribution(shared))
-
-    def shared_leaves(self, spec: Spec) -> tuple[str, ...]:
-        """Name all leaves: what a client is pulled to is a whole model."""
-        return tuple(self.model.init(spec, Rng.seeded(0)))
+        return map_leaves(towards, _start(shared), _sums(shared))
 
     def _problem(self, sgd: SGD, clients: int) -> LocalProblem:
         strongest = 2 * self.lam * float(self.relation(clients).diagonal.max())
@@ -241,7 +250,7 @@ class Related(Method):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Work on the own model against its anchor; contribute the distance times B_k."""
-        anchor = self.shared_model(shared, clients)
+        anchor = self._center(shared, clients)
         problem = self._problem(self.sgd, clients.spec.clients)
         start = begin(personal, anchor)
         after = self._solve(problem, start, clients, rng, round=round, anchor=anchor, tell=True)
@@ -265,19 +274,24 @@ class Related(Method):
                 mean = mean + torch.tensordot(known.to(sums), sums, dims=1)
             return (1 - step) * sums + step * mean
 
-        moved = map_leaves(move, self.contribution(shared), post.mean)
+        moved = map_leaves(move, _sums(shared), post.mean)
         return {**_start(shared), **{_SUMS + name: leaf for name, leaf in moved.items()}}
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Solve once more against the final anchor."""
-        anchor = self.shared_model(shared, clients)
+        anchor = self._center(shared, clients)
         longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
         problem = self._problem(longer, clients.spec.clients)
         return self._solve(problem, begin(personal, anchor), clients, rng, round=0, anchor=anchor)
 
-    def standing(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
+    def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return the own model; before the first round of a client, its anchor."""
-        return begin(personal, self.shared_model(shared, clients))
+        return begin(personal, self._center(shared, clients))
+
+
+def _sums(shared: Tree) -> Tree:
+    sums = (name for name in shared if name.startswith(_SUMS))
+    return {name.removeprefix(_SUMS): shared[name] for name in sums}
 
 
 def _start(shared: Tree) -> Tree:

@@ -64,10 +64,10 @@ def check_lam(lam: float | None, name: str = "lam") -> None:
         raise ValueError(f"{name} = {lam}: expected a positive number")
 
 
-@register("single")
+@register("single", releases="nothing")
 @dataclass(frozen=True, kw_only=True)
 class Single(Silent):
-    """One linear model per client, from its own rows alone: ridge, lasso or logistic.
+    """One linear model per client on its own rows only: ridge, lasso or logistic regression.
 
     Attributes:
         model: Linear, with or without a bias, which is not penalised.
@@ -82,15 +82,16 @@ class Single(Silent):
     mu: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lam(self.lam)
 
-    def check(self, spec: Spec) -> None:
-        """Refuse other models and tasks."""
+    def check(
+        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
+    ) -> None:
+        """Raise ValueError for other models and tasks, and for rows without variation."""
         check_linear(self, spec)
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that nothing can be learnt from."""
-        refuse_degenerate(data)
+        if data is not None:
+            refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Share nothing."""

@@ -1,39 +1,41 @@
-"""The billboard: the one door between clients and everybody else.
+"""The billboard: the only interface between clients and everybody else.
 
-Clients hand over a `Bounded` (clipped, under local noise perturbed, and summed inside `bound`), the
-server may only `post` it: charge the ledger, add, perturb, keep. What comes out is a `Post`, the
-only thing `server_update` takes. A sum that travelled as plain numbers comes in through `admit`,
-which believes nothing of it. Both types carry a seal that exists in this file alone, as an
-`InitVar`, so that neither a constructor nor `dataclasses.replace` can forge one. Python cannot stop
-a determined author: the seal is a fence, and the contract tests stand behind it.
+Clients hand over a `Bounded` (clipped, under local noise perturbed, and summed inside `bound`). The
+server can only release it: charge the ledger, add, perturb, store. The result is a `Post`, the only
+input of `server_update`. A sum that was received as plain numbers enters through `admit`, which
+validates it. Both types carry a seal that exists only in this file, as an `InitVar`, so that
+neither a constructor nor `dataclasses.replace` can make one. Python cannot stop a determined
+author; the contract tests check the rest.
 
 **Guarantee (billboard lemma; Hsu, Huang, Roth, Roughgarden, Wu 2016):** if everything posted is
 (epsilon, delta)-DP in each client's data, and client i's model is a function of client i's own data
 and the posts, then the vector of all other clients' models is (epsilon, delta)-DP in client i's
-data, against all others together. The first premise is this file, the second a contract test
-(tests/contracts/).
+data, against all others together. This file ensures the first premise, a contract test
+(tests/contracts/) the second.
 """
 
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.privacy.accounting import Event, Gaussian
-from coterie.privacy.arrivals import Verdict, hold, hold_sum
-from coterie.privacy.blocks import BlockSum
 from coterie.privacy.entropy import DrawnAhead, Entropy
-from coterie.privacy.events import Laplace, LocalGaussian, NonPrivate
+from coterie.privacy.events import Event
 from coterie.privacy.ledger import Ledger, OverspentError
-from coterie.privacy.local import ClientEntropy, LocalGaussianSum
-from coterie.privacy.mechanisms import Mechanism, Shapes, count_numbers
+from coterie.privacy.mechanisms import (
+    ClientEntropy,
+    Mechanism,
+    Shapes,
+)
 from coterie.privacy.transcript import FolderTranscript, Transcript
+from coterie.privacy.validation import Verdict, fold, validate
 from coterie.tree import Tree, add, map_arrays
 
 _SEAL = object()
@@ -75,12 +77,12 @@ class Bounded:
 
 @dataclass(frozen=True, eq=False)
 class Post:
-    """A released value, paid for; public from here on.
+    """A released value, charged to the ledger; it is public.
 
-    `radius` says how far noise alone reaches in it (0 without noise): see `Mechanism.radius`.
-    `deviations` are the standard deviations of the noise of each number of a posted sum, by leaf:
-    public numbers, 0 without noise. Where clients add the noise themselves, those over cohorts as
-    well, which vary in size. Not-a-number where the noise is not that of a sum.
+    `radius` is about the largest entry of the noise (0 without noise): see `Mechanism.radius`.
+    `deviations` are the standard deviations of the noise of a number, by leaf: public numbers, 0
+    without noise; the largest in a leaf of second moments. Under local noise they are those of an
+    expected cohort.
     """
 
     value: Tree
@@ -107,26 +109,10 @@ class Post:
         return map_arrays({name: mean.astype(np.float32) for name, mean in means.items()})
 
 
-def _deviations(mechanism: Mechanism, totals: Shapes) -> Mapping[str, float]:
-    if isinstance(mechanism, BlockSum):
-        return mechanism.deviations(totals)
-    event, radius, numbers = mechanism.event(), mechanism.radius(totals), count_numbers(totals)
-    one = math.nan
-    if isinstance(event, NonPrivate):
-        one = 0.0
-    elif isinstance(event, Laplace):
-        one = math.sqrt(2) * radius / (math.log(max(numbers, 1)) + 1)
-    elif isinstance(event, LocalGaussian) or (
-        isinstance(event, Gaussian) and event.replaced == 2.0
-    ):
-        one = radius / math.sqrt(2 * math.log(max(numbers, 2)))
-    return dict.fromkeys(totals, one)
-
-
 def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
     if not seen.isdisjoint(marks):
-        # Twice the same part would be twice the sensitivity that the noise was made for.
-        raise ValueError("the same contribution was handed in twice; it counts once in a post")
+        # The same part twice has twice the sensitivity that the noise is calibrated for.
+        raise ValueError("the same contribution was given twice; it counts once in a release")
 
 
 def bound(
@@ -135,29 +121,29 @@ def bound(
     ids: Tensor | None = None,
     entropy: ClientEntropy | None = None,
 ) -> tuple[Bounded, Tensor]:
-    """Clip each client's contribution and add up: the last step on the client's side.
+    """Return the sum of the clients' clipped contributions: the last step on the client's side.
 
     Under local noise each client's contribution gets noise of its own first.
 
     Args:
         mechanism: Of the round.
         rows: Contributions, stacked.
-        ids: The clients' numbers, for mechanisms that keep a row for each, or noise.
-        entropy: Opens the source of a client's own noise (see `entropy.client_entropy`); central
-            mechanisms never ask for it.
+        ids: The clients' ids, for mechanisms with a row or with noise for each client.
+        entropy: Opens the source of a client's own noise (see `entropy.client_entropy`); unused
+            by central mechanisms.
 
     Returns:
-        The sealed sum, and the factor kept of each row (the clients' own business).
+        The sealed sum, and the factor kept of each row (private to the clients).
 
     Raises:
         ValueError: If clients add noise themselves, and ids or entropy are not given.
     """
     clipped, kept = mechanism.clip(rows)
-    if isinstance(mechanism, LocalGaussianSum):
+    if mechanism.local:
         if ids is None or entropy is None:
             raise ValueError(
-                "clients add the noise themselves under this mechanism, and nothing leaves them "
-                "without: give their ids and entropy = client_entropy(seed, round)"
+                "clients add the noise themselves under this mechanism: give their ids and "
+                "entropy = client_entropy(seed, round)"
             )
         clipped = mechanism.perturb_rows(clipped, ids, entropy)
     marks = frozenset([secrets.randbits(64)])
@@ -170,24 +156,25 @@ def admit(
     ids: NDArray[np.int64],
     template: Shapes,
 ) -> tuple[Bounded, Verdict]:
-    """Take a site's sum that travelled as plain numbers: nothing of it is believed.
+    """Return a site's sum that was received as plain numbers, validated.
 
-    **Guarantee:** posts stay as private as the ledger says for clients of honest sites, whatever
-    this site sent: `coterie.privacy.arrivals` says why. Tests: tests/properties/test_arrivals.py.
+    **Guarantee:** releases stay as private as the ledger states for clients of honest sites,
+    whatever this site sends: see `coterie.privacy.validation`. Tests:
+    tests/properties/test_validation.py.
 
     Args:
         mechanism: Of the round.
         arrays: The sum of the clients' bounded contributions; copied.
-        ids: Numbers over the federation of the site's clients that were asked this round.
+        ids: The site's clients in this round, by their ids in the federation.
         template: Shapes of one client's contribution.
 
     Returns:
-        The sealed sum, and what had to be done to it; an honest sum is taken as it came.
+        The sealed sum, and what was changed; an honest sum is unchanged.
 
     Raises:
-        ValueError: If arrays have other names, shapes or types than the mechanism's sums.
+        ValueError: If names, shapes or types are not those of the mechanism's sums.
     """
-    held, verdict = hold(mechanism, _arrived(mechanism, arrays, template), ids)
+    held, verdict = validate(mechanism, _arrived(mechanism, arrays, template), ids)
     return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL), verdict
 
 
@@ -197,18 +184,18 @@ def admit_sum(
     ids: NDArray[np.int64],
     template: Shapes,
 ) -> Bounded:
-    """Take a sum over sites that came out of secure aggregation.
+    """Return a sum over sites, out of secure aggregation, folded into its bounds.
 
-    What was done to it depends on honest contributions without noise, and so is not told.
+    What was changed depends on honest contributions without noise, and is not reported.
 
     **Guarantee:** as `admit`, whatever hostile sites put into the sum, provided that `ids` do not
-    depend on who was drawn: give *all* clients of the sites in the sum.
+    depend on the cohort: give *all* clients of the sites in the sum.
 
     Raises:
         ValueError: If arrays are not such a sum, or the mechanism has none: see
             `arrivals.hold_sum`.
     """
-    held = hold_sum(mechanism, _arrived(mechanism, arrays, template), ids)
+    held = fold(mechanism, _arrived(mechanism, arrays, template), ids)
     return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL)
 
 
@@ -233,7 +220,7 @@ class Billboard:
         template: Shapes of a contribution, unstacked.
         cohort: The expected cohort, the public denominator.
         ledger: The account.
-        transcript: Where posts are kept.
+        transcript: Where posts are stored.
         entropy: Opens the noise source of a post's index.
     """
 
@@ -256,7 +243,7 @@ class Billboard:
         self._posting = threading.Lock()
         try:
             for mechanism in dict.fromkeys(self._mechanisms):
-                mechanism.totals(self._template)  # refuses a contribution that it is not made for
+                mechanism.totals(self._template)  # raises for a contribution of another shape
             self._check_events()
             self._settle_account()
         except Exception:
@@ -270,7 +257,7 @@ class Billboard:
 
     @property
     def next(self) -> int:
-        """The index of the first post that is not out."""
+        """The index of the first post that is not released."""
         return len(self._ledger.released)
 
     def mechanism(self, index: int) -> Mechanism:
@@ -289,41 +276,56 @@ class Billboard:
         return tuple(self.read(index) for index in range(self.next))
 
     def pack(self) -> None:
-        """Put the posts of a run whose rounds are done into one file, as they are."""
+        """Pack the posts of a finished run into one file."""
         if isinstance(self._transcript, FolderTranscript):
             self._transcript.pack()
 
-    def post(self, parts: Iterable[Bounded]) -> Post:
-        """Charge, add, perturb, keep. An empty cohort posts noise and is charged like any other."""
+    @contextmanager
+    def charged(self, index: int) -> Iterator["Release"]:
+        """Charge a release, durably, and open it for contributions until the block ends.
+
+        A block that fails, or ends without `publish`, leaves the release charged and unpublished:
+        it is made again later under the same charge.
+
+        Raises:
+            OverspentError: If the plan has no such release, or it is published already.
+        """
         if not self._posting.acquire(blocking=False):
-            raise RuntimeError("a post is being made already; posts are made one after another")
+            raise RuntimeError("a release is being made already; make one after another")
         try:
-            return self._post(self.next, parts)
+            if index != self.next or self._transcript.has(index):
+                raise OverspentError(
+                    f"release {index} was asked for, but release {self.next} is next, or its value "
+                    "was written before the ledger recorded it: a release is never made twice; "
+                    "reopen the run"
+                )
+            self._ledger.charge(index)
+            release = Release(self, index)
+            try:
+                yield release
+            finally:
+                release.close()
         finally:
             self._posting.release()
 
-    def _post(self, index: int, parts: Iterable[Bounded]) -> Post:
-        if self._transcript.has(index):
-            raise OverspentError(
-                f"post {index} was written before its release could be recorded; it is out and is "
-                "never made again: reopen the run"
-            )
-        self._ledger.charge(index)
+    def post(self, parts: Iterable[Bounded]) -> Post:
+        """Charge the next release, add the parts, perturb and publish their sum.
+
+        An empty cohort publishes noise and is charged like any other.
+        """
+        with self.charged(self.next) as release:
+            for part in parts:
+                release.add(part)
+            return release.publish()
+
+    def _opened(self, index: int) -> tuple[Mechanism, Shapes, Entropy]:
         mechanism = self._mechanisms[index]
-        shapes = mechanism.totals(self._template)
-        entropy = self._entropy(index)
+        shapes, entropy = mechanism.totals(self._template), self._entropy(index)
         if mechanism.draws(shapes):
             entropy = DrawnAhead(entropy, mechanism.draws(shapes))
-        # NumPy, on one thread: torch would wake its threads for each of these small sums.
-        total = {name: np.zeros(shape) for name, shape in shapes.items()}
-        seen: set[int] = set()
-        for part in parts:
-            self._admit(part, mechanism)
-            _check_once(seen, part.marks)
-            seen |= part.marks
-            for name, sum_ in total.items():
-                np.add(sum_, part.total[name].numpy(), out=sum_)
-        value = mechanism.perturb(map_arrays(total), entropy)
+        return mechanism, shapes, entropy
+
+    def _publish(self, index: int, value: Tree) -> Post:
         self._ledger.release(index, self._transcript.write(index, value))
         return self._seal(index, value)
 
@@ -333,28 +335,15 @@ class Billboard:
                 "the ledger's events are not those of the mechanisms; make both from one plan"
             )
 
-    def _admit(self, part: Bounded, mechanism: Mechanism) -> None:
-        if type(part) is not Bounded:
-            raise ForgedError(f"expected a Bounded made by bound(), got {type(part).__name__}")
-        if part.mechanism != mechanism:
-            raise ValueError(
-                f"a contribution was bounded by {part.mechanism}, this round posts through "
-                f"{mechanism}; bound it with the plan's mechanism of this round"
-            )
-        shapes = {name: tuple(leaf.shape) for name, leaf in part.total.items()}
-        expected = dict(mechanism.totals(self._template))
-        if shapes != expected:
-            raise ValueError(f"a contribution has shapes {shapes}, expected {expected}")
-
     def _seal(self, index: int, value: Tree) -> Post:
         mechanism = self._mechanisms[index]
         totals = mechanism.totals(self._template)
-        radius, deviations = mechanism.radius(totals), _deviations(mechanism, totals)
+        radius, deviations = mechanism.radius(totals), mechanism.standard_deviations(totals)
         return Post(value, index, mechanism.event(), self._cohort, radius, deviations, _SEAL)
 
     def _settle_account(self) -> None:
-        # A crash between a post's rename and its line in the ledger: the post is out, so it counts
-        # as released and is never redone.
+        # A crash between a post's rename and its line in the ledger: the post counts as released
+        # and is never repeated.
         if isinstance(self._transcript, FolderTranscript):
             unknown = self._transcript.indices() - self._ledger.charged
             if unknown:
@@ -371,3 +360,56 @@ class Billboard:
                         f"{self._transcript.folder}: post {index} is missing or altered; "
                         "the run cannot go on from it, start a new one"
                     )
+
+
+class Release:
+    """A charged release that is not published yet; `Billboard.charged` makes it.
+
+    `add` takes the contributions of the client's half; `publish` adds noise and writes the value,
+    once. Both refuse after the block of `charged` has ended.
+    """
+
+    def __init__(self, billboard: Billboard, index: int) -> None:
+        self.index = index
+        self._billboard: Billboard | None = billboard
+        self.mechanism, self._shapes, self._entropy = billboard._opened(index)
+        # NumPy, on one thread: torch would wake its threads for each of these small sums.
+        self._total = {name: np.zeros(shape) for name, shape in self._shapes.items()}
+        self._seen: set[int] = set()
+
+    def add(self, part: Bounded) -> None:
+        """Add a bounded sum of contributions; refuse one of another mechanism, or given twice."""
+        self._opened()
+        self._check(part)
+        _check_once(self._seen, part.marks)
+        self._seen |= part.marks
+        for name, total in self._total.items():
+            np.add(total, part.total[name].numpy(), out=total)
+
+    def publish(self) -> Post:
+        """Perturb the sum and publish it: from here on it is public."""
+        billboard = self._opened()
+        self.close()
+        value = self.mechanism.perturb(map_arrays(self._total), self._entropy)
+        return billboard._publish(self.index, value)
+
+    def close(self) -> None:
+        """Refuse further contributions."""
+        self._billboard = None
+
+    def _opened(self) -> Billboard:
+        if self._billboard is None:
+            raise RuntimeError(f"release {self.index} is closed: it is published once")
+        return self._billboard
+
+    def _check(self, part: Bounded) -> None:
+        if type(part) is not Bounded:
+            raise ForgedError(f"expected a Bounded made by bound(), got {type(part).__name__}")
+        if part.mechanism != self.mechanism:
+            raise ValueError(
+                f"a contribution was bounded by {part.mechanism}, this round posts through "
+                f"{self.mechanism}; bound it with the plan's mechanism of this round"
+            )
+        shapes = {name: tuple(leaf.shape) for name, leaf in part.total.items()}
+        if shapes != dict(self._shapes):
+            raise ValueError(f"a contribution has shapes {shapes}, expected {dict(self._shapes)}")

@@ -1,9 +1,9 @@
-"""Where cohorts and noise get their randomness: the operating system, or a seed when simulating.
+"""Sources of randomness for cohorts and noise: the operating system, or a seed in simulations.
 
-An adversary who guesses a client's data can subtract the guess from a post and look at the noise
-itself; a statistical generator (PCG, Mersenne twister) could then be recognised. So every word of
-a real run comes from `os.urandom`. A seeded source exists for simulations alone, and whatever it
-touches is labelled "simulation".
+An adversary who guesses a client's data can subtract the guess from a release and examine the
+noise; a statistical generator (PCG, Mersenne twister) could then be recognised. So every word of a
+real run comes from `os.urandom`. Seeded sources are for simulations only, and their results are
+labelled "simulation".
 """
 
 import os
@@ -60,10 +60,10 @@ def open_entropy(seed: int | None, purpose: str, index: int) -> Entropy:
 
 
 def client_entropy(seed: int | None, round: int) -> Callable[[int], Entropy]:
-    """Return what opens each client's own source of a round, by the client's number.
+    """Return a function that opens each client's own source of a round, by the client's id.
 
-    In a simulation a client's stream depends on the seed, the round and the client alone: not on
-    who else takes part, nor on which clients are computed together.
+    In a simulation a client's stream depends only on the seed, the round and the client: not on the
+    cohort, nor on which clients are computed together.
     """
 
     def source(client: int) -> Entropy:
@@ -82,11 +82,11 @@ def uniforms(entropy: Entropy, count: int) -> NDArray[np.float64]:
 def normals(entropy: Entropy, count: int) -> NDArray[np.float64]:
     """Draw standard normals by inverting the distribution function, with full tails.
 
-    Two words a number: one bit is the sign, 127 bits are the tail probability. In float64 that
+    Two words per number: one bit is the sign, 127 bits are the tail probability. In float64 that
     probability has 53 significant bits wherever it lies, so that values far out in the tail are as
     finely spaced as those in the middle; callers round the result to a coarser public grid (see
-    `mechanisms`). With a single word, cells of that grid beyond 7 deviations would be reached by no
-    word at all, and their neighbours' absence would tell.
+    `mechanisms`). With a single word, no word would reach some cells of that grid beyond 7
+    deviations, which would reveal inputs.
 
     **Guarantee:** none by itself. Test: tests/statistics/test_noise.py.
     """
@@ -102,8 +102,8 @@ def normals(entropy: Entropy, count: int) -> NDArray[np.float64]:
 class DrawnAhead:
     """Normals of a source, drawn in a thread while the contributions are still being computed.
 
-    Noise does not depend on data, so it may be drawn before the sum is known; each number is
-    handed out once.
+    Noise does not depend on data, so it may be drawn before the sum is known; each number is used
+    once.
     """
 
     def __init__(self, source: Entropy, count: int) -> None:
@@ -118,7 +118,7 @@ class DrawnAhead:
         return self._source.words(count)
 
     def normals(self, count: int) -> NDArray[np.float64]:
-        """Hand out the next numbers; those beyond the ones drawn ahead are drawn now."""
+        """Return the next numbers; further ones than those drawn ahead are drawn now."""
         drawn = self._drawn.result()
         if self._used + count > self._count:
             return normals(self._source, count)

@@ -1,11 +1,11 @@
-"""The ledger: which planned releases have been paid for, durably, before they exist.
+"""The ledger: a durable record of the planned releases that are charged, before they exist.
 
 A plan lists its events by round; the ledger admits exactly those, each index once. `charge` is on
 disk before the post is computed, `release` records that the post is. After a crash
 
-- a charged index without a post is redone: no second charge (nobody saw the first attempt), fresh
-  noise;
-- a released index is never redone: its post is read back.
+- a charged index without a post is repeated: no second charge (nobody observed the first attempt),
+  fresh noise;
+- a released index is never repeated: its post is read from disk.
 
 **Guarantee:** at every moment the events charged include every post that exists. Assumes that the
 file system keeps what `fsync` acknowledged. Tests: tests/privacy/test_ledger.py,
@@ -31,7 +31,7 @@ _FILE = "plan_file"
 
 
 class OverspentError(RuntimeError):
-    """Raised when a release is asked for that the plan does not hold."""
+    """Raised when a release is requested that the plan does not contain."""
 
 
 class LedgerError(RuntimeError):
@@ -62,10 +62,10 @@ class Ledger:
                 raise
 
     def charge(self, index: int) -> None:
-        """Pay for the post of this index, before it exists.
+        """Charge the post of this index, before it exists.
 
         Raises:
-            OverspentError: If the plan holds no such event, or its post is out already.
+            OverspentError: If the plan has no such event, or its post is already released.
         """
         self._check_open()
         if not 0 <= index < len(self.events):
@@ -76,7 +76,7 @@ class Ledger:
         if index in self.released:
             raise OverspentError(f"post {index} is already released and is never made again")
         if index in self.charged:
-            return  # a crash came between charge and release: nobody saw the first attempt
+            return  # a crash between charge and release: nobody observed the first attempt
         self._append({"charge": index})
         self.charged.add(index)
 
@@ -89,7 +89,7 @@ class Ledger:
             self.released[index] = digest
 
     def close(self) -> None:
-        """Return up the lock on the file."""
+        """Release the lock on the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -122,7 +122,7 @@ class Ledger:
         torn = lines.pop()  # b"" unless the last write was cut off
         entries = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
         assert self._file is not None
-        # The events are part of the header: the account must never state another noise than paid.
+        # The events are part of the header: the account must never state other noise than charged.
         header = {"plan": plan, "posts": len(self.events), "events": events_digest(self.events)}
         header |= _plan_file(path)
         if not entries:
@@ -130,7 +130,7 @@ class Ledger:
             self._append(header)
             sync_folder(path.parent)
             return
-        # A ledger of before plan.toml was hashed says nothing of it, and is gone on with.
+        # Older ledgers have no hash of plan.toml, and are resumed without it.
         unsaid = {_FILE} - entries[0].keys()
         if entries[0] != {key: value for key, value in header.items() if key not in unsaid}:
             raise LedgerError(
@@ -164,7 +164,7 @@ class Ledger:
 
 
 def events_digest(events: Sequence[Event]) -> str:
-    """Hash a plan's events as the first line of its ledger names them."""
+    """Return the hash of a plan's events, as in the first line of its ledger."""
     named = [
         {key: float(value) if isinstance(value, Real) else value for key, value in run.items()}
         for run in list_runs(events)
@@ -173,11 +173,11 @@ def events_digest(events: Sequence[Event]) -> str:
 
 
 def _plan_file(path: Path) -> dict[str, str]:
-    """Hash the plan.toml beside a ledger, so that others can see that it was not edited since."""
+    """Return the hash of plan.toml next to a ledger, so that later edits are detected."""
     try:
         return {_FILE: hashlib.sha256((path.parent / "plan.toml").read_bytes()).hexdigest()}
     except FileNotFoundError:
-        return {}  # a plan that lives in memory alone
+        return {}  # the plan exists only in memory
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def locked(folder: Path) -> Iterator[None]:
         file = (folder / ".lock").open("ab")
     except OSError as error:
         if is_of_disk(error) and (folder / "plan.toml").exists():
-            raise  # another folder is no remedy for a run that is to go on
+            raise  # a run to be resumed cannot use another folder
         raise OSError(
             f"{folder}: cannot be made a run folder ({error.strerror}); choose another --out"
         ) from error

@@ -1,56 +1,74 @@
 """Kinds of noise: from a budget to the mechanism of every round.
 
-A method says what shape it needs posted, a plan what may be spent; the kind of noise turns both
-into mechanisms, calibrated so that the ledger's account of all rounds together meets the budget.
+A method states the shape it needs released, a plan its budget; the kind of noise turns both into
+calibrated mechanisms, so that the account of all rounds meets the budget. `Noise.choices` has the
+kinds below and those of other packages: see `register_mechanism`.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal, TypeVar
 
-from coterie.privacy.accounting import (
+from coterie.privacy import NOISES
+from coterie.privacy.calibrate import (
+    calibrate,
+    calibrate_event,
+    calibrate_wishart,
+)
+from coterie.privacy.events import (
+    SQRT2,
+    Gaussian,
+    Laplace,
     Participation,
     Relation,
-    calibrate,
-    calibrate_laplace,
-    calibrate_wishart,
+    check_delta,
     default_delta,
 )
-from coterie.privacy.blocks import Block, BlockSum, check_blocks, replaced_by
-from coterie.privacy.events import Gaussian, check_delta
-from coterie.privacy.laplace import LaplaceSum
-from coterie.privacy.local import LocalGaussianSum
-from coterie.privacy.mechanisms import GaussianSum, Mechanism, Shape
-from coterie.privacy.moments import SQRT2, GaussianGram, GaussianRows, Squares, WishartGram
-from coterie.privacy.published import (
-    printed_epsilon,
-    printed_sigma,
-    rows_to_clients,
-    spent_as_printed,
+from coterie.privacy.guarantee import check_honest
+from coterie.privacy.mechanisms import (
+    Block,
+    BlockSum,
+    GaussianRows,
+    GaussianSum,
+    LaplaceSum,
+    LocalGaussianSum,
+    Mechanism,
+    Shape,
+    check_blocks,
+    replaced_by,
 )
-from coterie.privacy.views import check_honest
+from coterie.privacy.moments import GaussianGram, Squares, WishartGram
+from coterie.privacy.published import (
+    published_epsilon,
+    published_sigma,
+    published_spending,
+    rows_to_clients,
+)
+
+_REGISTERED: dict[str, type["Noise"]] = {}
+M = TypeVar("M", bound=type[Mechanism])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
-    """What noise is asked for.
+class Request:
+    """The releases for which noise is requested.
 
     Attributes:
-        shape: What is posted.
+        shape: What is released.
         clip: The bound on a client's contribution; for second moments, on its vector.
         epsilon: The budget of all rounds, or None.
         noise_multiplier: The noise of a round of weight 1, or None.
         delta: Of the budget.
         weights: Of the rounds.
         clients: How many there are.
-        participation: Who takes part.
-        relation: What neighbours are.
-        rows: Where a published proof speaks of single rows: the most rows of a client, and the
+        participation: The clients of each round.
+        relation: The neighbouring relation.
+        rows: If a published proof protects single rows: the most rows of a client, from which the
             budget is converted (see `published`); None otherwise.
-        blocks: How the leaves of a contribution are bounded, each on its own; () for one clip on
-            the whole.
+        blocks: The bounds of the leaves of a contribution; () for one clip on all of them.
     """
 
     shape: Shape
@@ -65,57 +83,75 @@ class Ask:
     rows: int | None = None
     blocks: tuple[Block, ...] = ()
 
+    @property
+    def budget(self) -> dict[str, Any]:
+        """Weights, participation and relation, as the functions of `calibrate` take them."""
+        return {
+            "weights": self.weights,
+            "participation": self.participation,
+            "relation": self.relation,
+        }
+
 
 class Noise(ABC):
-    """A kind of noise."""
+    """A kind of noise.
+
+    Attributes:
+        kind: Its name in `Privacy(noise=...)`, `--noise` and plan.toml.
+        shapes: The shapes that it releases.
+        local: Whether clients add the noise themselves: then the cohort is visible.
+        by_block: Whether it supports contributions with a bound for each leaf.
+    """
 
     kind: ClassVar[str] = ""
     shapes: ClassVar[tuple[Shape, ...]] = ()
     local: ClassVar[bool] = False
-    """Whether clients add the noise themselves: then who takes part is seen."""
     by_block: ClassVar[bool] = False
-    """Whether it is made for contributions whose leaves are bounded each on its own."""
 
-    def mechanisms(self, ask: Ask) -> tuple[Mechanism, ...]:
-        """Return the mechanism of each round."""
-        if ask.shape not in self.shapes:
+    def mechanisms(self, request: Request) -> tuple[Mechanism, ...]:
+        """Return the mechanism of each round.
+
+        Raises:
+            ValueError: If this kind of noise does not support the request.
+        """
+        if request.shape not in self.shapes:
             names = ", ".join(shape.value for shape in self.shapes)
             raise ValueError(
-                f"{self.kind} noise is for posts of shape {names}; this method posts "
-                f"{ask.shape.value}: use gaussian noise"
+                f"{self.kind} noise supports releases of shape {names}; this method releases "
+                f"{request.shape.value}: use gaussian noise"
             )
-        if not 0 < ask.clip < math.inf:
-            raise ValueError(f"clip = {ask.clip}: expected a positive number")
-        if ask.epsilon is not None and not 0 < ask.epsilon < math.inf:
-            raise ValueError(f"epsilon = {ask.epsilon}: expected a positive number")
-        if ask.blocks:
-            self._check_blocks(ask)
-        return self._make(ask)
+        if not 0 < request.clip < math.inf:
+            raise ValueError(f"clip = {request.clip}: expected a positive number")
+        if request.epsilon is not None and not 0 < request.epsilon < math.inf:
+            raise ValueError(f"epsilon = {request.epsilon}: expected a positive number")
+        if request.blocks:
+            self._check_blocks(request)
+        return self._make(request)
 
-    def _check_blocks(self, ask: Ask) -> None:
-        names = ", ".join(block.name for block in ask.blocks)
+    def _check_blocks(self, request: Request) -> None:
+        names = ", ".join(block.name for block in request.blocks)
         if not self.by_block:
             raise ValueError(
-                f"{self.kind} noise is for contributions under one clip; this method bounds "
-                f"{names} each on its own: use gaussian noise, or a method under one clip (pmtl)"
+                f"{self.kind} noise supports contributions under one clip; this method bounds "
+                f"{names} separately: use gaussian noise, or a method under one clip (pmtl)"
             )
-        if ask.shape is not Shape.SUM or ask.rows is not None:
+        if request.shape is not Shape.SUM or request.rows is not None:
             raise ValueError(
-                f"blocks {names} are of sums of whole clients' contributions; got shape "
-                f"{ask.shape.value}, rows = {ask.rows}: leave blocks empty"
+                f"blocks {names} apply to sums of whole clients' contributions; got shape "
+                f"{request.shape.value}, rows = {request.rows}: leave blocks empty"
             )
-        check_blocks(ask.blocks)
+        check_blocks(request.blocks)
 
     @abstractmethod
-    def _make(self, ask: Ask) -> tuple[Mechanism, ...]: ...
+    def _make(self, request: Request) -> tuple[Mechanism, ...]: ...
 
     def usual_delta(self, clients: int) -> float:
-        """Return the delta for which a budget is stated where none is given."""
+        """Return the default delta of a budget."""
         return default_delta(clients)
 
     @classmethod
     def named(cls, kind: str) -> "Noise":
-        """Return a kind of noise with its usual settings, by name."""
+        """Return a kind of noise with its default settings, by name."""
         kinds = cls.choices()
         if kind not in kinds:
             raise ValueError(f"noise = {kind!r}: expected one of {', '.join(sorted(kinds))}")
@@ -123,16 +159,78 @@ class Noise(ABC):
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Noise"]]:
-        """Return the kinds by name."""
-        kinds: tuple[type[Noise], ...] = (
+        """Return the kinds by name: those of this file, registered ones, and entry points."""
+        for point in entry_points(group="coterie.mechanisms"):
+            found = point.load()
+            if isinstance(found, type) and issubclass(found, Mechanism):
+                register_mechanism(point.name)(found)
+        built_in: tuple[type[Noise], ...] = (
             GaussianNoise,
             LaplaceNoise,
             WishartNoise,
-            PrintedWishart,
+            PublishedWishart,
             LocalNoise,
-            PrintedLocal,
+            PublishedLocal,
         )
-        return {kind.kind: kind for kind in kinds}
+        return {**{kind.kind: kind for kind in built_in}, **_REGISTERED}
+
+
+def register_mechanism(name: str) -> Callable[[M], M]:
+    """Register a mechanism class as the kind of noise `name`; use it as a decorator.
+
+    Its instances are made as `Class(bound, noise_multiplier)`. A budget is met by the least
+    noise multiplier whose events have an epsilon within it.
+
+    Raises:
+        ValueError: If the name is taken.
+    """
+
+    def put(cls: M) -> M:
+        known = _REGISTERED.get(name)
+        if name in NOISES or (known is not None and _origin(known.made) != _origin(cls)):
+            raise ValueError(f"noise = {name!r} is taken; choose another name")
+        settings = {
+            "__doc__": cls.__doc__,
+            "kind": name,
+            "shapes": cls.shapes,
+            "local": cls.local,
+            "made": cls,
+        }
+        _REGISTERED[name] = dataclass(frozen=True)(type(cls.__name__, (_Registered,), settings))
+        return cls
+
+    return put
+
+
+def _origin(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
+class _Registered(Noise):
+    """The kind of noise of a registered mechanism class."""
+
+    made: ClassVar[type[Mechanism]]
+
+    def _make(self, request: Request) -> tuple[Mechanism, ...]:
+        _check_whole(request, self.kind)
+
+        def one(less_noise: float) -> Mechanism:
+            made: Callable[[float, float], Mechanism] = self.made
+            return made(request.clip, 1 / less_noise)
+
+        if request.noise_multiplier is not None:
+            base = 1 / request.noise_multiplier
+        else:
+            assert request.epsilon is not None
+            base = calibrate_event(
+                lambda x: one(x).event(), request.epsilon, request.delta, **request.budget
+            )
+        return tuple(one(base * weight) for weight in request.weights)
+
+    def usual_delta(self, clients: int) -> float:
+        """Return 0 for pure noise."""
+        made: Callable[[float, float], Mechanism] = self.made
+        return default_delta(clients) if made(1.0, 1.0).event().impure else 0.0
 
 
 @dataclass(frozen=True)
@@ -143,39 +241,32 @@ class GaussianNoise(Noise):
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM, Shape.GRAM, Shape.SQUARES, Shape.ROWS)
     by_block: ClassVar[bool] = True
 
-    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
-        base = ask.noise_multiplier
+    def _make(self, request: Request) -> tuple[Mechanism, ...]:
+        base = request.noise_multiplier
         if base is None:
-            assert ask.epsilon is not None
-            check_delta(ask.delta, (Gaussian(1.0),))
-            if ask.rows is not None:
-                base = rows_to_clients(ask.epsilon, ask.delta, ask.weights, ask.rows)
-            else:
-                base = calibrate(
-                    ask.epsilon,
-                    ask.delta,
-                    weights=ask.weights,
-                    participation=ask.participation,
-                    relation=ask.relation,
-                    replaced=self._replaced(ask),
-                )
-        return tuple(self._one(ask, base / weight) for weight in ask.weights)
+            base = self._base(request)
+        return tuple(self._one(request, base / weight) for weight in request.weights)
 
-    def _replaced(self, ask: Ask) -> float:
-        if ask.blocks:
-            return replaced_by(ask.blocks)
-        return SQRT2 if ask.shape in (Shape.GRAM, Shape.SQUARES) else 2.0
+    def _base(self, request: Request) -> float:
+        assert request.epsilon is not None
+        check_delta(request.delta, (Gaussian(1.0),))
+        if request.rows is not None:
+            return rows_to_clients(request.epsilon, request.delta, request.weights, request.rows)
+        replaced = SQRT2 if request.shape in (Shape.GRAM, Shape.SQUARES) else 2.0
+        if request.blocks:
+            replaced = replaced_by(request.blocks)
+        return calibrate(request.epsilon, request.delta, replaced=replaced, **request.budget)
 
-    def _one(self, ask: Ask, multiplier: float) -> Mechanism:
-        if ask.blocks:
-            return BlockSum(ask.blocks, multiplier)
-        if ask.shape is Shape.GRAM:
-            return GaussianGram(ask.clip, multiplier)
-        if ask.shape is Shape.SQUARES:
-            return Squares(GaussianSum(ask.clip**2, multiplier))
-        if ask.shape is Shape.ROWS:
-            return GaussianRows(ask.clip, multiplier, ask.clients)
-        return GaussianSum(ask.clip, multiplier)
+    def _one(self, request: Request, multiplier: float) -> Mechanism:
+        if request.blocks:
+            return BlockSum(request.blocks, multiplier)
+        if request.shape is Shape.GRAM:
+            return GaussianGram(request.clip, multiplier)
+        if request.shape is Shape.SQUARES:
+            return Squares(GaussianSum(request.clip**2, multiplier))
+        if request.shape is Shape.ROWS:
+            return GaussianRows(request.clip, multiplier, request.clients)
+        return GaussianSum(request.clip, multiplier)
 
 
 @dataclass(frozen=True)
@@ -185,21 +276,15 @@ class LaplaceNoise(Noise):
     kind: ClassVar[str] = "laplace"
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM, Shape.SQUARES)
 
-    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
-        if ask.noise_multiplier is not None:
-            base = 1 / ask.noise_multiplier
+    def _make(self, request: Request) -> tuple[Mechanism, ...]:
+        if request.noise_multiplier is not None:
+            base = 1 / request.noise_multiplier
         else:
-            assert ask.epsilon is not None
-            base = calibrate_laplace(
-                ask.epsilon,
-                ask.delta,
-                weights=ask.weights,
-                participation=ask.participation,
-                relation=ask.relation,
-            )
-        if ask.shape is Shape.SQUARES:
-            return tuple(Squares(LaplaceSum(ask.clip**2, base * w)) for w in ask.weights)
-        return tuple(LaplaceSum(ask.clip, base * weight) for weight in ask.weights)
+            assert request.epsilon is not None
+            base = calibrate_event(Laplace, request.epsilon, request.delta, **request.budget)
+        if request.shape is Shape.SQUARES:
+            return tuple(Squares(LaplaceSum(request.clip**2, base * w)) for w in request.weights)
+        return tuple(LaplaceSum(request.clip, base * weight) for weight in request.weights)
 
     def usual_delta(self, clients: int) -> float:
         """Return 0: the noise is pure."""
@@ -220,28 +305,23 @@ class WishartNoise(Noise):
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.GRAM,)
     degrees: int = 1000
 
-    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
-        if ask.epsilon is None:
+    def _make(self, request: Request) -> tuple[Mechanism, ...]:
+        if request.epsilon is None:
             raise ValueError("wishart noise is calibrated: give epsilon, not noise_multiplier")
         ratio = calibrate_wishart(
-            ask.epsilon,
-            ask.delta,
-            degrees=self.degrees,
-            weights=ask.weights,
-            participation=ask.participation,
-            relation=ask.relation,
+            request.epsilon, request.delta, degrees=self.degrees, **request.budget
         )
         return tuple(
-            WishartGram(ask.clip, self.degrees, ask.clip**2 / (ratio * weight))
-            for weight in ask.weights
+            WishartGram(request.clip, self.degrees, request.clip**2 / (ratio * weight))
+            for weight in request.weights
         )
 
 
 @dataclass(frozen=True)
-class PrintedWishart(Noise):
-    """The noise that Liang et al. print: a reproduction, NOT A GUARANTEE (see docs/privacy.md).
+class PublishedWishart(Noise):
+    """The noise that Liang et al. publish: a reproduction, NOT A GUARANTEE (see docs/privacy.md).
 
-    The report shows the claimed epsilon beside the true epsilon and delta.
+    The report shows the claimed epsilon next to the true epsilon and delta.
 
     Attributes:
         sensitivity: "2K" as in their Algorithms 2 and 3, or "K^2" as in Algorithm 1.
@@ -251,33 +331,33 @@ class PrintedWishart(Noise):
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.GRAM,)
     sensitivity: Literal["2K", "K^2"] = "2K"
 
-    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
-        if ask.epsilon is None:
-            raise ValueError("wishart_paper noise is made from epsilon; give that")
-        budgets = spent_as_printed(ask.epsilon, ask.delta, ask.weights)
+    def _make(self, request: Request) -> tuple[Mechanism, ...]:
+        if request.epsilon is None:
+            raise ValueError("wishart_paper noise is computed from epsilon: give epsilon")
+        budgets = published_spending(request.epsilon, request.delta, request.weights)
         total = math.fsum(budgets)
         made = []
         for budget in budgets:
-            printed = WishartGram.paper(budget, bound=ask.clip, sensitivity=self.sensitivity)
+            one = WishartGram.paper(budget, bound=request.clip, sensitivity=self.sensitivity)
             # Each round claims its share of the whole, so that the claims add up to it.
-            share = ask.epsilon * budget / total
-            made.append(WishartGram(ask.clip, printed.degrees, printed.scale, share, centred=False))
+            share = request.epsilon * budget / total
+            made.append(WishartGram(request.clip, one.degrees, one.scale, share, centred=False))
         return tuple(made)
 
 
 @dataclass(frozen=True)
 class LocalNoise(Noise):
-    """Gaussian noise that each client adds to its own contribution: private to the server as well.
+    """Gaussian noise that each client adds to its own contribution: private to the server too.
 
-    A budget is met in the view of the server and of all other clients together, who see who takes
-    part: sampling hides nothing, and only makes a client take part in fewer rounds. The posted sum
-    carries the noise of a whole cohort.
+    A budget holds against the server and all other clients together, who observe the cohort:
+    sampling hides nothing, it only reduces the rounds in which a client takes part. The released
+    sum carries the noise of a whole cohort.
 
     Attributes:
         honest: How many clients, the protected one included, are trusted to add their noise in
-            every round in which it takes part; only views in which sums alone are seen count on it.
-            At most the size of the smallest cohort: that of a fixed size, all where everybody takes
-            part, 1 under Poisson sampling.
+            every round in which it takes part; only views that observe sums depend on it. At most
+            the size of the smallest cohort: the fixed size, all clients if everybody takes part, 1
+            under Poisson sampling.
     """
 
     kind: ClassVar[str] = "local"
@@ -285,58 +365,54 @@ class LocalNoise(Noise):
     local: ClassVar[bool] = True
     honest: int = 1
 
-    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
-        _check_whole(ask, self.kind)
-        check_honest(self.honest, ask.participation, ask.clients)
-        base = ask.noise_multiplier
+    def _make(self, request: Request) -> tuple[Mechanism, ...]:
+        _check_whole(request, self.kind)
+        check_honest(self.honest, request.participation, request.clients)
+        base = request.noise_multiplier
         if base is None:
-            assert ask.epsilon is not None
-            check_delta(ask.delta, (Gaussian(1.0),))
-            base = calibrate(
-                ask.epsilon,
-                ask.delta,
-                weights=ask.weights,
-                participation=ask.participation.shown,
-                relation=ask.relation,
-            )
-        cohort = ask.participation.rate * ask.clients
+            assert request.epsilon is not None
+            check_delta(request.delta, (Gaussian(1.0),))
+            seen = {**request.budget, "participation": request.participation.shown}
+            base = calibrate(request.epsilon, request.delta, **seen)
+        cohort = request.participation.rate * request.clients
         return tuple(
-            LocalGaussianSum(ask.clip, base / weight, cohort, self.honest) for weight in ask.weights
+            LocalGaussianSum(request.clip, base / weight, cohort, self.honest)
+            for weight in request.weights
         )
 
 
 @dataclass(frozen=True)
-class PrintedLocal(Noise):
-    """The noise that Wu et al. (DPFedMTL) print: a reproduction, NOT A GUARANTEE.
+class PublishedLocal(Noise):
+    """The noise that Wu et al. (DPFedMTL) publish: a reproduction, NOT A GUARANTEE.
 
     Each client adds N(0, sigma^2 S^2), S = 2 C K/M, K of M clients expected in a round. Their sigma
     is `noise_multiplier`, or sqrt(2 log(1.25/delta))/epsilon of `epsilon`, which is all that the
-    printed epsilon means. The report shows it beside the true epsilon (see docs/privacy.md).
+    published epsilon means. The report shows it next to the true epsilon (see docs/privacy.md).
     """
 
     kind: ClassVar[str] = "local_paper"
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
     local: ClassVar[bool] = True
 
-    def _make(self, ask: Ask) -> tuple[Mechanism, ...]:
-        _check_whole(ask, self.kind)
-        check_delta(ask.delta, (Gaussian(1.0),))
-        if len(set(ask.weights)) > 1:
+    def _make(self, request: Request) -> tuple[Mechanism, ...]:
+        _check_whole(request, self.kind)
+        check_delta(request.delta, (Gaussian(1.0),))
+        if len(set(request.weights)) > 1:
             raise ValueError(
-                f"weights = {ask.weights[:3]}...: local_paper noise is the same in every round; "
-                "spend evenly"
+                f"weights = {request.weights[:3]}...: local_paper noise is the same in every "
+                "round; spend evenly"
             )
-        sigma = ask.noise_multiplier
+        sigma = request.noise_multiplier
         if sigma is None:
-            assert ask.epsilon is not None
-            sigma = printed_sigma(ask.epsilon, ask.delta)
-        rate, rounds = ask.participation.rate, len(ask.weights)
+            assert request.epsilon is not None
+            sigma = published_sigma(request.epsilon, request.delta)
+        rate, rounds = request.participation.rate, len(request.weights)
         # Each round claims its share of the label, so that the claims add up to it.
-        share = printed_epsilon(sigma, ask.delta) / rounds
-        one = LocalGaussianSum(ask.clip, 2 * sigma * rate, rate * ask.clients, 1, share)
+        share = published_epsilon(sigma, request.delta) / rounds
+        one = LocalGaussianSum(request.clip, 2 * sigma * rate, rate * request.clients, 1, share)
         return (one,) * rounds
 
 
-def _check_whole(ask: Ask, kind: str) -> None:
-    if ask.rows is not None:
-        raise ValueError(f"{kind} noise is for whole clients, not for single rows: use gaussian")
+def _check_whole(request: Request, kind: str) -> None:
+    if request.rows is not None:
+        raise ValueError(f"{kind} noise protects whole clients, not single rows: use gaussian")

@@ -1,24 +1,38 @@
-"""Conversions and compositions as papers print them, for rivals and reproductions.
+"""Conversions, compositions and claims as published, for baselines and reproductions.
 
-What a run guarantees is always the ledger's account of the noise that was added; these decide only
-how much noise a published recipe asks for.
+A run's guarantee is always the ledger's account of the noise that was added; these functions only
+determine how much noise a published recipe uses, and what its paper claims.
+
+`claims` compares DPFedMTL (Wu et al., "A Theoretical Perspective on Differentially Private
+Federated Multi-Task Learning") with its true account. Of M clients K are expected in a step, by
+Poisson sampling with p = K/M; each adds N(0, (sigma S)^2) with S = 2 C K/M to its own gradient, and
+the server averages over K. Their Lemma 4.1 gives a client the weight K/M in that average; it has
+1/K. They account for steps of noise multiplier sigma, but replacing a client moves the sum by 2 C,
+and the noise in the sum of K messages is sqrt(K) sigma S: in units of C a multiplier of
+z = 2 sigma K^(3/2)/M, which halves under replace. The server observes every message separately,
+with a sensitivity of 2 C against noise sigma S: mu = M/(K sigma).
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scipy import optimize
 
-from coterie.privacy.events import Gaussian, check_delta
-from coterie.privacy.profiles import gaussian_mu
+from coterie.privacy.accounting import profile
+from coterie.privacy.events import Gaussian, Participation, check_delta
+from coterie.privacy.guarantee import Guarantee, gdp_approximation
+from coterie.privacy.profiles import GaussianProfile, gaussian_mu
 
 _MOST = 500.0
 
 
-def printed_composition(epsilons: Sequence[float], delta: float) -> float:
-    """Compose pure releases as formula (7) of Liang et al. (Kairouz, Oh and Viswanath 2017).
+def published_composition(epsilons: Sequence[float], delta: float) -> float:
+    """Return the composition of pure releases by formula (7) of Liang et al.
 
-    >>> printed_composition([0.5, 0.5], 0.0), round(printed_composition([0.01] * 100, 1e-5), 3)
+    (Kairouz, Oh and Viswanath 2017).
+
+    >>> published_composition([0.5, 0.5], 0.0), round(published_composition([0.01] * 100, 1e-5), 3)
     (1.0, 0.434)
     """
     simple = math.fsum(epsilons)
@@ -31,13 +45,13 @@ def printed_composition(epsilons: Sequence[float], delta: float) -> float:
     return min(simple, first, second)
 
 
-def spent_as_printed(epsilon: float, delta: float, weights: Sequence[float]) -> tuple[float, ...]:
-    """Find the largest budgets, proportional to the weights, whose printed composition fits."""
+def published_spending(epsilon: float, delta: float, weights: Sequence[float]) -> tuple[float, ...]:
+    """Return the largest budgets, proportional to the weights, whose published composition fits."""
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon = {epsilon}: expected a positive number")
 
     def excess(base: float) -> float:
-        return printed_composition([base * weight for weight in weights], delta) - epsilon
+        return published_composition([base * weight for weight in weights], delta) - epsilon
 
     high = epsilon
     while excess(high) < 0:
@@ -46,28 +60,28 @@ def spent_as_printed(epsilon: float, delta: float, weights: Sequence[float]) -> 
     return tuple(base * weight for weight in weights)
 
 
-def printed_sigma(epsilon: float, delta: float) -> float:
-    """Return the noise of Wu et al. (DPFedMTL): sqrt(2 log(1.25/delta))/epsilon, once for all rounds.
+def published_sigma(epsilon: float, delta: float) -> float:
+    """Return the noise of Wu et al. (DPFedMTL): sqrt(2 log(1.25/delta))/epsilon, for all rounds.
 
-    The classic bound for one release without sampling, proved for epsilon below 1 alone.
+    The classic bound for one release without sampling, proved for epsilon below 1 only.
 
-    >>> [round(printed_sigma(epsilon, 1e-5), 4) for epsilon in (45, 8, 2, 0.5)]
+    >>> [round(published_sigma(epsilon, 1e-5), 4) for epsilon in (45, 8, 2, 0.5)]
     [0.1077, 0.6056, 2.4224, 9.6896]
     """
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
-def printed_epsilon(sigma: float, delta: float) -> float:
-    """Return the epsilon with which Wu et al. label noise sigma: what they claim, not what is true.
+def published_epsilon(sigma: float, delta: float) -> float:
+    """Return the epsilon that Wu et al. claim for noise sigma, which is not the true one.
 
-    >>> round(printed_epsilon(9.69, 1e-5), 3)
+    >>> round(published_epsilon(9.69, 1e-5), 3)
     0.5
     """
-    return printed_sigma(sigma, delta)
+    return published_sigma(sigma, delta)
 
 
 def rows_to_clients(epsilon: float, delta: float, weights: Sequence[float], rows: int) -> float:
-    """Find the noise multiplier of a recipe that protects rows, for clients of so many rows.
+    """Return the noise multiplier of a recipe that protects rows, for clients of this many rows.
 
     Proposition 3 of Liang et al.: (epsilon, delta) for whole clients of at most n rows follows from
     (epsilon/n, delta/(n e^epsilon)) for one row. One row of n moves a client's strongly convex fit,
@@ -80,9 +94,9 @@ def rows_to_clients(epsilon: float, delta: float, weights: Sequence[float], rows
         weights: Of the rounds; round t gets the noise multiplier returned over its weight.
         rows: The most rows of a client, a public number.
 
-    **Guarantee:** never less noise than the exact client-level account asks for under zero_out or
+    **Guarantee:** never less noise than the exact client-level account requires under zero_out or
     replace: n times mu' is below the mu of (epsilon, delta), as group privacy loses.
-    `tests/accounting/test_published.py`.
+    `tests/privacy/test_published.py`.
     """
     if rows < 1:
         raise ValueError(f"rows = {rows}: expected the most rows of a client, at least 1")
@@ -90,8 +104,98 @@ def rows_to_clients(epsilon: float, delta: float, weights: Sequence[float], rows
     if not 0 < epsilon <= _MOST:
         raise ValueError(
             f"epsilon = {epsilon}: expected a positive number of at most {_MOST:g}, beyond which "
-            "the delta for one row vanishes; that much protects nobody: run with epsilon inf"
+            "the delta for one row vanishes; for no noise, run with epsilon inf"
         )
     mu = gaussian_mu(epsilon / rows, delta / rows * math.exp(-epsilon))
-    # The margin is that of `calibrate`: above rounding, and far below what anyone could notice.
+    # The margin is that of `calibrate`: it covers rounding and is negligible.
     return 2 / rows * math.sqrt(math.fsum(weight**2 for weight in weights)) / mu * (1 + 1e-8)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The published scheme's epsilons at one sigma: claimed, and true.
+
+    Attributes:
+        label: sqrt(2 log(1.25/delta))/sigma, with which the paper labels its noise: a bound for one
+            release, without sampling, below 1 only.
+        theorem_41: Theorem 4.1, for what it describes: T steps of a Poisson-sampled Gaussian of
+            noise multiplier sigma, composed exactly, the worse of both directions.
+        theorem_41_symmetric: The same with C_p(G_(1/sigma)) made symmetric in every step before
+            composition, as its formula is published: larger, and equally valid for the same noise.
+        theorem_42: Theorem 4.2 as published, mu = p sqrt(T) sqrt(T (e^(1/sigma^2) - 1)), which
+            counts T twice; an approximation even when corrected. May be infinite.
+        approximation_mu: mu of the corrected limit, p sqrt(T (e^(1/sigma^2) - 1)): approximation,
+            not a bound.
+        approximation_epsilon: Its epsilon: approximation, not a bound.
+        noise_multiplier: z of the sum of K messages, in units of the clip.
+        true_zero_out: True epsilon of all releases for an outsider who does not observe cohorts,
+            which are assumed to have the noise of K clients: a fixed number, as in the paper,
+            although Poisson cohorts vary, and a smaller one has less noise: an
+            optimistic column.
+        true_replace: The same under replace, the paper's own relation.
+        server_mu: Gaussian DP of one message, as the server observes it, under replace.
+        server_epsilon: Epsilon of one message, as the server observes it, under replace.
+        server_total: Epsilon of all messages of a client, under replace: how often it takes part is
+            binomial, and observed.
+    """
+
+    label: float
+    theorem_41: float
+    theorem_41_symmetric: float
+    theorem_42: float
+    approximation_mu: float
+    approximation_epsilon: float
+    noise_multiplier: float
+    true_zero_out: float
+    true_replace: float
+    server_mu: float
+    server_epsilon: float
+    server_total: float
+
+
+def claims(clients: int, cohort: float, rounds: int, sigma: float, delta: float) -> Claims:
+    """Return the epsilons that the paper claims for its noise, and the true ones.
+
+    Args:
+        clients: M.
+        cohort: K, the expected cohort.
+        rounds: T, the steps.
+        sigma: The published noise.
+        delta: Of all epsilons.
+
+    **Guarantee:** the `true` columns, under the assumption stated there, and the `server` columns
+    are upper bounds for the published noise with clipped contributions (the published algorithm
+    never clips, and then has no guarantee). The others are claims.
+    `tests/privacy/test_published_claims.py`.
+    """
+    rate = cohort / clients
+    hidden = Participation("poisson", rate)
+    z = 2 * sigma * cohort * math.sqrt(cohort) / clients
+    # C_p of a step is symmetric; so is the account of a replaced client at twice the noise.
+    symmetric = profile([Gaussian(2 * sigma)] * rounds, Participation("fixed", rate), "replace")
+    plan = Guarantee(
+        events=(Gaussian(sigma),) * rounds,
+        participation=hidden,
+        relation="zero_out",
+        delta=delta,
+        clients=clients,
+    )
+    limit = gdp_approximation(plan)
+    twice = GaussianProfile(math.sqrt(rounds) * limit.mu)
+    server = clients / (cohort * sigma)
+    every = profile([Gaussian(2 / server)] * rounds, hidden.shown, "replace")
+    summed = [Gaussian(z)] * rounds
+    return Claims(
+        label=published_epsilon(sigma, delta),
+        theorem_41=plan.epsilon,
+        theorem_41_symmetric=symmetric.epsilon(delta),
+        theorem_42=twice.epsilon(delta),
+        approximation_mu=limit.mu,
+        approximation_epsilon=limit.epsilon(delta),
+        noise_multiplier=z,
+        true_zero_out=profile(summed, hidden, "zero_out").epsilon(delta),
+        true_replace=profile(summed, hidden, "replace").epsilon(delta),
+        server_mu=server,
+        server_epsilon=GaussianProfile(server).epsilon(delta),
+        server_total=every.epsilon(delta),
+    )

@@ -1,12 +1,11 @@
-"""Who takes part in a round, and what the others may know of it.
+"""Sampling of the clients of a round, and what the other clients know of it.
 
-Poisson sampling with a hidden cohort is the default: every client joins by its own coin, so a
-client's participation tells nothing about another's, and amplification holds against any
-coalition. Under fixed-size sampling clients know from their own invitations something of who else
-was drawn, all others together exactly; their number is stated beside the amplified one, which
-holds for an outsider alone.
+Poisson sampling with a hidden cohort is the default: every client takes part independently, so a
+client's participation reveals nothing about another's, and amplification holds against any
+coalition. Under fixed-size sampling all other clients together know the cohort from their own
+participation: amplification holds only for an outsider.
 
-This file does not import torch: planning must be instant.
+This module never imports torch: planning must be fast.
 """
 
 import math
@@ -18,12 +17,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.privacy.accounting import Participation
 from coterie.privacy.entropy import Entropy, uniforms
+from coterie.privacy.events import Participation
 
 
 class Sampler(ABC):
-    """Draws cohorts and says what accounting needs to know of them."""
+    """Draws cohorts, and describes them to the accountant."""
 
     kind: ClassVar[str] = ""
 
@@ -36,7 +35,7 @@ class Sampler(ABC):
         """Return the expected cohort size: the public denominator of every mean."""
 
     def largest(self, clients: int) -> int:
-        """Return the most clients that a round may have."""
+        """Return the largest possible cohort."""
         return clients
 
     @abstractmethod
@@ -70,11 +69,11 @@ class Everyone(Sampler):
 
 @dataclass(frozen=True)
 class Poisson(Sampler):
-    """Every client joins independently with probability cohort / clients.
+    """Every client takes part independently with probability cohort / clients.
 
     Args:
         cohort: The expected number of clients in a round; None for all of them.
-        visible: Whether others can see who takes part. Hidden by default.
+        visible: Whether others observe the cohort. Hidden by default.
     """
 
     kind: ClassVar[str] = "poisson"
@@ -82,11 +81,11 @@ class Poisson(Sampler):
     visible: bool = False
 
     def rate(self, clients: int) -> float:
-        """Return the probability with which a client joins a round."""
+        """Return the probability that a client takes part in a round."""
         return _rate(self.cohort, clients)
 
     def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
-        """Draw by geometric gaps: time in the cohort, not in the number of clients.
+        """Draw by geometric gaps: the time depends on the cohort, not on the number of clients.
 
         **Guarantee:** each client is in with probability `rate`, independently. Test:
         tests/statistics/test_sampling.py.

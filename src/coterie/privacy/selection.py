@@ -1,4 +1,4 @@
-"""What choosing settings by private runs costs, in two views that are kept apart.
+"""The cost of choosing settings by private runs, in two views that are kept apart.
 
 K runs are made, each with settings drawn at random from a fixed list and a private score of its
 own; the run with the best score is kept. K itself is random: it follows the truncated negative
@@ -7,14 +7,18 @@ binomial law with shape eta >= 0 and 0 < gamma < 1,
     P[K = k] = (1 - gamma)^k / (gamma^-eta - 1) prod_{l<k} (l + eta) / (l + 1),   k = 1, 2, ...
 
 (eta = 1: geometric; eta -> 0: logarithmic). If one run, settings and score included, is (a, e(a))-
-RDP for every order a > 1, then the best run alone is (a, e'(a))-RDP with
+RDP for every order a > 1, then the best run is (a, e'(a))-RDP with
 
     e'(a) = e(a) + (1 + eta) min_b [(1 - 1/b) e(b) + log(1/gamma) / b] + log(E[K]) / (a - 1)
 
 (Papernot and Steinke, "Hyperparameter Tuning with Renyi Differential Privacy", ICLR 2022, Theorem
-2). This holds for whoever sees the best run and nothing else: neither another run, nor K. The other
-clients took part in all runs and saw every post: for them all runs and scores compose. K does not
-depend on data, so the composition of the K runs that were made is a true bound.
+2), for an adversary who observes the best run and nothing else: neither another run, nor K. The
+other clients take part in all runs and observe every release: for them all runs and scores compose.
+K does not depend on data, so the composition of the K runs that were made is a valid bound.
+
+A chosen run states its cost by `Charged`. Its releases are the best of several, so the epsilon of
+its own events is not a guarantee. Every run of a selection carries the same `Charged`, since any of
+them may be the one that is kept; it does not reveal K.
 
 This module never imports torch.
 """
@@ -23,13 +27,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from coterie.privacy.accounting import Guarantee
 from coterie.privacy.entropy import Entropy, uniforms
 from coterie.privacy.events import (
     Event,
@@ -41,20 +45,28 @@ from coterie.privacy.events import (
     list_runs,
     read_runs,
 )
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import Guarantee, round_up, state
 
 Array = NDArray[np.float64]
 
-CHOSEN = "RDP bound (Papernot and Steinke 2022, Theorem 2), for whoever sees the chosen run alone"
-OTHERS = "other clients: all runs and scores together"
+THEOREM = "RDP bound (Papernot and Steinke 2022, Theorem 2)"
+CHOSEN_ONLY = "an adversary who observes only the chosen run"
+CHOSEN = f"{THEOREM}, for {CHOSEN_ONLY}"
+ALL_RUNS = "other clients: all runs and scores together"
+FOR_OTHERS = (
+    "the other clients took part in all runs: their epsilon is in selection.json, and larger than "
+    "that of these releases"
+)
+BEFORE_CHOICE = "nobody: of these releases before the choice, see selection"
+"""The view of the epsilon of a chosen run's own events."""
 ORDERS: Array = np.unique(
     np.concatenate(
         [1 + np.geomspace(0.02, 1, 40), np.arange(2, 33, 0.25), np.geomspace(32, 2048, 120).round()]
     )
 )
-"""Renyi orders at which bounds are kept; the best of them is taken."""
+"""Renyi orders of all bounds; the smallest resulting epsilon counts."""
 _SHARES = (0.5, 0.9, 0.99)
-_ROOM = 1e-9  # above what sums of floats lose
+_TOLERANCE = 1e-9  # above the rounding of float sums
 
 
 @dataclass(frozen=True)
@@ -63,11 +75,11 @@ class RunLaw:
 
     Args:
         mean: How many runs to expect, above 1.
-        eta: Its shape: 1 is geometric, 0 logarithmic (many selections make few runs, some very
-            many). A smaller one costs less in the view of the chosen run alone.
+        eta: Its shape: 1 is geometric, 0 logarithmic (mostly few runs, sometimes very many). A
+            smaller one costs less for an adversary who observes only the chosen run.
 
-    **Guarantee:** none by itself; K has to be drawn by `draw` before any run, and nobody outside
-    may learn it. `tests/statistics/test_selection.py`.
+    **Guarantee:** none by itself; K has to be drawn by `draw` before any run, and must stay secret.
+    `tests/statistics/test_selection.py`.
 
     >>> law = RunLaw(10.0)
     >>> round(law.gamma, 6), law.quantile(0.5), law.quantile(0.99)
@@ -81,7 +93,7 @@ class RunLaw:
         if not 1 < self.mean <= 1000:
             raise ValueError(
                 f"runs = {self.mean}: expected the mean number of runs, above 1 and at most 1000; "
-                "for one run give its settings, there is nothing to choose"
+                "for one run give its settings"
             )
         if not 0 <= self.eta <= 100:
             raise ValueError(
@@ -94,7 +106,7 @@ class RunLaw:
         return _gamma(self.mean, self.eta)
 
     def probabilities(self, most: int) -> Array:
-        """Return the probabilities of 1, 2, ... so many runs."""
+        """Return the probabilities of 1, 2, ..., `most` runs."""
         gamma, eta = self.gamma, self.eta
         steps = np.arange(1, most, dtype=np.float64)
         ratios = np.concatenate([[0.0], np.log1p(-gamma) + np.log((steps + eta) / (steps + 1))])
@@ -144,33 +156,34 @@ def _gamma(mean: float, eta: float) -> float:
 
 
 def renyi(events: Sequence[Event], participation: Participation, relation: Relation) -> Array:
-    """Bound the Renyi divergence, at `ORDERS`, of all these releases together.
+    """Return bounds on the Renyi divergence, at `ORDERS`, of all these releases together.
 
     Raises:
         ValueError: If an event is not Gaussian noise on a sum.
 
     **Guarantee:** an upper bound on D_a(M(x) || M(x')) in both directions, for releases that may
     each depend on earlier ones. Exact where everyone takes part (a s^2 / (2 z^2)) and for visible
-    cohorts (by the coin that is seen); under Poisson sampling that of the dominating pair, by
-    quadrature. Hidden cohorts of a fixed size are taken for visible.
-    `tests/accounting/test_selection.py`.
+    cohorts (by conditioning on participation); under Poisson sampling that of the dominating pair,
+    by quadrature. Hidden cohorts of a fixed size are treated as visible.
+    `tests/privacy/test_selection.py`.
     """
     check_relation(relation)
     total = np.zeros_like(ORDERS)
     for event in set(events):
-        if not isinstance(event, Gaussian):
+        if event.gaussian_noise(relation) is None:
             raise ValueError(
                 f"{type(event).__name__} noise in a run: no Renyi bound of selection is offered "
                 "for it; choose settings among runs with Gaussian noise that the server adds "
                 "(noise = 'gaussian')"
             )
         total += events.count(event) * _renyi(event, participation, relation)
-    return np.asarray(total * (1 + _ROOM))
+    return np.asarray(total * (1 + _TOLERANCE))
 
 
 @lru_cache(maxsize=256)
-def _renyi(event: Gaussian, participation: Participation, relation: Relation) -> Array:
-    rate, z = participation.rate, event.noise_multiplier
+def _renyi(event: Event, participation: Participation, relation: Relation) -> Array:
+    rate, z = participation.rate, event.gaussian_noise("zero_out")
+    assert z is not None
     scale = 1.0 if relation == "zero_out" else event.replaced
     seen = _log_mixed(ORDERS * (ORDERS - 1) * (scale / z) ** 2 / 2, rate) / (ORDERS - 1)
     if rate == 1 or participation.visible or participation.kind == "fixed":
@@ -180,7 +193,7 @@ def _renyi(event: Gaussian, participation: Participation, relation: Relation) ->
 
 
 def _log_mixed(moments: Array, rate: float) -> Array:
-    """Return log(1 - rate + rate e^m): the log moment where a coin is seen."""
+    """Return log(1 - rate + rate e^m): the log moment of a visible cohort."""
     if rate == 1:
         return moments
     return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + moments))
@@ -207,11 +220,11 @@ def sampled_log_moment(order: float, rate: float, z: float, relation: Relation) 
 
 
 def renyi_of_best(one: Array, law: RunLaw) -> Array:
-    """Bound the Renyi divergence of the best run alone, from that of one run (Theorem 2).
+    """Return bounds on the Renyi divergence of the best run, from those of one run (Theorem 2).
 
     **Guarantee:** for runs that are independent given the data, with a total order on their
-    outputs, and K drawn from `law` whatever the data, for whoever sees the best output and nothing
-    else. `tests/accounting/test_selection.py` compares with exact divergences.
+    outputs, and K drawn from `law` independently of the data, for an adversary who observes the
+    best output and nothing else. `tests/privacy/test_selection.py`.
     """
     extra = float(np.min((1 - 1 / ORDERS) * one - math.log(law.gamma) / ORDERS))
     mean = law_mean(law.gamma, law.eta)
@@ -219,10 +232,10 @@ def renyi_of_best(one: Array, law: RunLaw) -> Array:
 
 
 def renyi_to_epsilon(divergences: Array, delta: float) -> float:
-    """Turn Renyi bounds into epsilon at delta (Canonne, Kamath and Steinke 2020, Proposition 12).
+    """Return epsilon at delta from Renyi bounds (Canonne, Kamath and Steinke 2020, Proposition 12).
 
     **Guarantee:** (epsilon, delta)-DP for any mechanism with these divergences at `ORDERS`;
-    `tests/accounting/test_selection.py`.
+    `tests/privacy/test_selection.py`.
     """
     check_delta(delta)
     found = divergences + np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
@@ -230,8 +243,8 @@ def renyi_to_epsilon(divergences: Array, delta: float) -> float:
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """What other clients may come to know: K is at most `runs` with probability `share`."""
+class Forecast:
+    """Epsilon against other clients if K is at most `runs`, which has probability `share`."""
 
     share: float
     runs: int
@@ -240,26 +253,26 @@ class Foreseen:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a selection among private runs guarantees, and to whom.
+    """The guarantees of a selection among private runs, by adversary.
 
     Args:
-        candidates: What a run posts, by settings on offer: its events, the score left out.
+        candidates: The events of a run without its score, for each candidate setting.
         score: The event of one run's score.
         law: Of the number of runs.
-        participation: Who takes part in every round, and in a score.
-        relation: What neighbours are.
-        delta: At which epsilons are stated.
+        participation: The clients of each round, and of a score.
+        relation: The neighbouring relation.
+        delta: Of all epsilons.
         clients: How many clients there are.
         simulation: Whether noise, K and settings come from a known seed.
 
     Raises:
-        ValueError: If nothing is on offer, or a run has no Renyi bound.
+        ValueError: If there are no candidates, or a run has no Renyi bound.
 
-    **Guarantee:** `chosen_alone` for whoever sees the chosen run's settings, posts and score and
-    nothing else (not K, no other run, not how long it took); `of_runs` for the other clients, who
-    see every run. Assumes that settings and K were drawn independently of data, that every run has
-    noise of its own, and that the best is chosen by the noisy scores alone.
-    `tests/accounting/test_selection.py`, `tests/statistics/test_selection.py`.
+    **Guarantee:** `chosen_alone` for an adversary who observes the chosen run's settings, releases
+    and score and nothing else (not K, no other run, not how long it took); `of_runs` for the other
+    clients, who observe every run. Assumes that settings and K were drawn independently of data,
+    that every run has noise of its own, and that the best is chosen by the noisy scores only.
+    `tests/privacy/test_selection.py`, `tests/statistics/test_selection.py`.
     """
 
     candidates: tuple[tuple[Event, ...], ...]
@@ -273,26 +286,26 @@ class Selection:
 
     def __post_init__(self) -> None:
         if not self.candidates:
-            raise ValueError("no settings are on offer: give values to try")
+            raise ValueError("there are no candidate settings: give values to try")
         check_delta(self.delta)
-        self.one_run  # noqa: B018 (refuses what has no bound before anything is spent)
+        self.one_run  # noqa: B018 (raises before anything is spent if there is no bound)
 
     @property
     def one_run(self) -> Array:
-        """Renyi bounds of one run with its score, whatever settings it draws.
+        """Renyi bounds of one run with its score, for any settings.
 
-        Settings are drawn alike for neighbours and shown, so a run's moment is the mean over
-        settings of theirs, and at most the largest.
+        Settings have the same law for neighbours and are released, so a run's moment is the mean
+        of theirs over settings, and at most the largest.
         """
         return np.asarray(np.max([self._renyi(events) for events in self._kinds], axis=0))
 
     @property
     def chosen_alone(self) -> float:
-        """Epsilon for whoever sees the chosen run alone; known before anything is spent."""
+        """Epsilon for an adversary who observes only the chosen run; known before the runs."""
         return renyi_to_epsilon(renyi_of_best(self.one_run, self.law), self.delta)
 
     def of_runs(self, drawn: Sequence[int]) -> Guarantee:
-        """State what other clients are guaranteed who saw these runs, by their candidates."""
+        """Return the guarantee against other clients who observe runs of these candidates."""
         runs = (self.candidates[number] for number in drawn)
         return Guarantee(
             events=tuple(event for events in runs for event in (*events, self.score)),
@@ -301,19 +314,19 @@ class Selection:
             delta=self.delta,
             clients=self.clients,
             simulation=self.simulation,
-        ).for_others
+        )
 
-    def foresee(self, shares: Sequence[float] = _SHARES) -> list[Foreseen]:
-        """Say what other clients may come to know, by how many runs there may be.
+    def forecast(self, shares: Sequence[float] = _SHARES) -> list[Forecast]:
+        """Return epsilon against other clients for likely numbers of runs.
 
-        As if every run had the settings that cost most; what was drawn decides in the end.
+        As if every run had the most expensive settings; the drawn settings decide in the end.
         """
         first = [self.candidates.index(events) for events in self._kinds]
         found = []
         for share in shares:
             runs = self.law.quantile(share)
             epsilon = max(self.of_runs([number] * runs).epsilon for number in first)
-            found.append(Foreseen(share, runs, epsilon))
+            found.append(Forecast(share, runs, epsilon))
         return found
 
     @property
@@ -324,7 +337,7 @@ class Selection:
         return renyi((*events, self.score), self.participation, self.relation)
 
     def to_json(self, drawn: Sequence[int] = ()) -> dict[str, Any]:
-        """Return all that both epsilons follow from, and them, as strict JSON."""
+        """Return both epsilons and everything that determines them, as strict JSON."""
         who = self.participation
         found: dict[str, Any] = {
             "relation": self.relation,
@@ -344,21 +357,21 @@ class Selection:
             found["drawn"] = list(drawn)
             found["epsilon_other_clients"] = {
                 "epsilon": all_runs.epsilon,
-                "bound": OTHERS,
+                "bound": ALL_RUNS,
                 "accountant": all_runs.profile.accountant,
             }
         return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Selection":
-        """Rebuild it; epsilons are computed anew, not believed."""
+        """Return the selection of this JSON; epsilons are computed again, not read."""
         score = read_runs(data["score"])
-        if len(score) != 1 or not isinstance(score[0], Gaussian):
+        if len(score) != 1:
             raise ValueError(f"score = {data['score']!r}: expected one Gaussian event")
         visible = data["cohort"] == "visible"
         return cls(
             candidates=tuple(read_runs(events) for events in data["candidates"]),
-            score=score[0],
+            score=_gaussian(score[0]),
             law=RunLaw(float(data["law"]["mean"]), float(data["law"]["eta"])),
             participation=Participation(data["sampling"], float(data["rate"]), visible),
             relation=data["relation"],
@@ -368,19 +381,166 @@ class Selection:
         )
 
     def statement(self, drawn: Sequence[int] = ()) -> str:
-        """State both views in plain words; before the runs, what may come of them."""
+        """Return both views as text; before the runs, a forecast for the other clients."""
         at = f"at delta = {self.delta:.3g}"
         lines = [f"{CHOSEN}: epsilon = {round_up(self.chosen_alone)} {at}."]
         if drawn:
             epsilon = round_up(self.of_runs(drawn).epsilon)
             runs = "1 run" if len(drawn) == 1 else f"{len(drawn)} runs"
-            lines.append(f"{OTHERS} ({runs}): epsilon = {epsilon} {at}.")
+            lines.append(f"{ALL_RUNS} ({runs}): epsilon = {epsilon} {at}.")
         else:
-            told = ", ".join(
+            likely = ", ".join(
                 f"{round_up(one.epsilon)} ({one.share:.0%}: at most {one.runs} runs)"
-                for one in self.foresee()
+                for one in self.forecast()
             )
-            lines.append(f"{OTHERS}: epsilon {at} is at most {told}.")
+            lines.append(f"{ALL_RUNS}: epsilon {at} is at most {likely}.")
         if self.simulation:
             lines.insert(0, "SIMULATION: noise from a known seed, not a guarantee.")
         return "\n".join(lines)
+
+
+def _gaussian(event: Event) -> Gaussian:
+    if not isinstance(event, Gaussian):
+        raise ValueError(f"{type(event).__name__} noise: selection supports only Gaussian noise")
+    return event
+
+
+Runs = tuple[tuple[tuple[float, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class Charged:
+    """How a run was chosen, as far as it is public; it does not reveal K.
+
+    Attributes:
+        runs: Mean of the number of runs.
+        eta: Shape of its law.
+        score_noise: Noise multiplier of a score.
+        score_replaced: Sensitivity of a score under replace over that under zero_out.
+        candidates: The events of a run, for each candidate: of equal neighbouring events their
+            noise multiplier, `replaced`, and number.
+    """
+
+    runs: float
+    eta: float
+    score_noise: float
+    score_replaced: float
+    candidates: Runs
+
+    @classmethod
+    def of(cls, selection: Selection) -> "Charged":
+        """Return the public part of a selection."""
+        score = selection.score
+        kinds = dict.fromkeys(selection.candidates)
+        return cls(
+            runs=selection.law.mean,
+            eta=selection.law.eta,
+            score_noise=score.noise_multiplier,
+            score_replaced=score.replaced,
+            candidates=tuple(_triples(events) for events in kinds),
+        )
+
+    def selection(self, run: Guarantee) -> Selection:
+        """Return the selection in which a run was chosen; its epsilon is computed again.
+
+        Raises:
+            ValueError: If the run's own events are not among the candidates.
+
+        **Guarantee:** as `Selection.chosen_alone`, if the run was made by a private selection;
+        `tests/privacy/test_selection_charged.py`.
+        """
+        offered = tuple(_events(triples) for triples in self.candidates)
+        if run.events not in offered:
+            raise ValueError(
+                f"a run of {len(run.events)} releases was chosen among {len(offered)} kinds of "
+                "runs, and is none of them: restore its plan.toml and guarantee.json"
+            )
+        return Selection(
+            candidates=offered,
+            score=Gaussian(self.score_noise, self.score_replaced),
+            law=RunLaw(self.runs, self.eta),
+            participation=run.participation,
+            relation=run.relation,
+            delta=run.delta,
+            clients=run.clients,
+            simulation=run.simulation,
+        )
+
+    def to_json(self, run: Guarantee) -> dict[str, Any]:
+        """Return the certificate's record of the choice: epsilon and what determines it."""
+        made = self.selection(run)
+        return {
+            "epsilon_chosen_alone": made.chosen_alone,
+            "delta": run.delta,
+            "theorem": THEOREM,
+            "view": CHOSEN_ONLY,
+            "other_clients": FOR_OTHERS,
+            "runs_mean": self.runs,
+            "eta": self.eta,
+            "score_event": list_runs([made.score])[0],
+            "candidates": [list_runs(events) for events in made.candidates],
+        }
+
+    @classmethod
+    def from_json(cls, stated: Mapping[str, Any]) -> "Charged":
+        """Return what `to_json` wrote; epsilon is computed again, not read."""
+        (event,) = read_runs([stated["score_event"]])
+        score = _gaussian(event)
+        return cls(
+            runs=float(stated["runs_mean"]),
+            eta=float(stated["eta"]),
+            score_noise=score.noise_multiplier,
+            score_replaced=score.replaced,
+            candidates=tuple(_triples(read_runs(events)) for events in stated["candidates"]),
+        )
+
+
+def chosen_alone(run: Guarantee, stated: Mapping[str, Any] | None) -> float | None:
+    """Return epsilon for an adversary who observes only a chosen run; None for other runs.
+
+    Args:
+        run: The guarantee of the run's own events.
+        stated: The field `selection` of its certificate, if it has one.
+    """
+    return None if stated is None else Charged.from_json(stated).selection(run).chosen_alone
+
+
+def charged_statement(run: Guarantee, stated: Mapping[str, Any] | None) -> str:
+    """Return a run's guarantee as text, for an adversary who observes only it if it was chosen."""
+    epsilon = chosen_alone(run, stated)
+    if epsilon is None:
+        return run.statement()
+    adversary = (
+        "Adversary: observes this run, which was chosen by private scores, and neither another "
+        "run, nor selection.json, nor the number of runs. For others it does not hold: "
+        f"{FOR_OTHERS} (epsilon = {round_up(run.epsilon)}, before the choice)."
+    )
+    accountant = (
+        f"Accountant: {THEOREM}; of the releases before the choice: {run.profile.accountant}."
+    )
+    return "\n".join(state(run, epsilon=epsilon, adversary=adversary, accountant=accountant))
+
+
+def charged_message(epsilon: float, delta: float) -> str:
+    """Return the cost of a chosen run, as one line."""
+    return (
+        "CHARGED: settings were chosen among private runs by private scores: epsilon = "
+        f"{round_up(epsilon)} at delta = {delta:.3g} for {CHOSEN_ONLY}, {THEOREM}; {FOR_OTHERS}"
+    )
+
+
+def _triples(events: Sequence[Event]) -> tuple[tuple[float, ...], ...]:
+    found = []
+    for one, alike in groupby(events):
+        event = _gaussian(one)
+        found.append((event.noise_multiplier, event.replaced, float(len(list(alike)))))
+    return tuple(found)
+
+
+def _events(triples: tuple[tuple[float, ...], ...]) -> tuple[Gaussian, ...]:
+    for triple in triples:
+        if len(triple) != 3 or not 1 <= triple[2] <= 1e7 or triple[2] % 1:
+            raise ValueError(
+                f"candidates: {triple} was given; expected noise, replaced and how many rounds"
+            )
+    return tuple(Gaussian(z, far) for z, far, times in triples for _ in range(int(times)))

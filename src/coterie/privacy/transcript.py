@@ -1,12 +1,12 @@
-"""The public transcript: every post, kept so that what was released can be read again.
+"""The public transcript: every post, stored so that it can be read again.
 
-A post is out when its file has its final name: it is written under another name, synced, renamed
-and the folder synced, so a crash leaves either no post or a whole one. When the rounds are done the
-files of `posts/` are packed into one, `posts.npz` beside it, in the same way: until it has its name
-they stay, and afterwards either is read.
+A post is released when its file has its final name: it is written under another name, synced,
+renamed and the folder synced, so a crash leaves either no post or a complete one. After the last
+round the files of `posts/` are packed into one, `posts.npz`, in the same way; until it has its name
+the single files stay.
 
-A post's digest is of what it says, not of the file that holds it: of each leaf in turn, a line of
-JSON with its name, type and shape, and its numbers (see `digest_of`).
+A post's digest depends on its content, not on its file: for each leaf a line of JSON with name,
+type and shape, then its numbers (see `digest_of`).
 """
 
 import hashlib
@@ -31,46 +31,46 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def digest_of(arrays: Arrays) -> str:
-    """Hash what a post says: names, types, shapes and numbers of its leaves, in order."""
+    """Return the hash of names, types, shapes and numbers of a post's leaves, in order."""
     found = hashlib.sha256()
     for name, array in arrays.items():
         plain = _rows(array)
-        told = {"leaf": name, "dtype": plain.dtype.str, "shape": list(plain.shape)}
-        found.update(json.dumps(told).encode() + b"\n")
+        header = {"leaf": name, "dtype": plain.dtype.str, "shape": list(plain.shape)}
+        found.update(json.dumps(header).encode() + b"\n")
         found.update(plain.tobytes())
     return found.hexdigest()
 
 
 class Transcript(Protocol):
-    """Keeps posted values by index."""
+    """Stores released values by index."""
 
     def write(self, index: int, value: Tree) -> str:
-        """Keep a value for good; give its digest."""
+        """Store a value permanently; return its digest."""
 
     def read(self, index: int) -> Tree:
-        """Read a kept value."""
+        """Return a stored value."""
 
     def has(self, index: int) -> bool:
-        """Return whether a value is kept under this index."""
+        """Return whether this index has a stored value."""
 
 
 class MemoryTranscript:
-    """A transcript that lives as long as the process."""
+    """A transcript in memory."""
 
     def __init__(self) -> None:
         self._values: dict[int, Tree] = {}
 
     def write(self, index: int, value: Tree) -> str:
-        """Keep a value; there is no file, hence no digest."""
+        """Store a value; there is no file, hence no digest."""
         self._values[index] = _copy(value)
         return ""
 
     def read(self, index: int) -> Tree:
-        """Read a kept value."""
+        """Return a stored value."""
         return _copy(self._values[index])
 
     def has(self, index: int) -> bool:
-        """Return whether a value is kept under this index."""
+        """Return whether this index has a stored value."""
         return index in self._values
 
 
@@ -92,40 +92,40 @@ class FolderTranscript:
         else:
             folder.mkdir(parents=True, exist_ok=True)
         for partial in folder.glob("*.partial"):
-            partial.unlink()  # a post that a crash cut off was never out; nobody shall read it
+            partial.unlink()  # an interrupted post was never released, and must not be read
 
     def write(self, index: int, value: Tree) -> str:
-        """Keep a value, atomically and synced."""
+        """Store a value, atomically and synced."""
         arrays = {name: leaf.numpy() for name, leaf in value.items()}
         if not arrays:
-            raise ValueError(f"post {index} holds no leaf: there is nothing to keep")
+            raise ValueError(f"post {index} has no leaf: there is nothing to store")
         self.folder.mkdir(exist_ok=True)
         write_atomically(self._path(index), _pack(arrays))
         return digest_of(arrays)
 
     def read(self, index: int) -> Tree:
-        """Read a kept value."""
+        """Return a stored value."""
         return map_arrays(self._arrays(index))
 
     def digest(self, index: int) -> str:
-        """Hash a kept value; empty if it cannot be read."""
+        """Return the digest of a stored value; empty if it cannot be read."""
         try:
             return digest_of(self._arrays(index))
         except _DAMAGED:
             return ""
 
     def has(self, index: int) -> bool:
-        """Return whether a value is kept under this index."""
+        """Return whether this index has a stored value."""
         return index in self._inside or self._path(index).exists()
 
     def indices(self) -> set[int]:
-        """Return the indices of all kept values."""
+        """Return the indices of all stored values."""
         return set(self._inside) | self._loose()
 
     def pack(self) -> None:
-        """Put all posts into one file, one after another, then drop the others.
+        """Write all posts into one file, then delete the single files.
 
-        A crash leaves the files of the posts, or the packed one and perhaps some of them as well.
+        A crash leaves the single files, or the packed one and perhaps some of them.
         """
         if self._loose() - set(self._inside) or not self.packed.exists():
             with replacing(self.packed) as file, zipfile.ZipFile(file, "w") as archive:
@@ -138,10 +138,10 @@ class FolderTranscript:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _open(self) -> None:
-        """List what is in the packed file; a damaged one holds nothing that can be read."""
+        """List the content of the packed file; a damaged one counts as empty."""
         self._inside = {}
         try:
-            # Stays open: a look at its directory for every post would take time in their square.
+            # Stays open: reading its directory for every post takes quadratic time.
             self._archive = zipfile.ZipFile(self.packed)
         except _DAMAGED:
             return

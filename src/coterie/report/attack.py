@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.privacy.accounting import Guarantee, epsilon_by_round
-from coterie.privacy.tradeoff import gdp_approximation
-from coterie.privacy.views import is_local
-from coterie.privacy.words import round_up
+from coterie.privacy.accounting import epsilon_by_round
+from coterie.privacy.guarantee import Guarantee, gdp_approximation, is_local, round_up
 from coterie.report import figures
 from coterie.report.charts import Figure
 from coterie.report.elements import (
@@ -36,7 +34,6 @@ _QUESTIONS = {
 
 def show_attack(guarantee: Guarantee, key: str) -> Html:
     """Show what other clients can do at best as attackers, and epsilon by round, in their view."""
-    guarantee = guarantee.for_others
     rounds, spent = spent_by_round(guarantee)
     misses = guarantee.trade_off(_ALARMS)
     caught = [_ceiling(1 - miss) for miss in misses]
@@ -97,7 +94,6 @@ def draw_trade_off(guarantee: Guarantee, title: str = _TITLE, *, name: str = "tr
     In the view of the other clients. The Gaussian approximation that papers draw is dashed, where
     it differs; it bounds nothing.
     """
-    guarantee = guarantee.for_others
     alarms = np.concatenate([[0.0], np.geomspace(1e-4, 0.1, 30), np.linspace(0.12, 1, 45)])
     listed = [float(alarm) for alarm in alarms]
     return figures.trade_off(
@@ -130,7 +126,6 @@ def spent_by_round(guarantee: Guarantee) -> tuple[tuple[int, ...], tuple[float, 
 
     In the view of the other clients.
     """
-    guarantee = guarantee.for_others
     total = len(guarantee.events)
     # Sampled rounds of many different noises take seconds to account for.
     marks = min(total, _MARKS if len(set(guarantee.events)) <= 8 else 4)

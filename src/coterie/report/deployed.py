@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import round_up
 from coterie.report.elements import Html, element, join, percent, table
 from coterie.report.finished import FinishedRun
 

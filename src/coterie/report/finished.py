@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from coterie.full_disks import how_to_finish
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import ALONE, chosen_alone
-from coterie.privacy.words import OTHERS, OUTSIDER, round_up, view_of
+from coterie.privacy.guarantee import OTHERS, OUTSIDER, Guarantee, round_up, view_of
+from coterie.privacy.selection import CHOSEN_ONLY, chosen_alone
 
 Array = NDArray[np.float64]
 
@@ -93,13 +92,13 @@ class FinishedRun:
         """
         if (chosen := chosen_alone(self.guarantee, self.selection)) is not None:
             return chosen
-        return self.guarantee.for_others.epsilon
+        return self.guarantee.epsilon
 
     @property
     def view(self) -> str:
         """Whose view `epsilon` is."""
         if self.selection is not None:
-            return ALONE
+            return CHOSEN_ONLY
         view = view_of(self.guarantee)
         return OTHERS if view == OUTSIDER else view
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie.privacy.words import round_up
+from coterie.privacy.guarantee import round_up
 from coterie.report.averages import average
 from coterie.report.elements import listed
 from coterie.report.finished import FinishedRun

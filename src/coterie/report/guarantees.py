@@ -4,10 +4,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coterie.privacy.accounting import Guarantee
-from coterie.privacy.charged import ALONE, OTHERS, THEOREM, chosen_alone, statement
-from coterie.privacy.views import is_local, reasons
-from coterie.privacy.words import OUTSIDER, SERVER_SEES, describe_noise, round_up, view_of
+from coterie.privacy.guarantee import (
+    OUTSIDER,
+    SERVER_SEES,
+    Guarantee,
+    describe_noise,
+    is_local,
+    reasons,
+    round_up,
+    view_of,
+)
+from coterie.privacy.selection import (
+    CHOSEN_ONLY,
+    FOR_OTHERS,
+    THEOREM,
+    charged_statement,
+    chosen_alone,
+)
 from coterie.report.attack import show_attack, show_limits
 from coterie.report.elements import Html, element, join, table
 from coterie.report.finished import FinishedRun
@@ -95,7 +108,7 @@ def _one(stated: Stated, run: FinishedRun, key: str) -> list[str]:
 
 def _stated(run: FinishedRun) -> str:
     """Return the words of a guarantee; of a deployment, with what its coordinator does see."""
-    said = statement(run.guarantee, run.selection)
+    said = charged_statement(run.guarantee, run.selection)
     if not run.deployment:
         return said
     bounded = math.isfinite(float(run.deployment.get("epsilon_coordinator", math.inf)))
@@ -207,11 +220,11 @@ def _views(guarantee: Guarantee, deployment: Mapping[str, Any]) -> Html:
 
 def _chosen_views(guarantee: Guarantee, epsilon: float) -> Html:
     """Return epsilon of a run that was chosen, by who looks; for other clients it is not known."""
-    before = round_up(guarantee.for_others.epsilon)
+    before = round_up(guarantee.epsilon)
     bare = element("span", "no bound (inf)", class_="bad")
     rows: list[list[str]] = [
-        [ALONE, round_up(epsilon), f"{THEOREM}; of the shared model alone, no more"],
-        [_VIEWS["other_clients"], f"not told here, above {before}", OTHERS],
+        [CHOSEN_ONLY, round_up(epsilon), f"{THEOREM}; of the shared model alone, no more"],
+        [_VIEWS["other_clients"], f"not told here, above {before}", FOR_OTHERS],
         [_VIEWS["server"], bare, reasons(guarantee).get("server", "")],
     ]
     label = element("p", "Epsilon by who looks", class_="label")
@@ -227,5 +240,5 @@ def _in_short(guarantee: Guarantee, run: FinishedRun, labels: str) -> list[str]:
         guarantee.relation,
         str(len(guarantee.events)),
         _sampling(guarantee),
-        guarantee.for_others.profile.accountant if run.selection is None else THEOREM,
+        guarantee.profile.accountant if run.selection is None else THEOREM,
     ]

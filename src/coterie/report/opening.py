@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.privacy.charged import OTHERS
-from coterie.privacy.words import COMPARED, round_up
+from coterie.privacy.guarantee import COMPARED, round_up
+from coterie.privacy.selection import FOR_OTHERS
 from coterie.report.elements import DASH, Html, element, join, percent, short
 from coterie.report.finished import FinishedRun
 from coterie.report.groups import Group, are_grouped, named, rows_of
@@ -158,7 +158,7 @@ def _meaning(run: FinishedRun) -> Html:
     told += f", but for a probability of {delta:.3g}. " if delta else ". "
     told += f"That is {strength}." if strength else "At this size the promise is next to nothing."
     if alone:
-        told += f" Not for all: {OTHERS}."
+        told += f" Not for all: {FOR_OTHERS}."
     if run.guarantee.simulation:
         told += " It is one of runs with secret noise: the noise of a simulation is known."
     return join(element("strong", "What epsilon means: "), told)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from coterie.privacy.words import add_up, round_up
+from coterie.privacy.guarantee import add_up, round_up
 from coterie.report import figures
 from coterie.report.deployed import STAYED
 from coterie.report.elements import (

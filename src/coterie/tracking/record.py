@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie.full_disks import how_to_finish
-from coterie.privacy.accounting import Guarantee, epsilon_by_round
-from coterie.privacy.charged import ALONE, chosen_alone, statement
+from coterie.privacy.accounting import epsilon_by_round
+from coterie.privacy.guarantee import Guarantee
+from coterie.privacy.selection import CHOSEN_ONLY, charged_statement, chosen_alone
 
 ARTEFACTS = ("guarantee.json", "plan.toml")
 """What goes out as it is; the page of a run folder names clients and stays where it is."""
@@ -38,7 +39,7 @@ class Record:
     metrics: dict[str, float]
     by_round: tuple[tuple[int, str, float], ...]
     artefacts: tuple[Path, ...]
-    statement: str
+    charged_statement: str
 
 
 def read_record(folder: Path) -> Record:
@@ -60,7 +61,7 @@ def read_record(folder: Path) -> Record:
     return Record(
         name=folder.name,
         settings={key: _text(value) for key, value in flatten(plan).items()},
-        tags=_tags(result, guarantee) | ({} if chosen is None else {"coterie.view": ALONE}),
+        tags=_tags(result, guarantee) | ({} if chosen is None else {"coterie.view": CHOSEN_ONLY}),
         metrics=_final(result, guarantee, chosen),
         # What the posts of a chosen run come to by themselves is true of nobody.
         by_round=(
@@ -68,7 +69,7 @@ def read_record(folder: Path) -> Record:
             *_history(folder / "history.parquet"),
         ),
         artefacts=tuple(path for name in ARTEFACTS if (path := folder / name).exists()),
-        statement=statement(guarantee, stated.get("selection")),
+        charged_statement=charged_statement(guarantee, stated.get("selection")),
     )
 
 

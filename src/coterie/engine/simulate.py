@@ -1,0 +1,493 @@
+"""The in-process engine: all clients in this process, vectorised in blocks, on the CPU or a GPU.
+
+Block size, device and store change speed alone: the guarantee never depends on them, and results
+agree over block sizes to float tolerance (sums of contributions agree exactly: see `mechanisms`).
+"""
+
+import math
+import re
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+
+from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.engine.rounds import RoundState, client_half, server_half
+from coterie.engine.store import Ids, Store
+from coterie.engine.stragglers import Clock, Stragglers
+from coterie.interrupts import raise_if_asked
+from coterie.methods.base import Duality, Method, Shape, per_row_leaves
+from coterie.methods.finetune import Finetune
+from coterie.plan import Plan
+from coterie.privacy.billboard import Billboard, Post
+from coterie.privacy.entropy import open_entropy
+from coterie.privacy.files import write_atomically
+from coterie.privacy.guarantee import Guarantee
+from coterie.privacy.ledger import LedgerError
+from coterie.rng import Rng
+from coterie.solvers.precision import Precision, computed_in
+from coterie.tree import Tree, size, to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Settings that change how fast a run is and nothing else.
+
+    Attributes:
+        block: Clients computed side by side; 0 chooses by the model's size.
+        device: "cpu" or "cuda".
+        store: "memory", or "disk" to keep personal models memory-mapped, so that clients x
+            parameters may exceed memory.
+        precision: Of the products in local steps of networks: "float32" or "bfloat16" (mixed).
+    """
+
+    block: int = 0
+    device: str = "cpu"
+    store: Literal["memory", "disk"] = "memory"
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        if self.block < 0:
+            raise ValueError(f"block = {self.block}: expected a number of clients, or 0 to choose")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device = {self.device!r}: expected 'cpu' or 'cuda'")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"device = {self.device!r}: no CUDA device is available; use 'cpu'")
+
+    def clients(self, tree: Tree) -> int:
+        """Return the block size for clients with such a tree."""
+        row = 32.0 * max(size(tree), 1)  # bytes: float64 copies of a contribution
+        if self.device != "cpu":
+            return self.block or int(np.clip(8e9 / row, 1, 16384))
+        # Blocks that stay in a core's cache, but never so few clients that threads run dry, unless
+        # memory asks for it.
+        return self.block or int(np.clip(16e6 / row, max(1.0, min(64.0, 1e9 / row)), 4096))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Wall-clock seconds of a run."""
+
+    rounds: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What an observer receives after a round.
+
+    `answered` is the number of clients that contributed (None if unknown after a resumed run),
+    `seconds` the time on the virtual clock, if there is one.
+    """
+
+    round: int
+    rounds: int
+    shared: Tree
+    store: Store
+    answered: int | None = 0
+    seconds: float | None = None
+
+    def models(self, method: Method, data: FederatedDataset) -> Callable[[Ids], Tree]:
+        """Return a function from clients to their current models."""
+
+        def current(ids: Ids) -> Tree:
+            rows = self.store.take(
+                ids, lambda n: method.init_client_state(self.shared, data.spec, n)
+            )
+            return method.current_models(self.shared, rows, data.clients(ids))
+
+        return current
+
+
+class Observer(Protocol):
+    """A callable that watches a run. It returns None, so it cannot change the run."""
+
+    def __call__(self, progress: Progress) -> None:
+        """Receive the state after a round."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: one model per client, the public transcript, and the guarantee.
+
+    Attributes:
+        gap: The relative duality gap, of runs without privacy that stop by it; not private.
+        names: The clients' names, in the order of their models.
+        zeroed: The number of contributions that were not finite and counted as zero; not private.
+    """
+
+    plan: Plan
+    spec: Spec
+    shared: Tree
+    models: Store
+    billboard: Billboard
+    guarantee: Guarantee
+    timing: Timing
+    gap: float | None = None
+    names: Sequence[str] = ()
+    zeroed: int = 0
+
+    @property
+    def posts(self) -> tuple[Post, ...]:
+        """The public transcript."""
+        return self.billboard.posts
+
+    def rows(self, ids: Ids) -> Tree:
+        """Return the models of some clients, stacked."""
+        return self.models.take(ids, lambda count: {})
+
+    def model(self, client: int) -> Tree:
+        """Return one client's model parameters."""
+        return {name: leaf[client] for name, leaf in self.models.leaves.items()}
+
+    def finetune(self, method: Finetune, data: FederatedDataset) -> Callable[[Ids], Tree]:
+        """Finetune the models of this run, as a run of `Finetune` of its method would.
+
+        Nothing is released, so it costs no privacy; one run can be finetuned in several ways.
+
+        Args:
+            method: How to finetune; its base is replaced by the method of this run.
+            data: The training rows.
+
+        Returns:
+            A function from clients to their finetuned models, stacked.
+        """
+        if data.spec != self.spec or list(data.names) != list(self.names):
+            raise ValueError(
+                f"the data to finetune on has {data.spec} and {len(data)} names, expected the "
+                f"training data with {self.spec} and the same clients in the same order"
+            )
+        method = replace(method, base=self.plan.method)
+        method.check(self.spec, data=data)
+        stream = _client_rng(self.plan.simulation_seed).at("personalise")
+
+        def rows(ids: Ids) -> Tree:
+            clients = data.clients(ids)
+            shared = to(self.shared, clients.device)
+            return method.refine(shared, to(self.rows(ids), clients.device), clients, stream)
+
+        return rows
+
+    def onboard(self, data: FederatedDataset) -> Tree:
+        """Return models for new clients, from the shared tree and their own rows.
+
+        Nothing of theirs is released, so it costs no privacy.
+
+        Raises:
+            ValueError: If the rows have another spec, or the method cannot onboard clients.
+        """
+        return onboard(self.plan.method, self.shared, self.spec, data, self.plan.simulation_seed)
+
+
+def check_onboard(method: Method) -> None:
+    """Raise ValueError if the method has no models for clients that it was not trained with."""
+    if method.shape in (Shape.ROWS, Shape.POOLED):
+        raise ValueError(
+            f"{method.kind} has models for its training clients only, so new clients cannot be "
+            "onboarded: do not hold clients out, or use a method with a shared model, such as pmtl"
+        )
+    if method.serving.fixed_membership:
+        raise ValueError(
+            f"{method.kind} has a fixed membership (clusters or a relation between numbered "
+            "clients), so new clients cannot be onboarded: do not hold clients out, or use a "
+            "method without fixed membership"
+        )
+
+
+def onboard(
+    method: Method, shared: Tree, spec: Spec, data: FederatedDataset, seed: int | None
+) -> Tree:
+    """Return models for new clients, from the shared tree of a federation with this spec."""
+    check_onboard(method)
+    if replace(data.spec, clients=0) != replace(spec, clients=0):
+        raise ValueError(f"the new clients have {data.spec}, expected the training spec {spec}")
+    method.check(spec, data=data)
+    clients = data.clients(np.arange(len(data), dtype=np.int64))
+    personal = method.init_client_state(shared, spec, len(clients))
+    return method.personalise(shared, personal, clients, _client_rng(seed).at("join"))
+
+
+def simulate(
+    plan: Plan,
+    data: FederatedDataset,
+    *,
+    observe: Observer | None = None,
+    folder: Path | None = None,
+    speed: Speed | None = None,
+    stragglers: Stragglers | None = None,
+    recovered: Observer | None = None,
+) -> Outcome:
+    """Run a plan on clients held in this process.
+
+    Args:
+        plan: The plan.
+        data: The training rows.
+        observe: Called after every round.
+        folder: The folder for ledger, releases and personal state. A run with a folder survives a
+            crash: called again with the same plan and data, it continues.
+        speed: Block size, device, store.
+        stragglers: How long clients compute on a virtual clock, and how long the coordinator
+            waits; late clients contribute nothing to the round. None for no clock.
+        recovered: Called with the last finished round of a resumed run, before the next one.
+    """
+    return _Simulation(plan, data, folder, speed or Speed(), stragglers).run(observe, recovered)
+
+
+def set_clock(stragglers: Stragglers, plan: Plan, data: FederatedDataset) -> Clock:
+    """Return the virtual clock of a run; a resumed run gets the same one.
+
+    Raises:
+        ValueError: If a private run would wait by times that clients report: these depend on the
+            clients' row counts, which epsilon does not cover.
+    """
+    if stragglers.wait_is_reported and plan.privacy.epsilon != math.inf:
+        raise ValueError(
+            f"stragglers.wait = {stragglers.wait!r} follows from times that clients report, which "
+            "epsilon does not cover: give seconds, or run with epsilon = inf"
+        )
+    if plan.shows_cohort(len(data)) and plan.privacy.epsilon != math.inf:
+        raise ValueError(
+            "stragglers under a visible cohort: which clients are late depends on their row "
+            "counts, and adversaries would observe it; hide the cohort, or run with epsilon = inf"
+        )
+    rng = Rng.seeded(plan.simulation_seed or 0).at("clock")
+    passes = plan.method.rounds(data.spec).passes
+    return stragglers.clock(data.counts, data.spec.features, rng, passes)
+
+
+def _client_rng(seed: int | None) -> Rng:
+    return Rng.fresh() if seed is None else Rng.seeded(seed)
+
+
+class _Simulation:
+    """One run: the state between rounds."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        data: FederatedDataset,
+        folder: Path | None,
+        speed: Speed,
+        stragglers: Stragglers | None,
+    ) -> None:
+        self.plan, self.speed, self.folder = plan, speed, folder
+        self.data = data if speed.device == "cpu" else data.to(speed.device)
+        seed = plan.simulation_seed
+        self.rng = _client_rng(seed)
+        self.data.forget()
+        cohort = plan.sampler.largest(data.spec.clients)
+        plan.method.check(data.spec, cohort=cohort, data=data)
+        self.clock = None if stragglers is None else set_clock(stragglers, plan, data)
+        # The first shared tree is public: it comes from the spec and a fixed stream.
+        self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
+        self.billboard = plan.open(data.spec, self.shared, folder)
+        # The gap is private data: only a run without privacy may stop by it.
+        is_free = plan.privacy.epsilon == math.inf
+        self.duality = plan.method.rounds(data.spec).duality if is_free else None
+        self._ended: int | None = None
+        self._noted = 0
+        self._zeroed = torch.zeros((), dtype=torch.int64, device=speed.device)
+        self._next_look = 0
+        try:
+            self.store = self._open_store("personal")
+        except BaseException:
+            self.billboard.ledger.close()
+            raise
+
+    def run(self, observe: Observer | None, recovered: Observer | None = None) -> Outcome:
+        """Run the remaining rounds, then personalise."""
+        started = time.perf_counter()
+        try:
+            self._recover()
+            if recovered is not None and self.billboard.next:
+                recovered(self._last_progress(self.billboard.next - 1))
+            if self.plan.method.shape is Shape.POOLED:
+                return self._outcome(self._pool(), started, 0.0)
+            for number in range(self.billboard.next, self.plan.posts):
+                raise_if_asked()
+                if self._is_solved(number):
+                    break
+                answered, seconds = self._round(number)
+                if observe is not None:
+                    observe(self._progress(number, answered, seconds))
+            rounds = time.perf_counter() - started
+            models = self._personalise()
+            return self._outcome(models, started, rounds)
+        finally:
+            self.billboard.ledger.close()
+
+    def _round(self, number: int) -> tuple[int, float | None]:
+        """Run one round: the client's half by blocks, then the server's half."""
+        cohort, seconds = self._cohort(number)
+        with self.billboard.charged(number) as release:
+            shared = to(self.shared, self.speed.device)
+            state = RoundState(
+                self.plan.method,
+                release.mechanism,
+                shared,
+                self.rng,
+                number,
+                self.plan.simulation_seed,
+                self.speed.precision,
+            )
+            self.store.discard()
+            for block, personal in self._blocks(cohort, shared):
+                half = client_half(state, personal, block)
+                release.add(half.part)
+                self.store.stage(block.ids.numpy(), half.personal)
+                self._zeroed = self._zeroed + half.zeroed.sum().to(self._zeroed.device)
+            # New personal rows are on disk before the release exists: see `Store`.
+            self.store.seal(number)
+            self.shared, _ = server_half(self.plan.method, self.shared, release)
+        self.store.commit()
+        self._note_zeroed()
+        return len(cohort), seconds
+
+    def _blocks(self, ids: Ids, shared: Tree) -> Iterator[tuple[Clients, Tree]]:
+        """Yield the clients' rows by blocks, with their personal state."""
+        method, spec = self.plan.method, self.data.spec
+        for block in self.data.blocks(ids, self.speed.clients(self.shared)):
+            yield (
+                block,
+                self.store.take(
+                    block.ids.numpy(), lambda n: method.init_client_state(shared, spec, n)
+                ),
+            )
+
+    def _cohort(self, number: int) -> tuple[Ids, float | None]:
+        entropy = open_entropy(self.plan.simulation_seed, "cohort", number)
+        cohort = self.plan.sampler.draw(self.data.spec.clients, entropy)
+        if self.clock is None:
+            return cohort, None
+        timed = self.clock.round(number)
+        # A late client discards its update, so others see no difference to a client not sampled.
+        return np.intersect1d(cohort, timed.answered), timed.next_broadcast
+
+    def _personalise(self) -> Store:
+        """Return every client's model, sampled or not."""
+        method, shared = self.plan.method, to(self.shared, self.speed.device)
+        stream = self.rng.at("personalise")
+        models: Store | None = None
+        for block, personal in self._blocks(self._everyone, shared):
+            with computed_in(self.speed.precision):
+                rows = method.personalise(shared, personal, block, stream)
+            if models is None:
+                models = self._open_store("models", {name: row[:1] for name, row in rows.items()})
+            models.put(block.ids.numpy(), rows)
+        if models is None:
+            raise ValueError("there are no clients to make models for")
+        models.flush()
+        return models
+
+    def _pool(self) -> Store:
+        """Fit all clients with their rows in one place: a baseline, never private."""
+        self.billboard.ledger.charge(0)
+        clients = self.data.clients(self._everyone)
+        rows = self.plan.method.personalise(self.shared, {}, clients, Rng.seeded(0))
+        models = self._open_store("models", {name: row[:1] for name, row in rows.items()})
+        models.put(self._everyone, rows)
+        models.flush()
+        return models
+
+    @property
+    def _everyone(self) -> Ids:
+        return np.arange(self.data.spec.clients, dtype=np.int64)
+
+    def _is_solved(self, number: int) -> bool:
+        """Return whether the gap is small; computed now and then, since it costs an epoch."""
+        if self.duality is None or number < self._next_look:
+            return False
+        self._next_look = number + 1 + number // 10
+        if number == 0 or self._gap(self.duality) > self.duality.stop_gap:
+            return False
+        self._ended = number
+        return True
+
+    def _gap(self, duality: Duality) -> float:
+        """Return the relative duality gap of all clients together. Not private."""
+        shared = to(self.shared, self.speed.device)
+        primal, gap = duality.shared_cost(self.shared), 0.0
+        for block, personal in self._blocks(self._everyone, shared):
+            parts = duality.certify(shared, personal, block).double().sum(dim=0)
+            primal, gap = primal + float(parts[0]), gap + float(parts[1])
+        return gap / primal if primal > 0 else gap
+
+    def _outcome(self, models: Store, started: float, rounds: float) -> Outcome:
+        return Outcome(
+            plan=self.plan,
+            spec=self.data.spec,
+            shared=self.shared,
+            models=models,
+            billboard=self.billboard,
+            guarantee=replace(
+                self.plan.guarantee(self.data.spec.clients, self._ended), assumed=self.data.assumed
+            ),
+            timing=Timing(rounds, time.perf_counter() - started),
+            gap=None if self.duality is None else self._gap(self.duality),
+            names=self.data.names,
+            zeroed=int(self._zeroed),
+        )
+
+    def _recover(self) -> None:
+        ledger, started = self.billboard.ledger, bool(self.store.started.any())
+        if started and not ledger.charged and self.folder is not None:
+            raise LedgerError(
+                f"{self.folder}: personal state is here, but the ledger is empty: there may be "
+                "releases that it does not count; start a new run in a new folder"
+            )
+        if ledger.released and self.store.is_new and self.folder is not None:
+            raise LedgerError(
+                f"{self.folder}: the personal state of the published rounds is missing; "
+                "restore the folder, or start a new run"
+            )
+        for post in self.billboard.posts:
+            self.shared = self.plan.method.server_update(self.shared, post)
+        self.store.recover(self.billboard.next)
+        noted = None if self.folder is None else self.folder / "personal" / "zeroed.json"
+        if noted is not None and noted.exists() and noted.read_text().isdecimal():
+            self._noted = int(noted.read_text())
+            self._zeroed = self._zeroed + self._noted
+
+    def _note_zeroed(self) -> None:
+        """Keep the count over a crash; it is as private as the personal state beside it."""
+        if self.folder is None or int(self._zeroed) == self._noted:
+            return
+        self._noted = int(self._zeroed)
+        write_atomically(self.folder / "personal" / "zeroed.json", str(self._noted).encode())
+
+    def _progress(self, number: int, answered: int | None, seconds: float | None) -> Progress:
+        return Progress(number + 1, self.plan.posts, self.shared, self.store, answered, seconds)
+
+    def _last_progress(self, number: int) -> Progress:
+        """Return the progress after a round of a resumed run; its cohort is known from a seed."""
+        if self.plan.simulation_seed is None:
+            return self._progress(number, None, None)
+        cohort, seconds = self._cohort(number)
+        return self._progress(number, len(cohort), seconds)
+
+    def _open_store(self, name: str, template: Tree | None = None) -> Store:
+        per_row: tuple[str, ...] = ()
+        if template is None:
+            template = self.plan.method.init_client_state(self.shared, self.data.spec, 1)
+            per_row = per_row_leaves(template)
+        place = None if self.folder is None else self.folder / name
+        in_memory = place is None and self.speed.store == "memory"
+        scratch = None if place or in_memory else Path(tempfile.mkdtemp(prefix="coterie-"))
+        store = Store(
+            template,
+            self.data.spec.clients,
+            place or scratch,
+            self.speed.device,
+            per_row=per_row,
+            offsets=self.data.offsets,
+        )
+        if scratch is not None:
+            weakref.finalize(store, shutil.rmtree, scratch, ignore_errors=True)
+        return store

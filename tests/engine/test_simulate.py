@@ -1,0 +1,164 @@
+"""The engine: cohorts, denominators, stores, resumed runs, views of cost."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from coterie.data.synthetic import synthetic
+from coterie.engine.simulate import Speed, simulate
+from coterie.methods.pmtl import PMTL
+from coterie.models import Linear
+from coterie.plan import Plan, Privacy
+from coterie.privacy.sampling import Everyone, FixedSize, Poisson
+from coterie.solvers.sgd import SGD
+
+
+@pytest.fixture(scope="module")
+def data():
+    return synthetic("mean", clients=30, rows=(2, 9), features=3, seed=0).data
+
+
+def plan_of(**changes):
+    base = Plan(method=PMTL(), privacy=Privacy(epsilon=1.0), rounds=4, simulation_seed=1)
+    return replace(base, **changes)
+
+
+def test_mean_is_over_the_expected_cohort(data):
+    """Recompute a round by hand: the denominator is p m, whoever turned up."""
+    plan = plan_of(
+        privacy=Privacy(epsilon=math.inf), sampler=Poisson(10.0), rounds=1, method=PMTL(lam=1.0)
+    )
+    from coterie.privacy.entropy import open_entropy
+    from coterie.solvers.ridge import solve_ridge
+
+    cohort = plan.sampler.draw(30, open_entropy(1, "cohort", 0))
+    assert len(cohort) != 10, "choose a seed whose cohort is not the expected one"
+    zero = {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}
+    answers = solve_ridge(data.clients(cohort), anchor=zero, lam=1.0, bias=True)
+    outcome = simulate(plan, data)
+    for name, leaf in answers.items():
+        expected = leaf.double().sum(dim=0) / 10.0
+        torch.testing.assert_close(outcome.shared[name].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampler", [Everyone(), Poisson(), Poisson(7.0), FixedSize(7)])
+def test_samplers_run(data, sampler):
+    relation = "replace" if isinstance(sampler, FixedSize) else "zero_out"
+    outcome = simulate(
+        plan_of(sampler=sampler, privacy=Privacy(epsilon=1.0, relation=relation)), data
+    )
+    assert outcome.guarantee.epsilon <= 1.0
+    assert len(outcome.posts) == 4
+
+
+def test_fixed_size_needs_replace(data):
+    with pytest.raises(ValueError, match="replace"):
+        simulate(plan_of(sampler=FixedSize(7)), data)
+
+
+def test_disk_equals_memory(data, tmp_path):
+    plan = plan_of(sampler=Poisson(12.0))
+    memory = simulate(plan, data)
+    for other in (
+        simulate(plan, data, speed=Speed(store="disk")),
+        simulate(plan, data, folder=tmp_path / "run"),
+    ):
+        for name, leaf in memory.models.leaves.items():
+            assert torch.equal(leaf, other.models.leaves[name])
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path):
+    """Stop after each round in turn, go on, and compare with the run that was never stopped."""
+    plan = plan_of(sampler=Poisson(12.0), method=PMTL(solver="sgd", sgd=SGD(lr=0.05)))
+    whole = simulate(plan, data)
+
+    class StopError(Exception):
+        pass
+
+    for stop in range(1, 4):
+        folder = tmp_path / str(stop)
+
+        def halt(progress, stop=stop):
+            if progress.round == stop:
+                raise StopError
+
+        with pytest.raises(StopError):
+            simulate(plan, data, folder=folder, observe=halt)
+        resumed = simulate(plan, data, folder=folder)
+        for name, leaf in whole.models.leaves.items():
+            assert torch.equal(leaf, resumed.models.leaves[name])
+        for mine, his in zip(whole.posts, resumed.posts, strict=True):
+            assert all(torch.equal(mine.value[k], his.value[k]) for k in mine.value)
+
+
+def test_another_plan_may_not_use_the_folder(data, tmp_path):
+    from coterie.privacy.ledger import LedgerError
+
+    simulate(plan_of(), data, folder=tmp_path / "run")
+    with pytest.raises(LedgerError, match="another plan"):
+        simulate(plan_of(rounds=5), data, folder=tmp_path / "run")
+
+
+def test_clients_outside_the_cohort_are_not_touched(data):
+    seen = []
+
+    def watch(progress):
+        seen.append(progress.store.started.clone())
+
+    plan = plan_of(sampler=Poisson(3.0), rounds=2)
+    simulate(plan, data, observe=watch)
+    from coterie.privacy.entropy import open_entropy
+
+    drawn = set()
+    for number, started in enumerate(seen):
+        drawn |= set(plan.sampler.draw(30, open_entropy(1, "cohort", number)).tolist())
+        assert set(torch.nonzero(started).flatten().tolist()) == drawn
+
+
+def test_unseeded_runs_differ_and_seeded_ones_do_not(data):
+    free = [simulate(plan_of(simulation_seed=None), data).shared["weight"] for _ in range(2)]
+    assert not torch.equal(*free)
+    tied = [simulate(plan_of(), data).shared["weight"] for _ in range(2)]
+    assert torch.equal(*tied)
+
+
+def test_simulation_says_so(data):
+    assert "SIMULATION" in simulate(plan_of(), data).guarantee.statement()
+    assert "SIMULATION" not in simulate(plan_of(simulation_seed=None), data).guarantee.statement()
+
+
+def test_a_client_of_nans_changes_no_denominator(data):
+    """Its contribution is zero; everyone else's counts as before."""
+    features = data.features.clone()
+    features[data.offsets[3] : data.offsets[4]] = math.nan
+    plan = plan_of(privacy=Privacy(epsilon=math.inf), rounds=1)
+    broken = simulate(plan, replace(data, features=features))
+    assert all(leaf.isfinite().all() for leaf in broken.shared.values())
+    keep = np.repeat(np.arange(30), data.counts) != 3
+    without = simulate(plan, data.where(keep))
+    for name, leaf in without.shared.items():
+        torch.testing.assert_close(leaf, broken.shared[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [{"block": -1}, {"device": "cuda"}])
+def test_speed_settings_are_checked(bad):
+    if "device" in bad and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(ValueError):
+        Speed(**bad)
+
+
+def test_sparse_equals_dense():
+    sparse = synthetic("mean", clients=12, rows=6, features=20, sparse=True, density=0.2).data
+    dense = replace(
+        sparse, features=torch.from_numpy(np.asarray(sparse.features.todense(), dtype=np.float32))
+    )
+    for solver in ("exact", "sgd"):
+        method = PMTL(model=Linear(), solver=solver, sgd=SGD(lr=0.05))
+        one = simulate(plan_of(method=method), sparse)
+        two = simulate(plan_of(method=method), dense)
+        for name, leaf in one.models.leaves.items():
+            torch.testing.assert_close(leaf, two.models.leaves[name], rtol=1e-4, atol=1e-5)
