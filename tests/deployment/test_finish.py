@@ -202,7 +202,7 @@ def test_the_length_of_a_run_does_not_tell_who_was_drawn(tmp_path, monkeypatch):
     told, waits = [], []
     for name, seed in (("one", 3), ("other", 4)):
         clock = [datetime(2026, 1, 1, tzinfo=UTC)]
-        for module in ("log", "summary"):
+        for module in ("log", "certificate"):
             monkeypatch.setattr(
                 f"coterie.{module}.now", lambda c=clock: c[0].strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             )

@@ -228,9 +228,9 @@ def test_printed_claims_have_their_true_delta():
     events = [Wishart(2, 1.0, claimed=0.5)] * 2
     stated = Guarantee(tuple(events), Participation("everyone"), "zero_out", 1e-5, 10)
     found = recompute_delta(account(events), 1.0)
-    assert found == pytest.approx(stated.claimed_alone.delta_at(1.0), rel=1e-6)
+    assert found == pytest.approx(stated.claimed_only.delta_at(1.0), rel=1e-6)
     local = [LocalGaussian(0.5, claimed=0.5)] * 2
     for who in (WHO["everyone"], WHO["poisson"]):
         stated = Guarantee(tuple(local), who, "replace", 1e-5, 10)
         found = recompute_delta(account(local, who.kind, who.rate, relation="replace"), 1.0)
-        assert found == pytest.approx(stated.claimed_alone.delta_at(1.0), rel=1e-2)
+        assert found == pytest.approx(stated.claimed_only.delta_at(1.0), rel=1e-2)
