@@ -397,10 +397,10 @@ def test_calibration_follows_a_steep_profile():
 def test_calibration_of_thousand_sampled_rounds_needs_few_profiles():
     from coterie.privacy import accounting
 
-    before = accounting._profile.cache_info().misses
+    before = accounting.profile_of.cache_info().misses
     who = Participation("poisson", 100 / 205)
     calibrate(1.234, 1e-5, weights=[1.0] * 1000, participation=who, relation="zero_out")
-    assert accounting._profile.cache_info().misses - before <= 6
+    assert accounting.profile_of.cache_info().misses - before <= 6
 
 
 def test_calibration_refuses_a_delta_that_needs_no_noise():
@@ -420,8 +420,8 @@ def test_progress_is_the_account_of_the_first_rounds(who, relation):
     found = epsilon_by_round(plan, who, relation, 1e-5, [0, 1, 10, 15, 20])
     assert found == sorted(found)
     assert found[0] == 0.0
-    assert found[2] == eps(2.0, 10, who, relation)
-    assert found[-1] == profile(plan, who, relation).epsilon(1e-5)
+    assert found[2] == eps(2.0, 10, who.to_others, relation)
+    assert found[-1] == coalition_profile(plan, who, relation).epsilon(1e-5)
 
 
 # The guarantee
@@ -494,14 +494,14 @@ def test_json_is_strict_and_comes_back(changes):
 
 
 def test_versions_are_stated_even_from_a_source_tree(monkeypatch):
-    from coterie.privacy import accounting
+    from coterie.privacy import guarantee as module
 
     def missing(name):
-        raise accounting.PackageNotFoundError(name)
+        raise module.PackageNotFoundError(name)
 
     found = guarantee(participation=EVERYONE)
     assert set(found.to_json()["versions"]) == {"coterie", "dp-accounting", "scipy"}
-    monkeypatch.setattr(accounting, "version", missing)
+    monkeypatch.setattr(module, "version", missing)
     assert set(found.to_json()["versions"].values()) == {"not installed"}
 
 
@@ -614,7 +614,8 @@ def test_calibration_refuses_nonsense(changes, words):
 def test_closed_forms_load_neither_torch_nor_dp_accounting():
     code = """
 import sys
-from coterie.privacy.accounting import Gaussian, Participation, profile
+from coterie.privacy.accounting import profile
+from coterie.privacy.events import Gaussian, Participation
 profile([Gaussian(1.0)], Participation("everyone"), "zero_out").epsilon(1e-5)
 assert not {"torch", "dp_accounting", "scipy.stats"} & set(sys.modules)
 """

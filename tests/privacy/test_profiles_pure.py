@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from coterie.privacy.accounting import coalition_profile, epsilon_by_round, profile
-from coterie.privacy.calibrate import calibrate, calibrate_laplace
+from coterie.privacy.calibrate import calibrate, calibrate_event
 from coterie.privacy.events import (
     Gaussian,
     Laplace,
@@ -211,17 +211,21 @@ def test_a_hidden_cohort_of_fixed_size_amplifies_nothing_under_zero_out():
 @pytest.mark.parametrize("weights", [[1.0] * 30, [(t + 1.0) ** 0.7 for t in range(6)]])
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
 def test_calibration_meets_its_target_from_below(who, relation, delta, weights, epsilon):
-    e = calibrate_laplace(epsilon, delta, weights=weights, participation=who, relation=relation)
+    e = calibrate_event(
+        Laplace, epsilon, delta, weights=weights, participation=who, relation=relation
+    )
     found = profile([Laplace(e * weight) for weight in weights], who, relation)
     assert 0.998 * epsilon <= found.epsilon(delta) <= epsilon
 
 
 def test_calibration_to_a_pure_epsilon_is_a_share_of_it():
     plan = {"participation": EVERYONE, "relation": "zero_out"}
-    assert calibrate_laplace(1.0, 0.0, weights=[1.0] * 10, **plan) == pytest.approx(0.1, rel=1e-11)
-    assert calibrate_laplace(1.0, 1e-5, weights=[1.0] * 200, **plan) > 1.5 / 200
+    assert calibrate_event(Laplace, 1.0, 0.0, weights=[1.0] * 10, **plan) == pytest.approx(
+        0.1, rel=1e-11
+    )
+    assert calibrate_event(Laplace, 1.0, 1e-5, weights=[1.0] * 200, **plan) > 1.5 / 200
     with pytest.raises(ValueError, match="delta = -1"):
-        calibrate_laplace(1.0, -1.0, weights=[1.0], **plan)
+        calibrate_event(Laplace, 1.0, -1.0, weights=[1.0], **plan)
 
 
 # Sums that cannot be turned round

@@ -307,12 +307,15 @@ def test_other_clients_under_sampling_are_told_the_exact_composition():
     expected = Guarantee(events, who, "zero_out", 1e-5, 200).epsilon
     assert found.epsilon == expected
     fixed = make(participation=Participation("fixed", 0.2), relation="replace").of_runs([0])
-    assert fixed.participation.visible  # clients know from their invitations who was drawn
+    shown = Participation("fixed", 0.2, visible=True)
+    # Clients know from their own participation who takes part.
+    assert fixed.epsilon == make(participation=shown, relation="replace").of_runs([0]).epsilon
+    assert fixed.epsilon > fixed.views["outsider"]
 
 
 def test_what_may_come_is_told_before():
     found = make()
-    table = found.foresee((0.5, 0.9))
+    table = found.forecast((0.5, 0.9))
     assert [one.runs for one in table] == [found.law.quantile(0.5), found.law.quantile(0.9)]
     assert table[0].epsilon == found.of_runs([0] * table[0].runs).epsilon < table[1].epsilon
     told = found.statement()

@@ -127,7 +127,8 @@ def test_results_of_the_chosen_run_point_at_the_larger_truth(coterie_):
     result = json.loads((found.run / "result.json").read_text())
     paid = told_of(found.guarantee.chosen_alone, found.guarantee.delta)
     assert result["tuning"] == paid and "selection.json" in paid
-    assert json.loads((found.run / "guarantee.json").read_text())["tuning"] == paid
+    stated = json.loads((found.run / "guarantee.json").read_text())
+    assert stated["selection"]["epsilon_chosen_alone"] == found.guarantee.chosen_alone
     assert f"Tuning: {paid}." in coterie_(f"run --resume {found.run} --quiet")[1]
     # How many runs there were is not told by what is handed on.
     assert len(found.run.name) == 16 and set(found.run.name) <= set("0123456789abcdef")

@@ -13,10 +13,10 @@ from coterie.core.config import ConfigError
 from coterie.methods.base import registered
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import locked
+from coterie.report.groups import rows_of
 from coterie.run.summary import NOT_COVERED
 from coterie.tune import compare as library
 from coterie.tune.compare import (
-    COLUMNS,
     Spent,
     carry_out,
     claim_folder,
@@ -24,10 +24,9 @@ from coterie.tune.compare import (
     make_comparison,
     privacy_spent,
     read_comparison,
-    rows_of,
 )
 from coterie.tune.frontier import find
-from coterie.verification.closed import gaussian_epsilon
+from coterie.verify.account import gaussian_epsilon
 
 pytestmark = pytest.mark.full
 

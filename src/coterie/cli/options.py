@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from coterie.privacy import noise_names
+
 Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
 
@@ -91,7 +93,7 @@ def add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     budget.add_argument(
         "--noise",
         metavar="KIND",
-        help="gaussian (default; added by the server), local (by each client), laplace, wishart",
+        help=f"kind of noise: {', '.join(noise_names())} (default gaussian; local: by each client)",
     )
     budget.add_argument(
         "--clip", type=float, help="bound on a client's contribution (default: the method's)"

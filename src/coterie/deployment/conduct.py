@@ -16,7 +16,8 @@ from coterie.deployment.finish import finish, finished_summary
 from coterie.engines.conducting import Conduct, Note, ShortRoundError, Tally, Transport
 from coterie.engines.coordinator import Coordinator
 from coterie.privacy.ledger import locked
-from coterie.run.folder import Log, check_model, claim
+from coterie.run.folder import check_model, claim
+from coterie.run.log import Log
 
 _TROUBLE = ("silent", "refused", "failed", "scaled", "zeroed")
 

@@ -28,7 +28,9 @@ from coterie.deployment.onlookers import caveats, deployment_told
 from coterie.plan.rules import advice_for
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.guarantee import Guarantee
-from coterie.run.folder import Log, keep_certificate, keep_shared, keep_summary
+from coterie.run.certificate import keep_certificate
+from coterie.run.folder import keep_shared, keep_summary
+from coterie.run.log import Log
 from coterie.run.summary import TUNING, noise_summary, promised, score_summary
 from coterie.scores import Score
 
@@ -53,8 +55,7 @@ def finish(
     log.note("packed")
     keep_shared(folder, shared)
     keep_facts(folder, agreement)
-    released = billboard.ledger.released
-    keep_certificate(folder, summary, guarantee, agreement.plan.method.kind, released, log)
+    keep_certificate(folder, summary, guarantee, agreement.plan, billboard, log)
     keep_summary(folder, summary)
     return summary
 

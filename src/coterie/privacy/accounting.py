@@ -112,7 +112,8 @@ class LossProfile:
 
     **Guarantee:** an upper bound on delta(epsilon) of the composed rounds, adaptively chosen (Zhu,
     Dong and Wang 2022: dominating pairs compose). The grid and the truncated tails round up, and
-    infinite losses stay infinite. `tests/privacy/test_accounting.py`, `tests/privacy/test_profiles_pure.py`.
+    infinite losses stay infinite. `tests/privacy/test_accounting.py`,
+    `tests/privacy/test_profiles_pure.py`.
     """
 
     directions: tuple[Tails, ...]
@@ -583,7 +584,8 @@ def profile(events: Sequence[Event], participation: Participation, relation: Rel
 
     **Guarantee:** an upper bound on delta(epsilon) of all releases together, each of which may
     depend on earlier ones; exact where the cohort is everyone. Cohorts must be independent of the
-    data and of each other. `tests/privacy/test_accounting.py`, `tests/privacy/test_published_tables.py`.
+    data and of each other. `tests/privacy/test_accounting.py`,
+    `tests/privacy/test_published_tables.py`.
 
     >>> from coterie.privacy.events import Gaussian
     >>> plan = [Gaussian(10.0)] * 1000

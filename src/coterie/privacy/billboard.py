@@ -1,17 +1,17 @@
-"""The billboard: the one door between clients and everybody else.
+"""The billboard: the only interface between clients and everybody else.
 
-Clients hand over a `Bounded` (clipped, under local noise perturbed, and summed inside `bound`), the
-server may only `post` it: charge the ledger, add, perturb, keep. What comes out is a `Post`, the
-only thing `server_update` takes. A sum that travelled as plain numbers comes in through `admit`,
-which believes nothing of it. Both types carry a seal that exists in this file alone, as an
-`InitVar`, so that neither a constructor nor `dataclasses.replace` can forge one. Python cannot stop
-a determined author: the seal is a fence, and the contract tests stand behind it.
+Clients hand over a `Bounded` (clipped, under local noise perturbed, and summed inside `bound`). The
+server can only release it: charge the ledger, add, perturb, store. The result is a `Post`, the only
+input of `server_update`. A sum that was received as plain numbers enters through `admit`, which
+validates it. Both types carry a seal that exists only in this file, as an `InitVar`, so that
+neither a constructor nor `dataclasses.replace` can make one. Python cannot stop a determined
+author; the contract tests check the rest.
 
 **Guarantee (billboard lemma; Hsu, Huang, Roth, Roughgarden, Wu 2016):** if everything posted is
 (epsilon, delta)-DP in each client's data, and client i's model is a function of client i's own data
 and the posts, then the vector of all other clients' models is (epsilon, delta)-DP in client i's
-data, against all others together. The first premise is this file, the second a contract test
-(tests/contracts/).
+data, against all others together. This file ensures the first premise, a contract test
+(tests/contracts/) the second.
 """
 
 import math
@@ -77,7 +77,7 @@ class Bounded:
 
 @dataclass(frozen=True, eq=False)
 class Post:
-    """A released value, paid for; public from here on.
+    """A released value, charged to the ledger; it is public.
 
     `radius` is about the largest entry of the noise (0 without noise): see `Mechanism.radius`.
     `deviations` are the standard deviations of the noise of a number, by leaf: public numbers, 0
@@ -111,8 +111,8 @@ class Post:
 
 def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
     if not seen.isdisjoint(marks):
-        # Twice the same part would be twice the sensitivity that the noise was made for.
-        raise ValueError("the same contribution was handed in twice; it counts once in a post")
+        # The same part twice has twice the sensitivity that the noise is calibrated for.
+        raise ValueError("the same contribution was given twice; it counts once in a release")
 
 
 def bound(
@@ -121,19 +121,19 @@ def bound(
     ids: Tensor | None = None,
     entropy: ClientEntropy | None = None,
 ) -> tuple[Bounded, Tensor]:
-    """Clip each client's contribution and add up: the last step on the client's side.
+    """Return the sum of the clients' clipped contributions: the last step on the client's side.
 
     Under local noise each client's contribution gets noise of its own first.
 
     Args:
         mechanism: Of the round.
         rows: Contributions, stacked.
-        ids: The clients' numbers, for mechanisms that keep a row for each, or noise.
-        entropy: Opens the source of a client's own noise (see `entropy.client_entropy`); central
-            mechanisms never ask for it.
+        ids: The clients' ids, for mechanisms with a row or with noise for each client.
+        entropy: Opens the source of a client's own noise (see `entropy.client_entropy`); unused
+            by central mechanisms.
 
     Returns:
-        The sealed sum, and the factor kept of each row (the clients' own business).
+        The sealed sum, and the factor kept of each row (private to the clients).
 
     Raises:
         ValueError: If clients add noise themselves, and ids or entropy are not given.
@@ -142,8 +142,8 @@ def bound(
     if mechanism.local:
         if ids is None or entropy is None:
             raise ValueError(
-                "clients add the noise themselves under this mechanism, and nothing leaves them "
-                "without: give their ids and entropy = client_entropy(seed, round)"
+                "clients add the noise themselves under this mechanism: give their ids and "
+                "entropy = client_entropy(seed, round)"
             )
         clipped = mechanism.perturb_rows(clipped, ids, entropy)
     marks = frozenset([secrets.randbits(64)])
@@ -156,22 +156,23 @@ def admit(
     ids: NDArray[np.int64],
     template: Shapes,
 ) -> tuple[Bounded, Verdict]:
-    """Take a site's sum that travelled as plain numbers: nothing of it is believed.
+    """Return a site's sum that was received as plain numbers, validated.
 
-    **Guarantee:** posts stay as private as the ledger says for clients of honest sites, whatever
-    this site sent: `coterie.privacy.validation` says why. Tests: tests/properties/test_validation.py.
+    **Guarantee:** releases stay as private as the ledger states for clients of honest sites,
+    whatever this site sends: see `coterie.privacy.validation`. Tests:
+    tests/properties/test_validation.py.
 
     Args:
         mechanism: Of the round.
         arrays: The sum of the clients' bounded contributions; copied.
-        ids: Numbers over the federation of the site's clients that were asked this round.
+        ids: The site's clients in this round, by their ids in the federation.
         template: Shapes of one client's contribution.
 
     Returns:
-        The sealed sum, and what had to be done to it; an honest sum is taken as it came.
+        The sealed sum, and what was changed; an honest sum is unchanged.
 
     Raises:
-        ValueError: If arrays have other names, shapes or types than the mechanism's sums.
+        ValueError: If names, shapes or types are not those of the mechanism's sums.
     """
     held, verdict = validate(mechanism, _arrived(mechanism, arrays, template), ids)
     return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL), verdict
@@ -183,12 +184,12 @@ def admit_sum(
     ids: NDArray[np.int64],
     template: Shapes,
 ) -> Bounded:
-    """Take a sum over sites that came out of secure aggregation.
+    """Return a sum over sites, out of secure aggregation, folded into its bounds.
 
-    What was done to it depends on honest contributions without noise, and so is not told.
+    What was changed depends on honest contributions without noise, and is not reported.
 
     **Guarantee:** as `admit`, whatever hostile sites put into the sum, provided that `ids` do not
-    depend on who was drawn: give *all* clients of the sites in the sum.
+    depend on the cohort: give *all* clients of the sites in the sum.
 
     Raises:
         ValueError: If arrays are not such a sum, or the mechanism has none: see
@@ -219,7 +220,7 @@ class Billboard:
         template: Shapes of a contribution, unstacked.
         cohort: The expected cohort, the public denominator.
         ledger: The account.
-        transcript: Where posts are kept.
+        transcript: Where posts are stored.
         entropy: Opens the noise source of a post's index.
     """
 
@@ -242,7 +243,7 @@ class Billboard:
         self._posting = threading.Lock()
         try:
             for mechanism in dict.fromkeys(self._mechanisms):
-                mechanism.totals(self._template)  # refuses a contribution that it is not made for
+                mechanism.totals(self._template)  # raises for a contribution of another shape
             self._check_events()
             self._settle_account()
         except Exception:
@@ -256,7 +257,7 @@ class Billboard:
 
     @property
     def next(self) -> int:
-        """The index of the first post that is not out."""
+        """The index of the first post that is not released."""
         return len(self._ledger.released)
 
     def mechanism(self, index: int) -> Mechanism:
@@ -275,7 +276,7 @@ class Billboard:
         return tuple(self.read(index) for index in range(self.next))
 
     def pack(self) -> None:
-        """Put the posts of a run whose rounds are done into one file, as they are."""
+        """Pack the posts of a finished run into one file."""
         if isinstance(self._transcript, FolderTranscript):
             self._transcript.pack()
 
@@ -341,8 +342,8 @@ class Billboard:
         return Post(value, index, mechanism.event(), self._cohort, radius, deviations, _SEAL)
 
     def _settle_account(self) -> None:
-        # A crash between a post's rename and its line in the ledger: the post is out, so it counts
-        # as released and is never redone.
+        # A crash between a post's rename and its line in the ledger: the post counts as released
+        # and is never repeated.
         if isinstance(self._transcript, FolderTranscript):
             unknown = self._transcript.indices() - self._ledger.charged
             if unknown:

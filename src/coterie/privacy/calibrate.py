@@ -19,7 +19,6 @@ from coterie.privacy.events import (
     Counted,
     Event,
     Gaussian,
-    Laplace,
     Participation,
     Relation,
     Wishart,
@@ -128,38 +127,6 @@ def _sketch(weights: Groups) -> Groups:
     return tuple(sketch.items())
 
 
-def calibrate_laplace(
-    epsilon: float,
-    delta: float,
-    *,
-    weights: Sequence[float],
-    participation: Participation,
-    relation: Relation,
-) -> float:
-    """Return the largest e with which rounds of Laplace(e * weight) meet (epsilon, delta).
-
-    At delta = 0 epsilons are added; at a larger delta, composition may allow more.
-
-    Raises:
-        ValueError: If the target, a weight or the relation is invalid.
-
-    **Guarantee:** `profile` of the events with the returned e has an epsilon of at most the target
-    and at least 0.999 of it; `tests/privacy/test_profiles_pure.py`.
-
-    >>> everyone = Participation("everyone")
-    >>> calibrate_laplace(1.0, 0.0, weights=[1.0, 3.0], participation=everyone, relation="zero_out")
-    0.25
-    """
-    return calibrate_event(
-        Laplace,
-        epsilon,
-        delta,
-        weights=weights,
-        participation=participation,
-        relation=relation,
-    )
-
-
 def calibrate_event(
     event: Callable[[float], Event],
     epsilon: float,
@@ -171,13 +138,19 @@ def calibrate_event(
 ) -> float:
     """Return the largest x with which rounds of event(x * weight) meet (epsilon, delta).
 
-    `event(x)` must be the less private the larger x is, about in proportion.
+    `event(x)` must be less private the larger x is, about in proportion, such as `Laplace`. At
+    delta = 0 the epsilons of pure events are added; at a larger delta, composition may allow more.
 
     Raises:
         ValueError: If the target, a weight or the relation is invalid, or no account is proved.
 
     **Guarantee:** `profile` of the events with the returned x has an epsilon of at most the target
     and at least 0.999 of it; `tests/privacy/test_profiles_pure.py`.
+
+    >>> plan = {"participation": Participation("everyone"), "relation": "zero_out"}
+    >>> from coterie.privacy.events import Laplace
+    >>> calibrate_event(Laplace, 1.0, 0.0, weights=[1.0, 3.0], **plan)
+    0.25
     """
     check_delta(delta, (event(1.0),))
     groups = _check(epsilon, weights, relation)

@@ -233,7 +233,8 @@ class Laplace(Event):
     """One release that is purely epsilon-DP, such as a sum clipped in l1 with Laplace noise.
 
     **Guarantee:** with the client taking part, (epsilon, 0)-DP for `zero_out` and (2 epsilon,
-    0)-DP for `replace` (Dwork, McSherry, Nissim and Smith 2006); `tests/privacy/test_profiles_pure.py`.
+    0)-DP for `replace` (Dwork, McSherry, Nissim and Smith 2006);
+    `tests/privacy/test_profiles_pure.py`.
     """
 
     name: ClassVar[str] = "laplace"

@@ -729,7 +729,7 @@ class BlockSum(Mechanism):
             used += leaf.size
         return map_arrays(noisy)
 
-    def event(self) -> Event:
+    def event(self) -> Gaussian:
         """Return one Gaussian release."""
         return Gaussian(self.noise_multiplier, replaced_by(self.blocks))
 

@@ -180,20 +180,6 @@ class WishartGram(_Gram):
         self.event()  # raises for degrees without an account
 
     @classmethod
-    def of(cls, nu: int, scale: float, *, bound: float, features: int) -> "WishartGram":
-        """Return the mechanism for nu degrees of freedom and this many features.
-
-        Raises:
-            ValueError: If nu < features + 1, where the loss is unbounded both ways.
-        """
-        if nu < features + 1:
-            raise ValueError(
-                f"nu = {nu} with {features} features: expected at least {features + 1}; below "
-                "that the privacy loss has no bound in either direction"
-            )
-        return cls(bound, nu - features + 1, scale)
-
-    @classmethod
     def paper(
         cls, epsilon: float, *, bound: float, sensitivity: Literal["2K", "K^2"] = "2K"
     ) -> "WishartGram":

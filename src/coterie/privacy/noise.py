@@ -16,12 +16,12 @@ from coterie.privacy import NOISES
 from coterie.privacy.calibrate import (
     calibrate,
     calibrate_event,
-    calibrate_laplace,
     calibrate_wishart,
 )
 from coterie.privacy.events import (
     SQRT2,
     Gaussian,
+    Laplace,
     Participation,
     Relation,
     check_delta,
@@ -281,7 +281,7 @@ class LaplaceNoise(Noise):
             base = 1 / request.noise_multiplier
         else:
             assert request.epsilon is not None
-            base = calibrate_laplace(request.epsilon, request.delta, **request.budget)
+            base = calibrate_event(Laplace, request.epsilon, request.delta, **request.budget)
         if request.shape is Shape.SQUARES:
             return tuple(Squares(LaplaceSum(request.clip**2, base * w)) for w in request.weights)
         return tuple(LaplaceSum(request.clip, base * weight) for weight in request.weights)

@@ -5,10 +5,10 @@ determine how much noise a published recipe uses, and what its paper claims.
 
 `claims` compares DPFedMTL (Wu et al., "A Theoretical Perspective on Differentially Private
 Federated Multi-Task Learning") with its true account. Of M clients K are expected in a step, by
-Poisson sampling with p = K/M; each adds N(0, (sigma S)^2) with S = 2 C K/M to its own gradient, and the
-server averages over K. Their Lemma 4.1 gives a client the weight K/M in that average; it has 1/K.
-They account for steps of noise multiplier sigma, but replacing a client moves the sum by 2 C, and
-the noise in the sum of K messages is sqrt(K) sigma S: in units of C a multiplier of
+Poisson sampling with p = K/M; each adds N(0, (sigma S)^2) with S = 2 C K/M to its own gradient, and
+the server averages over K. Their Lemma 4.1 gives a client the weight K/M in that average; it has
+1/K. They account for steps of noise multiplier sigma, but replacing a client moves the sum by 2 C,
+and the noise in the sum of K messages is sqrt(K) sigma S: in units of C a multiplier of
 z = 2 sigma K^(3/2)/M, which halves under replace. The server observes every message separately,
 with a sensitivity of 2 C against noise sigma S: mu = M/(K sigma).
 """
@@ -130,7 +130,8 @@ class Claims:
         noise_multiplier: z of the sum of K messages, in units of the clip.
         true_zero_out: True epsilon of all releases for an outsider who does not observe cohorts,
             which are assumed to have the noise of K clients: a fixed number, as in the paper,
-            although Poisson cohorts vary, and a smaller one has less noise. So this column is optimistic.
+            although Poisson cohorts vary, and a smaller one has less noise: an
+            optimistic column.
         true_replace: The same under replace, the paper's own relation.
         server_mu: Gaussian DP of one message, as the server observes it, under replace.
         server_epsilon: Epsilon of one message, as the server observes it, under replace.

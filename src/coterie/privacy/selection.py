@@ -182,8 +182,8 @@ def renyi(events: Sequence[Event], participation: Participation, relation: Relat
 
 @lru_cache(maxsize=256)
 def _renyi(event: Event, participation: Participation, relation: Relation) -> Array:
-    assert isinstance(event, Gaussian)
-    rate, z = participation.rate, event.noise_multiplier
+    rate, z = participation.rate, event.gaussian_noise("zero_out")
+    assert z is not None
     scale = 1.0 if relation == "zero_out" else event.replaced
     seen = _log_mixed(ORDERS * (ORDERS - 1) * (scale / z) ** 2 / 2, rate) / (ORDERS - 1)
     if rate == 1 or participation.visible or participation.kind == "fixed":

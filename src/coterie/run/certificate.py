@@ -1,74 +1,187 @@
-"""The certificate of a finished run, `guarantee.json`: all that others need to check the promise.
+"""The certificate of a finished run, `guarantee.json`: what others need to check the guarantee.
 
-It holds the guarantee with every event in order, what each post must hash to, hashes of the public
-files, versions, and in words what is promised and what is not. Nothing in it is a function of
-clients' rows but the posts' hashes, which follow from the posts. `coterie verify` reads it with
-code of its own.
+Format 2 holds numbers, names and hashes: the guarantee with every event, the bounds and the grid of
+every release, the hash of every release and of every public file, and versions. Text that people
+read is rendered from it; no sentence in it is parsed or checked. Nothing in it depends on clients'
+rows but the hashes of the releases. `coterie verify` reads it with code of its own.
 
-`sha256` is the hash of all the rest, written as `sealed` does: it shows an edit by mistake or by an
-unskilled hand. A skilled one can hash anew, and then has posts, ledger, plan and arithmetic to
-agree with; whoever wants more signs the file.
+`sha256` is the hash of the rest (see `seal`). It reveals an accidental or unskilled edit. A skilled
+one can compute it again, and then has to agree with releases, ledger, plan and arithmetic.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from coterie.core.files import write_atomically
+from coterie.plan.plan import Plan
+from coterie.privacy.billboard import Billboard
+from coterie.privacy.events import list_runs
 from coterie.privacy.guarantee import Guarantee
+from coterie.privacy.mechanisms import Mechanism, Shapes
+from coterie.run.log import Log, now, versions
 
+CERTIFICATE = "guarantee.json"
 FORMAT = "coterie certificate"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PUBLIC = ("plan.toml", "ledger.jsonl", "posts.npz", "shared.npz")
-_UNCOVERED = (
-    "metrics, losses, references and notices on clients' rows, which are shown without noise",
-    "settings chosen by looking at results",
-    "how long the run and its rounds took",
-    "a personal model that its client gives away",
+_SELECTION = ("epsilon_chosen_alone", "delta", "runs_mean", "eta", "score_event", "candidates")
+_DEPLOYMENT = (
+    "trust",
+    "sites",
+    "clients_by_site",
+    "deadline",
+    "minimum",
+    "patience",
+    "threshold",
+    "sites_needed",
+    "hidden_cohort",
+    "coordinator_view",
+    "epsilon_coordinator",
 )
 
 
-def certify(
+def keep_certificate(
     folder: Path,
+    summary: Mapping[str, Any],
     guarantee: Guarantee,
-    posts: Mapping[int, str],
-    *,
-    begun: str,
-    finished: str,
-    versions: Mapping[str, str],
-    more: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Make the certificate of a run whose public files lie in a folder.
+    plan: Plan,
+    billboard: Billboard,
+    log: Log,
+) -> None:
+    """Write the certificate of a run whose public files are in a folder, and log its hash.
 
     Args:
         folder: The run folder.
-        guarantee: What is promised.
-        posts: The digest of each released post, by index.
-        begun: When the run began, UTC.
-        finished: When it ended; both are told to the minute.
-        versions: Of what it was computed with.
-        more: What has to be read beside the guarantee.
+        summary: Of the run; `selection` and `deployment` are taken from it, without their text.
+        guarantee: Of the run.
+        plan: Of the run; the certificate names its method, what that releases, and its tuning.
+        billboard: With every release of the run.
+        log: Of the run.
     """
-    stated = guarantee.to_json()
-    stated["versions"] = dict(versions)
+    deployment, selection = summary.get("deployment"), summary.get("selection")
+    finished = now()
+    begun = log.begun or finished
+    if deployment is not None:
+        # To the day: the duration of rounds would reveal who was sampled.
+        begun, finished = (f"{time[:10]}T00:00" for time in (begun, finished))
     certificate = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        **stated,
-        "statement": guarantee.statement(),
-        **more,
-        "not_covered": list(_UNCOVERED),
-        "posts": [{"index": index, "sha256": posts[index]} for index in sorted(posts)],
+        **describe_method(plan, guarantee.clients),
+        **describe_guarantee(guarantee),
+        "releases": describe_releases(billboard),
+        "posts": [
+            {"index": index, "sha256": digest}
+            for index, digest in sorted(billboard.ledger.released.items())
+        ],
         "files": {name: _hash(folder / name) for name in PUBLIC},
+        "versions": versions(),
         "started": _minute(begun),
         "finished": _minute(finished),
     }
-    return {**certificate, "sha256": sealed(certificate)}
+    if selection is not None:
+        certificate["selection"] = {key: selection[key] for key in _SELECTION}
+    if deployment is not None:
+        certificate["deployment"] = {key: deployment[key] for key in _DEPLOYMENT}
+        # Not among `files`: a simulated run has no such file.
+        certificate["deployment"]["federation"] = _hash(folder / "federation.toml")
+    certificate["sha256"] = digest = seal(certificate)
+    text = json.dumps(certificate, indent=2, allow_nan=False)
+    write_atomically(folder / CERTIFICATE, text.encode())
+    posts, epsilon = len(certificate["posts"]), certificate["epsilon"]
+    log.note("finished", sync=True, posts=posts, epsilon=epsilon, certificate=digest)
 
 
-def sealed(certificate: Mapping[str, Any]) -> str:
-    """Hash a certificate but for its own hash: as JSON without spaces, keys in order."""
+def describe_method(plan: Plan, clients: int) -> dict[str, Any]:
+    """Return the method's name, the shape of its releases, and how its settings were chosen.
+
+    `protected_rows` is the number of rows per client for which a published recipe converts the
+    budget from rows to clients, or null.
+    """
+    clipping = plan.method.clipping(clients, max(plan.posts, 1), plan.clip(clients))
+    return {
+        "method": plan.method.kind,
+        "shape": plan.method.shape.value,
+        "protected_rows": clipping.rows,
+        "tuning": plan.tuned,
+    }
+
+
+def describe_guarantee(guarantee: Guarantee) -> dict[str, Any]:
+    """Return the numbers and names of a guarantee; an infinite epsilon is the string "inf".
+
+    `epsilon` is the number against the other clients, before any selection.
+    """
+    who = guarantee.participation
+    views = {view: _plain(epsilon) for view, epsilon in guarantee.views.items()}
+    found: dict[str, Any] = {
+        "unit": "client",
+        "relation": guarantee.relation,
+        "sampling": who.kind,
+        "rate": who.rate,
+        "cohort": "visible" if who.visible else "hidden",
+        "clients": guarantee.clients,
+        "rounds": len(guarantee.events),
+        "delta": guarantee.delta,
+        "epsilon": views["other_clients"],
+        "views": views,
+        "events": list_runs(guarantee.events),
+        "simulation": guarantee.simulation,
+        "assumed_public": list(guarantee.assumed),
+    }
+    if guarantee.per_participation is not None:
+        found["epsilon_per_participation"] = guarantee.per_participation
+    if (claimed := guarantee.claimed_epsilon) is not None:
+        found["claimed_epsilon"] = claimed
+        found["true_delta_at_claimed"] = guarantee.claimed_only.delta_at(claimed)
+    return found
+
+
+def describe_releases(billboard: Billboard) -> list[dict[str, Any]]:
+    """Return the bounds and the grid of every release, equal neighbours together.
+
+    A part of a release is the leaves that are clipped together: `norm` is the order of the norm
+    (1 or 2), `bound` the largest norm of one client's contribution to the sum, and `grid` the step
+    of which every released number is a multiple. All three are null where there is none.
+    """
+    shapes: dict[Mechanism, Shapes] = {}
+
+    def parts(index: int) -> list[dict[str, Any]]:
+        mechanism = billboard.mechanism(index)
+        if mechanism not in shapes:
+            value = billboard.read(index).value
+            shapes[mechanism] = {name: tuple(leaf.shape) for name, leaf in value.items()}
+        return _parts(mechanism, shapes[mechanism])
+
+    indices = sorted(billboard.ledger.released)
+    return [
+        {"rounds": len(list(alike)), "parts": found}
+        for found, alike in groupby(parts(index) for index in indices)
+    ]
+
+
+def _parts(mechanism: Mechanism, totals: Shapes) -> list[dict[str, Any]]:
+    bounds, steps = mechanism.norm_bounds(totals), mechanism.grid(totals) or {}
+    if not bounds:
+        return [{"leaves": list(totals), "norm": None, "bound": None, "grid": None}]
+    return [
+        {
+            "leaves": list(one.shapes),
+            "norm": one.order,
+            "bound": float(one.bound),
+            "grid": steps.get(next(iter(one.shapes))),
+        }
+        for one in bounds
+    ]
+
+
+def seal(certificate: Mapping[str, Any]) -> str:
+    """Return the hash of a certificate without its own hash: JSON without spaces, keys sorted."""
     rest = {key: value for key, value in certificate.items() if key != "sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -80,5 +193,9 @@ def _hash(path: Path) -> str:
 
 
 def _minute(time: str) -> str:
-    """Tell a time to the minute: to the second it would say more of the rows than it needs to."""
+    """Return a time to the minute: seconds would reveal more about the rows than is needed."""
     return f"{time[:16]}Z"
+
+
+def _plain(epsilon: float) -> float | str:
+    return "inf" if epsilon == math.inf else epsilon

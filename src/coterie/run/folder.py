@@ -16,16 +16,10 @@
 - `result.json`: the summary that `coterie run --json` prints; written last, it marks a finished run
 """
 
-import hashlib
 import io
 import json
-import math
-import os
-import platform
 import tomllib
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +34,12 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.labels import SIGNED
-from coterie.engine.simulate import Observer, Outcome, Progress
+from coterie.engine.simulate import Outcome
 from coterie.models import Model
 from coterie.plan.plan import Plan
-from coterie.privacy.accounting import epsilon_by_round
-from coterie.privacy.guarantee import Guarantee
-from coterie.privacy.selection import BEFORE_CHOICE, charged_statement
-from coterie.run.certificate import certify
+from coterie.run.certificate import keep_certificate
+from coterie.run.log import Log
 from coterie.run.models import MODELS, write_models
-from coterie.run.summary import TUNING
 from coterie.scores import Array, Score
 
 _PARTS = ("ledger.jsonl", "posts", "posts.npz", "personal", "models", "result.json")
@@ -104,94 +95,6 @@ def check_charged(plan: Plan, folder: Path | None) -> None:
             "charged: the plan belongs to a run of a charged selection; to run its settings "
             "again, leave out the table [charged]: the new run's epsilon comes on top"
         )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that compute a run."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
-
-
-def now() -> str:
-    """Return the time, in UTC."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-class Log:
-    """The log of a run, `log.jsonl`: one JSON object per event, in order, only ever appended.
-
-    Events are started, resumed, round, packed, finished, interrupted and failed. The log is
-    private: how long a round took depends on who took part and on their rows, which no epsilon
-    covers. It never holds rows or a seed. Lines that are not synced may be lost in a crash: the
-    ledger, not the log, is the account.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        held = path.read_bytes() if path.exists() else b""
-        self.begun = _first(held)
-        self._torn = bool(held) and not held.endswith(b"\n")  # a crash cut the last line off
-
-    def note(self, event: str, *, sync: bool = False, **facts: Any) -> None:
-        """Add an event."""
-        line = json.dumps({"time": now(), "event": event, **facts}, allow_nan=False)
-        with self.path.open("ab") as file:
-            file.write((b"\n" if self._torn else b"") + line.encode() + b"\n")
-            self._torn = False
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-
-    def open(self) -> None:
-        """Log that a run is started or resumed."""
-        self.note("resumed" if self.begun else "started", sync=True, versions=versions())
-        self.begun = self.begun or _first(self.path.read_bytes())
-
-
-class Logged:
-    """An observer that logs every round and then calls another observer.
-
-    Every eighth of the rounds it logs epsilon so far too, where that is cheap to compute: for many
-    unlike rounds with hidden cohorts it is not.
-    """
-
-    def __init__(self, log: Log, guarantee: Guarantee, then: Observer | None = None) -> None:
-        self._log, self._guarantee, self._then = log, guarantee, then
-        posts = len(guarantee.events)
-        cheap = guarantee.participation.rate == 1 or len(set(guarantee.events)) <= _MARKS
-        parts = range(1, _MARKS + 1) if cheap else ()
-        self._marks = {math.ceil(posts * part / _MARKS) for part in parts}
-
-    def __call__(self, progress: Progress) -> None:
-        """Log a round."""
-        facts: dict[str, Any] = {"round": progress.round}
-        if progress.round in self._marks:
-            facts["epsilon"] = self._spent(progress.round)
-        self._log.note("round", **facts)
-        if self._then is not None:
-            self._then(progress)
-
-    def _spent(self, round: int) -> float | str:
-        promised = self._guarantee
-        (spent,) = epsilon_by_round(
-            promised.events, promised.participation, promised.relation, promised.delta, [round]
-        )
-        return "inf" if spent == math.inf else spent
-
-
-def _first(held: bytes) -> str:
-    """Return the time of the first line; empty if none can be read."""
-    try:
-        line: Mapping[str, Any] = json.loads(held.partition(b"\n")[0].decode())
-        return str(line["time"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def check_rows(folder: Path, train: FederatedDataset) -> None:
@@ -288,8 +191,7 @@ def keep(
     log.note("packed")
     keep_shared(folder, outcome.shared)
     write_metrics(folder / "metrics.parquet", train, score, local, errors)
-    released = outcome.billboard.ledger.released
-    keep_certificate(folder, summary, outcome.guarantee, outcome.plan.method.kind, released, log)
+    keep_certificate(folder, summary, outcome.guarantee, outcome.plan, outcome.billboard, log)
     keep_summary(folder, summary)
 
 
@@ -305,49 +207,6 @@ def keep_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write result.json: the run is finished."""
     text = json.dumps(dict(summary), indent=2, allow_nan=False)
     write_atomically(folder / "result.json", text.encode())
-
-
-def keep_certificate(
-    folder: Path,
-    summary: Mapping[str, Any],
-    guarantee: Guarantee,
-    method: str,
-    released: Mapping[int, str],
-    log: Log,
-) -> None:
-    """Write the certificate; the log holds its hash."""
-    more: dict[str, Any] = {"method": method}
-    if summary["tuning"] != TUNING["no"]:
-        more["tuning"] = summary["tuning"]
-    if summary["caveats"]:
-        more["caveats"] = summary["caveats"]
-    if (deployment := summary.get("deployment")) is not None:
-        # Hashed here and not among the files: a simulated run has no such file.
-        federation = hashlib.sha256((folder / "federation.toml").read_bytes()).hexdigest()
-        more["deployment"] = {**deployment, "federation": federation}
-    if (selection := summary.get("selection")) is not None:
-        # Epsilon by events alone stays what the events come to; it is true of nobody any more.
-        more |= {"selection": selection, "view": BEFORE_CHOICE}
-        more["statement"] = charged_statement(guarantee, selection)
-    finished = now()
-    begun = log.begun or finished
-    if deployment is not None:
-        # To the day: how long rounds were waited for would tell who was drawn.
-        begun, finished = (f"{time[:10]}T00:00" for time in (begun, finished))
-    certificate = certify(
-        folder,
-        guarantee,
-        released,
-        begun=begun,
-        finished=finished,
-        versions=versions(),
-        more=more,
-    )
-    text = json.dumps(certificate, indent=2, allow_nan=False)
-    write_atomically(folder / "guarantee.json", text.encode())
-    epsilon, posts = certificate["epsilon"], len(certificate["posts"])
-    told = certificate["sha256"]
-    log.note("finished", sync=True, posts=posts, epsilon=epsilon, certificate=told)
 
 
 def write_metrics(

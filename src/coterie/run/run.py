@@ -22,7 +22,8 @@ from coterie.plan.stragglers import Stragglers
 from coterie.plan.stragglers import calibrate as calibrate_clock
 from coterie.privacy.ledger import locked
 from coterie.references import References, Which, score_references
-from coterie.run.folder import Log, Logged, check_charged, check_model, check_rows, claim, keep
+from coterie.run.folder import check_charged, check_model, check_rows, claim, keep
+from coterie.run.log import Log, Logged
 from coterie.run.summary import json_number, paid, summarise
 from coterie.scores import Score, evaluate
 from coterie.shared_errors import shared_errors

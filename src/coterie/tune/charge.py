@@ -41,7 +41,6 @@ from coterie.engine.simulate import Outcome
 from coterie.plan.plan import Plan
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.entropy import open_entropy, uniforms
-from coterie.privacy.events import Gaussian
 from coterie.privacy.ledger import Ledger, locked
 from coterie.privacy.mechanisms import Block, BlockSum
 from coterie.privacy.profiles import gaussian_mu
@@ -261,8 +260,7 @@ def _guarantee(plans: Sequence[Plan], clients: int, law: RunLaw, scoring: Scorin
         renyi(events, who, relation)  # raises if there is no bound, before any noise is drawn
     assert first.privacy.epsilon is not None
     score = scoring.mechanism(first.privacy.epsilon, first.delta(clients)).event()
-    assert isinstance(score, Gaussian)
-    return Selection(
+    guarantee = Selection(
         candidates=candidates,
         score=score,
         law=law,

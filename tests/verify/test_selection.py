@@ -14,10 +14,9 @@ from coterie.privacy.entropy import open_entropy
 from coterie.privacy.events import Gaussian, Participation, list_runs
 from coterie.privacy.selection import RunLaw, Selection
 from coterie.tune.charge import select
-from coterie.verification.checks import verify
-from coterie.verification.reading import seal
-from coterie.verification.renyi import Choice, parameter
-from coterie.verification.selections import verify_selection
+from coterie.verify import verify, verify_selection
+from coterie.verify.account import Account, Choice, parameter
+from coterie.verify.certificate import seal
 
 pytestmark = pytest.mark.full
 
@@ -115,11 +114,6 @@ def law(**fields):
 CHANGES = {
     "chosen alone": (lowered("epsilon_chosen_alone", 0.01), "epsilon of the chosen run alone"),
     "other clients": (lowered("epsilon_other_clients", 1.0), "epsilon of the other clients"),
-    "words": (lambda record: record.update(words="epsilon = 0.01"), "words"),
-    "bound": (
-        lambda record: record["guarantee"]["epsilon_chosen_alone"].update(bound="exact"),
-        "words",
-    ),
     "a run dropped": (drop_a_run, "scores"),
     "another chosen": (other_chosen, "scores"),
     "scores swapped": (swapped, "scores"),
@@ -238,8 +232,6 @@ FORGED = {
         "epsilon of the chosen run alone",
     ),
     "a law in the certificate alone": (selected(runs_mean=1.1), (), "selection"),
-    "theorem": (selected(theorem="exact"), (), "statement"),
-    "for the other clients": (selected(view="other clients"), (), "statement"),
     "delta": (selected(delta=0.1), (), "selection"),
     "other candidates": (
         lambda told: told["selection"]["candidates"].pop(),
@@ -249,8 +241,8 @@ FORGED = {
     "score": (selected(score_event={"event": "non_private", "rounds": 1}), (), "selection"),
     "candidates of no kind": (selected(candidates=[[[]]]), (), "selection"),
     "nothing": (lambda told: told.pop("selection"), (), "selection"),
-    "tuning": (lambda told: told.update(tuning="CHARGED: nothing"), (), "statement"),
-    "the old view": (lambda told: told.update(view="other clients"), (), "statement"),
+    "tuning": (lambda told: told.update(tuning="not covered"), (), "plan"),
+    "text": (lambda told: told.update(view="other clients"), (), "certificate well-formed"),
 }
 
 
@@ -285,18 +277,10 @@ def test_epsilon_of_the_best_run_agrees_with_training(sampling, relation, eta):
     runs = ((Gaussian(6.0),) * 4, (Gaussian(3.0, math.sqrt(2)), Gaussian(9.0)))
     score = Gaussian(5.0, 1.0)
     made = Selection(runs, score, RunLaw(8.0, eta), who, relation, 1e-5, 100)
-    choice = Choice(
-        candidates=[list_runs(events) for events in runs],
-        score=list_runs([score])[0],
-        mean=8.0,
-        eta=eta,
-        sampling=who.kind,
-        rate=who.rate,
-        visible=who.visible,
-        relation=relation,
-        delta=1e-5,
-    )
-    assert 1 - 1e-6 <= made.chosen_alone / choice.chosen_alone() <= 1.005
+    account = Account((), who.kind, who.rate, who.visible, relation, 1e-5)
+    candidates = [list_runs(events) for events in runs]
+    choice = Choice(candidates, list_runs([score])[0], 8.0, eta, account)
+    assert 1 - 1e-6 <= made.chosen_alone / choice.epsilon() <= 1.005
 
 
 def test_epsilon_of_the_best_run_is_the_printed_one():
@@ -308,18 +292,11 @@ def test_epsilon_of_the_best_run_is_the_printed_one():
     best = one + 2 * extra + math.log(mean) / (orders - 1)
     hand = np.min(best + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
     event = {"event": "gaussian", "replaced": 2.0}
-    choice = Choice(
-        candidates=[[event | {"noise_multiplier": 4.0, "rounds": 3}]],
-        score=event | {"noise_multiplier": 6.0, "rounds": 1},
-        mean=mean,
-        eta=1.0,
-        sampling="everyone",
-        rate=1.0,
-        visible=False,
-        relation="zero_out",
-        delta=delta,
-    )
-    assert choice.chosen_alone() == pytest.approx(hand, rel=1e-6)
+    candidates = [[event | {"noise_multiplier": 4.0, "rounds": 3}]]
+    score = event | {"noise_multiplier": 6.0, "rounds": 1}
+    account = Account((), "everyone", 1.0, False, "zero_out", delta)
+    choice = Choice(candidates, score, mean, 1.0, account)
+    assert choice.epsilon() == pytest.approx(hand, rel=1e-6)
 
 
 @pytest.mark.parametrize(("mean", "eta"), [(2.0, 1.0), (10.0, 0.0), (10.0, 0.5), (900.0, 3.0)])
