@@ -414,7 +414,7 @@ def test_plans_round_trip(name):
         ({"omega": ((2.0, 0.0), (0.0, 2.0))}, "use local"),
         ({"omega": rows(MEAN), "diagonal": (1.0, 2.0)}, "expected 6"),
         ({"omega": rows(MEAN), "diagonal": (1.0, 1, 1, 0, 1, 1)}, "client 3 has 0"),
-        ({"diagonal": (1.0, 1.0)}, "beside factors"),
+        ({"diagonal": (1.0, 1.0)}, "with factors"),
         ({"factors": ((1.0,), (1.0,)), "diagonal": (1.0, 1.0)}, "one of signs a column"),
         ({"factors": ((0.5,), (0.5,)), "diagonal": (1.0, 1.0), "signs": (2.0,)}, "-1 or 1"),
         ({"lam": 0.0}, "lam = "),

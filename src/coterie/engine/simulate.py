@@ -456,7 +456,7 @@ class _Simulation:
             self._zeroed = self._zeroed + self._noted
 
     def _note_zeroed(self) -> None:
-        """Keep the count over a crash; it is as private as the personal state beside it."""
+        """Keep the count over a crash; it is as private as the personal state."""
         if self.folder is None or int(self._zeroed) == self._noted:
             return
         self._noted = int(self._zeroed)

@@ -1,12 +1,12 @@
 """Personal state of clients, by row: in memory, or memory-mapped on disk with a redo journal.
 
-Rows of clients that never took part are neither touched nor written: a client enrols when it first
-takes part. With a folder, the new rows of a round are staged in a journal *before* the round's post
-is released and applied after it; so after a crash either the post is out and the journal brings the
-rows up to it, or it is not and the journal is thrown away.
+Rows of clients that never took part are not written: a client gets its state when it first takes
+part. With a folder, the new rows of a round are staged in a journal *before* the round's release is
+published, and applied after it. After a crash, the journal is applied if the release is published,
+and discarded otherwise.
 
-A leaf may have an entry for each of a client's own rows of data (dual variables): it is kept
-ragged, handed out padded with zeros to the longest client asked for, and starts at zero.
+A leaf may have an entry for each of a client's rows of data (dual variables): it is stored ragged,
+returned padded with zeros to the longest client, and starts at zero.
 """
 
 import json
@@ -72,8 +72,8 @@ class Store:
         self.started = self._allocate("started", torch.zeros(1, dtype=torch.bool), clients)
         self._staged = 0
 
-    def take(self, ids: Ids, enrol: Callable[[int], Tree]) -> Tree:
-        """Copy rows out; clients without a row get the one that `enrol(count)` makes."""
+    def take(self, ids: Ids, first: Callable[[int], Tree]) -> Tree:
+        """Return a copy of rows; clients without a row get the state that `first(count)` makes."""
         index = _index(ids)
         fresh = ~self.started[index]
         rows = {
@@ -83,7 +83,7 @@ class Store:
             for name, leaf in self.leaves.items()
         }
         if rows and bool(fresh.any()):
-            new = enrol(int(fresh.sum()))
+            new = first(int(fresh.sum()))
             for name, row in rows.items():
                 if name not in self._ragged:
                     row[fresh.to(row.device)] = new[name].to(row.device, row.dtype)
@@ -102,7 +102,7 @@ class Store:
         self.started[index] = True
 
     def stage(self, ids: Ids, rows: Tree) -> None:
-        """Hold a block's new rows until the round's post is out (in memory: write them)."""
+        """Stage a block's new rows until the release is published (in memory: write them)."""
         if self._folder is None:
             self.put(ids, rows)
             return
@@ -127,7 +127,7 @@ class Store:
             write_atomically(self._journal() / "sealed.json", note)
 
     def commit(self) -> None:
-        """Apply the journal of a round whose post is out, and drop it."""
+        """Apply the journal of a published round, and drop it."""
         if self._folder is None:
             return
         blocks = json.loads((self._journal() / "sealed.json").read_text())["blocks"]
@@ -153,7 +153,7 @@ class Store:
         return int(json.loads((self._journal() / "sealed.json").read_text())["round"])
 
     def recover(self, released: int) -> None:
-        """After a crash: apply the journal if its round's post is out, else drop it."""
+        """After a crash: apply the journal if its release is published, else drop it."""
         if self._folder is None:
             return
         seal = self._journal() / "sealed.json"
@@ -174,7 +174,7 @@ class Store:
                 (self._folder / f"{name}.npy").unlink(missing_ok=True)
 
     def _places(self, ids: Ids, longest: int) -> tuple[NDArray[np.bool_], Ids]:
-        """Say which padded entries are real, and where they are in the flat leaf."""
+        """Return which padded entries are real, and where they are in the flat leaf."""
         starts, counts = self._offsets[ids], self._offsets[ids + 1] - self._offsets[ids]
         steps = np.arange(longest)
         inside = steps < counts[:, None]
@@ -220,7 +220,7 @@ class Store:
 
 
 def _reserve(path: Path, mapped: Any) -> None:
-    """Take all the room that rows will need: a full disk is an error now, and a crash later."""
+    """Reserve the space of all rows, so that a full disk is an error now, not a crash later."""
     try:
         mapped.flush()
         if hasattr(os, "posix_fallocate"):  # not on every system

@@ -175,7 +175,7 @@ class Clock:
 
     @property
     def expected_answers(self) -> float:
-        """The expected number of answers of a round that everyone takes part in."""
+        """The expected number of answers of a round that every client takes part in."""
         return self.durations.expected_answers(self.wait)
 
     def times(self, index: int) -> Seconds:

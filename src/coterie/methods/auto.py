@@ -32,17 +32,17 @@ class Auto(Method):
     model: Model = field(default_factory=Linear)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Refuse: it cannot be run itself."""
+        """Raise ValueError: a rule must choose a method first."""
         self._refuse()
 
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
-        """Refuse: it cannot be run itself."""
+        """Raise ValueError: a rule must choose a method first."""
         self._refuse()
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Refuse: it cannot be run itself."""
+        """Raise ValueError: a rule must choose a method first."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:

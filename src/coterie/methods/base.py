@@ -114,7 +114,7 @@ class Notes:
     Attributes:
         settings: Why rounds and clipping norm are as they are, for a private run.
         data: What the owner of the data should know, such as rows that are left out.
-        caveats: What must be read beside the guarantee.
+        caveats: What must be read with the guarantee.
     """
 
     settings: tuple[str, ...] = ()

@@ -1,14 +1,14 @@
 """Ditto: a shared model trained together, and personal ones that stay near it.
 
 Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
-ICML 2021, Algorithm 1. The shared model is FedAvg's, as if nobody had a model of their own; client
-k solves beside it, against the shared model that it was sent,
+ICML 2021, Algorithm 1. The shared model is FedAvg's, as if there were no personal models; client k
+also solves, with the shared model that it received,
 
     min_v  mean_i loss(x_i, v) + lam/2 |v - shared|^2
 
 A client that takes part does both in the same round, each with its own steps; only the change of
-the shared model is contributed. So personal models cost nothing: after the last round everybody,
-drawn or not, solves once more against the final shared model.
+the shared model is contributed. So personal models cost nothing: after the last round every client,
+sampled or not, solves once more against the final shared model.
 
 PMTL differs in what is shared: there it is the mean of the personal models, here a model that fits
 all clients' rows as well as one model can. With equal weights for clients, and one full-batch step
@@ -35,7 +35,7 @@ class Ditto(Method):
 
     Attributes:
         model: The model, shared and personal.
-        lam: How strongly personal models are pulled towards the shared one.
+        lam: How strongly personal models are regularised towards the shared one.
         solver: Of the personal models: "exact" for linear least squares, "sgd", or "auto".
         sgd: Local steps of a round on the shared model.
         own_sgd: Local steps of a round on the personal model.
@@ -71,7 +71,7 @@ class Ditto(Method):
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
-        """Work on the shared model and contribute its change; work on the own one beside it."""
+        """Train the shared model and contribute its change; train the personal model as well."""
         together = LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
         start = stack(shared, len(clients))
         moved = together.solve(
@@ -83,7 +83,7 @@ class Ditto(Method):
         return own, subtract(moved, shared)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared model by the posted mean."""
+        """Move the shared model by the released mean."""
         return add(shared, post.mean)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:

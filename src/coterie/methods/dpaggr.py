@@ -1,9 +1,9 @@
-"""DP-AGGR: everybody's model is one noisy average of models fitted alone.
+"""DP-AGGR: every client's model is one noisy average of models fitted locally.
 
 Pathak, Rane and Raj 2010, "Multiparty differential privacy via aggregation of locally trained
-classifiers": each client minimises its mean loss + lam/2 |w|^2 alone, and the average of the models
-is released once, with noise for one row: where the loss is 1-Lipschitz on rows of norm at most 1,
-one of n rows moves a model by at most 2/(n lam).
+classifiers": each client minimises its mean loss + lam/2 |w|^2 locally, and the average of the
+models is released once, with noise for one row: where the loss is 1-Lipschitz on rows of norm at
+most 1, one of n rows moves a model by at most 2/(n lam).
 
 Liang et al. compare whole clients, by their Proposition 3: (epsilon, delta) for clients of at most
 n rows from (epsilon/n, delta/(n e^epsilon)) for rows. That decides how much noise is added here,
@@ -96,7 +96,7 @@ class DPAggr(Method):
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
-        """Fit alone; contribute the model."""
+        """Fit locally; contribute the model."""
         assert isinstance(self.model, Linear)
         few = first_rows(clients, self.rows)
         units = OwnUnits.of(few, bias=self.model.bias, bounded=True)
@@ -106,7 +106,7 @@ class DPAggr(Method):
         return personal, {"model": torch.cat([weight, level[:, None]], dim=1).to(clients.device)}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Take the posted mean for everybody's model."""
+        """Take the released mean for every client's model."""
         return {"model": post.mean["model"].double()}
 
     def baselines(self) -> Baselines:

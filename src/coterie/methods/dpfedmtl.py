@@ -9,15 +9,15 @@ takes s and its own head, trains both for H local steps, and contributes the cha
 
     s' = s + sum_{k in cohort} clip(s_k - s) / (expected cohort) + noise
 
-Heads never leave. Printed otherwise, and wrong (docs/privacy.md has the numbers): noise of
+Heads never leave. Published otherwise, and wrong (docs/privacy.md has the numbers): noise of
 S = 2 C K / M on every local gradient of every client, no clipping in the algorithm, K/M for 1/K in
 the sensitivity, T counted twice in Theorem 4.2. `DPFedMTL.paper` makes that plan, for comparison.
 Without noise (epsilon = inf) the method is the paper's FedMTL. Collins, Hassani, Mokhtari,
 Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning" (FedRep, 2021)
 first fit the head against the shared layers, then take steps on these: `alternate`.
 
-Privacy with heads: a head is a function of its client's rows and the posts, and stays there, so it
-costs nothing in the view of others (billboard lemma).
+Privacy with heads: a head is a function of its client's rows and the releases, and stays there, so
+it costs nothing in the view of others (billboard lemma).
 """
 
 import fnmatch
@@ -54,7 +54,7 @@ class DPFedMTL(Method):
         sgd: Local steps of a round, on both parts.
         alternate: First steps on the head alone, then on the shared layers alone (FedRep).
         head_epochs: Epochs on the head: of each round that alternates, and after the last round,
-            when every client, drawn or not, fits its head to the final shared layers (free).
+            when every client, sampled or not, fits its head to the final shared layers (free).
         last_solve: Whether there is that last fit.
     """
 
@@ -104,8 +104,9 @@ class DPFedMTL(Method):
         Every client adds normal noise of deviation sigma S, S = 2 C K / M, to what it sends, C the
         clip, K the expected cohort and M the clients. `plan.guarantee(M).statement()` sets the
         epsilon that the paper claims, sqrt(2 log(1.25/delta)) / sigma, beside the true ones by
-        view; `coterie.privacy.published` has all columns of that comparison. In one thing the plan is
-        better than the print: a client's change of a whole round is clipped and noised, once.
+        view; `coterie.privacy.published` has all columns of that comparison. In one thing the plan
+        is better than the published form: a client's change of a whole round is clipped and noised,
+        once.
 
         Args:
             cohort: Expected clients in a round, K (CelebA 20, FEMNIST 3).
@@ -224,7 +225,7 @@ class DPFedMTL(Method):
         return {name: after[name] for name in personal}, change
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared layers by the posted mean."""
+        """Move the shared layers by the released mean."""
         mean = post.mean
         moved = add({name: shared[name] for name in shared if name in mean}, mean)
         return {name: moved.get(name, leaf) for name, leaf in shared.items()}

@@ -2,15 +2,16 @@
 
 Gupta, Rana and Venkatesh 2016, "Differentially private multi-task learning": every round each
 client releases its model with noise (output perturbation); the server learns the relation Omega
-between clients from the noisy models V, and each client fits again, pulled to what the others say:
+between clients from the noisy models V, and each client fits again, regularised towards what the
+others say:
 
     min_w  mean squares + lam1/2 |w|^2 + lam2/2 (Q_kk |w|^2 + 2 w . sum_{j != k} Q_kj v_j)
 
 with Q = Omega^-1, Omega = (V V^T)^(1/2) / tr: the terms of MTRL's objective in w_k, in closed form.
 The proof needs that form, so classification is by least squares on targets -1 and 1 too, as in the
 comparison of Liang et al. Their Proposition 3 converts the row-level guarantee: see `dpaggr`, whose
-words on noise and on what is enforced hold here too. Every client's row is posted, and is protected
-by noise of its own alone: that is why this needs so much of it.
+words on noise and on what is enforced hold here too. Every client's row is released, and is
+protected by its own noise only, which is why the noise is large.
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,7 @@ class DPMTRL(Method):
     """Personal linear models, related by noised models (Gupta et al. 2016).
 
     Attributes:
-        model: Linear, with or without a bias of each client's own, which is never posted.
+        model: Linear, with or without a bias of each client's own, which is never released.
         lam1: Weight of the squares of a model; None for 0.03 / features.
         lam2: Weight of the relation; None for 0.3 / (features clients).
         rows: The most rows of a client that are used, a public number.
@@ -105,7 +106,7 @@ class DPMTRL(Method):
         return {"begun": torch.zeros(clients)}
 
     def _fit(self, shared: Tree, clients: Clients) -> tuple[OwnUnits, Tensor]:
-        """Fit every client, pulled to what the others' noisy models say."""
+        """Fit every client, regularised towards what the others' noisy models say."""
         assert isinstance(self.model, Linear)
         few = first_rows(clients, self.rows)
         units = OwnUnits.of(few, bias=self.model.bias, signs=True, bounded=True)
@@ -145,6 +146,6 @@ class DPMTRL(Method):
         return Baselines(local=Single(model=self.model), centralised=MTRL(model=self.model))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Fit once more, pulled to what the last noisy models say."""
+        """Fit once more, regularised towards what the last noisy models say."""
         units, model = self._fit(shared, clients)
         return to(units.model(model, torch.zeros(len(model))), clients.device)

@@ -1,4 +1,4 @@
-"""FedAvg and FedProx: one model for everybody.
+"""FedAvg and FedProx: one model for every client.
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks
 from Decentralized Data", AISTATS 2017; Li et al., "Federated Optimization in Heterogeneous
@@ -7,7 +7,7 @@ Networks" (FedProx), MLSys 2020. A client starts from the shared model, works on
     mean_i loss(x_i, w) + prox/2 |w - shared|^2      (prox = 0: FedAvg)
 
 and contributes w' - shared, with the same weight for every client (weights by row counts are
-private data that the noise does not cover). Everybody is evaluated on the shared model.
+private data that the noise does not cover). Every client is evaluated on the shared model.
 """
 
 import math
@@ -69,9 +69,9 @@ class FedAvg(Method):
         return personal, subtract(after, shared)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared model by the posted mean."""
+        """Move the shared model by the released mean."""
         return add(shared, post.mean)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Return everybody the shared model."""
+        """Return the shared model as every client's model."""
         return stack(shared, len(clients))

@@ -1,8 +1,8 @@
-"""One support vector machine for everybody: DATA LEAVES THE CLIENTS, so it is never private.
+"""One support vector machine for every client: DATA LEAVES THE CLIENTS, so it is never private.
 
     min_w  1/2 |w|^2 + C sum_ik loss(y_ik, w . x_ik)
 
-What `mtlsvm` tends to for C2 -> infinity: the rival that has all rows in one place.
+What `mtlsvm` tends to for C2 -> infinity: the baseline with all rows in one place.
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class GlobalSVM(Machines, Pooled):
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
-        c: What errors cost.
+        c: The cost of errors.
         tube: Errors up to this are free (regression).
         class_weight: "none", "balanced" (by each client's own counts), or a weight per class.
         tol: The relative duality gap, unless 2,000 passes do not reach it.
@@ -63,7 +63,7 @@ class GlobalSVM(Machines, Pooled):
         )
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Fit one machine, and give it to everybody."""
+        """Fit one machine, and give it to every client."""
         assert isinstance(self.model, Linear)
         fit = fit_joint(
             clients,

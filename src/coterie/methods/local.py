@@ -1,4 +1,4 @@
-"""Local: every client learns alone; nothing is posted, so others learn nothing.
+"""Local: every client trains on its own rows only; nothing is released, so others learn nothing.
 
     min_w  mean_i loss(x_i, w) + lam/2 |w - start|^2
 
@@ -6,8 +6,9 @@ The start is the model's own: zero for linear models, unless public weights are 
 of "does joining help me?".
 
 Each client's lam of a linear model follows from its own rows. Few rows choose badly: the lam with
-the least leave-one-out loss is worse than one public lam for everybody where clients have less than
-about 100 rows. So no lam is chosen; the fits w(lam) over a public grid are averaged, with weights
+the least leave-one-out loss is worse than one public lam for every client where clients have less
+than about 100 rows. So no lam is chosen; the fits w(lam) over a public grid are averaged, with
+weights
 
     L(lam) exp(-(log(lam / usual) / width)^2 / 2)
 
@@ -87,13 +88,13 @@ class Local(Silent):
             self.problem(spec).is_exact(spec)
 
     def problem(self, spec: Spec) -> LocalProblem:
-        """Return the local problem of one lam for everybody."""
+        """Return the local problem of one lam for every client."""
         wide = isinstance(self.model, Linear) and spec.task != "regression"
         lam = self.lam if self.lam is not None else _WIDE_LAM if wide else _REGRESSION[0]
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=lam)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Fit every client's own rows, pulled towards the public start."""
+        """Fit every client's own rows, regularised towards the public start."""
         if not self.chooses(clients.spec):
             return self.problem(clients.spec).solve(personal, clients, rng, round=0, anchor=shared)
         found = own_choice(clients, self.model)

@@ -1,11 +1,11 @@
-"""Local*: every client alone, with one penalty for all of them: NOT private, a reference.
+"""Local*: local training with one penalty for all of them: NOT private, a baseline.
 
     min_w  (mean or sum over own rows of) loss(x_i, w) + lam/2 |w - start|^2
 
-lam, and whether it stands beside the mean or the sum, are those with the least leave-one-out loss
-over the rows of all clients together. No honest client has it: the choice needs everybody's rows.
-It is a stronger opponent than `local`, and so a fair one for a method that learns its penalty from
-everybody.
+lam, and whether it applies to the mean or the sum, are those with the least leave-one-out loss
+over the rows of all clients together. No honest client has it: the choice needs every client's
+rows. It is a stronger opponent than `local`, and so a fair one for a method that learns its penalty
+from every client.
 """
 
 import math
@@ -55,7 +55,7 @@ class LocalStar(Silent):
         check_linear_model(self.kind, self.model)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Choose one penalty on everybody's rows, then fit each client alone."""
+        """Choose one penalty on every client's rows, then fit each client locally."""
         bias, prior = has_bias(self.model), choose_prior(clients, self.model)
         return linear_tree(modes(clients, prior, bias=bias), bias=bias)
 
@@ -74,7 +74,7 @@ def choose_prior(clients: Clients, model: Model) -> Prior:
 
 
 def check_linear_model(kind: str, model: Model) -> None:
-    """Refuse other models than linear ones."""
+    """Raise ValueError for other models than linear ones."""
     if not isinstance(model, Linear):
         raise ValueError(f"{kind} is for linear models, not {type(model).__name__}; use local")
 

@@ -1,4 +1,4 @@
-"""Support vector machines of each client's own: nothing is posted, so others learn nothing.
+"""Support vector machines of each client's own: nothing is released, so others learn nothing.
 
     min_w  1/2 |w|^2 + C sum_i loss(y_i, w . x_i)
 
@@ -26,7 +26,7 @@ _MOST_EPOCHS = 2000
 
 
 def check_svm(method: Method, spec: Spec) -> None:
-    """Refuse other models than linear ones, and class weights that do not fit."""
+    """Raise ValueError for other models than linear ones, and class weights that do not fit."""
     if not isinstance(method.model, Linear):
         raise ValueError(
             f"{method.kind} is for linear models, not {type(method.model).__name__}; use pmtl"
@@ -45,7 +45,7 @@ def check_svm(method: Method, spec: Spec) -> None:
 
 
 def check_constants(**constants: float) -> None:
-    """Refuse constants that are not positive."""
+    """Raise ValueError for constants that are not positive."""
     for name, value in constants.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
@@ -97,7 +97,7 @@ class LocalSVM(Machines, Silent):
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
-        c: What errors cost.
+        c: The cost of errors.
         tube: Errors up to this are free (regression).
         class_weight: "none", "balanced" (by the client's own counts), or a weight per class.
         tol: The relative duality gap of each client's machine, unless its rows are so far from

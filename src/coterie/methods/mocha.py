@@ -1,4 +1,4 @@
-"""MOCHA: multi-task support vector machines by a primal-dual method in which every row is posted.
+"""MOCHA: multi-task support vector machines by a primal-dual method that releases a row per client.
 
 Smith, Chiang, Sanjabi, Talwalkar, "Federated Multi-Task Learning", NeurIPS 2017:
 
@@ -13,7 +13,7 @@ on their own rows against w_t, with the quadratic term enlarged by
 
 so that steps taken side by side never overshoot; a client that was dropped has taken none (theta =
 1), one that stops early is less accurate (theta in between). Each client's own q_t goes to the
-server in a row of its own. Nobody else's noise covers it: this is a rival, not a way to be private.
+server in a row of its own. No other noise covers it: this is a baseline, not a private method.
 """
 
 from dataclasses import dataclass, field, replace
@@ -52,7 +52,7 @@ class MOCHA(Machines):
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
-        c1: What errors cost.
+        c1: The cost of errors.
         relation: "mean" (`mtlsvm`'s objective) or "learned".
         c2: Of "mean": what being different costs.
         lam1: Of "learned": weight of the relation.
@@ -157,7 +157,7 @@ class MOCHA(Machines):
         return {"dual": settled(start, after["dual"], kept)}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Add the posted rows, now and then learn the relation, and make all models anew."""
+        """Add the released rows, now and then learn the relation, and make all models anew."""
         sums = shared["sums"] + post.value["sums"].to(shared["sums"])
         matrix = shared["matrix"]
         if self.relation == "learned" and (post.index + 1) % self.every == 0:
@@ -179,7 +179,7 @@ class MOCHA(Machines):
         return torch.stack([ridge + costs, gaps], dim=1)
 
     def baselines(self) -> Baselines:
-        """Compare with support vector machines of each client alone."""
+        """Compare with local support vector machines."""
         c = self.c1 / (self.c2 if self.relation == "mean" else self.lam1 + self.lam2)
         return Baselines(
             local=LocalSVM(model=self.model, c=c, tube=self.tube, class_weight=self.class_weight)

@@ -4,7 +4,7 @@ Liang, Liu, Zhou, Jiang, Zhang and Wang, "Model-Protected Multi-Task Learning", 
 
     min_W  sum_k L_k(w_k) + lam g(W),   g = trace norm (low_rank) or l2,1 norm (group_sparse)
 
-Every round each client's model, clipped to norm K (the plan's `clip`), enters the posted second
+Every round each client's model, clipped to norm K (the plan's `clip`), enters the released second
 moment Sigma = sum_k w_k w_k^T + noise, or its diagonal. Its eigenvalues l (or entries) and vectors
 U are public and say in which directions, or features, clients' models lie. Each client uses them
 on its own, unclipped model, which never leaves it otherwise.
@@ -16,20 +16,20 @@ on its own, unclipped model, which never leaves it otherwise.
 
       L_k(w) + lam/2 w^T Sigma^(-1/2) w
 
-  exactly, each by itself: as many of the paper's steps as it takes, for one post. Far better for
-  the same epsilon, since most of the paper's posts pay for slow steps (docs/methods/mpmtl.md).
+  exactly, each by itself: as many of the paper's steps as it takes, for one release. Far better for
+  the same epsilon, since most of the paper's releases pay for slow steps (docs/methods/mpmtl.md).
 
 Without noise and clipping both end at the minimum of the objective. `lam_scale = "posted"` measures
-lam in units of the posted moment's own root mean eigenvalue (a public number): lam is then the
-ridge penalty that a client would use alone, spread unevenly over directions. Eigenvalues below a
+lam in units of the released moment's own root mean eigenvalue (a public number): lam is then the
+ridge penalty of local training, spread unevenly over directions. Eigenvalues below a
 public multiple of the noise's radius are made alike (`lift`): as epsilon -> 0 no direction stands
-out, and the models are those of learning alone (the paper's Proposition 1).
+out, and the models are those of local training (the paper's Proposition 1).
 
 Models are in each client's own units (`solvers.structured`), in which every client meets the
 public curvature cap L = 1 (logistic: 1/4); eta = 1/L is one public number.
 
 With `decompose`, w_k = p_k + q_k: p_k has the shared structure, q_k is the client's own, sparse
-(robust multi-task learning). Only p_k enters the post, so it costs no privacy.
+(robust multi-task learning). Only p_k enters the release, so it costs no privacy.
 """
 
 import math
@@ -63,18 +63,19 @@ class MPMTL(Method):
     """One linear model per client, in a common subspace or on common features (Liang et al. 2020).
 
     Attributes:
-        model: Linear, with or without a bias. The bias is each client's own and is never posted.
-        structure: "low_rank" (posts a symmetric matrix) or "group_sparse" (posts its diagonal).
-        solver: "solve", or "steps" as printed: see the module's words.
+        model: Linear, with or without a bias. The bias is each client's own and is never released.
+        structure: "low_rank" (releases a symmetric matrix) or "group_sparse" (releases its
+            diagonal).
+        solver: "solve", or "steps" as published: see the module's docstring.
         lam: Strength of the penalty; None for 0.3 / features (with lam_scale "posted").
-        lam_scale: "posted" (in units of the post) or "absolute" (as printed).
+        lam_scale: "posted" (in units of the release) or "absolute" (as published).
         mu: Adds mu/2 |w|^2 to every client's loss.
         lift: What becomes of eigenvalues that noise alone could have made, those up to a multiple
             of its radius: "flat" replaces them by their mean, "floor" raises them to the multiple,
             "add" adds it to all.
         lift_by: The multiple; None for 1.2 ("flat"), 0.1 ("floor") or 1.5 ("add"); 0 for no lift.
         acceleration: Of "steps": "off" (beta = 0), "on" ((t-1)/(t+2)) or "strong" (for mu > 0).
-        clip_own: Of "steps": apply the map to the clipped model, as printed.
+        clip_own: Of "steps": apply the map to the clipped model, as published.
         decompose: Weight of the norm of a client's own part; None for no such part.
         decompose_by: "entry" (l1 norm) or "column" (l2 norm: the part is used or not as a whole).
     """
@@ -95,7 +96,7 @@ class MPMTL(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lam is not None and not 0 < self.lam < math.inf:
-            raise ValueError(f"lam = {self.lam}: expected a positive number; 0 is learning alone")
+            raise ValueError(f"lam = {self.lam}: expected a positive number; 0 is local training")
         if self.lam is None and self.lam_scale == "absolute":
             raise ValueError('lam_scale = "absolute" needs a lam: give one')
         if not 0 <= self.mu < math.inf:
@@ -142,7 +143,7 @@ class MPMTL(Method):
         return {"moment": torch.zeros(spec.features, dtype=torch.float64)}
 
     def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
-        """Start with nothing: the first round fits own rows alone."""
+        """Start with nothing: the first round fits own rows only."""
         zeros = torch.zeros(clients, spec.features + 1, dtype=torch.float64)
         return {
             "model": zeros,
@@ -154,7 +155,7 @@ class MPMTL(Method):
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
-        """Use the posted structure on the own model; contribute the model that results."""
+        """Use the released structure on the own model; contribute the model that results."""
         units, here = self._units(clients), to(personal, "cpu")
         if self.solver == "solve":
             after = self._solved(shared, units)
@@ -173,7 +174,7 @@ class MPMTL(Method):
         return {**after, "model": after["model"] * factor}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Keep the posted moment, lifted above its noise: post-processing."""
+        """Keep the released moment, lifted above its noise: post-processing."""
         by = _LIFTS[self.lift] if self.lift_by is None else self.lift_by
         moment = lift(post.value["moment"].double(), by * post.radius, self.lift)
         # A cohort of part of the clients stands for all of them.
@@ -195,7 +196,7 @@ class MPMTL(Method):
         )
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Use the last posted structure; no step after it."""
+        """Use the last released structure; no step after it."""
         units, here = self._units(clients), to(personal, "cpu")
         if self.solver == "solve":
             final = self._solved(shared, units)
@@ -211,13 +212,13 @@ class MPMTL(Method):
         return OwnUnits.of(clients, bias=self.model.bias)
 
     def _penalty(self, shared: Tree) -> tuple[Spectrum, float]:
-        """Return what the posts say, and lam in the units of the posts."""
+        """Return what the releases say, and lam in the units of the releases."""
         spectrum = Spectrum.of(shared["moment"])
-        if spectrum.size == 0:  # noise below zero is all that was posted: no structure
+        if spectrum.size == 0:  # noise below zero is all that was released: no structure
             spectrum = Spectrum.of(torch.ones(len(shared["moment"])))
         alone = usual_lam(len(spectrum.roots))
         if not float(shared["posts"]) > 0:
-            # Before the first post: a ridge penalty, the same in every direction.
+            # Before the first release: a ridge penalty, the same in every direction.
             given = self.lam if self.lam_scale == "posted" else None
             return spectrum, alone if given is None else given
         lam = alone if self.lam is None else self.lam
@@ -228,7 +229,7 @@ class MPMTL(Method):
         return 1 / (curvature if self.decompose is None else 2 * curvature)
 
     def _solved(self, shared: Tree, units: OwnUnits) -> Tree:
-        """Solve every client's own problem under the posted penalty."""
+        """Solve every client's own problem under the released penalty."""
         spectrum, lam = self._penalty(shared)
         if self.decompose is not None:
             return self._solved_in_parts(spectrum, lam, units)
@@ -261,7 +262,7 @@ class MPMTL(Method):
         return _state(model, model, own)
 
     def _begin(self, units: OwnUnits, personal: Tree) -> Tree:
-        """Fit clients that have no model yet on their own rows alone."""
+        """Fit clients that have no model yet on their own rows only."""
         new = ~(personal["begun"] > 0)
         if not bool(new.any()):
             return personal
@@ -278,7 +279,7 @@ class MPMTL(Method):
         }
 
     def _shrunk(self, shared: Tree, units: OwnUnits, personal: Tree) -> Tensor:
-        """Apply the public map to the own model; its level is left alone."""
+        """Apply the public map to the own model; its intercept is unchanged."""
         model = personal["model"]
         if not float(shared["posts"]) > 0:
             return model
@@ -340,10 +341,10 @@ class Framework(Method):
     From the released second moments of the clients' models, `share` makes shared information; with
     it, `solve` fits each client to its own rows, and the fits enter the next release. One round is
     the non-iterative setting: local fits, one release, fits again. Privacy depends on neither
-    function: `share` sees releases alone, and `solve` one client's rows and releases.
+    function: `share` sees releases only, and `solve` one client's rows and releases.
 
     Attributes:
-        model: Linear without a bias (`solve` gives weights alone).
+        model: Linear without a bias (`solve` gives weights only).
         structure: "low_rank" releases the second moment, "group_sparse" its diagonal.
     """
 
@@ -352,7 +353,7 @@ class Framework(Method):
 
     @abstractmethod
     def share(self, before: Tree, moment: Tensor, radius: float) -> Tree:
-        """Make shared information (a tree) of the former one and a new post.
+        """Make shared information (a tree) of the former one and a new release.
 
         `moment` is for all clients, (d, d) or (d,); `radius` says how far noise alone reaches.
         """
@@ -406,7 +407,7 @@ class Framework(Method):
         return personal, {"moment": self.solve(_known(shared), clients).double()}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Make shared information of the post."""
+        """Make shared information of the release."""
         whole = float(shared["framework.clients"]) / post.cohort
         moment = post.value["moment"].double() * whole
         own = {name: leaf for name, leaf in shared.items() if name.startswith("framework.")}

@@ -6,7 +6,7 @@ g the trace norm (penalty "trace": models in a common subspace) or the l2,1 norm
 set of features), in each client's own units (`solvers.structured`), to a relative duality gap
 (`solvers.multitask`). Ji and Ye 2009, "An accelerated gradient method for trace norm
 minimization"; Liu, Ji and Ye 2009, "Multi-task feature learning via efficient l2,1-norm
-minimization". All rows are in one place: the reference that says what privacy costs.
+minimization". All rows are in one place: the baseline that says what privacy costs.
 """
 
 import math
@@ -26,7 +26,7 @@ from coterie.tree import Tree, to
 
 
 class Pooled(Silent):
-    """A method that has all rows in one place; it posts everything and promises nothing."""
+    """A method that has all rows in one place; it releases everything and promises nothing."""
 
     shape = Shape.POOLED
 
@@ -56,7 +56,7 @@ class MTL(Pooled):
         model: Linear, with or without a bias of each client's own, which is not penalised.
         penalty: "trace" or "l21".
         lam: Its strength; None for 0.3 / features times the root mean square, over features, of
-            the models that clients would have alone.
+            the local models.
         mu: Adds mu/2 |w|^2 to every client's loss.
         tol: The relative duality gap at which it stops.
     """

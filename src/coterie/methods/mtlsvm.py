@@ -11,20 +11,20 @@ number in [-C1, C1]) w = sum_k a_k and v_k = a_k / C2, a_k = sum_i b_ik x_ik. C2
 machine for all; C2 -> 0 with C1 / C2 held fixed gives machines of each client's own, with the
 constant C1 / C2.
 
-The steps are not the printed ones, of which several do not solve this problem (ADR 17): the dual is
-minimised coordinate by coordinate with its box and soft threshold (`solvers.sdca`), and clients
+The steps are not the published ones, of which several do not solve this problem (ADR 17): the dual
+is minimised coordinate by coordinate with its box and soft threshold (`solvers.sdca`), and clients
 work side by side safely (Ma et al. 2015, "Adding vs. averaging in distributed primal-dual
 optimization"). A client minimises over its own change d
 
     w . A_k d + sigma/2 |A_k d|^2 + (its own terms at b_k + d),      sigma = gamma K
 
 and adds gamma d, where K is the most clients that a round may have. By |sum_k A_k d_k|^2 <= K sum_k
-|A_k d_k|^2 the dual objective never increases, whoever answers and however far each gets. gamma = 1
-adds, gamma = 1 / K averages.
+|A_k d_k|^2 the dual objective never increases, whichever clients answer and however far each gets.
+gamma = 1 adds, gamma = 1 / K averages.
 
-What leaves a client is gamma A_k d alone, once a round. Where the clip cuts it by a factor,
-`settle` takes the same part of the step of b_k and v_k, so that a_k is always what was posted of
-the client, and b_k stays in its box (a convex combination). Noise xi on the sum makes w = xi +
+A client sends gamma A_k d only, once per round. Where the clip cuts it by a factor,
+`on_clipped` takes the same part of the step of b_k and v_k, so that a_k is always what was released
+of the client, and b_k stays in its box (a convex combination). Noise xi on the sum makes w = xi +
 sum_k a_k: the problem is then solved with 1/2 |w - xi|^2 for 1/2 |w|^2, a random centre. That is
 why few rounds with much local work suit a budget: if clients were alike, one round would reach the
 optimum.
@@ -68,7 +68,7 @@ from coterie.tree import Tree, add, map_leaves, size, to
 
 ClassWeight = Literal["none", "balanced"] | tuple[float, ...]
 _LAST_EPOCHS = 200
-_LOCAL_TOL = 1e-4  # the largest slope at which local steps stop before their epochs are over
+_LOCAL_TOL = 1e-4  # the largest gradient at which local steps stop before their epochs are over
 _LAST_TOL = 1e-6
 _LARGEST = 3.0  # the norm that the shared weights may reach at the usual clip
 
@@ -80,20 +80,20 @@ class MTLSVM(Machines):
 
     Attributes:
         model: Linear; a bias is penalised like the weights.
-        c1: What errors cost.
+        c1: The cost of errors.
         c2: What being different costs; the larger, the more alike.
         tube: Errors up to this are free (regression).
         class_weight: "none", "balanced" (by each client's own counts), or a weight per class.
         epochs: Local passes over own rows in a round, at most.
-        gamma: "add" (1), "average" (one over the most clients of a round), or a number between.
+        gamma: "add" (1), "average" (one over the largest cohort), or a number between.
         together: The most clients that a round may have; None takes all, or a fixed cohort's size.
         stop: The relative duality gap at which a run without privacy is done.
         last_solve: After the last round each client solves for v_k once more, w held fixed.
         shrink: Before that, take off w what noise alone explains: a client is then at least about
-            as well off as alone, however little a budget buys.
+            as well off as with local training, however small the budget.
         mask: "none"; "step" makes the mask a dual step size, which keeps the solution; "paper"
-            masks what is sent and not the duals, as printed, and ends at a random point. A mask is
-            not differential privacy.
+            masks what is sent and not the duals, as published, and ends at a random point. A mask
+            is not differential privacy.
         mask_law: "bernoulli" or "beta".
         mask_keep: Of "bernoulli": the probability that a row's step is kept in a round.
         mask_beta: Of "beta": its two parameters.
@@ -276,7 +276,7 @@ class MTLSVM(Machines):
             paper_mask=self.mask == "paper",
         )
         steps = dual.to(before.device) - before
-        # As printed, a mask touches what is sent and not the client's own.
+        # As published, a mask touches what is sent and not the client's own.
         whole = moved if self.mask != "paper" else combine(clients, steps.cpu(), own.shape[-1])
         after = {
             **parted(own + gamma * whole.to(own.device) / self.c2, personal),
@@ -290,7 +290,7 @@ class MTLSVM(Machines):
         return map_leaves(lambda old, new: settled(old, new, kept), start, after)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Add the posted sum, and note how large its noise is: a public number."""
+        """Add the released sum, and note how large its noise is: a public number."""
         weights = _weights(shared)
         moved = add(weights, to(post.value, shared["noise"].device))
         return {**moved, "noise": shared["noise"] + size(weights) * post.deviation**2}
@@ -337,7 +337,7 @@ class MTLSVM(Machines):
         return torch.stack([ridge + costs, gaps], dim=1)
 
     def baselines(self) -> Baselines:
-        """Compare with support vector machines of each client alone, the limit C2 -> 0."""
+        """Compare with local support vector machines, the limit C2 -> 0."""
         return Baselines(
             local=LocalSVM(
                 model=self.model,
@@ -348,19 +348,19 @@ class MTLSVM(Machines):
         )
 
     def _draw_mask(self, clients: Clients, longest: int, rng: Rng) -> Tensor | None:
-        """Draw each row's factor of this round from its client's own coins."""
+        """Draw each row's factor of this round from its client's own random stream."""
         if self.mask == "none":
             return None
         mask = np.ones((len(clients), longest))
         keys = rng.at("mask").keys(clients.ids)
         for place, (key, count) in enumerate(zip(keys, clients.counts.tolist(), strict=True)):
-            coins = np.random.Generator(np.random.Philox(key=int(key)))
+            stream = np.random.Generator(np.random.Philox(key=int(key)))
             drawn = (
-                (coins.random(count) < self.mask_keep).astype(np.float64)
+                (stream.random(count) < self.mask_keep).astype(np.float64)
                 if self.mask_law == "bernoulli"
-                else coins.beta(*self.mask_beta, count)
+                else stream.beta(*self.mask_beta, count)
             )
-            untouched = coins.random(count) < self.mask_untouched
+            untouched = stream.random(count) < self.mask_untouched
             mask[place, :count] = np.where(untouched, 1.0, drawn)
         return torch.from_numpy(mask)
 
@@ -377,7 +377,7 @@ def _norm(shared: Tree) -> float:
 def combine(clients: Clients, dual: Tensor, width: int) -> Tensor:
     """Return sum_i b_i x_i of each client, (c, outputs, width): with a 1 behind x for a bias.
 
-    Client by client: no copy of all rows, and nobody's bits depend on a neighbour's row count.
+    Client by client: no copy of all rows, and no client's bits depend on another's row count.
     """
     summed = np.zeros((len(clients), dual.shape[2], width))
     starts, counts = clients.starts.tolist(), clients.counts.tolist()

@@ -7,7 +7,7 @@ learning":
 
 over positive semidefinite Omega (clients by clients) of trace 1, to a relative duality gap of the
 equivalent problem in W alone (`solvers.mtrl`), in each client's own units. All rows are in one
-place: a reference.
+place: a baseline.
 """
 
 from dataclasses import dataclass, field

@@ -9,11 +9,11 @@ client is as large as all that it could say, in each of its numbers: at any usef
 are noise. Joint (billboard) privacy lets a client's own model depend on its own data, and that is
 what the other methods of this package build on.
 
-The objective is PMTL's, mean_i loss(x_i, w_k) + lam/2 |w_k - wbar|^2, wbar the mean of the posted
-rows. In a round a client starts from its posted row W_k, works on its own problem, and contributes
-w_k' - W_k, clipped; every row gets noise of its own, and W moves by the post. A client's model is
-its posted row: nothing is kept at home, and there is no last solve, since its result would not be
-part of what plain differential privacy covers.
+The objective is PMTL's, mean_i loss(x_i, w_k) + lam/2 |w_k - wbar|^2, wbar the mean of the released
+rows. In a round a client starts from its released row W_k, works on its own problem, and
+contributes w_k' - W_k, clipped; every row gets noise of its own, and W moves by the release. A
+client's model is its released row: nothing is kept at home, and there is no last solve, since its
+result would not be part of what plain differential privacy covers.
 """
 
 import math
@@ -41,7 +41,7 @@ class NaiveDP(Method):
 
     Attributes:
         model: The model of every client.
-        lam: How strongly models are pulled towards the mean of the posted ones.
+        lam: How strongly models are regularised towards the mean of the released ones.
         solver: "exact" for linear least squares, "sgd", or "auto".
         sgd: Local steps of a round.
     """
@@ -113,20 +113,20 @@ class NaiveDP(Method):
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
-        """Work from the own posted row, towards the mean of all; contribute the change."""
+        """Work from the own released row, towards the mean of all; contribute the change."""
         start = take(shared, clients.ids.to(clients.device))
         mean = map_leaves(lambda leaf: leaf.mean(dim=0), shared)
         after = self._problem().solve(start, clients, rng, round=round, anchor=mean, tell=True)
         return personal, subtract(after, start)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move every row by its own posted change, noise and all."""
+        """Move every row by its own released change, noise and all."""
         return add(shared, map_leaves(torch.Tensor.float, post.value))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Return everybody its posted row: what everybody sees."""
+        """Return the released rows, which every client sees."""
         return take(shared, clients.ids.to(clients.device))
 
     def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
-        """Return everybody its posted row."""
+        """Return the released rows."""
         return take(shared, clients.ids.to(clients.device))

@@ -14,7 +14,7 @@ the prior, three blocks that are clipped each on its own and paid for by one rel
 
     mean       (E w_k - y) / sqrt(t2)                       l2 norm at most C = 1
     spread     diag(V_k) / t2 + (E w_k - y)^2 / t2          at most 1.5 sqrt(p); never negative
-    residual   (|residuals|^2 + tr(X V_k X')) / (n_k s2)    at most 3; regression alone
+    residual   (|residuals|^2 + tr(X V_k X')) / (n_k s2)    at most 3; regression only
 
 From the noisy means D, Q, r (sums over the *expected* cohort) the server takes, as pure
 post-processing, a step of expectation maximisation, lengthened and with momentum:
@@ -22,7 +22,7 @@ post-processing, a step of expectation maximisation, lengthened and with momentu
     w' = y + 4/3 sqrt(t2) D,   y' = w' + b (w' - w),   b = min(t/(t+3), 0.8 - noise of D)
     log t2 += gain (Q - 1),    log s2 += gain (r - 1)
 
-from the second post on, with gains that follow from the noise (`methods.prior`): undamped, the
+from the second release on, with gains that follow from the noise (`Statistics`): undamped, the
 variances would integrate it. Without noise each step is one of EM itself (t2 *= Q, s2 *= r), whose
 limit is the maximum-likelihood fit of the mixed model.
 
@@ -33,14 +33,14 @@ out (as `methods.local` does), at no cost; where the pull is known, nothing chan
 Clients of all sizes have one voice: r is the mean over clients of their own mean squares, which
 for clients of unequal size is not what a likelihood of all rows would weigh.
 
-`gls`: for few weights and many clients (regression and binary targets) a fourth block posts
+`gls`: for few weights and many clients (regression and binary targets) a fourth block releases
 K_k = I - V_k / (sqrt(t2) sqrt(t2)'), 0 <= K <= I, Frobenius norm clipped to 0.7 sqrt(p). Then
 w' = y + sqrt(t2) (mean K)^-1 D is the generalised-least-squares estimate, in one step where EM
 takes 1/K of them; eigenvalues are kept above what noise can have made. The spread is lengthened
 likewise, by 1/diag K. Ten rounds are enough.
 
 `shared = "slice"`: for linear heads on public features in public order (`models.features`) only the
-weights of the first `directions` features and the biases are shared and posted; at the end each
+weights of the first `directions` features and the biases are shared and released; at the end each
 client fits its whole head, the others with the mean variance that was learned, around the public
 start.
 """
@@ -92,7 +92,7 @@ _START, _START_CLASSES = 0.2, 1.0  # variances of weights
 _LEAST = 1e-10  # a variance that is as good as none
 _DOUBTED = 0.1  # variance of a logarithm from which clients average over it
 _WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the pulls that they average
-_GUARDED = 5  # rows below which nobody's own model can be told to be better
+_GUARDED = 5  # rows below which no local model can be shown to be better
 
 
 @register("pfeb", releases="clipped, noised means, spreads and residuals")
@@ -103,13 +103,13 @@ class PFEB(Method):
     Attributes:
         model: Linear, with or without a bias, which is drawn together as the weights are.
         learn: Whether the variances of the prior are learned; else they stay at `variance` (and a
-            residual variance of 0.5), and the mean alone is posted.
+            residual variance of 0.5), and only the mean is released.
         variance: The prior variance to start from, of weights in units of scaled features; None for
             0.2, of classes 1.
         momentum: The most momentum of the shared mean; 0 for none.
-        residual: Whether a residual variance is posted; None for outcomes of regression.
-        gls: Post curvatures too, see the module's words; None for the rule (at most 5 weights, and
-            clients times mu at least 300; without privacy, at most 64 weights).
+        residual: Whether a residual variance is released; None for outcomes of regression.
+        gls: Release curvatures too, see the module's docstring; None for the rule (at most 5
+            weights, and clients times mu at least 300; without privacy, at most 64 weights).
         guard: A client keeps a model of its own where that beats the shared posterior by one
             standard error, both on own rows left out. Insurance against a broken shared model, and
             no more: it does not lower the share of clients who lose by joining.
@@ -172,7 +172,7 @@ class PFEB(Method):
     def check(
         self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
     ) -> None:
-        """Refuse other models, and curvatures that are not there."""
+        """Raise ValueError for models that are not linear, and curvatures that do not exist."""
         if not isinstance(self.model, Linear):
             raise ValueError(
                 f"pfeb is for linear models, not {type(self.model).__name__}: use dpfedmtl or "
@@ -272,7 +272,7 @@ class PFEB(Method):
         return personal, {name: rows[name] for name in self._sizes(mean.shape[1])}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the prior by what was posted."""
+        """Move the prior by what was released."""
         found, posted = Statistics.of(post, shared), self._posted(shared)
         posts, root = float(shared["posts"]), shared["variances"].sqrt()
         if found.curvature is None:
@@ -293,10 +293,10 @@ class PFEB(Method):
         return after
 
     def prior(self, shared: Tree, spec: Spec) -> Prior:
-        """Return the prior that the posts so far come to, of whole models."""
+        """Return the prior that the releases so far come to, of whole models."""
         variances = _cpu(shared["variances"])
         if self.shared == "slice":
-            # What is not posted varies, for all that is known, as what is.
+            # What is not released varies, for all that is known, as what is.
             usual = variances[:, : self.directions] if self.directions else variances[:, -1:]
             variances = torch.where(variances > 0, variances, usual.mean())
         return Prior(_cpu(shared["mean"]), variances, _residual(shared, spec))
@@ -412,7 +412,7 @@ def _cpu(leaf: Tensor) -> Tensor:
 
 
 def _on(posted: Tensor, values: Tensor) -> Tensor:
-    """Put posted numbers where their weights are, among zeros."""
+    """Put released numbers where their weights are, among zeros."""
     whole = torch.zeros(posted.shape, dtype=torch.float64)
     whole[posted.cpu()] = values.double().cpu()
     return whole
@@ -457,7 +457,7 @@ class Statistics:
 
     @classmethod
     def of(cls, post: Post, shared: Tree) -> "Statistics":
-        """Read a post; what was not posted is as it would be at the optimum."""
+        """Read a release; what was not released is as it would be at the optimum."""
         means = {name: leaf.double() / post.cohort for name, leaf in post.value.items()}
         far = {name: one / post.cohort for name, one in post.deviations.items()}
         weights, curvature, floor = len(means["mean"]), None, 0.0
@@ -503,7 +503,7 @@ class Statistics:
             return plain, self.residual, doubt
         noise = float((self.noise / slow.square()).mean())
         level = spread.mean()
-        # What a post shows of what is missing: all of it where it was divided by the curvature.
+        # What a release shows of what is missing: all of it where it was divided by the curvature.
         seen = 0.5 if self.curvature is None else 1.0
         shown = torch.tensor([seen, seen, 0.7], dtype=torch.float64)
         # Who is drawn moves all numbers alike, and each around them as squares of normals vary.

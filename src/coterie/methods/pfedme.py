@@ -10,9 +10,9 @@ copy of the shared model, w_k = shared at first,
 
     theta <- argmin of F_k at w_k,      w_k <- w_k - lr lam (w_k - theta)
 
-and contributes w_k - shared; the server moves by beta times the posted mean (beta = 1: the plain
-mean; the paper allows more). The personal model is theta: it never leaves, and everybody solves for
-it once more at the end, against the final shared model.
+and contributes w_k - shared; the server moves by beta times the released mean (beta = 1: the plain
+mean; the paper allows more). The personal model is theta: it never leaves, and every client solves
+for it once more at the end, against the final shared model.
 
 The inner problem is the one that PMTL and Ditto solve, exactly for linear least squares, else by
 `sgd` from the last theta. With one local round and lr lam = 1 it is PMTL's round; at any lr with
@@ -38,11 +38,11 @@ class PFedMe(Method):
 
     Attributes:
         model: The model, shared and personal.
-        lam: How strongly personal models are pulled towards the shared one.
+        lam: How strongly personal models are regularised towards the shared one.
         lr: Step of a client's copy of the shared model along its envelope; lr lam is the share of
             the way to theta that it goes, at most 1.
         local_rounds: Steps of that copy in a round, each with a solve for theta.
-        beta: What the server takes of the posted mean.
+        beta: What the server takes of the released mean.
         solver: Of theta: "exact" for linear least squares, "sgd", or "auto".
         sgd: Local steps of one solve for theta.
         last_epochs: Epochs of the last solve (SGD only).
@@ -90,13 +90,13 @@ class PFedMe(Method):
         copy, theta, inner = stack(shared, len(clients)), personal, self._inner(self.sgd)
         step = self.lr * self.lam
         for local in range(self.local_rounds):
-            coins = rng.at("local", local)
-            theta = inner.solve(theta, clients, coins, round=round, anchor=copy, tell=True)
+            stream = rng.at("local", local)
+            theta = inner.solve(theta, clients, stream, round=round, anchor=copy, tell=True)
             copy = map_leaves(lambda w, near: w + step * (near - w), copy, theta)
         return theta, subtract(copy, shared)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared model by beta times the posted mean."""
+        """Move the shared model by beta times the released mean."""
         return add(shared, post.mean if self.beta == 1 else scale(post.mean, self.beta))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:

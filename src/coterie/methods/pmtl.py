@@ -1,4 +1,4 @@
-"""PMTL: mean-regularised personal models around a privately posted shared model.
+"""PMTL: mean-regularised personal models around a privately released shared model.
 
 Hu, Wu, Smith, "Private Multi-Task Learning: Formulation and Applications to Federated Learning",
 TMLR 2023, Algorithm 1, with the mean over a client's rows for the loss (lam then means the same for
@@ -9,9 +9,9 @@ small and large clients):
 A client that takes part works on its own last model against the shared one, and contributes a
 difference, which is clipped, summed, noised and divided by the expected cohort.
 
-`change_from` says which difference. "own" is printed: w_k' - w_k. Then nothing in the recursion
-depends on the level of the shared model, which integrates the noise as a random walk. "shared"
-(default; also what the authors' code does): w_k' - shared, so that
+`change_from` says which difference. "own" is as published: w_k' - w_k. Then nothing in the
+recursion depends on the level of the shared model, which integrates the noise as a random walk.
+"shared" (default; also what the authors' code does): w_k' - shared, so that
 
     shared' = shared + mean_k clip(w_k' - shared) + noise
 
@@ -20,27 +20,27 @@ optimum, so a clip below the clients' typical deviation moves the fixed point to
 median-like centre.
 
 Not copied from the authors' code: weights by row counts (the noise does not cover them) and the
-unsquared norm (not the objective). A client enrols with the shared model of the round in which it
-first takes part; under full participation that is the printed start.
+unsquared norm (not the objective). A client starts from the shared model of the round in which it
+first takes part; under full participation that is the published start.
 
 `clusters` names a public cluster for each client: the mean is then taken inside each cluster, one
-shared model a cluster, and a client is pulled to its own cluster's. All slots are posted at once. A
-client's contribution is zero in every slot but its own, so its norm over all slots is its norm in
-its own slot, which the clip bounds: the post of all slots has the sensitivity of one slot, and each
-slot has its own independent noise of the same multiplier. Others' slots do not depend on the client
-at all, so its guarantee is that of a run of its cluster alone with the same noise and the same
-probability of taking part. Under `replace` another client of the same cluster takes its place:
-which cluster a client is in is public and stays. A slot is divided by its own cluster's expected
-cohort, so a small cluster's mean is noisier by as much as it is smaller.
+shared model per cluster, and a client is regularised towards its own cluster's. All slots are
+released at once. A client's contribution is zero in every slot but its own, so its norm over all
+slots is its norm in its own slot, which the clip bounds: the release of all slots has the
+sensitivity of one slot, and each slot has its own independent noise of the same multiplier. Others'
+slots do not depend on the client at all, so its guarantee is that of a run of its cluster alone
+with the same noise and the same probability of taking part. Under `replace` another client of the
+same cluster takes its place: which cluster a client is in is public and stays. A slot is divided by
+its own cluster's expected cohort, so a small cluster's mean is noisier by as much as it is smaller.
 
 `shared = "slice"` is for linear heads on the features of a frozen public map that come in public
-order (see `coterie.data.embed` and `Linear(start=...)`). Shared, and posted, are the weights of the
-first `directions` features and the biases alone. In a round a client fits these to its own rows
+order (see `coterie.data.embed` and `Linear(start=...)`). Shared, and released, are the weights of
+the first `directions` features and the biases. In a round a client fits these to its own rows
 with all else at the public start, min over the slice of mean_i loss + lam/2 |change|^2, by Newton's
 method, and contributes the change. After the last round it fits its whole head towards the public
-start with the shared slice in it, and posts nothing more: so it may choose how strongly, of a few
-public multiples of lam, by the losses of its own rows left out. Sensitivity and epsilon are those
-of any clipped sum; there are fewer numbers for the noise to fall on.
+start with the shared slice in it, and releases nothing more: so it may choose how strongly, of a
+few public multiples of lam, by the losses of its own rows left out. Sensitivity and epsilon are
+those of any clipped sum; there are fewer numbers for the noise to fall on.
 """
 
 import math
@@ -81,7 +81,7 @@ LAST = (0.5, 1.0, 2.0, 4.0)
 """The pulls that a client chooses from for its last fit of a head, in units of lam."""
 BEGUN = "begun"
 """A leaf of the personal state: 1 where a client has taken part. It is for methods whose clients
-start from public models of their own, which are not known when a client enrols."""
+start from public models of their own, which are not known when its state is made."""
 
 
 @register("pmtl", releases="a clipped, noised mean change")
@@ -91,18 +91,18 @@ class PMTL(Method):
 
     Attributes:
         model: The model of every client.
-        lam: How strongly personal models are pulled towards the shared one.
+        lam: How strongly personal models are regularised towards the shared one.
         solver: "exact" for linear least squares, "sgd", or "auto": exact where it can be.
         sgd: Local steps of a round: learning rate, epochs or steps, batch, momentum, schedule.
-        change_from: "shared" (default) or "own" (as printed): see the module's words.
-        last_solve: After the last round every client, drawn or not, solves against the final
-            shared model; nothing is posted, so it is free.
+        change_from: "shared" (default) or "own" (as published): see the module's docstring.
+        last_solve: After the last round every client, sampled or not, solves against the final
+            shared model; nothing is released, so it is free.
         last_epochs: Epochs of that last solve (SGD only).
         clusters: The public cluster of each client, in the order of the clients, numbered from 0;
             empty for one cluster of all.
-        shared: "all" of the model, or a "slice" of a linear head: see the module's words.
-        directions: How many of the first features are in the slice; 0 for the biases alone.
-        last_lam: The pull of the last solve of a slice's heads; None for each client's own choice
+        shared: "all" of the model, or a "slice" of a linear head: see the module's docstring.
+        directions: How many of the first features are in the slice; 0 for the biases only.
+        last_lam: The weight of the last solve of a slice's heads; None for each client's own choice
             of 0.5, 1, 2 or 4 times `lam` by leave-one-out, which is free.
     """
 
@@ -221,7 +221,7 @@ class PMTL(Method):
 
     @property
     def serving(self) -> Serving:
-        """The model that clients are pulled towards; clusters have a fixed membership."""
+        """The model that clients are regularised towards; clusters have a fixed membership."""
         return Serving(shared_model=self._center, whole=True, fixed_membership=bool(self.clusters))
 
     def _center(self, shared: Tree, clients: Clients) -> Tree:
@@ -232,7 +232,7 @@ class PMTL(Method):
         return take(shared, self._places(clients.ids).to(clients.device))
 
     def _whole(self, shared: Tree, spec: Spec) -> Tree:
-        """Return the shared model with what is not posted of it at the public start."""
+        """Return the shared model with what is not released of it at the public start."""
         if self.shared == "all":
             return shared
         return put_slice(self.model.init(spec, Rng.seeded(0)), shared)
@@ -280,7 +280,7 @@ class PMTL(Method):
         return map_leaves(place, change)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared model by the posted mean, each cluster's by the mean of its own."""
+        """Move the shared model by the released mean, each cluster's by the mean of its own."""
         if not self.clusters:
             return add(shared, post.mean)
         members = torch.bincount(torch.tensor(self.clusters))
@@ -304,7 +304,7 @@ class PMTL(Method):
         return problem.solve(start, clients, rng, round=0, anchor=anchor)
 
     def _fit(self, anchor: Tree, clients: Clients, pulls: list[float], directions: int) -> Tree:
-        """Fit the first columns of every client's head to its own rows, pulled to the anchor."""
+        """Fit the first columns of every client's head to its own rows, near the anchor."""
         assert isinstance(self.model, Linear)
         bias, center = self.model.bias, matrix_of(anchor).cpu()
         spreads = [slice_variances(clients.spec, bias, directions, 1 / lam) for lam in pulls]

@@ -1,4 +1,4 @@
-"""Pooled: one linear model for everybody: DATA LEAVES THE CLIENTS, so it is never private.
+"""Pooled: one linear model for every client: DATA LEAVES THE CLIENTS, so it is never private.
 
     min_w  sum over all rows of loss(x_i, w) + lam/2 |w - start|^2
 
@@ -46,7 +46,7 @@ class PooledLinear(Silent):
         check_linear_model(self.kind, self.model)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Fit one model to all rows, and give it to everybody."""
+        """Fit one model to all rows, and give it to every client."""
         bias, one = has_bias(self.model), _as_one(clients)
         priors = [ridge_prior(self.model, clients.spec, lam, per_row=False) for lam in _LAMS]
         losses = [float(leave_one_out(one, prior, bias=bias).sum()) for prior in priors]

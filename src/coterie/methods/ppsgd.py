@@ -5,7 +5,7 @@ Learning", ICML 2022:
 
     min_{w, theta_1..theta_m}  (1/m) sum_k mean_i loss(y_i, (w + theta_k) . x_i)
 
-w is shared and posted, theta_k stays with its client. Both have the same gradient g, that of the
+w is shared and released, theta_k stays with its client. Both have the same gradient g, that of the
 loss at u = w + theta_k. With step sizes eta_w and eta_theta one joint step moves u by
 (eta_w + eta_theta) g, of which the share rho = eta_w / (eta_w + eta_theta) is w's, and so does any
 number of local steps: a client takes local steps of length eta_w + eta_theta on u, contributes
@@ -13,11 +13,11 @@ number of local steps: a client takes local steps of length eta_w + eta_theta on
     rho (u' - u),      and keeps      theta' = theta + (1 - rho) (u' - u).
 
 So there is no solver of its own here, and one local step a round is the paper's algorithm with the
-clip on eta_w g. What the clip cuts off is lost to w alone; theta keeps its own part.
+clip on eta_w g. What the clip cuts off is lost to w only; theta keeps its own part.
 
 `ridge` adds ridge/2 |theta_k|^2, by a proximal step on theta after the local steps of a round, as
 long as these were: theta <- theta / (1 + ridge eta_theta steps). After the last round every client,
-drawn or not, takes steps on theta alone, w held fixed (with a ridge: exactly, for least squares).
+sampled or not, takes steps on theta only, w held fixed (with a ridge: exactly, for least squares).
 """
 
 import math
@@ -45,7 +45,7 @@ class PPSGD(Method):
         share: rho = eta_w / (eta_w + eta_theta): the shared part's share of every step.
         sgd: Local steps of a round; `sgd.lr` is eta_w + eta_theta.
         ridge: Weight of the squares of theta.
-        last_epochs: Epochs of the last steps, on theta alone.
+        last_epochs: Epochs of the last steps, on theta only.
     """
 
     shape = Shape.SUM
@@ -70,7 +70,7 @@ class PPSGD(Method):
     def check(
         self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
     ) -> None:
-        """Refuse models whose predictions are not sums of those of two parts."""
+        """Raise ValueError for models whose predictions are not sums of those of two parts."""
         if not isinstance(self.model, Linear):
             raise ValueError(
                 f"ppsgd adds up a shared and a personal linear model, which "
@@ -107,11 +107,11 @@ class PPSGD(Method):
         return map_leaves(shrink, theta)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move w by the posted mean."""
+        """Move w by the released mean."""
         return add(shared, post.mean)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Return w + theta, after more steps on theta alone."""
+        """Return w + theta, after more steps on theta only."""
         slower = replace(
             self.sgd, lr=(1 - self.share) * self.sgd.lr, epochs=self.last_epochs, steps=None
         )

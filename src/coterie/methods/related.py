@@ -5,31 +5,32 @@ TMLR 2023, name the general problem, of which PMTL is the mean-regularised case:
 
     min_W  sum_k mean_i loss(x_i, w_k) + lam tr(W Omega W^T),      W = [w_1 .. w_m]
 
-with W less the model's public start (zero for linear models). To fit it to a posted sum, write
+with W less the model's public start (zero for linear models). To fit it to a released sum, write
 
     Omega = D + B diag(s) B^T,      D diagonal and positive, s = -1 or 1, B (m x r)
 
-all public. With B_k for row k of B, the slope of the second term in w_k is
+all public. With B_k for row k of B, the gradient of the second term in w_k is
 
     2 lam (D_kk w_k + (W B) diag(s) B_k)
 
 Client k needs of the others only W B, and solves its local problem with the pull 2 lam D_kk towards
 a_k = -(W B) diag(s) B_k / D_kk. Its own part of W B is its model times B_k (r copies of the model,
-each times a number), so W B is a sum over clients, and that is what is posted.
+each times a number), so W B is a sum over clients, and that is what is released.
 
-**What is sent.** a_k follows from what was posted, so a client need not send its model but only how
-far it is from a_k: (w_k - a_k) B_k / b, b = max_j |B_j| (`change_from = "anchor"`). Everybody can
-add sum_k a_k B_k. The clip then bounds |w_k - a_k| |B_k| / b: the model's distance from its anchor,
-for the client with the longest row, so the usual 0.5 means what it does in PMTL. "start" sends
-(w_k - start) B_k / b, the print. Sensitivity and guarantee are those of any clipped sum.
+**What is sent.** a_k follows from what was released, so a client need not send its model but only
+how far it is from a_k: (w_k - a_k) B_k / b, b = max_j |B_j| (`change_from = "anchor"`). Every
+client can add sum_k a_k B_k. The clip then bounds |w_k - a_k| |B_k| / b: the model's distance from
+its anchor, for the client with the longest row, so the usual 0.5 means what it does in PMTL.
+"start" sends (w_k - start) B_k / b, the published form. Sensitivity and guarantee are those of any
+clipped sum.
 
 **Damping.** A round answers the last W B with a new one. For squared loss with Hessians A_k this
-map has the slope -K, K similar to M^(-1/2) B diag(s) B^T M^(-1/2) with M = D + A / (2 lam). Its
-eigenvalues are real and from -1 to L, L the largest eigenvalue of D^(-1/2) B diag(s) B^T D^(-1/2),
-or 0. Where L > 1, plain rounds may diverge: clients that should be unlike each other answer with
-ever larger opposites. A step of 2 / (2 + L) has slopes 1 - 2 (1 + K) / (2 + L), of size below 1. It
-is public, and 1 (no damping) where all s = -1, as for means, clusters, and any Omega whose largest
-eigenvalue is the one that occurs most often.
+map has the derivative -K, K similar to M^(-1/2) B diag(s) B^T M^(-1/2) with M = D + A / (2 lam).
+Its eigenvalues are real and from -1 to L, L the largest eigenvalue of D^(-1/2) B diag(s) B^T
+D^(-1/2), or 0. Where L > 1, plain rounds may diverge: clients that should be unlike each other
+answer with ever larger opposites. A step of 2 / (2 + L) has derivatives 1 - 2 (1 + K) / (2 + L), of
+size below 1. It is public, and 1 (no damping) where all s = -1, as for means, clusters, and any
+Omega whose largest eigenvalue is the one that occurs most often.
 
 The mean relation is D = I, s = -1, B = 1 / sqrt(m): it is used where no Omega is given, and every
 round is then PMTL's with lam = half of PMTL's.
@@ -81,8 +82,8 @@ class Related(Method):
         signs: s, -1 or 1 for each column of B.
         solver: "exact" for linear least squares, "sgd", or "auto".
         sgd: Local steps of a round.
-        change_from: "anchor" (default) or "start": see the module's words.
-        last_epochs: Epochs of the last solve, which everybody does and which is free (SGD only).
+        change_from: "anchor" (default) or "start": see the module's docstring.
+        last_epochs: Epochs of the last solve, which every client does and which is free (SGD only).
     """
 
     shape = Shape.SUM
@@ -112,7 +113,7 @@ class Related(Method):
         if self.factors:
             return self._spelt_out()
         if self.signs or (self.diagonal and not self.omega):
-            raise ValueError("diagonal and signs: expected beside factors, or diagonal with omega")
+            raise ValueError("diagonal and signs: expected with factors, or diagonal with omega")
         if not self.omega:
             return None
         omega, clients = _matrix("omega", self.omega), len(self.omega)
@@ -207,13 +208,13 @@ class Related(Method):
 
     @property
     def serving(self) -> Serving:
-        """The model that each client is pulled towards; a given relation fixes the membership."""
+        """The centres of the proximal terms; a given relation fixes the membership."""
         return Serving(
             shared_model=self._center, whole=True, fixed_membership=self._given is not None
         )
 
     def _center(self, shared: Tree, clients: Clients) -> Tree:
-        """Return what each client is pulled to: the start and a_k."""
+        """Return the centre of each client's proximal term: the start and a_k."""
         relation = self.relation(clients.spec.clients)
         ids = clients.ids.cpu()
         pull = -relation.factors[ids] * relation.signs / relation.diagonal[ids, None]
@@ -263,7 +264,7 @@ class Related(Method):
         )
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Take the posted mean of what clients sent, and what is public of it; damped."""
+        """Take the released mean of what clients sent, and what is public of it; damped."""
         # Of the mean relation the inner product is 1 for any number of clients.
         relation = self._given or mean_relation(1)
         known = -relation.inner * relation.signs

@@ -1,9 +1,9 @@
-"""Single-task learning: ridge, lasso, and logistic regression with l2 or l1, each client alone.
+"""Single-task learning: ridge, lasso, and logistic regression with l2 or l1, for each client.
 
     min_w  mean_i loss(x_i, w) + lam/2 |w|^2   or   + lam |w|_1
 
 in each client's own units (`solvers.structured`: rows centred, of mean square norm 1), so that one
-lam means the same for every client. Nothing is posted, so others learn nothing: epsilon = 0.
+lam means the same for every client. Nothing is released, so others learn nothing: epsilon = 0.
 The baseline of the linear multi-task methods.
 """
 
@@ -28,7 +28,7 @@ def usual_lam(features: int) -> float:
 
 
 def check_linear(method: Method, spec: Spec) -> None:
-    """Refuse other models and tasks than linear regression and binary classification."""
+    """Raise ValueError unless it is linear regression or binary classification."""
     if not isinstance(method.model, Linear):
         raise ValueError(
             f"{method.kind} is for linear models, not {type(method.model).__name__}; use pmtl"
@@ -44,10 +44,10 @@ MOST_FEATURES = 4096
 
 
 def check_matrix(structure: str, spec: Spec) -> None:
-    """Refuse a posted matrix that is too large."""
+    """Raise ValueError for a released matrix that is too large."""
     if structure == "low_rank" and spec.features > MOST_FEATURES:
         raise ValueError(
-            f"{spec.features} features: the posted matrix is kept to {MOST_FEATURES} a side; "
+            f"{spec.features} features: the released matrix has at most {MOST_FEATURES} rows; "
             'use structure = "group_sparse", or project the features by public directions'
         )
 
@@ -59,7 +59,7 @@ def own_units(method: Method, clients: Clients) -> OwnUnits:
 
 
 def check_lam(lam: float | None, name: str = "lam") -> None:
-    """Refuse a penalty that is none."""
+    """Raise ValueError for a penalty that is not positive."""
     if lam is not None and not 0 < lam < math.inf:
         raise ValueError(f"{name} = {lam}: expected a positive number")
 
