@@ -48,7 +48,7 @@ from coterie.privacy.published import (
     rows_to_clients,
 )
 
-_REGISTERED: dict[str, type["Noise"]] = {}
+_REGISTERED: dict[str, type["_Registered"]] = {}
 M = TypeVar("M", bound=type[Mechanism])
 
 
