@@ -112,9 +112,9 @@ def test_methods_without_predictive_uncertainty_are_named():
 
 
 def test_method_names_are_listed_nowhere_outside_their_package():
-    """A list of three or more method names in code is a list that somebody has to keep."""
+    """Four method names in a row are a list that somebody has to keep by hand."""
     names = "|".join(sorted(registered()))
-    listed = re.compile(rf'(["\'](?:{names})["\'],\s*){{3,}}')
+    listed = re.compile(rf'(["\'](?:{names})["\'],\s*){{3,}}["\'](?:{names})["\']')
     for path in (ROOT / "src" / "coterie").rglob("*.py"):
-        if "methods" not in path.parts:
+        if path.parent.name != "methods":
             assert not listed.search(path.read_text()), path

@@ -283,8 +283,8 @@ def test_kinds_are_known_by_name():
 @pytest.mark.parametrize(
     ("structure", "noise", "privacy", "words"),
     [
-        ("low_rank", LaplaceNoise(), {}, "laplace noise is for"),
-        ("group_sparse", WishartNoise(), {}, "wishart noise is for"),
+        ("low_rank", LaplaceNoise(), {}, "laplace noise supports"),
+        ("group_sparse", WishartNoise(), {}, "wishart noise supports"),
         ("low_rank", GaussianNoise(), {"delta": 0.0}, "at delta 0"),
         ("low_rank", WishartNoise(), {"delta": 0.0}, "at delta 0"),
         ("low_rank", WishartNoise(), {"relation": "replace"}, "'replace' with Wishart"),
@@ -453,15 +453,15 @@ def test_a_mechanism_of_another_package_is_calibrated_like_our_own(geometrical, 
 
 
 def test_a_mechanism_of_another_package_plans_runs_and_reports(geometrical, tmp_path):
-    data = synthetic("mean", clients=12, rows=8, features=3, seed=1)
+    data = synthetic("mean", clients=12, rows=8, features=3, seed=1).data
     privacy = Privacy(epsilon=50.0, noise="geometrical", clip=1.0)
     plan = Plan(method=PMTL(), privacy=privacy, rounds=2, simulation_seed=1)
     outcome = simulate(plan, data, folder=tmp_path / "run")
     (event,) = set(outcome.guarantee.events)
     assert outcome.guarantee.delta == 0 and outcome.guarantee.epsilon == pytest.approx(50, rel=2e-3)
     assert outcome.posts[0].deviation == pytest.approx(math.sqrt(2) / event.epsilon)
-    numbers, share = plan.method.mean_of(data.spec)
-    expected = math.sqrt(numbers) * math.sqrt(2) / event.epsilon / (share * 12)
+    rule = plan.method.rounds(data.spec)
+    expected = math.sqrt(rule.dimension) * math.sqrt(2) / event.epsilon / 12
     assert plan.relative_error(data.spec) == pytest.approx(expected)
     assert Plan.from_table(plan.to_table()) == plan
     assert "Laplace noise" in describe_noise(outcome.guarantee.events)

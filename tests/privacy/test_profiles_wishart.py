@@ -258,7 +258,7 @@ def guarantee(events, **changes):
 def test_a_claim_is_stated_beside_the_truth():
     found = guarantee([Wishart(2, 0.1, claimed=0.1)] * 10)
     text = found.statement()
-    assert text.startswith("NOT A GUARANTEE: a reproduction of a printed mechanism")
+    assert text.startswith("NOT A GUARANTEE: this reproduces a published mechanism")
     for words in (
         "epsilon = 1 at delta = ",
         "delta = 0.3935 at that",

@@ -21,6 +21,7 @@ finetuned model publishes what it learned from its own rows, as with any persona
 import inspect
 import math
 from dataclasses import InitVar, dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal, TypeVar, get_args
 
 from coterie.core.rng import Rng
@@ -45,7 +46,7 @@ def _like_its_base(cls: C) -> C:
         if inspect.isfunction(getattr(Method, name, None)):
             setattr(cls, name, _forwarded(name))
         else:
-            setattr(cls, name, property(lambda self, name=name: getattr(self.base, name)))
+            setattr(cls, name, property(attrgetter(f"base.{name}")))
     return cls
 
 
@@ -76,9 +77,9 @@ class Finetune(Method):
     how: How = "plain"
     lam: float = 1.0
     sgd: SGD = field(default_factory=lambda: SGD(epochs=10))
-    model: InitVar[Any] = None  # type: ignore[assignment]  # replaces the base method's
+    model: InitVar[Any] = None  # replaces the base method's
 
-    def __post_init__(self, model: Any) -> None:  # type: ignore[override]
+    def __post_init__(self, model: Any) -> None:
         if model is not None:
             base = replace(self.base, model=model)  # type: ignore[type-var]
             object.__setattr__(self, "base", base)
