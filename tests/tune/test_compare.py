@@ -8,6 +8,8 @@ from multiprocessing import resource_tracker
 import pyarrow.parquet as pq
 import pytest
 
+from coterie.tune.compare import COLUMNS
+
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.methods.base import registered

@@ -260,7 +260,7 @@ def _guarantee(plans: Sequence[Plan], clients: int, law: RunLaw, scoring: Scorin
         renyi(events, who, relation)  # raises if there is no bound, before any noise is drawn
     assert first.privacy.epsilon is not None
     score = scoring.mechanism(first.privacy.epsilon, first.delta(clients)).event()
-    guarantee = Selection(
+    return Selection(
         candidates=candidates,
         score=score,
         law=law,
