@@ -22,8 +22,8 @@ from datetime import datetime
 from pathlib import Path
 
 from coterie.choice import DataChoice
-from coterie.deployment.demo import SITES, Demo, site_config, write_demo
-from coterie.deployment.processes import LocalFederation
+from coterie.deploy.demo import SITES, Demo, site_config, write_demo
+from coterie.deploy.processes import LocalFederation
 
 LIMIT = 1.2
 _PROJECT = """\

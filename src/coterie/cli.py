@@ -89,12 +89,10 @@ def _is_users(error: Exception) -> bool:
 
 
 def _is_of_flower(error: Exception) -> bool:
-    """Tell what went wrong in other processes or on the SuperLink; its words say where to look."""
-    kinds = {"coterie.deployment.processes": "FederationError"}
-    kinds["coterie.deployment.control"] = "ControlError"
-    # A command that raised one of them has loaded it; all others do without Flower.
-    known = [getattr(sys.modules[name], kinds[name]) for name in kinds if name in sys.modules]
-    return isinstance(error, tuple(known))
+    """Return whether an error comes from a local Flower process or the SuperLink."""
+    # A command that raised one has loaded the module; other commands run without Flower.
+    known = sys.modules.get("coterie.deploy.processes")
+    return known is not None and isinstance(error, known.FederationError)
 
 
 def _account(arguments: argparse.Namespace) -> None:

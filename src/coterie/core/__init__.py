@@ -1,0 +1,1 @@
+"""What everything else rests on: trees, random streams, files, plans as tables, signals."""

@@ -1,0 +1,104 @@
+"""The process environment of a command: no telemetry, and no network when asked.
+
+`import coterie` changes nothing in a process. The command line and the entry points of a
+deployment call `telemetry_off`; `--offline` calls `go_offline`.
+
+Offline is an audit hook of Python (PEP 578): it sees every socket before it connects, resolves a
+name or sends, and raises `OfflineError` for addresses that are not local. A hook cannot be removed,
+so a process that is offline stays offline. The switch is also an environment variable
+(COTERIE_OFFLINE=1), so child processes of the command line are offline too. The hook does not see
+sockets opened in C without Python, or programs of other kinds; a network namespace (`unshare -n`)
+does, and tests/core/test_environment.py runs in one.
+"""
+
+import ipaddress
+import os
+import sys
+from typing import Any
+
+TELEMETRY_OFF = {
+    "DO_NOT_TRACK": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "SCARF_NO_ANALYTICS": "true",
+}
+SWITCH = "COTERIE_OFFLINE"
+_SETTINGS = {
+    SWITCH: "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "WANDB_MODE": "offline",
+}
+# Where the address is among the arguments of each event.
+_EVENTS = {
+    "socket.connect": 1,
+    "socket.sendto": 1,
+    "socket.sendmsg": 1,
+    "socket.getaddrinfo": 0,
+    "socket.gethostbyname": 0,
+    "socket.gethostbyaddr": 0,
+    "socket.getnameinfo": 0,
+}
+_state = {"on": False}
+
+
+class OfflineError(OSError):
+    """Raised when something asks for the network while it is switched off."""
+
+
+def telemetry_off() -> None:
+    """Switch off the telemetry of dependencies, unless the environment already decides."""
+    for name, value in TELEMETRY_OFF.items():
+        os.environ.setdefault(name, value)
+
+
+def is_offline() -> bool:
+    """Return whether this process is offline, or was asked to be."""
+    return _state["on"] or os.environ.get(SWITCH, "") not in ("", "0")
+
+
+def go_offline() -> None:
+    """Refuse connections from here on, in this process and in child processes of coterie."""
+    os.environ.update(_SETTINGS)
+    if not _state["on"]:
+        _state["on"] = True
+        sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    place = _EVENTS.get(event)
+    if place is None or len(arguments) <= place:
+        return
+    address = arguments[place]
+    if not _is_local(address):
+        raise OfflineError(
+            f"{_host(address)}: refused, because --offline (or {SWITCH}=1) allows no connection "
+            "that leaves this machine; leave it out, or use local files"
+        )
+
+
+def _is_local(address: Any) -> bool:
+    """Return whether an address belongs to this machine: a path, a loopback, or none at all.
+
+    >>> _is_local(("127.0.0.1", 80)), _is_local("/run/socket"), _is_local(("192.0.2.1", 80))
+    (True, True, False)
+    >>> _is_local("localhost"), _is_local("example.org"), _is_local(None), _is_local(("::1", 1))
+    (True, False, True, True)
+    """
+    host = _host(address)
+    if isinstance(address, int) or host in ("", "localhost") or host.startswith(("/", "\0")):
+        return True  # a netlink, a Unix or an already connected socket, or our own name
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _host(address: Any) -> str:
+    found = address[0] if isinstance(address, tuple) and address else address
+    if isinstance(found, bytes):
+        return found.decode(errors="replace")
+    return "" if found is None or isinstance(found, int | tuple) else str(found)
