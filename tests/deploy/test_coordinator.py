@@ -354,7 +354,7 @@ def test_a_federation_that_pools_or_is_seeded_in_earnest_is_refused(tmp_path):
     pooled = next(kind() for kind in registered().values() if kind().shape is Shape.POOLED)
     federation, keys = federate(DATA, 2)
     for plan, allowed, word in (
-        (Plan(method=pooled, privacy=Privacy(epsilon=math.inf)), federation, "together"),
+        (Plan(method=pooled, privacy=Privacy(epsilon=math.inf)), federation, "in one place"),
         (make_plan(), replace(federation, simulation=False), "protects nobody"),
     ):
         with pytest.raises(ValueError, match=word):
@@ -541,7 +541,7 @@ class TestShortRounds:
     def test_nobody_there_is_said_before_anything_is_charged(self, tmp_path):
         found = Federated(make_plan(), tmp_path)
         found.street.absent = set(SITES)
-        with pytest.raises(IncompleteRoundError, match="no site of 3 answered"):
+        with pytest.raises(IncompleteRoundError, match="none of 3 sites answered"):
             found.run()
         assert found.account()["charge"] == {}
         found.street.absent = set()
@@ -587,7 +587,7 @@ def test_a_failed_site_adds_no_noise_that_is_counted_on(tmp_path, monkeypatch):
     found = Federated(plan, tmp_path, settings={"minimum": 0.0, "patience": 0})
     with monkeypatch.context() as patch:
         fail_at(patch, SITES["c"], 2)
-        with pytest.raises(IncompleteRoundError, match="6 clients whose noise is counted on"):
+        with pytest.raises(IncompleteRoundError, match="6 clients that add noise"):
             found.run()
     assert found.account() == {"charge": once(2), "release": once(1)}
     found.run()
@@ -744,7 +744,7 @@ def test_what_is_no_answer_is_refused_and_the_round_goes_on(make, tmp_path, with
     check_equal(found, without_b)
     statistics = found.tallies[1]
     assert (statistics.rejected, statistics.answered, statistics.asked) == (1, 5, 6)
-    (noted,) = found.events("refused")
+    (noted,) = found.events("rejected")
     assert noted["site"] == "b" and len(noted["reason"]) < 600
     json.dumps(noted, allow_nan=False).encode()
     assert [t.rejected for t in found.tallies] == [0, 1, 0]
@@ -755,7 +755,7 @@ def test_a_site_may_decline(make, tmp_path, without_b):
     found = attack(tmp_path, make)
     check_equal(found, without_b)
     assert found.tallies[1].failed + found.tallies[1].rejected == 1
-    noted = [facts for event, facts in found.log if event in ("declined", "refused")]
+    noted = [facts for event, facts in found.log if event in ("declined", "rejected")]
     assert len(noted) == 1 and len(noted[0]["reason"]) <= 200
     json.dumps(noted, allow_nan=False).encode()
 
@@ -884,7 +884,7 @@ def test_an_end_that_a_site_answers_with_garbage_is_an_end(tmp_path):
     found.street.tamper = tamper
     found.run()
     assert [facts["sites"] for facts in found.events("delivered")] == [2]
-    assert {facts["site"] for facts in found.events("refused")} == {"b"}
+    assert {facts["site"] for facts in found.events("rejected")} == {"b"}
 
 
 class TestTransports:
@@ -1071,7 +1071,7 @@ def test_a_lost_memory_is_not_guessed(tmp_path):
     with pytest.raises(Killed):
         found.run()
     (tmp_path / "run" / "coordinator.json").unlink()
-    with pytest.raises(ValueError, match=r"coordinator\.json is gone"):
+    with pytest.raises(ValueError, match=r"coordinator\.json is missing"):
         found.run()
 
 

@@ -34,7 +34,6 @@ from coterie.deploy.site import (
     SiteConfig,
     SiteRun,
     mask_context,
-    sites_needed,
 )
 from coterie.methods.pmtl import PMTL
 from coterie.privacy.arrivals import steps
@@ -183,7 +182,7 @@ def test_too_few_sites_stop_the_run_and_it_goes_on(rows, tmp_path):
     lead, hood, _, (federation, keys) = conduct(
         plan, rows, tmp_path, absent=["site0", "site1"], patience=1
     )
-    assert sites_needed(federation) == 3
+    assert federation.sites_needed == 3
     with pytest.raises(IncompleteRoundError, match="run again"):
         lead.run()
     assert sorted(lead.billboard.ledger.charged) == [0]
@@ -330,7 +329,7 @@ class Liar:
             name: self.unmask(name, number, session, survivors).body["revealed"]
             for name, number in rounds.items()
         }
-        needed = sites_needed(self.federation)
+        needed = self.federation.sites_needed
         words = {
             mask_context(number, {SHARED + n: leaf.numpy() for n, leaf in trees[name].items()})
             for name, number in rounds.items()
@@ -506,11 +505,11 @@ def test_the_same_setup_asked_for_again_is_the_same(rows, tmp_path):
 @pytest.mark.parametrize("sites,needed", [(3, 3), (4, 3), (5, 4), (6, 4), (7, 5), (10, 7)])
 def test_one_colluding_site_gains_nothing(rows, sites, needed):
     federation, _ = federate(rows, sites, trust="secure_aggregation", threshold=0.51)
-    least = sites_needed(federation)
+    least = federation.sites_needed
     assert 2 * least > sites + 1 and least <= sites
     assert 2 * (least - 1) <= sites + 1, "more than it takes"
     federation, _ = federate(rows, sites, trust="secure_aggregation")
-    assert sites_needed(federation) == needed
+    assert federation.sites_needed == needed
 
 
 def test_a_site_that_was_restarted_before_its_setup_comes_back(rows, tmp_path):
@@ -593,7 +592,7 @@ class Conspiracy(Neighbourhood):
 
 
 def nothing(run, message):
-    return run._nothing(message.round, run.site.start)
+    return run._zeros(message.round, run.site.start)
 
 
 def conspire(trust, cohort, silence, kinds, folder, minimum):

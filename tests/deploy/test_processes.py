@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.deploy.real.faulty import FaultyFederation
 
 from coterie.deploy import processes
 from coterie.deploy.keys import make_certificates
@@ -113,7 +114,7 @@ def federation(keys, tmp_path_factory):
         ),
     }
     folder = tmp_path_factory.mktemp("federation")
-    with LocalFederation(folder, keys, nodes, environment=QUICK, patience=90) as found:
+    with FaultyFederation(folder, keys, nodes, environment=QUICK, patience=90) as found:
         yield found
     assert processes.tagged(found.tag) == []
     found.close()  # a second time is nothing
@@ -144,7 +145,7 @@ def test_a_run_through_kills_and_restarts(federation, bare):
     _strangers_were_refused(federation, ["unknown_node", "misled"])
 
 
-def _strangers_were_refused(federation: LocalFederation, names: list[str]) -> None:
+def _strangers_were_refused(federation: FaultyFederation, names: list[str]) -> None:
     """They had all the time of a run, and neither was let in."""
     _until(lambda: "CERTIFICATE_VERIFY_FAILED" in federation.log("misled").read_text())
     _until(lambda: "Exit Code" in federation.log("unknown_node").read_text())

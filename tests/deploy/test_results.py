@@ -269,7 +269,7 @@ def test_a_page_of_a_deployment_beside_a_simulation(done, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "step", ["keep_shared", "keep_facts", "keep_certificate", "keep_summary", "pack"]
+    "step", ["keep_shared", "save_facts", "keep_certificate", "keep_summary", "pack"]
 )
 def test_a_crash_between_the_last_files_is_mended(tmp_path, monkeypatch, step):
     made = deploy(tmp_path)

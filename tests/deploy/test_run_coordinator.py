@@ -35,7 +35,7 @@ def test_a_line_is_said_for_each_round(tmp_path):
 
 def test_under_a_hidden_cohort_no_counts_are_said(tmp_path):
     made = deploy(tmp_path, rounds=2)
-    assert said(made) == ["round 1 of 2 is posted", "round 2 of 2 is posted"]
+    assert said(made) == ["round 1 of 2: released", "round 2 of 2: released"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_zeros_of_a_site_that_failed_are_told_again_after_its_restart(tmp_path, 
     """The answer is lost, the site restarts, and gives the same zeros: it still says that it fell
     out, though nothing is computed again."""
     made = deploy(tmp_path, sampler=Everyone(), rounds=1, patience=1, minimum=1.0, deadline=0.05)
-    real, worked, lost = SiteRun._work, [], []
+    real, worked, lost = SiteRun._clients_half, [], []
 
     def work(run, number, shared, ids):
         worked.append(run.site.config.name)
@@ -78,7 +78,7 @@ def test_zeros_of_a_site_that_failed_are_told_again_after_its_restart(tmp_path, 
             raise ZeroDivisionError
         return real(run, number, shared, ids)
 
-    monkeypatch.setattr(SiteRun, "_work", work)
+    monkeypatch.setattr(SiteRun, "_clients_half", work)
 
     def lose_the_first(site, question, answer):
         if site == "site1" and not lost:

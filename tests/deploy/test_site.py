@@ -783,7 +783,7 @@ def test_lost_state_and_changed_rows_are_noticed(tmp_path):
     expect(world.send(world.round(1, counted=0)), "round")
     shutil.rmtree(tmp_path / "north" / RUNS[1] / "personal")
     world.open()
-    expect(world.send(world.round(2, counted=0)), "refused", "gone")
+    expect(world.send(world.round(2, counted=0)), "refused", "missing")
     other = World(tmp_path / "other").join()
     expect(other.send(other.round(0)), "round")
     other.open()

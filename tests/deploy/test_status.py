@@ -91,7 +91,7 @@ def test_epsilon_so_far_is_of_the_rounds_that_were_charged(tmp_path):
     assert told["epsilon"]["planned"]["other_clients"] == pytest.approx(1.0, rel=1e-2)
     last = told["by_round"][-1]
     assert (last["round"], last["released"], last["answered"], last["silent"]) == (3, False, 0, 3)
-    assert "round 3 of 4" in told["next"] and "start the app again" in told["next"]
+    assert "round 3 of 4" in told["next"] and "submit the app again" in told["next"]
     made.hood.tamper = None
     made.conduct()
     told = status_of(made.run)

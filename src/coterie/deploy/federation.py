@@ -50,8 +50,8 @@ OWN_SITE = (
 _SEES = {
     ("server", True): "the clipped sum of each site before noise, and adds the noise itself",
     ("server", False): "the sum of each site, to which clients have added noise",
-    ("secure_aggregation", True): "only the exact sum over sites, and adds the noise itself",
-    ("secure_aggregation", False): "only sums over sites, to which clients have added noise",
+    ("secure_aggregation", True): "the exact sum over sites only, and adds the noise itself",
+    ("secure_aggregation", False): "sums over sites only, to which clients have added noise",
 }
 _OUTPUTS: Mapping[str, tuple[int, float]] = {
     "regression": (1, 1),

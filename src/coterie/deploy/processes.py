@@ -214,30 +214,6 @@ class Control:
         sub = f":{status.sub_status}" if status.sub_status else ""
         return f"{status.status}{sub}", str(status.details)
 
-    def leave(self, private_key: Path, node: int) -> None:
-        """Deactivate a SuperNode in its name, if it is online.
-
-        A SuperNode that was killed could not do so itself, and the SuperLink refuses to readmit it
-        (code 2004) until a minute without contact has passed.
-
-        Args:
-            private_key: The file of the SuperNode's key.
-            node: Its id.
-        """
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-        from flwr.supernode.fleet_http_client import FleetHttpClient
-        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-        key = serialization.load_ssh_private_key(private_key.read_bytes(), None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{private_key}: expected a SuperNode's key (ECDSA)")
-        signer = NodeAuthHttpInterceptor(key, key.public_key())
-        if node in self.online():
-            with self._open(FleetHttpClient, "SuperNode", signer) as client:
-                client.DeactivateNode(DeactivateNodeRequest(node_id=node))
-
     @contextmanager
     def _open(
         self, kind: Any = None, component: str = "flwr CLI", *interceptors: Any
@@ -394,64 +370,6 @@ class LocalFederation:
             pause=0.5,
         )
         return self.run_status(run)
-
-    def start_node(self, name: str, *, wait: bool = True) -> None:
-        """Start a SuperNode that was stopped or killed, with the same key and config.
-
-        Args:
-            name: Its name.
-            wait: Wait until the SuperLink admits it; False for one that it rejects.
-        """
-        self._node(name)
-        if self.is_running(name):
-            raise ValueError(f"node {name} is running: stop it first")
-        if name in self.node_ids:
-            self.control.leave(self._keys_of(name) / "supernode", self.node_ids[name])
-        if wait:
-            self._start_nodes([name])
-        else:
-            self._launch_node(name)
-
-    def stop_node(self, name: str) -> None:
-        """End a SuperNode and its descendants in order."""
-        self._node(name)
-        end_all(self._tag(name), self._reap)
-        self._collect(name)
-
-    def kill_node(self, name: str) -> None:
-        """Kill a SuperNode and its descendants, as a power failure would."""
-        self._node(name)
-        end_all(self._tag(name), self._reap, grace=0)
-        self._collect(name)
-
-    def kill_server_app(self, run: int, seconds: float = 30.0) -> None:
-        """Kill the process of a run's ServerApp.
-
-        Raises:
-            FederationError: If there is none, or several, which cannot be told apart.
-        """
-        found: list[psutil.Process] = []
-
-        def look() -> bool:
-            found[:] = self.server_apps()
-            return bool(found) or self.run_status(run).startswith("finished")
-
-        self._wait(look, LINK, f"the ServerApp of run {run}", seconds)
-        if len(found) != 1:
-            raise FederationError(
-                f"run {run} is {self.run_status(run)}, and {len(found)} ServerApps are running: "
-                "expected one"
-            )
-        found[0].kill()
-
-    def server_apps(self) -> list[psutil.Process]:
-        """Return the processes of ServerApps."""
-        found = []
-        for process in tagged(self._tag(LINK)):
-            with contextlib.suppress(psutil.Error):
-                if "flwr-serverapp" in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
 
     def is_running(self, name: str) -> bool:
         """Return whether the SuperLink ("superlink") or a SuperNode is running."""

@@ -88,14 +88,19 @@ def finish(
     billboard.pack()
     log.note("packed")
     keep_shared(folder, shared)
-    spec = agreement.federation.spec
-    # The columns are in the plan's [data.source]; the coordinator has seen no rows.
-    facts = {"shape": spec.shape, "outputs": spec.outputs, "task": spec.task, "columns": []}
-    write_atomically(folder / "data.json", json.dumps({"facts": facts}).encode())
+    save_facts(folder, agreement)
     released = billboard.ledger.released
     keep_certificate(folder, summary, guarantee, agreement.plan.method.kind, released, log)
     keep_summary(folder, summary)
     return summary
+
+
+def save_facts(folder: Path, agreement: Agreement) -> None:
+    """Store the public facts about rows that new clients need."""
+    spec = agreement.federation.spec
+    # The columns are in the plan's [data.source]; the coordinator has seen no rows.
+    facts = {"shape": spec.shape, "outputs": spec.outputs, "task": spec.task, "columns": []}
+    write_atomically(folder / "data.json", json.dumps({"facts": facts}).encode())
 
 
 def finished_summary(folder: Path) -> dict[str, Any] | None:

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from tests.deploy.real.faulty import FaultyFederation
 from tests.deploy.real.trials import QUICK, Attempt, write_trial
 
 from coterie.deploy import processes
 from coterie.deploy.keys import make_certificates
-from coterie.deploy.processes import LocalFederation
 
 SIZES = {"north": 3, "south": 4, "east": 5}
 """No two sets of sites have the same number of clients: a count tells who answered."""
@@ -25,7 +25,7 @@ class Place:
     """A running federation in which apps are tried, one after another."""
 
     folder: Path
-    federation: LocalFederation
+    federation: FaultyFederation
 
     def attempt(self, name: str, wrongs: dict[str, str] | None = None, **facts: Any) -> Attempt:
         """Write an app and begin a run of it.
@@ -66,7 +66,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
     make_certificates(keys, list(SIZES))
     trial = write_trial(folder, "first", SIZES, rounds=1, keys=keys)
     nodes = {site: trial.node(site, other="north") for site in SIZES}
-    with LocalFederation(
+    with FaultyFederation(
         folder / "flower", keys, nodes, environment=QUICK, patience=180
     ) as federation:
         yield Place(folder, federation)

@@ -138,10 +138,10 @@ def test_a_hostile_site_is_cut_or_refused_and_nobody_else_is_touched(place):
     assert [line["answered"] for line in rounds] == [12, 12, 12, 7, 7, 7, 7, 7]
     assert [line.get("zeroed", 0) for line in rounds] == [0, 1, 0, 0, 0, 0, 0, 0]
     assert [line.get("scaled", 0) for line in rounds] == [0, 0, 1, 0, 0, 0, 0, 0]
-    assert [line.get("refused", 0) for line in rounds] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert [line.get("rejected", 0) for line in rounds] == [0, 0, 0, 1, 1, 1, 1, 1]
     cut = attempt.log("clipped")
     assert [line["site"] for line in cut] == ["east", "east"]
-    refused = attempt.log("refused")
+    refused = attempt.log("rejected")
     assert {line["site"] for line in refused} == {"east"}
     words = ("its site differs", "has shape", "its round differs", "records", "flower: error")
     assert all(word in line["reason"] for word, line in zip(words, refused, strict=True))

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from tests.deploy.real.faulty import FaultyFederation
 from tests.deploy.real.trials import (
     QUICK,
     Attempt,
@@ -25,7 +26,7 @@ from tests.deploy.real.trials import (
 )
 
 from coterie.deploy.keys import make_certificates
-from coterie.deploy.processes import LocalFederation, Node
+from coterie.deploy.processes import Node
 
 pytestmark = pytest.mark.slow
 SIZES = {"north": 3, "south": 4, "east": 5, "west": 6}
@@ -101,7 +102,7 @@ def seen(tmp_path_factory) -> Seen:
         "wrong key": (right, folder / "false" / "coordinator.key"),
     }
     status, attempts = {}, {}
-    with LocalFederation(
+    with FaultyFederation(
         folder / "flower", keys, nodes, environment=QUICK, patience=180
     ) as federation:
         for name in ("east", "west"):

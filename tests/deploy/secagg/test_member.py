@@ -67,7 +67,7 @@ def test_an_advertisement_of_another_setup_run_or_site_is_refused(begin):
             share(mixed, group.keys, 2)
     with pytest.raises(RefusedError, match="is from site-02"):
         share({**group.advertisements, "site-01": group.advertisements["site-02"]}, group.keys, 2)
-    with pytest.raises(RefusedError, match="no site of the federation"):
+    with pytest.raises(RefusedError, match="not in the federation"):
         share(group.advertisements, {name: group.keys[name] for name in ALL[:2]}, 2)
     with pytest.raises(RefusedError, match="different numbers of sessions"):
         share(
@@ -188,9 +188,9 @@ def test_stages_come_in_order(begin):
     with pytest.raises(RefusedError, match="has no shares yet"):
         member.mask(0, X)
     member.share(group.advertisements, group.keys, 2)
-    with pytest.raises(RefusedError, match="did not come yet"):
+    with pytest.raises(RefusedError, match="have not arrived yet"):
         member.mask(0, X)
-    with pytest.raises(RefusedError, match="did not come yet"):
+    with pytest.raises(RefusedError, match="have not arrived yet"):
         member.reveal(0, ALL[:3])
 
 
