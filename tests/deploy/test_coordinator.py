@@ -883,7 +883,7 @@ def test_an_end_that_a_site_answers_with_garbage_is_an_end(tmp_path):
 
     found.street.tamper = tamper
     found.run()
-    assert [facts["sites"] for facts in found.events("delivered")] == [2]
+    assert [facts["sites"] for facts in found.events("delivered")] == [["a", "c"]]
     assert {facts["site"] for facts in found.events("rejected")} == {"b"}
 
 

@@ -257,8 +257,8 @@ def test_too_little_noise_of_clients_is_never_opened(rows, tmp_path):
 
 def test_plain_sums_are_refused(rows, tmp_path):
     lead, hood, _, _ = conduct(plan_of(), rows, tmp_path)
-    lead._gather()
-    question = lead.question("round", "site0", 0, {"clients": [0], "counted": -1})
+    lead._connect()
+    question = lead.request("round", "site0", 0, {"clients": [0], "counted": -1})
     said = peek(hood.sites["site0"].answer(sign(question, lead.config.key)))
     assert said.kind == "refused"
     lead.billboard.ledger.close()

@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -482,18 +482,29 @@ def _run_lines(found: Mapping[str, Any]) -> Iterator["RenderableType"]:
     yield Text(f"private: {found['private']}", style="dim")
 
 
-def _epsilon_table(found: Mapping[str, Any]) -> "RenderableType":
+def _table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str]
+) -> "RenderableType":
+    from rich.markup import escape
     from rich.table import Table
 
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        narrow = name in ("run", "counted")
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=narrow)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _epsilon_table(found: Mapping[str, Any]) -> "RenderableType":
     mark = "  SIMULATION: known seed, protects nobody" if found["simulation"] else ""
     title = f"epsilon at delta {found['delta']:.3g}, {found['relation']}{mark}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("against")
-    for name in ("spent so far", "planned"):
-        table.add_column(name, justify="right")
-    for view, planned in found["planned"].items():
-        table.add_row(VIEWS.get(view, view), _bound(found["spent"].get(view)), _bound(planned))
-    return table
+    rows = [
+        (VIEWS.get(view, view), _bound(found["spent"].get(view)), _bound(planned))
+        for view, planned in found["planned"].items()
+    ]
+    return _table(title, ("against", "spent so far", "planned"), rows, ("against",))
 
 
 def _bound(epsilon: float | str | None) -> str:
@@ -504,41 +515,36 @@ def _bound(epsilon: float | str | None) -> str:
 
 def _round_table(rounds: list[dict[str, Any]]) -> "RenderableType":
     """Return a table of the last rounds; columns of trouble only where there was some."""
-    from rich.table import Table
-
     trouble = ("rejected", "failed", "silent", "scaled", "zeroed", "void", "repeated")
-    shown = [name for name in trouble if any(one.get(name) for one in rounds)]
+    counts = ("asked", "answered", *(n for n in trouble if any(one.get(n) for one in rounds)))
     title = "rounds" if len(rounds) <= _SHOWN else f"the last {_SHOWN} of {len(rounds)} rounds"
-    table = Table(title=title, title_justify="left")
-    for name in ("round", "asked", "answered", *shown):
-        table.add_column(_COLUMNS.get(name, name), justify="right")
-    for one in rounds[-_SHOWN:]:
-        counts = [str(one.get(name) or 0) for name in ("asked", "answered", *shown)]
-        table.add_row(f"{one['round']}{'' if one['released'] else ' (not released)'}", *counts)
-    return table
+    rows = [
+        (
+            f"{one['round']}{'' if one['released'] else ' (not released)'}",
+            *(str(one.get(name) or 0) for name in counts),
+        )
+        for one in rounds[-_SHOWN:]
+    ]
+    return _table(title, ("round", *(_COLUMNS.get(name, name) for name in counts)), rows, ())
 
 
 def _site_table(sites: Mapping[str, Mapping[str, Any]]) -> "RenderableType":
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="sites", title_justify="left")
-    for name in ("site", "clients", "connected", "last counted round", "trouble"):
-        table.add_column(name, justify="right" if name == "clients" else "left")
+    rows = []
     for name, one in sites.items():
         kinds = ("rejected", "declined", "clipped", "errors")
         counts = ", ".join(f"{one[kind]} {kind}" for kind in kinds if one[kind])
-        last = one["last_trouble"]
-        why = f"{counts}: {last['reason']}" if last else counts
-        connected, counted = one["connected"], one["counted"]
-        table.add_row(
-            escape(name),
-            str(one["clients"]),
-            "never" if connected is None else connected[:19].replace("T", " "),
-            "none" if counted is None else str(counted),
-            escape(why),
+        last, connected = one["last_trouble"], one["connected"]
+        rows.append(
+            (
+                name,
+                str(one["clients"]),
+                "never" if connected is None else connected[:19].replace("T", " "),
+                "none" if one["counted"] is None else str(one["counted"]),
+                f"{counts}: {last['reason']}" if last else counts,
+            )
         )
-    return table
+    columns = ("site", "clients", "connected", "last counted round", "trouble")
+    return _table("sites", columns, rows, [name for name in columns if name != "clients"])
 
 
 def _site_lines(found: Mapping[str, Any]) -> Iterator["RenderableType"]:
@@ -556,14 +562,8 @@ def _site_lines(found: Mapping[str, Any]) -> Iterator["RenderableType"]:
 
 
 def _joined_table(runs: list[dict[str, Any]]) -> "RenderableType":
-    from rich.table import Table
-
-    table = Table()
-    for name in ("run", "joined", "counted", "staged", "models", "epsilon", "delta"):
-        side: Any = "left" if name in ("run", "joined") else "right"
-        table.add_column(name, justify=side, no_wrap=name in ("run", "counted"))
-    for one in runs:
-        table.add_row(
+    rows = [
+        (
             one["run"],
             (one["joined"] or "-").replace("T", " "),
             f"{one['counted']} of {'?' if one['rounds'] is None else one['rounds']}",
@@ -572,7 +572,10 @@ def _joined_table(runs: list[dict[str, Any]]) -> "RenderableType":
             _bound(one["epsilon"]) + (" SIMULATION" if one["simulation"] else ""),
             "-" if one["delta"] is None else f"{one['delta']:.3g}",
         )
-    return table
+        for one in runs
+    ]
+    columns = ("run", "joined", "counted", "staged", "models", "epsilon", "delta")
+    return _table(None, columns, rows, ("run", "joined"))
 
 
 def _spent_line(spent: Mapping[str, Any]) -> str:
