@@ -83,7 +83,7 @@ def told(tmp_path_factory) -> Told:
     (folder / "ear").mkdir()
     (folder / "ear" / "sitecustomize.py").write_text(EAR)
     trial = write_trial(
-        folder, "districts", SIZES, rounds=ROUNDS, sampler=Poisson(cohort=300), deadline=120.0
+        folder, "districts", SIZES, rounds=ROUNDS, sampler=Poisson(cohort=300), deadline=300.0
     )
     found = Told(trial, folder / "run", folder / "heard.txt")
     path = os.pathsep.join([str(folder / "ear"), os.environ.get("PYTHONPATH", "")])
@@ -91,7 +91,7 @@ def told(tmp_path_factory) -> Told:
     nodes = {site: trial.node(site, runs=1) for site in trial.sites}
     started = time.monotonic()
     with LocalFederation(
-        folder / "flower", trial.keys, nodes, environment={**QUICK, **hearing}, patience=120
+        folder / "flower", trial.keys, nodes, environment={**QUICK, **hearing}, patience=300
     ) as federation:
         over = threading.Event()
         watch = threading.Thread(target=_watch, args=(federation.tag, found, over))
