@@ -205,7 +205,7 @@ class Attempt:
         self.runs.append(self.federation.submit(self.trial.app.folder, told))
         return self.runs[-1]
 
-    def wait(self, seconds: float = 240) -> str:
+    def wait(self, seconds: float = 600) -> str:
         """Wait for the end; give Flower's status."""
         return self.federation.wait(self.runs[-1], seconds)
 
