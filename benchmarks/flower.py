@@ -1,12 +1,12 @@
-"""Seconds per round over Flower: coterie beside bare Flower with an equal payload, in one run.
+"""Seconds per round over Flower: coterie and plain Flower with an equal payload, in one run.
 
-One SuperLink and four SuperNodes, with TLS and key authentication, run all of it in turns:
+One SuperLink and four SuperNodes, with TLS and key authentication, run all of these in turn:
 
 - `bare`: Flower's own FedAvg strategy; a ClientApp that returns an array of the same size;
-- `bare, quick`: the same ClientApp, asked by a loop that looks for answers as often as coterie
-  does (Flower's own looks every 3 s);
-- `coterie`: PMTL on the school districts, signed letters, a ledger, posts on disk;
-  (secure aggregation takes two messages a round, hence twice as long: not measured here)
+- `bare, quick`: the same ClientApp, asked by a loop that polls as often as coterie does (Flower's
+  own polls every 3 s);
+- `coterie`: PMTL on the school districts, signed messages, a ledger, releases on disk
+  (secure aggregation takes two messages per round, hence twice as long: not measured here).
 
 Usage: python benchmarks/flower.py [--rounds 6] [--repeats 2]
 """
@@ -22,8 +22,8 @@ from datetime import datetime
 from pathlib import Path
 
 from coterie.choice import DataChoice
-from coterie.deployment.demo import SITES, Demo, site_config, write_demo
-from coterie.deployment.processes import LocalFederation
+from coterie.deploy.demo import SITES, Demo, site_config, write_demo
+from coterie.deploy.processes import LocalFederation
 
 LIMIT = 1.2
 _PROJECT = """\
@@ -50,7 +50,7 @@ clientapp = "bare.client:app"
 
 [tool.flwr.app.config]
 rounds = 1
-numbers = 1
+size = 1
 out = ""
 quick = false
 """
@@ -98,7 +98,7 @@ def main(grid, context):
     config = context.run_config
     while len(list(grid.get_node_ids())) < 4:
         time.sleep(0.2)
-    start = ArrayRecord({"w": Array(np.zeros(int(config["numbers"]), dtype=np.float32))})
+    start = ArrayRecord({"w": Array(np.zeros(int(config["size"]), dtype=np.float32))})
     rounds = int(config["rounds"])
     if config["quick"]:
         ends = quick(grid, start, rounds, list(grid.get_node_ids()))
@@ -119,8 +119,8 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    came = message.content["arrays"]["w"].numpy()
-    arrays = ArrayRecord({"w": Array(came.astype(np.float64))})
+    received = message.content["arrays"]["w"].numpy()
+    arrays = ArrayRecord({"w": Array(received.astype(np.float64))})
     metrics = MetricRecord({"num-examples": 1})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 """
@@ -148,7 +148,7 @@ def ours(federation: LocalFederation, app, run: Path) -> list[float]:
     if status != "finished:completed":
         raise SystemExit(f"{status}: {(run / 'log.jsonl').read_text()[-2000:]}")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    marks = [line for line in lines if line["event"] in ("gathered", "set_up", "round")]
+    marks = [line for line in lines if line["event"] in ("handshake", "setup", "round")]
     ends = [datetime.fromisoformat(line["time"]).timestamp() for line in marks]
     rounds = [(b - a, line) for a, b, line in zip(ends, ends[1:], marks[1:], strict=False)]
     return [seconds for seconds, line in rounds if line["event"] == "round"]
@@ -160,13 +160,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
     data = DataChoice(name="districts").open()
-    numbers = data.spec.features + 1
+    size = data.spec.features + 1
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         plain = write_bare(folder / "bareapp")
         kinds: dict[str, Callable[[LocalFederation, int], list[float]]] = {}
         for name, quick in (("bare", False), ("bare, quick", True)):
-            config = {"rounds": arguments.rounds, "numbers": numbers, "quick": quick}
+            config = {"rounds": arguments.rounds, "size": size, "quick": quick}
             kinds[name] = lambda f, i, n=name, c=config: bare(f, plain, folder / f"{n}{i}.json", c)
         demo = Demo(folder=folder / "demo", rounds=arguments.rounds)
         app = write_demo(demo, data)
@@ -177,22 +177,22 @@ def main() -> int:
         with LocalFederation(folder / "flower", app.keys, nodes) as federation:
             for repeat in range(arguments.repeats):
                 for name, run in kinds.items():
-                    # The first round starts processes and compiles kernels: it is left out of all.
+                    # The first round starts processes and compiles kernels: it is not counted.
                     seconds[name] += run(federation, repeat)[1:]
                     done = f"{time.monotonic() - started:.0f} s"
                     print(f"{name}: {statistics.median(seconds[name]):.2f} s ({done})", flush=True)
-    return report(seconds, numbers)
+    return report(seconds, size)
 
 
-def report(seconds: dict[str, list[float]], numbers: int) -> int:
+def report(seconds: dict[str, list[float]], size: int) -> int:
     middle = {name: statistics.median(found) for name, found in seconds.items()}
-    print(f"\n4 SuperNodes, {numbers} numbers, TLS and keys; seconds per round, median (quartiles)")
+    print(f"\n4 SuperNodes, {size} numbers, TLS and keys; seconds per round, median (quartiles)")
     for name, found in seconds.items():
         low, _, high = statistics.quantiles(found, n=4)
         ratio = middle[name] / middle["bare"]
         print(f"{name:16} {middle[name]:6.2f} ({low:.2f} to {high:.2f})  {ratio:.2f} of bare")
     ratio = middle["coterie"] / middle["bare"]
-    print(f"coterie / bare = {ratio:.2f}, at most {LIMIT} wanted")
+    print(f"coterie / bare = {ratio:.2f}, limit {LIMIT}")
     print(f"coterie / bare, quick = {middle['coterie'] / middle['bare, quick']:.2f}")
     return 0 if ratio <= LIMIT else 1
 

@@ -4,7 +4,7 @@ import html
 import re
 
 import pytest
-from tests.deployed import deploy
+from tests.deploy.deployed import deploy
 
 import coterie as ct
 from coterie.privacy.sampling import Everyone

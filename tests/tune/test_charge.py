@@ -18,7 +18,7 @@ import coterie.tune.charge
 from coterie.choice import DataChoice
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
-from coterie.engines.site_masks import told_of
+from coterie.deploy.site import mask_context
 from coterie.plan.plan import Plan
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
 from coterie.privacy.selection import ALL_RUNS, CHOSEN, RunLaw, Selection
@@ -125,7 +125,7 @@ def test_what_every_run_posts_is_what_is_accounted_for():
 def test_results_of_the_chosen_run_point_at_the_larger_truth(coterie_):
     found = pick(seed_with(2))
     result = json.loads((found.run / "result.json").read_text())
-    paid = told_of(found.guarantee.chosen_alone, found.guarantee.delta)
+    paid = mask_context(found.guarantee.chosen_alone, found.guarantee.delta)
     assert result["tuning"] == paid and "selection.json" in paid
     stated = json.loads((found.run / "guarantee.json").read_text())
     assert stated["selection"]["epsilon_chosen_alone"] == found.guarantee.chosen_alone

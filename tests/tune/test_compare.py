@@ -8,8 +8,6 @@ from multiprocessing import resource_tracker
 import pyarrow.parquet as pq
 import pytest
 
-from coterie.tune.compare import COLUMNS
-
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.methods.base import registered
@@ -19,6 +17,7 @@ from coterie.report.groups import rows_of
 from coterie.run.summary import NOT_COVERED
 from coterie.tune import compare as library
 from coterie.tune.compare import (
+    COLUMNS,
     Spent,
     carry_out,
     claim_folder,

@@ -1,37 +1,73 @@
-"""`coterie deploy`: a plan on Flower, over a network: keys, an app, the SuperLink."""
+"""`coterie deploy`: run a plan on Flower: keys, an app, the SuperLink, its status, a demo."""
 
 import argparse
 import json
+import math
+import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.deploy_demo import add_demo
-from coterie.cli.deploy_status import VIEWS, add_status
 from coterie.cli.options import Commands, command
 
 if TYPE_CHECKING:
-    from coterie.deployment.layout import App
+    from rich.console import RenderableType
+
+    from coterie.deploy.init import App
 
 _MORE = """\
-A trial, in order: init (it makes keys too), superlink, then what README.md in the app says."""
+For a trial: init (which also makes keys), superlink, then the commands in the app's README.md."""
 _CERTIFICATES = """\
-Prints the public keys as federation.toml needs them. For development: whoever makes all keys could
-act as everybody; in earnest every site makes its own."""
+Prints the public keys as federation.toml needs them. For development: the party that makes all keys
+could act for every other. In production every site makes its own."""
 _INIT = """\
 The plan is the plan.toml of any run folder (`coterie run --out DIR`), or one written by hand; it is
-copied as it is. Sites come from a federation.toml, or from --sites, --task and --features; keys are
-then made inside the app's folder unless --keys names them. What cannot be run, or cannot be
-accounted for, is refused here.
+copied unchanged. Sites come from a federation.toml, or from --sites, --task and --features; keys
+are then made inside the app's folder unless --keys gives them. A plan that cannot run, or whose
+guarantee cannot be computed, is refused here.
 
 --json prints one object: folder, app, keys (or null), sites, clients, agreement, method, rounds,
-trust, epsilon_by_view, delta, simulation, verdict (or null),
-notices."""
+trust, epsilon_by_view, delta, simulation, verdict (or null), notices."""
 _SUPERLINK = """\
 All arguments after -- are those of flower-superlink. Telemetry and update checks are off. Paths
-other than /v1/fleet/ and /health answer 403 to every address but this machine's own, since
-Flower's Control has no authentication and shares the port."""
+other than /v1/fleet/ and /health return 403 to every address except this machine's own, because
+Flower's Control API has no authentication and shares the port."""
+_STATUS = """\
+For a coordinator's run folder: its state (running, stopped, failed, finished), rounds, answers,
+sites, epsilon spent and planned by adversary, and the next step. For a site's folder: the runs that
+it joined, their progress and models, and what its clients have spent in all of them. It only reads,
+also while the run continues. Who answered a round is private: protect the output like the folder.
+
+--json prints one object. Coordinator: kind, folder, run, state, trust, started, last_event, rounds,
+charged, released, ledger, epsilon (spent, planned, delta, relation, simulation), by_round, sites,
+unknown_nodes, node_errors, delivered, failure, next, private. Site: kind, folder, site, runs,
+errors, worker, spent."""
+_DEMO = """\
+Four sites with a file of rows each (school districts of Michigan), a SuperLink and four SuperNodes
+over TLS with keys, PMTL, epsilon by adversary, a report. All processes end. The folder has the app,
+the run (`coterie verify`, `coterie report`) and the folders of the sites.
+
+--json prints the run's result.json, with the scores of the sites."""
+_INTERVAL = 2.0
+_SHOWN = 12
+VIEWS = {
+    "other_clients": "the other clients, all together",
+    "coordinator": "the coordinator",
+    "outsider": "an outsider who sees only releases",
+    "coalition_of_all_others": "a coalition of all others",
+}
+_COLUMNS = {
+    "asked": "clients asked",
+    "answered": "clients answered",
+    "rejected": "answers rejected",
+    "failed": "sites failed",
+    "silent": "sites silent",
+    "scaled": "sums scaled",
+    "zeroed": "sums zeroed",
+}
+_COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow"}
 
 
 def add(commands: Commands) -> None:
@@ -39,7 +75,7 @@ def add(commands: Commands) -> None:
     parser = command(
         commands,
         "deploy",
-        "run a plan on Flower: keys, a ready app, a guarded SuperLink",
+        "run a plan on Flower: keys, a ready app, a SuperLink with access control",
         "coterie deploy init app --plan plan.toml --sites north=a,b south=c --task regression "
         "--features 20",
         _MORE,
@@ -48,8 +84,8 @@ def add(commands: Commands) -> None:
     _add_certificates(inner)
     _add_init(inner)
     _add_superlink(inner)
-    add_status(inner)
-    add_demo(inner)
+    _add_status(inner)
+    _add_demo(inner)
 
 
 def _add_certificates(inner: Commands) -> None:
@@ -60,10 +96,10 @@ def _add_certificates(inner: Commands) -> None:
         "coterie deploy certificates keys --sites north south --host link.example",
         _CERTIFICATES,
     )
-    parser.add_argument("folder", metavar="DIR", help="where to; never overwritten")
+    parser.add_argument("folder", metavar="DIR", help="folder to write; never overwritten")
     parser.add_argument("--sites", nargs="+", metavar="NAME", required=True, help="their names")
     _add_hosts(parser)
-    parser.add_argument("--days", type=int, default=30, help="how long they hold (default 30)")
+    parser.add_argument("--days", type=int, default=30, help="validity in days (default 30)")
     parser.set_defaults(action=certificates)
 
 
@@ -71,11 +107,11 @@ def _add_init(inner: Commands) -> None:
     parser = command(
         inner,
         "init",
-        "write a ready Flower app, and say what it would guarantee",
+        "write a ready Flower app, and print its guarantee",
         "coterie deploy init app --plan runs/exam/plan.toml --federation federation.toml",
         _INIT,
     )
-    parser.add_argument("folder", metavar="DIR", help="where to; must not exist, or be empty")
+    parser.add_argument("folder", metavar="DIR", help="folder to write; absent or empty")
     parser.add_argument("--plan", metavar="FILE", required=True, help="a plan.toml")
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--federation", metavar="FILE", help="a federation.toml")
@@ -83,18 +119,20 @@ def _add_init(inner: Commands) -> None:
         "--sites",
         metavar="NAME=CLIENT,CLIENT",
         nargs="+",
-        help="sites and their clients; NAME=@FILE reads one client a line",
+        help="sites and their clients; NAME=@FILE reads one client per line",
     )
     parser.add_argument("--keys", metavar="DIR", help="made by `coterie deploy certificates`")
     _add_hosts(parser)
-    facts = parser.add_argument_group("with --sites")
-    facts.add_argument("--task", choices=("regression", "binary", "multiclass", "multilabel"))
-    facts.add_argument("--features", metavar="N[,N]", help="the shape of a row")
-    facts.add_argument("--classes", type=int, metavar="N", help="classes, or labels")
-    facts.add_argument("--trust", choices=("server", "secure_aggregation"), help="default server")
-    facts.add_argument("--deadline", type=float, metavar="SECONDS", help="of a round's answers")
-    facts.add_argument("--minimum", type=float, metavar="SHARE", help="of clients that answer")
-    facts.add_argument(
+    settings = parser.add_argument_group("with --sites")
+    settings.add_argument("--task", choices=("regression", "binary", "multiclass", "multilabel"))
+    settings.add_argument("--features", metavar="N[,N]", help="the shape of a row")
+    settings.add_argument("--classes", type=int, metavar="N", help="number of classes or labels")
+    settings.add_argument(
+        "--trust", choices=("server", "secure_aggregation"), help="default server"
+    )
+    settings.add_argument("--deadline", type=float, metavar="SECONDS", help="for a round's answers")
+    settings.add_argument("--minimum", type=float, metavar="SHARE", help="of clients that answer")
+    settings.add_argument(
         "--simulation", action="store_true", help="permit a plan with a seed; protects nobody"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -105,7 +143,7 @@ def _add_superlink(inner: Commands) -> None:
     parser = command(
         inner,
         "superlink",
-        "start Flower's SuperLink, closed to strangers but for SuperNodes",
+        "start Flower's SuperLink, open to other machines only for SuperNodes",
         "coterie deploy superlink --control-from 10.0.0.7 -- --host 0.0.0.0 --port 9100 "
         "--ssl-certfile keys/server.pem --ssl-keyfile keys/server.key --ssl-ca-certfile "
         "keys/ca.pem --enable-supernode-auth --disable-runtime-dependency-installation",
@@ -117,10 +155,44 @@ def _add_superlink(inner: Commands) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="addresses besides this machine's own that may submit runs",
+        help="more addresses that may submit runs",
     )
     parser.add_argument("others", metavar="-- ARGUMENT", nargs="*", help="of flower-superlink")
     parser.set_defaults(action=superlink)
+
+
+def _add_status(inner: Commands) -> None:
+    parser = command(
+        inner,
+        "status",
+        "rounds, answers and epsilon of a deployment, at the coordinator or at a site",
+        "coterie deploy status runs/hospitals",
+        _STATUS,
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="of a coordinator's run, or of a site")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--watch", action="store_true", help="repeat until the run has ended")
+    parser.set_defaults(action=status)
+
+
+def _add_demo(inner: Commands) -> None:
+    parser = command(
+        inner,
+        "demo",
+        "a federation on this machine: SuperLink, four SuperNodes, TLS, keys, a report",
+        "coterie deploy demo --trust secure_aggregation",
+        _DEMO,
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", default="runs/federation", help="default runs/federation; replaced"
+    )
+    parser.add_argument("--epsilon", type=float, default=1.0, help="the budget (default 1)")
+    parser.add_argument("--rounds", type=int, default=8, help="default 8")
+    parser.add_argument(
+        "--trust", choices=("server", "secure_aggregation"), default="server", help="default server"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(action=demo)
 
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
@@ -133,89 +205,136 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def need_flower() -> None:
+    """Raise `ValueError` if packages of the extra are missing."""
+    from importlib.util import find_spec
+
+    needed = ("flwr", "cryptography", "psutil")
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"deploy needs {' and '.join(missing)}: pip install 'coterie[flower]'")
+
+
 def certificates(arguments: argparse.Namespace) -> None:
-    """Carry out `coterie deploy certificates`."""
+    """Run `coterie deploy certificates`."""
     need_flower()
-    from coterie.deployment.certificates import make_certificates
+    from coterie.deploy.keys import make_certificates
 
     folder = Path(arguments.folder)
     public = make_certificates(folder, arguments.sites, arguments.host, arguments.days)
     print(public.lines(), end="")
     print(
-        f"keys for development in {folder}: give each site {folder / 'sites'}/NAME, and nothing "
-        "else of it",
+        f"keys for development are in {folder}: give each site {folder / 'sites'}/NAME, and "
+        "nothing else",
         file=sys.stderr,
     )
 
 
 def init(arguments: argparse.Namespace) -> None:
-    """Carry out `coterie deploy init`."""
+    """Run `coterie deploy init`."""
     need_flower()
-    from coterie.deployment.layout import begin_app, write_app
+    from coterie.deploy.init import init_app, write_app
 
     folder, plan = Path(arguments.folder), Path(arguments.plan)
     keys = None if arguments.keys is None else Path(arguments.keys)
     if arguments.federation is not None:
-        _refuse_facts(arguments)
+        _refuse_settings(arguments)
         app = write_app(folder, plan, Path(arguments.federation), keys)
     else:
         sites = _sites(arguments.sites)
-        app = begin_app(folder, plan, sites, _facts(arguments), keys, arguments.host)
+        app = init_app(folder, plan, sites, _settings(arguments), keys, arguments.host)
     if arguments.json:
-        print(json.dumps(_told(app), indent=2, allow_nan=False))
+        print(json.dumps(_app_facts(app), indent=2, allow_nan=False))
     else:
-        print(_words(app))
+        print("\n".join(_app_lines(app)))
 
 
 def superlink(arguments: argparse.Namespace) -> int:
-    """Carry out `coterie deploy superlink`."""
+    """Run `coterie deploy superlink`."""
     need_flower()
-    from coterie.deployment.superlink import main
+    from coterie.deploy.superlink import main
 
     allowed = ["--control-from", *arguments.control_from] if arguments.control_from else []
     return main([*allowed, *arguments.others])
 
 
-def need_flower() -> None:
-    """Refuse to go on without the packages of the extra."""
-    from importlib.util import find_spec
+def status(arguments: argparse.Namespace) -> int:
+    """Run `coterie deploy status`."""
+    need_flower()
+    from coterie.deploy.status import status_of
 
-    missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
-    if missing:
-        raise ValueError(f"deploy needs {' and '.join(missing)}: pip install 'coterie[flower]'")
+    folder = Path(arguments.folder)
+    if arguments.json and arguments.watch:
+        raise ValueError("--watch and --json exclude each other: give one of them")
+    found = status_of(folder)
+    if arguments.json:
+        print(json.dumps(found, allow_nan=False))
+    elif arguments.watch:
+        _watch(folder, found)
+    else:
+        _console().print(rendered(found))
+    return 0
+
+
+def demo(arguments: argparse.Namespace) -> None:
+    """Run `coterie deploy demo`."""
+    need_flower()
+    from coterie.deploy.demo import Demo, run_demo
+    from coterie.report.page import write_report
+
+    if not 0 < arguments.epsilon < math.inf:
+        raise ValueError(f"--epsilon {arguments.epsilon}: expected a number above 0")
+    if arguments.rounds < 1:
+        raise ValueError(f"--rounds {arguments.rounds}: expected at least 1")
+    out, started = Path(arguments.out), time.monotonic()
+    _remove_demo(out)
+
+    def report(text: str) -> None:
+        print(f"{time.monotonic() - started:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    settings = {"epsilon": arguments.epsilon, "rounds": arguments.rounds}
+    summary = run_demo(Demo(folder=out, trust=arguments.trust, **settings), report)
+    page = out / "run" / "report.html"
+    write_report([out / "run"], page)
+    if arguments.json:
+        print(json.dumps(summary, indent=2, allow_nan=False))
+        return
+    for line in _demo_lines(summary):
+        print(line)
+    print(f"report: {page}")
+    print(f"check:  coterie verify {out / 'run'}")
 
 
 def _sites(given: Sequence[str]) -> dict[str, list[str]]:
-    """Read sites and their clients: NAME=CLIENT,CLIENT or NAME=@FILE."""
+    """Return clients by site, from NAME=CLIENT,CLIENT or NAME=@FILE."""
     found: dict[str, list[str]] = {}
-    for word in given:
-        name, equals, listed = word.partition("=")
+    for text in given:
+        name, equals, listed = text.partition("=")
         if not equals or not name or not listed:
-            raise ValueError(f"--sites {word}: expected NAME=CLIENT,CLIENT or NAME=@FILE")
+            raise ValueError(f"--sites {text}: expected NAME=CLIENT,CLIENT or NAME=@FILE")
         if name in found:
             raise ValueError(f"--sites: {name} is given twice; list all its clients at once")
-        lines = _listed(word, listed[1:]) if listed.startswith("@") else listed.split(",")
+        lines = _listed(text, listed[1:]) if listed.startswith("@") else listed.split(",")
         found[name] = [line.strip() for line in lines if line.strip()]
     return found
 
 
-def _listed(word: str, path: str) -> list[str]:
+def _listed(text: str, path: str) -> list[str]:
     try:
         return Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "it is not text"
         raise ValueError(
-            f"--sites {word}: {path} cannot be read ({why}); give a file with one client a line"
+            f"--sites {text}: {path} cannot be read ({why}); give a file with one client per line"
         ) from error
 
 
-def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Gather what a federation is besides its sites."""
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a federation other than its sites."""
     task = arguments.task
     if task is None or arguments.features is None:
         raise ValueError(
-            "--sites needs --task and --features too: what a row is, such as --task regression "
-            "--features 20"
+            "--sites needs --task and --features too, such as --task regression --features 20"
         )
     several = task in ("multiclass", "multilabel")
     if several == (arguments.classes is None):
@@ -224,25 +343,25 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
         shape = tuple(int(part) for part in arguments.features.split(","))
     except ValueError:
         raise ValueError(f"--features {arguments.features}: expected 20, or 28,28") from None
-    named = ("trust", "deadline", "minimum")
-    said = {name: value for name in named if (value := getattr(arguments, name)) is not None}
+    names = ("trust", "deadline", "minimum")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     return {
         "task": task,
         "shape": shape,
         "outputs": arguments.classes or 1,
         "simulation": arguments.simulation,
-        **said,
+        **given,
     }
 
 
-def _refuse_facts(arguments: argparse.Namespace) -> None:
-    named = ("task", "features", "classes", "trust", "deadline", "minimum", "simulation")
-    said = [name for name in named if getattr(arguments, name) not in (None, False)]
-    if said:
-        raise ValueError(f"--{said[0]} goes with --sites: federation.toml says it already")
+def _refuse_settings(arguments: argparse.Namespace) -> None:
+    names = ("task", "features", "classes", "trust", "deadline", "minimum", "simulation")
+    given = [name for name in names if getattr(arguments, name) not in (None, False)]
+    if given:
+        raise ValueError(f"--{given[0]} goes with --sites: set it in federation.toml instead")
 
 
-def _told(app: "App") -> dict[str, Any]:
+def _app_facts(app: "App") -> dict[str, Any]:
     from coterie.plan.rules import advice_for
     from coterie.run.summary import json_number
 
@@ -266,29 +385,207 @@ def _told(app: "App") -> dict[str, Any]:
     }
 
 
-def _words(app: "App") -> str:
+def _app_lines(app: "App") -> Iterator[str]:
+    facts = _app_facts(app)
+    yield (
+        f"{facts['app']}: {facts['method']}, {facts['rounds']} rounds, {facts['clients']} clients "
+        f"at {facts['sites']} sites; trust: {facts['trust']}"
+    )
+    yield f"epsilon at delta = {facts['delta']:.3g}, by adversary:"
+    width = max(len(VIEWS.get(view, view)) for view in app.views)
+    for view, value in app.views.items():
+        yield f"  {VIEWS.get(view, view):<{width}}  {_bound(value)}"
+    if facts["verdict"] is not None:
+        yield f"{facts['verdict']['verdict']}: {facts['verdict']['words']}"
+    if facts["simulation"]:
+        yield "a simulation: its noise comes from a seed, and protects nobody"
+    if app.keys is not None:
+        yield f"keys for development only: {app.keys}; their owner can act for every party"
+    yield from app.notices
+    yield f"agreement, for sites that pin it: {facts['agreement']}"
+    yield f"next: {app.folder / 'README.md'}"
+
+
+def _remove_demo(out: Path) -> None:
+    """Remove an earlier demo, and never anything else."""
+    from coterie.deploy.demo import MARK
+
+    if not out.exists():
+        return
+    if not out.is_dir() or (any(out.iterdir()) and not (out / MARK).exists()):
+        raise FileExistsError(f"{out} exists, and is not an earlier demo: choose another --out")
+    shutil.rmtree(out)
+
+
+def _demo_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    yield f"epsilon at delta = {summary['delta']:.3g}, by adversary:"
+    for row in summary["deployment"]["sees"]:
+        yield f"  {_bound(row['epsilon']):>6}  {row['who']}: {row['sees']}"
+    sites = summary["sites"]
+    scores = ", ".join(f"{site} {one['value']:.3f}" for site, one in sites.items())
+    metric = next(iter(sites.values()))["metric"] if sites else ""
+    yield f"{metric} at each site (shown because all sites are on this machine): {scores}"
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(soft_wrap=False)
+
+
+def _watch(folder: Path, found: dict[str, Any]) -> None:
+    """Show a run until it has ended; a site until Ctrl-C."""
+    from rich.live import Live
+
+    from coterie.deploy.status import status_of
+
+    with Live(rendered(found), console=_console(), auto_refresh=False) as live:
+        try:
+            while found.get("state", "running") == "running":
+                time.sleep(_INTERVAL)
+                found = status_of(folder)
+                live.update(rendered(found), refresh=True)
+        except KeyboardInterrupt:
+            print("the display ended; the run continues", file=sys.stderr)
+
+
+def rendered(found: Mapping[str, Any]) -> "RenderableType":
+    """Return a status for a terminal."""
+    from rich.console import Group
+
+    return Group(*(_site_lines(found) if found["kind"] == "site" else _run_lines(found)))
+
+
+def _run_lines(found: Mapping[str, Any]) -> Iterator["RenderableType"]:
+    from rich.text import Text
+
+    state = found["state"]
+    yield Text.assemble(
+        (state, f"bold {_COLOURS[state]}"),
+        f": {found['released']} of {found['rounds']} rounds released, {found['charged']} charged; "
+        f"trust {found['trust']}",
+    )
+    if found["ledger"] != "sound":
+        yield Text(f"the ledger is {found['ledger']}", style="bold red")
+    yield _epsilon_table(found["epsilon"])
+    if found["by_round"]:
+        yield _round_table(found["by_round"])
+    yield _site_table(found["sites"])
+    if found["unknown_nodes"]:
+        yield Text(f"{found['unknown_nodes']} answers of nodes that are not in the federation")
+    if found["node_errors"]:
+        yield Text(
+            f"nodes failed {found['node_errors']} times before they were identified as sites: see "
+            "worker.log at the sites that are not connected"
+        )
+    yield Text(f"next: {found['next']}")
+    yield Text(f"private: {found['private']}", style="dim")
+
+
+def _table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str]
+) -> "RenderableType":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        narrow = name in ("run", "counted")
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=narrow)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _epsilon_table(found: Mapping[str, Any]) -> "RenderableType":
+    mark = "  SIMULATION: known seed, protects nobody" if found["simulation"] else ""
+    title = f"epsilon at delta {found['delta']:.3g}, {found['relation']}{mark}"
+    rows = [
+        (VIEWS.get(view, view), _bound(found["spent"].get(view)), _bound(planned))
+        for view, planned in found["planned"].items()
+    ]
+    return _table(title, ("against", "spent so far", "planned"), rows, ("against",))
+
+
+def _bound(epsilon: float | str | None) -> str:
     from coterie.privacy.guarantee import round_up
 
-    told = _told(app)
-    lines = [
-        f"{told['app']}: {told['method']}, {told['rounds']} rounds, {told['clients']} clients at "
-        f"{told['sites']} sites; trust: {told['trust']}",
-        f"epsilon at delta = {told['delta']:.3g}, by who looks:",
-    ]
-    width = max(len(VIEWS.get(view, view)) for view in app.views)
-    lines += [
-        f"  {VIEWS.get(view, view):<{width}}  {round_up(value)}"
-        for view, value in app.views.items()
-    ]
-    if told["verdict"] is not None:
-        lines.append(f"{told['verdict']['verdict']}: {told['verdict']['words']}")
-    if told["simulation"]:
-        lines.append("a simulation: its noise comes from a seed, and protects nobody")
-    if app.keys is not None:
-        lines.append(
-            f"keys for development only: {app.keys}; whoever has them can act as everybody"
+    return "-" if epsilon is None else round_up(float(epsilon))
+
+
+def _round_table(rounds: list[dict[str, Any]]) -> "RenderableType":
+    """Return a table of the last rounds; columns of trouble only where there was some."""
+    trouble = ("rejected", "failed", "silent", "scaled", "zeroed", "void", "repeated")
+    counts = ("asked", "answered", *(n for n in trouble if any(one.get(n) for one in rounds)))
+    title = "rounds" if len(rounds) <= _SHOWN else f"the last {_SHOWN} of {len(rounds)} rounds"
+    rows = [
+        (
+            f"{one['round']}{'' if one['released'] else ' (not released)'}",
+            *(str(one.get(name) or 0) for name in counts),
         )
-    lines += app.notices
-    lines.append(f"agreement, for sites that pin it: {told['agreement']}")
-    lines.append(f"next: {app.folder / 'README.md'}")
-    return "\n".join(lines)
+        for one in rounds[-_SHOWN:]
+    ]
+    return _table(title, ("round", *(_COLUMNS.get(name, name) for name in counts)), rows, ())
+
+
+def _site_table(sites: Mapping[str, Mapping[str, Any]]) -> "RenderableType":
+    rows = []
+    for name, one in sites.items():
+        kinds = ("rejected", "declined", "clipped", "errors")
+        counts = ", ".join(f"{one[kind]} {kind}" for kind in kinds if one[kind])
+        last, connected = one["last_trouble"], one["connected"]
+        rows.append(
+            (
+                name,
+                str(one["clients"]),
+                "never" if connected is None else connected[:19].replace("T", " "),
+                "none" if one["counted"] is None else str(one["counted"]),
+                f"{counts}: {last['reason']}" if last else counts,
+            )
+        )
+    columns = ("site", "clients", "connected", "last counted round", "trouble")
+    return _table("sites", columns, rows, [name for name in columns if name != "clients"])
+
+
+def _site_lines(found: Mapping[str, Any]) -> Iterator["RenderableType"]:
+    from rich.text import Text
+
+    runs = found["runs"]
+    named = f"site {found['site']}" if found["site"] else "site"
+    joined = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    yield Text(f"{named}: {joined} joined; {found['errors']} lines in errors.log")
+    if found["worker"]:
+        yield Text(f"last line of worker.log: {found['worker']}")
+    if runs:
+        yield _joined_table(runs)
+    yield Text(_spent_line(found["spent"]))
+
+
+def _joined_table(runs: list[dict[str, Any]]) -> "RenderableType":
+    rows = [
+        (
+            one["run"],
+            (one["joined"] or "-").replace("T", " "),
+            f"{one['counted']} of {'?' if one['rounds'] is None else one['rounds']}",
+            "-" if one["staged"] is None else str(one["staged"]),
+            str(one["models"]) if one["finished"] else "not yet",
+            _bound(one["epsilon"]) + (" SIMULATION" if one["simulation"] else ""),
+            "-" if one["delta"] is None else f"{one['delta']:.3g}",
+        )
+        for one in runs
+    ]
+    columns = ("run", "joined", "counted", "staged", "models", "epsilon", "delta")
+    return _table(None, columns, rows, ("run", "joined"))
+
+
+def _spent_line(spent: Mapping[str, Any]) -> str:
+    line = f"spent of its clients: epsilon {_bound(spent['epsilon'])}, delta {spent['delta']:.3g}"
+    line += f" ({spent['note']})"
+    if spent["simulations"]:
+        line += (
+            f"; not included: {spent['simulations']} with noise from a known seed, which protects "
+            "nobody and has no bound on private rows"
+        )
+    if spent["unknown"]:
+        line += f"; {spent['unknown']} runs without a stored guarantee"
+    return line

@@ -83,12 +83,10 @@ def _is_user_error(error: Exception) -> bool:
 
 
 def _is_flower_error(error: Exception) -> bool:
-    """Return whether other processes or the SuperLink failed; the message says where to look."""
-    kinds = {"coterie.deployment.processes": "FederationError"}
-    kinds["coterie.deployment.control"] = "ControlError"
-    # A command that raised one of them has loaded it; all others do without Flower.
-    known = [getattr(sys.modules[name], kinds[name]) for name in kinds if name in sys.modules]
-    return isinstance(error, tuple(known))
+    """Return whether a local Flower process or the SuperLink failed."""
+    # A command that raised this has loaded the module; other commands run without Flower.
+    known = sys.modules.get("coterie.deploy.processes")
+    return known is not None and isinstance(error, known.FederationError)
 
 
 def entry() -> Any:

@@ -1,0 +1,412 @@
+"""The public facts of a deployment: its federation, its agreement with a plan, who sees what.
+
+`federation.toml` lies beside `plan.toml`, the same at every site and at the coordinator. A *site*
+is one SuperNode: a hospital, a school authority. It hosts one or more clients, and sends the sum of
+their clipped contributions. Clients are numbered in the order in which they are listed, site after
+site. Plan and federation together are the *agreement*. The first message of a run states its
+digest, and a site with another agreement never answers.
+
+Which view of the guarantee applies to the coordinator follows from `trust` (see
+`coterie.privacy.guarantee`): with "server" it sees the clipped sum of each site, with
+"secure_aggregation" only the sum over sites. No epsilon protects a client against the operator of
+its own site, which hosts its rows.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from numpy.typing import NDArray
+
+from coterie.core.config import ConfigError, from_table, read_toml, to_table
+from coterie.data.federated import TASKS, Spec, Task
+from coterie.methods.base import Shape
+from coterie.plan.plan import Plan
+from coterie.plan.rules import resolve
+from coterie.privacy.guarantee import Guarantee, is_central, round_up
+from coterie.privacy.mechanisms import Mechanism
+from coterie.run.summary import json_number
+
+PLAN, FEDERATION = "plan.toml", "federation.toml"
+Trust = Literal["server", "secure_aggregation"]
+VIEWS = {"server": "server", "secure_aggregation": "server_secure_aggregation"}
+"""The coordinator's view in a guarantee, by trust."""
+OWN_SITE = (
+    "A client is not protected against the operator of its own site, which hosts its rows and its "
+    "model."
+)
+_SEES = {
+    ("server", True): "the clipped sum of each site before noise, and adds the noise itself",
+    ("server", False): "the sum of each site, to which clients have added noise",
+    ("secure_aggregation", True): "the exact sum over sites only, and adds the noise itself",
+    ("secure_aggregation", False): "sums over sites only, to which clients have added noise",
+}
+_OUTPUTS: Mapping[str, tuple[int, float]] = {
+    "regression": (1, 1),
+    "binary": (1, 1),
+    "multiclass": (2, math.inf),
+    "multilabel": (1, math.inf),
+}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteEntry:
+    """A site of the federation.
+
+    Attributes:
+        clients: Names of its clients.
+        key: Its Ed25519 public key, as 64 hexadecimal digits; it signs its answers with it.
+    """
+
+    clients: tuple[str, ...]
+    key: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.clients, str):
+            raise ValueError(f"clients = {self.clients[:40]!r}: expected a list of names")
+        object.__setattr__(self, "clients", tuple(str(name) for name in self.clients))
+        if not self.clients:
+            raise ValueError("a site without clients: list their names, or leave the site out")
+        check_key(self.key)
+
+    @property
+    def public_key(self) -> Ed25519PublicKey:
+        """The key that verifies its signatures."""
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.key))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """The parties of a deployment and its public settings.
+
+    Attributes:
+        task: The prediction task.
+        shape: The shape of one row of features.
+        outputs: Outputs of the model: 1, or the number of classes or labels.
+        sites: Sites by name.
+        coordinator: The coordinator's Ed25519 public key; sites answer no other party.
+        trust: "server": the coordinator sees the clipped sum of each site and adds the noise.
+            "secure_aggregation": it sees only the sum over sites and adds the noise.
+        deadline: Seconds to wait for answers to a request; later answers are dropped.
+        minimum: The share of clients whose sites must answer before a round is released: of the
+            clients asked, or of all clients where the cohort is hidden. With fewer answers the same
+            clients are asked again. The noise is calibrated for all planned clients, so fewer
+            answers are safe, and only reduce the signal.
+        patience: How often a round is asked again before the run stops (it can be resumed).
+        threshold: Under secure aggregation: the share of sites that must stay to the end of a
+            round before its sum can be unmasked; above one half.
+        steady: Make every request last until its deadline, so that the duration of a round reveals
+            nothing about the cohort; slow.
+        assumed: Facts assumed to be public knowledge; stated with every guarantee.
+        simulation: Permit a plan with a seed: its noise is known, and it protects nobody.
+    """
+
+    task: Task
+    shape: tuple[int, ...]
+    outputs: int
+    sites: Mapping[str, SiteEntry]
+    coordinator: str
+    trust: Trust = "server"
+    deadline: float = 120.0
+    minimum: float = 0.5
+    patience: int = 2
+    threshold: float = 2 / 3
+    steady: bool = False
+    assumed: tuple[str, ...] = ()
+    simulation: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "assumed", tuple(self.assumed))
+        check_key(self.coordinator)
+        self._check_choices()
+        self._check_sites()
+
+    def _check_choices(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"task = {self.task!r}: expected one of {', '.join(TASKS)}")
+        if self.trust not in get_args(Trust):
+            raise ValueError(f"trust = {self.trust!r}: expected {' or '.join(get_args(Trust))}")
+        if not self.shape or min(self.shape) < 1 or self.outputs < 1:
+            raise ValueError(
+                f"shape = {self.shape}, outputs = {self.outputs}: expected positive numbers"
+            )
+        least, most = _OUTPUTS[self.task]
+        if not least <= self.outputs <= most:
+            raise ValueError(
+                f"outputs = {self.outputs}: expected {'1' if most == 1 else f'{least} or more'}, "
+                f"since the task is {self.task}"
+            )
+        self._check_rounds()
+
+    def _check_rounds(self) -> None:
+        if not 0 < self.deadline < math.inf:
+            raise ValueError(f"deadline = {self.deadline}: expected seconds above 0")
+        if not 0 <= self.minimum <= 1:
+            raise ValueError(f"minimum = {self.minimum}: expected a share from 0 to 1")
+        if self.patience < 0:
+            raise ValueError(f"patience = {self.patience}: expected a whole number >= 0")
+        if not 0.5 < self.threshold <= 1:
+            raise ValueError(
+                f"threshold = {self.threshold}: expected a share above 0.5, up to 1: two halves of "
+                "the sites could otherwise unmask a sum twice"
+            )
+
+    def _check_sites(self) -> None:
+        if not self.sites:
+            raise ValueError("no sites: list at least one, as [sites.NAME]")
+        odd = [name for name in self.sites if not _NAME.fullmatch(name)]
+        if odd:
+            raise ValueError(
+                f"site {odd[0]!r}: expected ASCII letters, digits, '.', '_' and '-', at most 64"
+            )
+        names = self.clients
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"client {twice!r} is listed twice: list every client at one site")
+        keys = [site.key for site in self.sites.values()]
+        if len(set(keys)) < len(keys) or self.coordinator in keys:
+            raise ValueError("a key is listed twice: give each party its own key")
+        if self.trust == "secure_aggregation" and len(self.sites) < 3:
+            raise ValueError(
+                f"trust = 'secure_aggregation' with {len(self.sites)} sites: expected at least 3; "
+                "with two, a coordinator that colludes with one site learns the other's sum"
+            )
+
+    @cached_property
+    def clients(self) -> tuple[str, ...]:
+        """All clients, in the order of their ids."""
+        return tuple(name for site in self.sites.values() for name in site.clients)
+
+    @property
+    def spec(self) -> Spec:
+        """The spec that a plan is resolved for."""
+        return Spec(self.shape, self.outputs, self.task, len(self.clients))
+
+    @cached_property
+    def client_ids(self) -> Mapping[str, NDArray[np.int64]]:
+        """The ids of each site's clients, in ascending order."""
+        found, first = {}, 0
+        for name, site in self.sites.items():
+            found[name] = np.arange(first, first + len(site.clients), dtype=np.int64)
+            first += len(site.clients)
+        return found
+
+    @property
+    def sites_needed(self) -> int:
+        """How many sites t it takes to unmask a sum: public, and no coordinator can lower it.
+
+        2 t > n + 1: a coordinator gains nothing by colluding with one site (see `deploy.secagg`).
+        """
+        sites = len(self.sites)
+        return max((sites + 1) // 2 + 1, math.ceil(self.threshold * sites - 1e-9))
+
+    @property
+    def coordinator_key(self) -> Ed25519PublicKey:
+        """The key that verifies the coordinator's signatures."""
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.coordinator))
+
+    def digest(self) -> str:
+        """Return a hash of all fields."""
+        # The order of sites too, because it decides the ids of clients.
+        text = json.dumps([to_table(self), list(self.sites)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_key(key: str) -> None:
+    """Raise `ValueError` for text that is not a public key."""
+    if not isinstance(key, str) or not re.fullmatch(r"[0-9a-f]{64}", key):
+        raise ValueError(
+            f"key = {str(key)[:70]!r}: expected an Ed25519 public key as 64 hexadecimal digits; "
+            "`coterie deploy certificates` makes them"
+        )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A resolved plan and a federation: public, and packed in the app that Flower distributes."""
+
+    run_plan: Plan
+    federation: Federation
+
+    @property
+    def plan(self) -> Plan:
+        """The part of the plan that determines the guarantee."""
+        return self.run_plan
+
+    @property
+    def digest(self) -> str:
+        """A hash of plan and federation."""
+        text = json.dumps([to_table(self.run_plan), self.federation.digest()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of a run under this agreement."""
+        federation = self.federation
+        return replace(self.plan.guarantee(federation.spec.clients), assumed=federation.assumed)
+
+
+def load_agreement(app: Path) -> Agreement:
+    """Return the agreement of plan and federation in an app folder.
+
+    Raises:
+        ConfigError: If they cannot be read or do not fit together.
+    """
+    return make_agreement(Plan.load(app / PLAN), load_federation(app / FEDERATION))
+
+
+def load_federation(path: Path) -> Federation:
+    """Return the federation that a federation.toml describes."""
+    try:
+        return from_table(Federation, read_toml(path), "federation")
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def make_agreement(run_plan: Plan, federation: Federation) -> Agreement:
+    """Return a plan resolved for a federation.
+
+    Raises:
+        ConfigError: If the plan has settings that a deployment does not support.
+    """
+    for name, why in (
+        ("newcomers", "only a simulation holds out clients"),
+        ("stragglers", "only a simulation has a virtual clock; the federation has a deadline"),
+        ("charged", "the plan is of a run that a selection made; leave the table [charged] out"),
+    ):
+        if getattr(run_plan, name) is not None:
+            raise ConfigError(f"plan.toml sets {name}: {why}; leave it out")
+    if run_plan.data.clients is not None:
+        raise ConfigError("plan.toml sets data.clients: federation.toml lists the clients")
+    return Agreement(resolve(run_plan, federation.spec), federation)
+
+
+def check_deployable(plan: Plan, federation: Federation) -> None:
+    """Raise `ConfigError` if a plan needs all rows in one place, or its noise is known."""
+    if plan.method.shape is Shape.POOLED:
+        raise ConfigError(
+            f"method {plan.method.kind} trains on all rows in one place, and in a federation rows "
+            "stay at their sites: choose another method, such as pmtl"
+        )
+    check_seed(plan, federation)
+
+
+def check_seed(plan: Plan, federation: Federation) -> None:
+    """Raise `ConfigError` if noise comes from a seed and the federation is not a simulation."""
+    if plan.simulation_seed is not None and not federation.simulation:
+        raise ConfigError(
+            f"simulation_seed = {plan.simulation_seed}: anyone who reads the plan knows noise from "
+            "a seed, so it protects nobody; leave it out, or set simulation = true in "
+            "federation.toml if all rows are public"
+        )
+
+
+def noise_clients(mechanism: Mechanism) -> int:
+    """Return how many clients' own noise the guarantee relies on; 0 if the coordinator adds it."""
+    return mechanism.honest
+
+
+def coordinator_epsilon(guarantee: Guarantee, federation: Federation) -> float:
+    """Return epsilon against the coordinator, by the view for the federation's trust."""
+    return guarantee.views[VIEWS[federation.trust]]
+
+
+def epsilon_by_view(guarantee: Guarantee, federation: Federation) -> dict[str, float]:
+    """Return epsilon by adversary; the coordinator is `coordinator`, whichever view applies."""
+    views = {
+        name: epsilon for name, epsilon in guarantee.views.items() if not name.startswith("server")
+    }
+    return {**views, "coordinator": coordinator_epsilon(guarantee, federation)}
+
+
+def coordinator_sees(guarantee: Guarantee, federation: Federation) -> str:
+    """Return a description of what the coordinator sees."""
+    if not guarantee.events:
+        return "nothing: the plan has no rounds"
+    if not any(event.noisy for event in guarantee.events):
+        return "who took part, and every sum, without noise"
+    return f"who took part, and {_SEES[federation.trust, is_central(guarantee)]}"
+
+
+def caveats(guarantee: Guarantee, federation: Federation) -> list[str]:
+    """Return the caveats that belong to the guarantee of a deployment."""
+    if not guarantee.events:
+        return [OWN_SITE]
+    epsilon = coordinator_epsilon(guarantee, federation)
+    text = "infinite" if epsilon == math.inf else round_up(epsilon)
+    return [
+        f'Deployed with trust = "{federation.trust}": the coordinator sees '
+        f"{coordinator_sees(guarantee, federation)}. Epsilon against it is {text}.",
+        OWN_SITE,
+    ]
+
+
+def deployment_facts(
+    guarantee: Guarantee, federation: Federation, *, hidden: bool
+) -> dict[str, Any]:
+    """Return the public facts of a deployment, for the summary of a run.
+
+    Args:
+        guarantee: The guarantee of the run.
+        federation: The parties.
+        hidden: Whether the cohort of a round is hidden from others.
+    """
+    masked = federation.trust == "secure_aggregation"
+    epsilon = coordinator_epsilon(guarantee, federation)
+    return {
+        "trust": federation.trust,
+        "sites": len(federation.sites),
+        "clients_by_site": {name: len(site.clients) for name, site in federation.sites.items()},
+        "deadline": federation.deadline,
+        "minimum": federation.minimum,
+        "patience": federation.patience,
+        "threshold": federation.threshold if masked else None,
+        "sites_needed": federation.sites_needed if masked else None,
+        "hidden_cohort": hidden,
+        "coordinator_view": VIEWS[federation.trust],
+        "coordinator_sees": coordinator_sees(guarantee, federation),
+        "epsilon_coordinator": json_number(epsilon),
+        "sees": [
+            {"who": who, "sees": sees, "epsilon": json_number(bound)}
+            for who, sees, bound in _adversaries(guarantee, federation)
+        ],
+    }
+
+
+def _adversaries(guarantee: Guarantee, federation: Federation) -> list[tuple[str, str, float]]:
+    """Return each adversary, what it sees, and epsilon against it."""
+    others = guarantee.views["other_clients"]
+    cohort = ", the cohort" if guarantee.participation.visible else ""
+    # The sites that stay in a masked round are listed to all, who unmask the sum for them only.
+    masked = federation.trust == "secure_aggregation"
+    stayed = "which sites stayed to the end of a round, " if masked else ""
+    return [
+        ("other clients, all together", f"every release{cohort}, and each its own model", others),
+        (
+            "operators of other sites",
+            f"every release, {stayed}and which of their own clients were drawn",
+            others,
+        ),
+        (
+            "the coordinator, and the operator of its SuperLink",
+            coordinator_sees(guarantee, federation),
+            coordinator_epsilon(guarantee, federation),
+        ),
+        (
+            "the operator of a client's own site",
+            "its rows, its contributions and its model: no protection",
+            math.inf,
+        ),
+    ]

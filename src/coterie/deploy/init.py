@@ -1,0 +1,415 @@
+"""A Flower app for a federation: what `coterie deploy init` checks and writes.
+
+    pyproject.toml   read by Flower; `folder` and `key` are the coordinator's (run config)
+    plan.toml        the plan, byte for byte as given
+    federation.toml  sites, clients, public keys, trust
+    rows.py          the data hook; a site's owner fills in a copy, or names a file by `data`
+    NAME_app/        the two apps that Flower starts
+    README.md        the commands, in order
+    keys/            development keys, where none were given; never distributed
+
+`flwr run` packs all but the keys and sends it to every site. Nothing else in the folder is sent
+(`fab-include`), so rows that are put there by mistake stay there.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.core.config import ConfigError, to_table, to_toml
+from coterie.core.files import sync_folder
+from coterie.data.catalogue import NAMES
+from coterie.deploy.federation import (
+    FEDERATION,
+    PLAN,
+    Agreement,
+    Federation,
+    SiteEntry,
+    check_deployable,
+    epsilon_by_view,
+    load_agreement,
+    load_federation,
+    make_agreement,
+)
+from coterie.deploy.keys import HOSTS, PublicKeys, make_certificates, read_public
+from coterie.plan.plan import Plan
+
+VERSION = "1.0.0"
+_KEYS = "keys"
+_PORT = 9100
+_ROWS = '''\
+"""This site's rows: fill in a copy of this file, and name it by hook="/path/rows.py"."""
+
+from coterie.deploy.rows import read_rows
+
+
+def rows(config):
+    """Return this site's rows: {client name: (X, y)}."""
+    return read_rows(config)  # reads config["data"] as the plan's [data.source] describes
+'''
+_APP = '''\
+"""The {side}'s side of the federation."""
+
+from pathlib import Path
+
+from coterie.deploy.flower import {side}_app
+
+app = {side}_app(Path(__file__).resolve().parent.parent)
+'''
+_README = """\
+# {name}
+
+A federation of {sites} sites and {clients} clients; trust: {trust}. plan.toml and federation.toml
+are public, and the same at every site. Rows and personal models stay at the sites.
+
+On every machine: `pip install 'coterie[flower]'`, and
+
+    export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+
+## Keys
+
+{about_keys}
+
+LINK below is the name of the coordinator's machine as sites reach it. The SuperLink's certificate
+must be valid for LINK and for 127.0.0.1.
+
+## The coordinator
+
+Start the SuperLink in this folder. Other machines can reach only Fleet; runs are submitted from
+this machine (`--control-from ADDRESS` permits another one).
+
+    coterie deploy superlink -- --host 0.0.0.0 --port {port} \\
+      --ssl-certfile {keys}/server.pem --ssl-keyfile {keys}/server.key \\
+      --ssl-ca-certfile {keys}/ca.pem \\
+      --enable-supernode-auth --disable-runtime-dependency-installation
+
+Add its address to ~/.flwr/config.toml:
+
+    [superlink]
+    default = "{name}"
+
+    [superlink.{name}]
+    address = "127.0.0.1:{port}"
+    root-certificates = "{ca}"
+
+Register every site's SuperNode:
+
+{register}
+
+## Each site
+
+Rows come from the file that `data` names, read as [data.source] of plan.toml describes. For other
+sources fill in a copy of rows.py, and name it: `hook="/path/rows.py"`. `folder` has the personal
+models of the site's clients: it must be durable, and belongs to the site only. Several SuperNodes
+on one machine need a `--port` each (default 9094). The SuperLink readmits a SuperNode that was
+killed after a minute without contact: restart it until then (a service with `Restart=always`).
+
+{supernodes}
+
+## Run
+
+    flwr run . {name} --stream
+    coterie deploy status runs/{name}
+    coterie verify runs/{name}
+    coterie report runs/{name}
+
+`folder` (the coordinator's run folder) and `key` (its private key) are in pyproject.toml, relative
+to the folder in which the SuperLink was started. To change them: `--run-config 'folder="/path"
+key="/path"'`. An interrupted run resumes from its ledger when it is submitted again with the same
+folder.
+"""
+_TRIAL_KEYS = """\
+The party that makes all keys could act for every other: this is for trials. Give each site its
+folder `{keys}/sites/NAME`, and nothing else of `{keys}`. In production every site makes its own
+keys, and sends the public ones."""
+_MADE_KEYS = """\
+`{keys}` has the keys: `coterie deploy init` made them, and a certificate for
+{hosts}. For another name make the app again, with `--host LINK 127.0.0.1`.
+
+"""
+_GIVEN_KEYS = """\
+`{keys}` has the keys, as `coterie deploy certificates` made them.
+
+"""
+_OWN_KEYS = """\
+federation.toml lists the public keys. Each party keeps its own private key, and shows it to nobody.
+The coordinator needs
+
+- `{keys}/coordinator.key`: its signing key, which pyproject.toml names;
+- `{keys}/server.pem`, `{keys}/server.key`, `{keys}/ca.pem`: the SuperLink's certificate from your
+  certificate authority, and the authority's own;
+- `{keys}/sites/NAME/supernode.pub`: the public key of each site's SuperNode."""
+
+
+@dataclass(frozen=True)
+class App:
+    """An app that was written.
+
+    Attributes:
+        folder: Its folder.
+        name: Its name in Flower.
+        agreement: Plan and federation, resolved.
+        views: Epsilon by adversary.
+        keys: The folder of development keys, where init made them.
+    """
+
+    folder: Path
+    name: str
+    agreement: Agreement
+    views: Mapping[str, float]
+    keys: Path | None = None
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Problems that a site would meet later."""
+        return tuple(_undeclared(self.agreement))
+
+    @property
+    def package(self) -> str:
+        """The package of the two apps."""
+        return package_of(self.name)
+
+
+def write_app(
+    folder: Path,
+    plan: Path,
+    federation: Path | Federation,
+    keys: Path | None = None,
+) -> App:
+    """Write an app for keys that exist.
+
+    Args:
+        folder: The folder to write; it must be absent or empty.
+        plan: A plan.toml: of any run folder, or written by hand.
+        federation: A federation.toml, or its content.
+        keys: The folder of keys, if the coordinator's is here: named in pyproject.toml.
+
+    Raises:
+        FileExistsError: If the folder is not empty.
+        ConfigError: If plan and federation do not fit together.
+    """
+    _check_free(folder)
+    if isinstance(federation, Path):
+        known, text = load_federation(federation), federation.read_bytes()
+    else:
+        known, text = federation, to_toml(to_table(federation)).encode()
+    agreement, views = _checked(plan, known)
+    if keys is not None and read_public(keys).coordinator != known.coordinator:
+        raise ConfigError(
+            f"{keys}: the coordinator's key differs from federation.toml; give the folder of its "
+            "keys"
+        )
+    with _temporary(folder) as made:
+        _write_files(made, folder, plan.read_bytes(), text, keys)
+        made.rename(folder)
+    sync_folder(folder.parent)
+    return App(folder, name_of(folder), agreement, views)
+
+
+def init_app(
+    folder: Path,
+    plan: Path,
+    sites: Mapping[str, Sequence[str]],
+    settings: Mapping[str, Any],
+    keys: Path | None = None,
+    hosts: Sequence[str] = HOSTS,
+) -> App:
+    """Write an app for a federation that has no file yet; make development keys unless given.
+
+    Args:
+        folder: The folder to write; it must be absent or empty.
+        plan: A plan.toml.
+        sites: Clients by site.
+        settings: The other fields of a `Federation`: task, shape, outputs, trust, ...
+        keys: A folder that `make_certificates` wrote; None makes one inside the app's folder.
+        hosts: Names and addresses of the SuperLink, for keys that are made.
+    """
+    _check_free(folder)
+    if keys is not None:
+        return write_app(folder, plan, make_federation(sites, read_public(keys), settings), keys)
+    # Check the plan before keys are made; placeholders are enough for that.
+    blank = PublicKeys("0" * 64, {name: f"{at:064x}" for at, name in enumerate(sites, 1)})
+    _, views = _checked(plan, make_federation(sites, blank, settings))
+    with _temporary(folder) as made:
+        public = make_certificates(made / _KEYS, list(sites), hosts)
+        text = to_toml(to_table(make_federation(sites, public, settings))).encode()
+        _write_files(made, folder, plan.read_bytes(), text, folder / _KEYS, hosts)
+        made.rename(folder)
+    sync_folder(folder.parent)
+    return App(folder, name_of(folder), load_agreement(folder), views, keys=folder / _KEYS)
+
+
+def make_federation(
+    sites: Mapping[str, Sequence[str]], public: PublicKeys, settings: Mapping[str, Any]
+) -> Federation:
+    """Return a federation of sites, clients and public keys."""
+    missing = [name for name in sites if name not in public.sites]
+    if missing:
+        raise ValueError(
+            f"no public key of site {missing[0]!r}: there are keys of "
+            f"{', '.join(public.sites) or 'no site'}; make keys for the same sites"
+        )
+    entries = {
+        name: SiteEntry(clients=tuple(clients), key=public.sites[name])
+        for name, clients in sites.items()
+    }
+    return Federation(sites=entries, coordinator=public.coordinator, **settings)
+
+
+def _checked(plan: Path, federation: Federation) -> tuple[Agreement, dict[str, float]]:
+    """Return the agreement and epsilon by adversary, for a plan that can be deployed."""
+    agreement = make_agreement(Plan.load(plan), federation)
+    check_deployable(agreement.plan, federation)
+    return agreement, epsilon_by_view(agreement.guarantee, federation)
+
+
+def _undeclared(agreement: Agreement) -> Iterator[str]:
+    """Yield a notice if classes are not declared: the default hook does not infer them."""
+    data, spec = agreement.run_plan.data, agreement.federation.spec
+    source = data.source
+    guessed = source.task is None and spec.task == "binary" and not source.positives
+    if data.name in NAMES or source.class_count is not None:
+        return
+    if guessed or spec.task == "multiclass":
+        classes = 2 if spec.task == "binary" else spec.outputs
+        yield (
+            f"sites do not infer classes from their rows: declare classes = {classes} in "
+            "[data.source] of the plan, unless all sites fill in rows.py"
+        )
+
+
+def name_of(folder: Path) -> str:
+    """Return an app's name, of letters, digits and hyphens as Flower requires.
+
+    >>> name_of(Path("runs/Ward 7 (north)")), name_of(Path("7"))
+    ('Ward-7-north', 'federation-7')
+    """
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", folder.resolve().name).strip("-")
+    named = plain if plain[:1].isalpha() else f"federation-{plain}"
+    return named[:32].strip("-")
+
+
+def package_of(name: str) -> str:
+    """Return the package of an app; its suffix avoids the names of other modules."""
+    return f"{name.replace('-', '_').lower()}_app"
+
+
+def _check_free(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists: choose another folder")
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder on the same disk, so that an app is complete or absent."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        made = Path(temporary, "made")
+        made.mkdir()
+        yield made
+
+
+def _write_files(
+    made: Path,
+    folder: Path,
+    plan: bytes,
+    federation: bytes,
+    keys: Path | None,
+    hosts: Sequence[str] | None = None,
+) -> None:
+    name = name_of(folder)
+    package = package_of(name)
+    # By default keys are expected in the app's own folder.
+    place = _KEYS if keys is None else os.path.relpath(keys.resolve(), folder.resolve())
+    (made / package).mkdir()
+    (made / PLAN).write_bytes(plan)
+    (made / FEDERATION).write_bytes(federation)
+    agreement = load_agreement(made)
+    texts = {
+        "pyproject.toml": to_toml(_project(name, package, f"{place}/coordinator.key")),
+        "rows.py": _ROWS,
+        ".gitignore": f"{_KEYS}/\nruns/\n",
+        "README.md": readme(name, agreement.federation, place, hosts, given=keys is not None),
+        f"{package}/__init__.py": f'"""The apps of {name}."""\n',
+        f"{package}/server.py": _APP.format(side="server"),
+        f"{package}/client.py": _APP.format(side="client"),
+    }
+    for path, text in texts.items():
+        (made / path).write_text(text, encoding="utf-8")
+
+
+def _project(name: str, package: str, key: str) -> dict[str, Any]:
+    included = [f"{package}/*.py", "rows.py", PLAN, FEDERATION, "README.md"]
+    return {
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": {
+            "name": name,
+            "version": VERSION,
+            "description": "A federation of coterie",
+            "license": "Apache-2.0",
+            "dependencies": ["coterie[flower]"],
+        },
+        "tool": {
+            "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
+            "flwr": {
+                "app": {
+                    "publisher": "coterie",
+                    "fab-include": included,
+                    "components": {
+                        "serverapp": f"{package}.server:app",
+                        "clientapp": f"{package}.client:app",
+                    },
+                    "config": {"folder": f"runs/{name}", "key": key},
+                }
+            },
+        },
+    }
+
+
+def readme(
+    name: str, federation: Federation, keys: str, hosts: Sequence[str] | None, *, given: bool
+) -> str:
+    """Return the README of an app: the commands that start its federation, in order.
+
+    Args:
+        name: The app's.
+        federation: The parties.
+        keys: The folder of keys, relative to the app's.
+        hosts: Names in the SuperLink's certificate, where it was made with the app.
+        given: Whether all keys were given, made for a trial.
+    """
+    if hosts is not None:
+        about_keys = _MADE_KEYS + _TRIAL_KEYS
+    else:
+        about_keys = _GIVEN_KEYS + _TRIAL_KEYS if given else _OWN_KEYS
+    sites = list(federation.sites)
+    register = "\n".join(
+        f"    flwr supernode register {keys}/sites/{site}/supernode.pub {name} --name {site}"
+        for site in sites
+    )
+    return _README.format(
+        name=name,
+        sites=len(sites),
+        clients=len(federation.clients),
+        trust=federation.trust,
+        about_keys=about_keys.format(keys=keys, hosts=" and ".join(hosts or ())),
+        port=_PORT,
+        keys=keys,
+        ca=f"{keys}/ca.pem" if keys.startswith("/") else f"/path/to/this/folder/{keys}/ca.pem",
+        register=register,
+        supernodes="\n\n".join(_supernode(site) for site in sites),
+    )
+
+
+def _supernode(site: str) -> str:
+    return (
+        f"    flower-supernode --superlink LINK:{_PORT} --root-certificates ca.pem \\\n"
+        "      --auth-supernode-private-key supernode \\\n"
+        f'      --node-config \'site="{site}" key="/path/signing.key" folder="/path/{site}" '
+        'data="/path/rows.csv"\''
+    )

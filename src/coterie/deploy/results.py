@@ -1,0 +1,258 @@
+"""What the coordinator and the sites store when a run is finished.
+
+**The coordinator's run folder** has the files of a simulated run (`coterie.run.run`), without
+everything that belongs to clients: their models, scores and rows stay at the sites. `coterie
+verify`, `coterie report` and `coterie onboard` read it like any other. Two files are added:
+
+- `federation.toml`: sites, clients, public keys, trust; its hash is in the certificate
+- `coordinator.json`: the state of the coordinator between rounds (private: it has the cohort)
+
+Under a hidden cohort no file that is for others reveals who answered a round, or how many: neither
+the summary nor the report nor the certificate, nor the duration of the run, which depends on the
+sites that it waited for. `log.jsonl` and `coordinator.json` have this, and are private. After a
+crash between two files a run has no result.json; resuming it writes the same files from the
+releases, and asks for no round.
+
+**A site's folder of the run** has, besides the state between rounds:
+
+- `plan.toml`, `federation.toml`, `shared.npz`, `guarantee.json`: the agreement, the shared tree and
+  the guarantee of the plan; the coordinator has the certificate of the releases
+- `models/`: the models of this site's clients; `coterie predict` and `coterie export` read them
+- `scaling.npz`: means and standard deviations of these clients, where each client's rows are scaled
+  by its own, so that models can be used without the training rows
+- `data.json`: a fingerprint of the site's training rows, and public facts about them
+- `metrics.parquet`, `result.json`: scores on this site's test rows (`coterie report`)
+- `site.json`: the site; written last
+
+All but the first four are private to the site, and none is sent. A run that is finished twice keeps
+its first models: a second draw from a client's random stream would make others.
+Tests: tests/deploy/test_results.py.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.core.config import ConfigError, to_table, to_toml
+from coterie.core.files import replacing, write_atomically
+from coterie.core.tree import Tree
+from coterie.data.federated import FederatedDataset
+from coterie.data.scaling import Moments
+from coterie.deploy.federation import FEDERATION, PLAN, Agreement, caveats, deployment_facts
+from coterie.deploy.messages import digest
+from coterie.newcomers import score_alone
+from coterie.plan.rules import advice_for
+from coterie.privacy.billboard import Billboard
+from coterie.privacy.guarantee import Guarantee
+from coterie.run.certificate import keep_certificate
+from coterie.run.folder import check_model, facts_of, keep_shared, keep_summary, write_metrics
+from coterie.run.log import Log
+from coterie.run.models import MODELS, SCALING, write_models
+from coterie.run.summary import TUNING, json_number, noise_summary, promised, score_summary
+from coterie.scores import Score, evaluate
+
+RESULT, SITE = "result.json", "site.json"
+_NO_BASELINES = "scores of clients' models stay at the sites, so there are no baselines"
+_NOT_COVERED = "the duration of rounds, and which sites answer, are not covered by epsilon"
+_SITE_NOT_COVERED = "metrics of this site's rows, and any tuning done with them"
+_SITE_NOTE = "scores on this site's rows; not covered by epsilon, and not sent to anyone"
+
+
+def finish(
+    folder: Path,
+    agreement: Agreement,
+    billboard: Billboard,
+    shared: Tree,
+    log: Log,
+    seconds: float,
+) -> dict[str, Any]:
+    """Write the files of a finished run; result.json comes last, and marks it as finished."""
+    guarantee = agreement.guarantee
+    summary = summary_of(agreement, guarantee, seconds)
+    summary["run"] = str(folder)
+    billboard.pack()
+    log.note("packed")
+    keep_shared(folder, shared)
+    save_facts(folder, agreement)
+    keep_certificate(folder, summary, guarantee, agreement.plan, billboard, log)
+    keep_summary(folder, summary)
+    return summary
+
+
+def save_facts(folder: Path, agreement: Agreement) -> None:
+    """Store the public facts about rows that new clients need."""
+    spec = agreement.federation.spec
+    # The columns are in the plan's [data.source]; the coordinator has seen no rows.
+    facts = {"shape": spec.shape, "outputs": spec.outputs, "task": spec.task, "columns": []}
+    write_atomically(folder / "data.json", json.dumps({"facts": facts}).encode())
+
+
+def finished_summary(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a finished run, None for an unfinished one.
+
+    Raises:
+        ConfigError: If it is finished, and its files are damaged.
+    """
+    path = folder / RESULT
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        Guarantee.from_json(json.loads((folder / "guarantee.json").read_text(encoding="utf-8")))
+        return {**summary, "run": str(folder)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not path.exists():
+            return None
+        raise ConfigError(
+            f"{folder}: the run is finished, but {RESULT} or guarantee.json is missing or damaged "
+            f"({error!r}); restore them, or remove {RESULT} to write both again from the releases"
+        ) from error
+
+
+def summary_of(
+    agreement: Agreement,
+    guarantee: Guarantee,
+    seconds: float,
+    score: Score | None = None,
+    local: Score | None = None,
+) -> dict[str, Any]:
+    """Return the summary of a deployed run: the keys of a simulated one, null where none apply.
+
+    Args:
+        agreement: Plan and federation.
+        guarantee: The guarantee of the run.
+        seconds: The duration; left out under a hidden cohort.
+        score: The score of a site's own clients, for the site only.
+        local: The same for the local baseline.
+    """
+    plan, federation, run_plan = agreement.plan, agreement.federation, agreement.run_plan
+    advice = advice_for(run_plan, federation.spec)
+    private = guarantee.epsilon < math.inf
+    hidden = plan.hides_cohort(federation.spec.clients)
+    claimed = guarantee.claimed_epsilon is not None
+    return {
+        "method": str(plan.method),
+        "data": run_plan.data.name,
+        "clients": federation.spec.clients,
+        "task": federation.task,
+        "rounds": plan.posts,
+        **promised(guarantee),
+        **noise_summary(plan, federation.spec),
+        **score_summary(score, local),
+        "newcomers": None,
+        "noise_to_signal": None,
+        "not_covered": _NOT_COVERED,
+        "tuning": TUNING[run_plan.tuned],
+        "caveats": [
+            *plan.method.caveats(plan.posts > 0 and private),
+            # A reproduction of published numbers says so wherever its epsilon is written.
+            *(guarantee.statement().splitlines()[:1] if claimed else ()),
+            *caveats(guarantee, federation),
+        ],
+        "notices": [],
+        "seconds": None if hidden and private else round(seconds, 3),
+        "verdict": None if advice is None else advice.to_json(),
+        "chosen": run_plan.chosen,
+        "references": [],
+        "references_missing": [_NO_BASELINES] if score is None else [],
+        "gap": None,
+        "deployment": deployment_facts(guarantee, federation, hidden=hidden),
+    }
+
+
+def save_models(
+    agreement: Agreement,
+    site: str,
+    train: FederatedDataset,
+    test: FederatedDataset,
+    moments: Moments | None = None,
+    notices: Sequence[str] = (),
+) -> Callable[[Path, Tree, Tree], None]:
+    """Return a function that stores models and scores at a site when a run ends.
+
+    Args:
+        agreement: Plan and federation.
+        site: Its name.
+        train: The site's training rows, shaped like the whole federation.
+        test: Its test rows, shaped likewise.
+        moments: Means and standard deviations of its clients, where their rows are scaled by them.
+        notices: Hints about its rows.
+    """
+    ids = agreement.federation.client_ids[site]
+    own_train, own_test = train.only(ids), test.only(ids)
+
+    def finished(folder: Path, models: Tree, shared: Tree) -> None:
+        version = digest({name: leaf.cpu().numpy() for name, leaf in shared.items()})
+        if is_saved(folder, version):
+            return
+        started = time.perf_counter()
+        write_models(folder / MODELS, models, own_train.names)
+        keep_shared(folder, shared)
+        _save_agreement(folder, agreement)
+        _save_data_facts(folder, own_train, moments)
+        check_model(folder, agreement.run_plan.method.model, agreement.federation.spec)
+        score, local = _scores(agreement, models, own_train, own_test)
+        write_metrics(folder / "metrics.parquet", own_train, score, local)
+        seconds = time.perf_counter() - started
+        summary = summary_of(agreement, agreement.guarantee, seconds, score, local)
+        summary |= {"clients": len(ids), "not_covered": _SITE_NOT_COVERED}
+        summary |= {"deployment": {**summary["deployment"], "site": site}}
+        keep_summary(folder, {**summary, "notices": list(notices), "run": str(folder)})
+        about = {
+            "site": site,
+            "clients": list(own_train.names),
+            "metric": score.metric,
+            "value": json_number(score.value),
+            "shared": version,
+            "note": _SITE_NOTE,
+        }
+        write_atomically(folder / SITE, json.dumps(about, indent=2).encode())
+
+    return finished
+
+
+def is_saved(folder: Path, shared: str) -> bool:
+    """Return whether models of the shared tree with this digest are stored already."""
+    try:
+        about = json.loads((folder / SITE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(about, dict) and about.get("shared") == shared
+
+
+def _save_agreement(folder: Path, agreement: Agreement) -> None:
+    write_atomically(folder / PLAN, to_toml(to_table(agreement.run_plan)).encode())
+    write_atomically(folder / FEDERATION, to_toml(to_table(agreement.federation)).encode())
+    text = json.dumps(agreement.guarantee.to_json(), indent=2, allow_nan=False)
+    write_atomically(folder / "guarantee.json", text.encode())
+
+
+def _save_data_facts(folder: Path, train: FederatedDataset, moments: Moments | None) -> None:
+    """Store what is needed to read other rows in the same way; never the rows."""
+    facts = {"fingerprint": train.fingerprint(), "facts": facts_of(train)}
+    write_atomically(folder / "data.json", json.dumps(facts).encode())
+    if moments is not None:
+        with replacing(folder / SCALING) as file:
+            np.savez(file, allow_pickle=False, center=moments[0], scale=moments[1])
+
+
+def _scores(
+    agreement: Agreement, models: Tree, train: FederatedDataset, test: FederatedDataset
+) -> tuple[Score, Score | None]:
+    """Return the scores of the models and of the local baseline on the site's test rows."""
+    run_plan = agreement.run_plan
+
+    def rows(ids: NDArray[np.int64]) -> Tree:
+        return {name: leaf[ids] for name, leaf in models.items()}
+
+    score = evaluate(run_plan.method.model, rows, test)
+    if not run_plan.compare_with_local or run_plan.references == "none":
+        return score, None
+    try:
+        return score, score_alone(run_plan.method, train, test)
+    except (ValueError, RuntimeError, ArithmeticError):
+        return score, None  # a failed baseline must not lose the models

@@ -1,0 +1,1 @@
+"""Secure aggregation: the coordinator learns the sum over sites and no site's own part."""

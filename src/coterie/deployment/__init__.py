@@ -1,1 +1,0 @@
-"""Real federations: a plan on Flower, over a network."""

@@ -1,1 +1,0 @@
-"""Engines run a plan: the round is written once, in `rounds`."""

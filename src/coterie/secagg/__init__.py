@@ -1,1 +1,0 @@
-"""Secure aggregation: sums of which nobody sees the parts."""

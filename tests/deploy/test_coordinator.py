@@ -1,0 +1,1093 @@
+"""A plan over messages is the plan: the posts and models of a simulation, whatever happens between.
+
+Oracles: `simulate` on the same plan, data and seed; for rounds that a site missed, a simulation in
+which its clients were not drawn. Sums lie on a public grid, so that posts agree bit for bit where
+clients compute alike in small and large stacks, which all methods on linear models do; networks
+agree to `CLOSE`.
+"""
+
+import json
+import math
+import secrets
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.deploy.federations import Neighbourhood, federate, open_coordinator, open_sites
+
+from coterie.data.synthetic import synthetic
+from coterie.deploy import coordinator as coordinator_module
+from coterie.deploy import messages as wire
+from coterie.deploy.coordinator import Coordinator, IncompleteRoundError
+from coterie.deploy.messages import Envelope, Message, RefusedError, peek, sign
+from coterie.deploy.site import SUM
+from coterie.engine.simulate import _Simulation, simulate
+from coterie.methods.base import Shape, registered
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.mpmtl import MPMTL
+from coterie.methods.pmtl import PMTL
+from coterie.models import CNN, MLP, Linear
+from coterie.plan.plan import Plan, Privacy
+from coterie.privacy.billboard import Billboard
+from coterie.privacy.ledger import Ledger
+from coterie.privacy.noise import LocalNoise
+from coterie.privacy.sampling import Everyone, FixedSize, Poisson
+from coterie.privacy.transcript import FolderTranscript
+
+pytestmark = pytest.mark.full
+
+CLOSE = {"rtol": 5e-5, "atol": 5e-5}
+ROUNDS = 3
+SITES = {"a": (0, 1), "b": (2,), "c": (3, 4, 5)}
+
+
+def toy(task="regression", clients=6):
+    return synthetic(
+        "mean", clients=clients, rows=(3, 9), features=4, task=task, spread=0.3, seed=0
+    ).data
+
+
+DATA = toy()
+
+
+def make_plan(method=None, sampler=None, noise="gaussian", seed=5, **privacy):
+    much = {"epsilon": 2.0} if noise == "wishart" else {"noise_multiplier": 1.0}
+    if noise == "laplace":
+        much["delta"] = 0.0
+    if isinstance(sampler, FixedSize):
+        much["relation"] = "replace"
+    asked = {**much, "clip": 0.5, "noise": noise, **privacy}
+    return Plan(
+        method=method or PMTL(),
+        privacy=Privacy(**asked),
+        sampler=sampler or Poisson(),
+        rounds=ROUNDS,
+        simulation_seed=seed,
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_disks(monkeypatch):
+    """A process that dies leaves what it wrote; only a machine that dies needs fsync."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+class Killed(BaseException):
+    """A kill: nothing that catches errors catches it."""
+
+
+@dataclass
+class Street(Neighbourhood):
+    """Sites that may be silent in some rounds, come back later, or give answers that get lost.
+
+    `silent` and `lost` hold (site, round): who is not reached, and whose answer is lost.
+    """
+
+    silent: set[tuple[str, int]] = field(default_factory=set)
+    lost: set[tuple[str, int]] = field(default_factory=set)
+    met: set[str] = field(default_factory=set)
+    die_after: int = -1
+
+    def connect(self, handshake, identify, sites, seconds):
+        self.handshake, self.identify = handshake, identify
+        self.met = set()
+        for name in self.sites:
+            if name not in self.absent:
+                self.hello(name)
+        return set(self.met)
+
+    def hello(self, name):
+        try:
+            self.met.add(self.identify(self.sites[name].answer(self.handshake())))
+        except RefusedError:
+            return
+
+    def ask(self, questions, seconds):
+        number = {peek(envelope).round for envelope in questions.values()}
+        reached = {
+            name: envelope
+            for name, envelope in questions.items()
+            if not any((name, n) in self.silent for n in number)
+        }
+        for name in set(reached) - self.met - self.absent:
+            self.hello(name)
+        for name, answer in super().ask(reached, seconds):
+            if any((name, n) in self.lost for n in number):
+                continue
+            yield name, answer
+            self.die_after -= 1
+            if self.die_after == 0:
+                raise Killed
+
+
+@dataclass
+class Federated:
+    """A federation in a folder, and what came of its runs."""
+
+    plan: Plan
+    folder: Path
+    data: object = None
+    sites: object = field(default_factory=lambda: SITES)
+    settings: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.data = DATA if self.data is None else self.data
+        self.federation, self.keys = federate(self.data, self.sites, **self.settings)
+        self.log, self.models, self.tallies = [], {}, []
+        self.street = Street(self.open_sites())
+
+    def open_sites(self):
+        return open_sites(
+            self.plan,
+            self.data,
+            self.federation,
+            self.keys,
+            self.folder / "sites",
+            finished=lambda folder, models, _: self.models.update({folder.parent.name: models}),
+        )
+
+    def coordinator(self) -> Coordinator:
+        return open_coordinator(
+            self.plan, self.federation, self.keys, self.folder / "run", self.street, self.log
+        )
+
+    def run(self):
+        conductor = self.coordinator()
+        self.shared = conductor.run(lambda n, shared, statistics: self.tallies.append(statistics))
+        self.posts = conductor.billboard.posts
+        return self
+
+    @property
+    def stacked(self):
+        """All clients' models, in the order of their numbers."""
+        first = next(iter(self.models.values()))
+        return {
+            name: torch.cat([self.models[site][name] for site in self.federation.sites])
+            for name in first
+        }
+
+    def events(self, name):
+        return [facts for event, facts in self.log if event == name]
+
+    def account(self):
+        """How often each round was charged and released, by the file."""
+        found = {"charge": Counter(), "release": Counter()}
+        for line in (self.folder / "run" / "ledger.jsonl").read_text().splitlines():
+            for name, counts in found.items():
+                counts.update([told for key, told in json.loads(line).items() if key == name])
+        return found
+
+
+def once(rounds=ROUNDS):
+    return dict.fromkeys(range(rounds), 1)
+
+
+def simulated(plan, data, missed=(), monkeypatch=None):
+    """Simulate; clients in `missed` (client, round) are as if they had not been drawn."""
+    if not missed:
+        return simulate(plan, data)
+    draw = _Simulation._cohort
+
+    def without(self, number):
+        cohort, seconds = draw(self, number)
+        return np.setdiff1d(cohort, [c for c, n in missed if n == number]), seconds
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Simulation, "_cohort", without)
+        return simulate(plan, data)
+
+
+def bits(tree):
+    return {name: leaf.numpy().tobytes() for name, leaf in tree.items()}
+
+
+def check_equal(found, outcome, exact=True):
+    assert len(found.posts) == len(outcome.posts)
+    for mine, theirs in zip(found.posts, outcome.posts, strict=True):
+        if exact:
+            assert bits(mine.value) == bits(theirs.value), mine.index
+        torch.testing.assert_close(dict(mine.value), dict(theirs.value), **CLOSE)
+    torch.testing.assert_close(found.stacked, dict(outcome.models.leaves), **CLOSE)
+    if exact:
+        torch.testing.assert_close(found.shared, outcome.shared, rtol=0, atol=0)
+
+
+METHODS = sorted(n for n, kind in registered().items() if kind().shape is not Shape.POOLED)
+
+
+def exactly(name):
+    """Float32 products of networks depend on how many clients are stacked: equal to `CLOSE`."""
+    return isinstance(registered()[name]().model, Linear)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_posts_what_a_simulation_posts(name, tmp_path):
+    plan = make_plan(registered()[name]())
+    found = Federated(plan, tmp_path).run()
+    check_equal(found, simulate(plan, DATA), exact=exactly(name))
+    assert not any(
+        event in ("rejected", "declined", "clipped", "incomplete") for event, _ in found.log
+    )
+
+
+SMALL = [
+    ("pmtl", Poisson(4.0), "gaussian", 2),
+    ("pmtl", Everyone(), "laplace", SITES),
+    ("pmtl", FixedSize(3), "gaussian", 4),
+    ("pmtl", Poisson(4.0), "local", SITES),
+    ("fedavg", Poisson(4.0), "local", 1),
+    ("fedavg", Poisson(2.0), "laplace", 3),
+    ("mpmtl", Everyone(), "wishart", SITES),
+    ("mpmtl", Everyone(), "gaussian", 1),
+    ("pfeb", Poisson(4.0), "gaussian", 3),
+    ("dpmtrl", Everyone(), "gaussian", SITES),
+    ("mtlsvm", Poisson(4.0), "gaussian", SITES),
+    ("ditto", FixedSize(2), "gaussian", {"a": (0,), "b": (1,), "c": (2, 3, 4, 5)}),
+]
+
+
+@pytest.mark.parametrize(
+    "name,sampler,noise,sites",
+    SMALL,
+    ids=[f"{n}-{type(s).__name__}-{z}-{i}" for i, (n, s, z, _) in enumerate(SMALL)],
+)
+def test_samplers_and_kinds_of_noise(name, sampler, noise, sites, tmp_path):
+    plan = make_plan(registered()[name](), sampler, noise)
+    found = Federated(plan, tmp_path, sites=sites).run()
+    check_equal(found, simulate(plan, DATA), exact=exactly(name))
+
+
+@pytest.mark.parametrize(
+    "name,minimum",
+    [*((name, 0.5) for name in METHODS), ("pmtl", 0.0), ("fedavg", 0.0), ("dpmtrl", 0.0)],
+)
+def test_hidden_cohorts_post_what_a_simulation_posts(name, minimum, tmp_path):
+    """All sites are asked, those with nobody drawn for zeros; or those drawn alone."""
+    plan = make_plan(registered()[name](), Poisson(2.0))
+    sites = {"a": (0,), "b": (1, 2), "c": (3,), "d": (4, 5)}
+    found = Federated(plan, tmp_path, sites=sites, settings={"minimum": minimum}).run()
+    check_equal(found, simulate(plan, DATA), exact=exactly(name))
+    assert not any(
+        event in ("rejected", "declined", "clipped", "incomplete") for event, _ in found.log
+    )
+    heads = [json.loads(head) for _, head in found.street.asked]
+    drawn = [head["body"]["clients"] for head in heads if head["kind"] == "round"]
+    if found.plan.posts == 0:
+        return
+    # In three rounds of two clients of six somebody is not drawn.
+    assert ([] in drawn) is (minimum > 0)
+    if minimum > 0:
+        asked = Counter(head["round"] for head in heads if head["kind"] == "round")
+        assert set(asked.values()) == {len(sites)}
+
+
+VARIANTS = {
+    "finetune mean": ("finetune", {"base": PMTL(), "how": "mean"}),
+    "finetune kl": ("finetune", {"base": FedAvg(prox=0.1), "how": "kl"}),
+    "ditto sgd": ("ditto", {"solver": "sgd"}),
+    "pfedme sgd": ("pfedme", {"solver": "sgd", "local_rounds": 2}),
+    "related start": ("related", {"change_from": "start", "solver": "sgd"}),
+    "mpmtl group_sparse": ("mpmtl", {"structure": "group_sparse"}),
+    "mpmtl steps": ("mpmtl", {"solver": "steps", "decompose": 0.02}),
+    "mtlsvm mask": ("mtlsvm", {"mask": "step", "gamma": "average"}),
+    "mocha learned": ("mocha", {"relation": "learned", "every": 2}),
+    "pfeb guard": ("pfeb", {"guard": True}),
+    "pfeb slice": ("pfeb", {"shared": "slice", "directions": 2}),
+    "pmtl slice": ("pmtl", {"shared": "slice", "directions": 2}),
+}
+
+
+@pytest.mark.parametrize("kind,settings", VARIANTS.values(), ids=VARIANTS)
+def test_settings_of_methods(kind, settings, tmp_path):
+    plan = make_plan(registered()[kind](**settings), Poisson(4.0))
+    check_equal(Federated(plan, tmp_path).run(), simulate(plan, DATA))
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+@pytest.mark.parametrize("model", [Linear(), MLP(hidden=(4,))], ids=["linear", "mlp"])
+def test_tasks_and_networks(task, model, tmp_path):
+    data = toy(task)
+    plan = make_plan(PMTL(model=model), Poisson(4.0))
+    found = Federated(plan, tmp_path, data=data).run()
+    check_equal(found, simulate(plan, data), exact=False)
+
+
+def test_a_network_over_images(tmp_path):
+    flat = synthetic("mean", clients=6, rows=(3, 9), features=36, task="multiclass", seed=0).data
+    spec = replace(flat.spec, shape=(1, 6, 6))
+    data = replace(flat, spec=spec, features=flat.features.reshape(-1, 1, 6, 6))
+    plan = make_plan(PMTL(model=CNN(channels=(2,), kernel=3)), Poisson(4.0))
+    check_equal(Federated(plan, tmp_path, data=data).run(), simulate(plan, data), exact=False)
+
+
+def test_without_privacy_sums_are_plain_numbers(tmp_path):
+    plan = make_plan(noise_multiplier=None, epsilon=math.inf, clip=None)
+    check_equal(Federated(plan, tmp_path).run(), simulate(plan, DATA), exact=False)
+
+
+def test_the_order_of_sites_is_the_order_of_numbers(tmp_path):
+    """A federation may list clients in another order than the data: then its numbers differ."""
+    mixed = {"z": (5, 0), "a": (3, 1, 2, 4)}
+    order = [5, 0, 3, 1, 2, 4]
+    rows = [slice(int(DATA.offsets[i]), int(DATA.offsets[i + 1])) for i in order]
+    counts = DATA.counts[order]
+    moved = replace(
+        DATA,
+        names=[DATA.names[i] for i in order],
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        features=torch.cat([DATA.features[part] for part in rows]),
+        targets=torch.cat([DATA.targets[part] for part in rows]),
+    )
+    plan = make_plan(sampler=Poisson(3.0))
+    check_equal(Federated(plan, tmp_path, sites=mixed).run(), simulate(plan, moved))
+
+
+def test_a_federation_that_pools_or_is_seeded_in_earnest_is_refused(tmp_path):
+    pooled = next(kind() for kind in registered().values() if kind().shape is Shape.POOLED)
+    federation, keys = federate(DATA, 2)
+    for plan, allowed, word in (
+        (Plan(method=pooled, privacy=Privacy(epsilon=math.inf)), federation, "in one place"),
+        (make_plan(), replace(federation, simulation=False), "protects nobody"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            open_coordinator(plan, allowed, keys, tmp_path / "run", None, [])
+    with pytest.raises(ValueError, match="signing key"):
+        keys.coordinator = Ed25519PrivateKey.generate()
+        open_coordinator(make_plan(), federation, keys, tmp_path / "run", None, [])
+    assert not any((tmp_path / "run").iterdir())
+
+
+class TestDroppedSites:
+    """Sites that miss rounds, and answers that get lost."""
+
+    @pytest.mark.parametrize("way", ["silent", "lost"])
+    @pytest.mark.parametrize("method", [PMTL(), FedAvg()], ids=["pmtl", "fedavg"])
+    def test_are_as_if_their_clients_had_not_been_drawn(self, way, method, tmp_path, monkeypatch):
+        plan = replace(make_plan(method, Poisson(4.0)), rounds=5)
+        found = Federated(plan, tmp_path, settings={"minimum": 0.0, "patience": 0})
+        missed = {("c", 0), ("c", 3), ("b", 1), ("a", 2), ("b", 2), ("c", 2)}
+        getattr(found.street, way).update(missed)
+        found.run()
+        gone = {(client, n) for site, n in missed for client in SITES[site]}
+        check_equal(found, simulated(plan, DATA, gone, monkeypatch))
+        assert [statistics.silent for statistics in found.tallies].count(0) < 5
+        assert found.account() == {"charge": once(5), "release": once(5)}
+
+    def test_that_come_late_are_greeted_then(self, tmp_path, monkeypatch):
+        found = Federated(make_plan(), tmp_path, settings={"minimum": 0.0, "patience": 0})
+        found.street.absent.add("b")
+        back = iter([None, None])
+
+        def tamper(site, question, answer):
+            if site == "c" and peek(question).round == 1 and next(back, "last") is None:
+                found.street.absent.discard("b")
+            return answer
+
+        found.street.tamper = tamper
+        found.run()
+        gone = {(2, 0), (2, 1)}
+        check_equal(found, simulated(make_plan(), DATA, gone, monkeypatch))
+
+    def test_asked_again_give_the_same_answer(self, tmp_path):
+        """An answer that was lost once is not computed anew: the round is that of all."""
+        found = Federated(make_plan(seed=None), tmp_path, settings={"minimum": 1.0, "patience": 1})
+        sent = {}
+
+        def tamper(site, question, answer):
+            key = (site, peek(question).round)
+            sent.setdefault(key, []).append({n: raw.data for n, raw in answer.arrays.items()})
+            return None if len(sent[key]) == 1 and peek(question).round >= 0 else answer
+
+        found.street.tamper = tamper
+        found.run()
+        assert all(len(told) == 2 for (_, n), told in sent.items() if n >= 0)
+        assert all(told[0] == told[-1] for told in sent.values())
+
+
+class TestShortRounds:
+    """Too few answers: the round is charged, kept, asked again, and never charged again."""
+
+    def test_stop_the_run_and_go_on_later(self, tmp_path):
+        plan = make_plan(sampler=Poisson(4.0))
+        found = Federated(plan, tmp_path, settings={"minimum": 1.0, "patience": 2})
+        found.street.silent = {("c", 1), ("a", 1), ("b", 1)}
+        cohorts = []
+        for _ in range(3):
+            with pytest.raises(
+                IncompleteRoundError, match=r"round 2: 0 of \d clients.*not charged"
+            ):
+                found.run()
+            assert found.account() == {"charge": once(2), "release": once(1)}
+            kept = json.loads((tmp_path / "run" / "coordinator.json").read_text())
+            cohorts.append((kept["round"], kept["cohort"]))
+        assert cohorts[0][0] == 1 and cohorts == cohorts[:1] * 3
+        assert len(found.events("incomplete")) == 3 * 3
+        found.street.silent = set()
+        found.run()
+        assert found.account() == {"charge": once(), "release": once()}
+        check_equal(found, simulate(plan, DATA))
+
+    def test_answers_that_came_are_the_same_when_the_run_goes_on(self, tmp_path):
+        """Without a seed, and with sites and coordinator opened anew."""
+        plan = make_plan(seed=None)
+        found = Federated(plan, tmp_path, settings={"minimum": 1.0, "patience": 0})
+        sent = {}
+
+        def tamper(site, question, answer):
+            told = {name: raw.data for name, raw in answer.arrays.items()}
+            sent.setdefault((site, peek(question).round), []).append(told)
+            return answer
+
+        found.street.tamper, found.street.silent = tamper, {("c", 1)}
+        with pytest.raises(IncompleteRoundError, match="round 2: 3 of 6"):
+            found.run()
+        found.street.sites, found.street.silent = found.open_sites(), set()
+        found.run()
+        assert len(sent["a", 1]) == len(sent["b", 1]) == 2 and len(sent["c", 1]) == 1
+        assert all(told[0] == told[-1] for told in sent.values())
+        assert found.account() == {"charge": once(), "release": once()}
+
+    def test_keep_a_cohort_that_no_seed_could_draw_again(self, tmp_path, monkeypatch):
+        draws = iter([[0, 3], [1, 4], [2, 5], [0, 1]])
+        monkeypatch.setattr(Poisson, "draw", lambda *_: np.array(next(draws)))
+        plan = make_plan(sampler=Poisson(2.0), seed=None)
+        found = Federated(plan, tmp_path, settings={"minimum": 1.0})
+        found.street.silent = {(site, 0) for site in SITES}
+        cohorts = []
+        for _ in range(4):
+            with pytest.raises(IncompleteRoundError):
+                found.run()
+            told = json.loads((tmp_path / "run" / "coordinator.json").read_text())
+            cohorts.append((told["run"], told["round"], told["cohort"]))
+        assert cohorts == cohorts[:1] * 4 and cohorts[0][1:] == (0, [0, 3])
+        assert found.account()["charge"] == once(1)
+
+    @pytest.mark.parametrize(
+        "minimum,absent,is_enough",
+        [(0.0, "abc", True), (0.5, "c", True), (0.51, "c", False), (0.8, "b", True),
+         (1.0, "b", False), (1.0, "", True), (0.01, "abc", False)],
+    )  # fmt: skip
+    def test_the_minimum_is_a_share_of_clients_not_of_sites(
+        self, minimum, absent, is_enough, tmp_path
+    ):
+        found = Federated(make_plan(), tmp_path, settings={"minimum": minimum, "patience": 0})
+        found.street.silent = {(site, 1) for site in absent}
+        if is_enough:
+            found.run()
+            counts = {site: len(ids) for site, ids in SITES.items()}
+            expected = 6 - sum(counts[site] for site in absent)
+            assert found.tallies[1].answered == expected and found.tallies[1].asked == 6
+        else:
+            with pytest.raises(IncompleteRoundError):
+                found.run()
+
+    @pytest.mark.parametrize("minimum", [1.0, 0.0])
+    def test_an_empty_cohort_posts_noise(self, minimum, tmp_path, monkeypatch):
+        """All are asked for zeros, so that nobody sees that it is empty; or, if so agreed, none."""
+        monkeypatch.setattr(Poisson, "draw", lambda *_: np.array([], dtype=np.int64))
+        plan = make_plan(sampler=Poisson(0.5))
+        found = Federated(plan, tmp_path, settings={"minimum": minimum}).run()
+        check_equal(found, simulate(plan, DATA))
+        rounds = [json.loads(head) for _, head in found.street.asked if '"round"' in head]
+        asked = [head["body"]["clients"] for head in rounds if head["kind"] == "round"]
+        assert asked == ([[]] * len(SITES) * ROUNDS if minimum else [])
+        assert found.account() == {"charge": once(), "release": once()}
+
+    @pytest.mark.parametrize(
+        "minimum,absent,is_enough",
+        [(0.5, "c", True), (0.51, "c", False), (0.8, "b", True), (0.84, "b", False),
+         (1.0, "", True), (0.01, "abc", False), (0.17, "ac", False), (0.16, "ac", True)],
+    )  # fmt: skip
+    @pytest.mark.parametrize("cohort", [[2], [3, 4, 5]], ids=str)
+    def test_under_a_hidden_cohort_the_minimum_is_of_clients_that_sites_host(
+        self, minimum, absent, is_enough, cohort, tmp_path, monkeypatch
+    ):
+        """Who was drawn decides nothing that others can see."""
+        monkeypatch.setattr(Poisson, "draw", lambda *_: np.array(cohort, dtype=np.int64))
+        plan = replace(make_plan(sampler=Poisson(4.0)), rounds=1)
+        found = Federated(plan, tmp_path, settings={"minimum": minimum, "patience": 0})
+        found.street.silent = {(site, 0) for site in absent}
+        if is_enough:
+            found.run()
+            gone = {client for site in absent for client in SITES[site]}
+            statistics = found.tallies[0]
+            assert (statistics.asked, statistics.answered) == (len(cohort), len(set(cohort) - gone))
+        else:
+            with pytest.raises(
+                IncompleteRoundError, match=r"clients \(minimum\)\. The round is charged"
+            ):
+                found.run()
+
+    def test_without_a_minimum_those_drawn_are_asked_once(self, tmp_path, monkeypatch):
+        """Asked again, a site would learn that nobody needed to; here nobody ever is."""
+        monkeypatch.setattr(Poisson, "draw", lambda *_: np.array([0, 2]))
+        plan = make_plan(sampler=Poisson(4.0))
+        found = Federated(plan, tmp_path, settings={"minimum": 0.0, "patience": 3})
+        found.street.lost = {("b", 1)}
+        found.run()
+        heads = [(site, json.loads(head)) for site, head in found.street.asked]
+        asked = [(site, head["round"]) for site, head in heads if head["kind"] == "round"]
+        assert asked == [(site, number) for number in range(ROUNDS) for site in "ab"]
+        check_equal(found, simulated(plan, DATA, {(2, 1)}, monkeypatch))
+
+    def test_nobody_there_is_said_before_anything_is_charged(self, tmp_path):
+        found = Federated(make_plan(), tmp_path)
+        found.street.absent = set(SITES)
+        with pytest.raises(IncompleteRoundError, match="none of 3 sites answered"):
+            found.run()
+        assert found.account()["charge"] == {}
+        found.street.absent = set()
+        check_equal(found.run(), simulate(make_plan(), DATA))
+
+
+def fail_at(patch, clients, time):
+    """Let the work of a block that begins with one of these clients fail once: that time."""
+    update, calls = PMTL.local_update, [0]
+
+    def fail(self, shared, personal, block, *rest):
+        if int(block.ids[0]) in clients:
+            calls[0] += 1
+            if calls[0] == time:
+                raise ValueError("a secret number")
+        return update(self, shared, personal, block, *rest)
+
+    patch.setattr(PMTL, "local_update", fail)
+
+
+def test_a_site_whose_work_fails_is_not_missed(tmp_path, monkeypatch):
+    """It answers zeros: asking again, or a gap, would tell others that its clients were drawn."""
+    plan = make_plan(sampler=Poisson(4.0))
+    monkeypatch.setattr(Poisson, "draw", lambda *_: np.array([0, 2, 3, 5]))
+    found = Federated(plan, tmp_path, settings={"minimum": 1.0, "patience": 2})
+    with monkeypatch.context() as patch:
+        fail_at(patch, SITES["c"], 2)
+        found.run()
+    tallies = [(t.asked, t.answered, t.failed, t.rejected) for t in found.tallies]
+    assert tallies == [(4, 4, 0, 0), (4, 4, 1, 0), (4, 4, 0, 0)]
+    asked = [json.loads(head) for _, head in found.street.asked]
+    counts = Counter(head["round"] for head in asked if head["kind"] == "round")
+    assert counts == dict.fromkeys(range(ROUNDS), len(SITES)), "nobody is asked again"
+    noted = [(facts["site"], facts["reason"]) for facts in found.events("declined")]
+    assert noted == [("c", "ValueError")]
+    gone = {(client, 1) for client in SITES["c"]}
+    check_equal(found, simulated(plan, DATA, gone, monkeypatch))
+
+
+def test_a_failed_site_adds_no_noise_that_is_counted_on(tmp_path, monkeypatch):
+    """Where clients add the noise, zeros are no part of a round: it would have less than stated."""
+    plan = make_plan(sampler=Everyone(), noise=LocalNoise(honest=6))
+    found = Federated(plan, tmp_path, settings={"minimum": 0.0, "patience": 0})
+    with monkeypatch.context() as patch:
+        fail_at(patch, SITES["c"], 2)
+        with pytest.raises(IncompleteRoundError, match="6 clients that add noise"):
+            found.run()
+    assert found.account() == {"charge": once(2), "release": once(1)}
+    found.run()
+    check_equal(found, simulate(plan, DATA))
+
+
+def test_steady_questions_last_until_their_deadline(tmp_path):
+    """So that how long a round takes tells nobody who had work to do."""
+    plan = replace(make_plan(sampler=Poisson(2.0)), rounds=2)
+    found = Federated(plan, tmp_path, settings={"steady": True, "deadline": 0.4})
+    times = []
+    ask = found.street.ask
+
+    def timed(questions, seconds):
+        times.append(time.monotonic())
+        yield from ask(questions, seconds)
+
+    found.street.ask = timed
+    found.run()
+    times.append(time.monotonic())
+    assert len(times) == 4 and min(np.diff(times)) >= 0.4
+    check_equal(found, simulate(plan, DATA))
+
+
+@pytest.mark.parametrize("trust", ["server", "secure_aggregation"])
+def test_who_was_drawn_is_for_the_coordinator_alone(trust, tmp_path):
+    """Cohorts stand in coordinator.json, which nobody else on its machine may read."""
+    found = Federated(make_plan(sampler=Poisson(2.0)), tmp_path, settings={"trust": trust}).run()
+    path = found.folder / "run" / "coordinator.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "cohort" in json.loads(path.read_text())
+
+
+def said(envelope):
+    """Read what a site sent, without checks."""
+    arrays = {name: wire._read(raw) for name, raw in envelope.arrays.items()}
+    return replace(peek(envelope), arrays=arrays)
+
+
+@dataclass
+class Hostile:
+    """Site b answers round 1 with something else; the others are honest."""
+
+    found: Federated
+    earlier: dict = field(default_factory=dict)
+
+    def key(self, site="b"):
+        return self.found.keys.sites[site]
+
+    def changed(self, answer, key=None, **changes):
+        return sign(replace(said(answer), **changes), key or self.key())
+
+    def numbers(self, answer, make):
+        message = said(answer)
+        arrays = {name: make(array) for name, array in message.arrays.items()}
+        return sign(replace(message, arrays=arrays), self.key())
+
+
+def spoil(array, value):
+    spoiled = array.copy()
+    spoiled.flat[-1] = value
+    return spoiled
+
+
+def nested_word(answer, key, depth=900):
+    told = {**json.loads(answer.header), "kind": "refused", "body": 0}
+    deep = '{"reason": ' + "[" * depth + "]" * depth + "}"
+    head = json.dumps(told).replace('"body": 0', f'"body": {deep}').encode()
+    return Envelope(head, key.sign(wire._signed(head, {})), {})
+
+
+REFUSED = {
+    "nothing but a word": lambda h, a: "a message that cannot be read",
+    "garbage": lambda h, a: Envelope(secrets.token_bytes(400), secrets.token_bytes(64)),
+    "empty": lambda h, a: Envelope(b"", b""),
+    "a bomb": lambda h, a: replace(a, header=b"[" * 10**6),
+    "a head of 100 MB": lambda h, a: replace(a, header=bytes(100 << 20)),
+    "unsigned": lambda h, a: replace(a, signature=b""),
+    "signed by nobody": lambda h, a: sign(said(a), Ed25519PrivateKey.generate()),
+    "signed by another site": lambda h, a: sign(said(a), h.key("c")),
+    "in another's name": lambda h, a: h.changed(a, site="c"),
+    "another's, in its name": lambda h, a: h.changed(a, h.key("c"), site="c"),
+    "another run": lambda h, a: h.changed(a, run="0" * 16),
+    "another nonce": lambda h, a: h.changed(a, nonce="0" * 32),
+    "another round": lambda h, a: h.changed(a, round=0),
+    "a negative round": lambda h, a: h.changed(a, round=-1),
+    "a round that is true": lambda h, a: h.changed(a, round=True),
+    "the answer of the round before": lambda h, a: h.earlier["b"],
+    "the answer of another site": lambda h, a: h.earlier["a"],
+    "a hello": lambda h, a: h.changed(a, kind="handshake", arrays={}),
+    "another kind, with arrays": lambda h, a: h.changed(a, kind="finish"),
+    "no arrays": lambda h, a: h.changed(a, arrays={}),
+    "more arrays": lambda h, a: h.changed(a, arrays={**said(a).arrays, "x": np.zeros(9)}),
+    "other names": lambda h, a: h.changed(
+        a, arrays={f"x{name}": array for name, array in said(a).arrays.items()}
+    ),
+    "float32": lambda h, a: h.numbers(a, lambda x: x.astype(np.float32)),
+    "whole numbers": lambda h, a: h.numbers(a, lambda x: x.astype(np.int64)),
+    "one dimension more": lambda h, a: h.numbers(a, lambda x: x[None]),
+    "transposed": lambda h, a: h.numbers(a, lambda x: np.zeros((*x.shape, 2))),
+    "altered after signing": lambda h, a: replace(
+        a, arrays={n: replace(raw, data=raw.data[::-1]) for n, raw in a.arrays.items()}
+    ),
+    "cut after signing": lambda h, a: replace(
+        a, arrays={n: replace(raw, data=raw.data[:-8]) for n, raw in a.arrays.items()}
+    ),
+    "too long after signing": lambda h, a: replace(
+        a, arrays={n: replace(raw, data=raw.data * 1000) for n, raw in a.arrays.items()}
+    ),
+}
+DECLINED = {
+    "refused": lambda h, a: h.changed(a, kind="refused", arrays={}, body={"reason": "no"}),
+    "failed": lambda h, a: h.changed(a, kind="failed", arrays={}, body={}),
+    "a long word": lambda h, a: h.changed(
+        a, kind="failed", arrays={}, body={"reason": "x" * 10**6}
+    ),
+    "a word of numbers": lambda h, a: h.changed(
+        a, kind="failed", arrays={}, body={"reason": [1, {}]}
+    ),
+    "a word that nests": lambda h, a: nested_word(a, h.key()),
+}
+
+
+def attack(tmp_path, make, plan=None, sites=None):
+    """Run with site b hostile in round 1."""
+    found = Federated(
+        plan or make_plan(sampler=Everyone()),
+        tmp_path,
+        settings={"minimum": 0.0, "patience": 0},
+        sites=sites or SITES,
+    )
+    hostile = Hostile(found)
+
+    def tamper(site, question, answer):
+        number = peek(question).round
+        if number == 0:
+            hostile.earlier[site] = answer
+        return make(hostile, answer) if (site, number) == ("b", 1) else answer
+
+    found.street.tamper = tamper
+    return found.run()
+
+
+@pytest.fixture(scope="module")
+def without_b():
+    """The simulation in which client 2, the only one of site b, was not drawn in round 1."""
+    with pytest.MonkeyPatch.context() as patch:
+        return simulated(make_plan(sampler=Everyone()), DATA, {(2, 1)}, patch)
+
+
+@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_answer_is_refused_and_the_round_goes_on(make, tmp_path, without_b):
+    found = attack(tmp_path, make)
+    check_equal(found, without_b)
+    statistics = found.tallies[1]
+    assert (statistics.rejected, statistics.answered, statistics.asked) == (1, 5, 6)
+    (noted,) = found.events("rejected")
+    assert noted["site"] == "b" and len(noted["reason"]) < 600
+    json.dumps(noted, allow_nan=False).encode()
+    assert [t.rejected for t in found.tallies] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("make", DECLINED.values(), ids=DECLINED)
+def test_a_site_may_decline(make, tmp_path, without_b):
+    found = attack(tmp_path, make)
+    check_equal(found, without_b)
+    assert found.tallies[1].failed + found.tallies[1].rejected == 1
+    noted = [facts for event, facts in found.log if event in ("declined", "rejected")]
+    assert len(noted) == 1 and len(noted[0]["reason"]) <= 200
+    json.dumps(noted, allow_nan=False).encode()
+
+
+BROKEN = {
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+}
+
+
+@pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("noise", ["gaussian", "laplace", "local"])
+def test_numbers_that_are_none_count_as_zero(value, noise, tmp_path, monkeypatch):
+    plan = make_plan(sampler=Everyone(), noise=noise)
+    found = attack(tmp_path, lambda h, a: h.numbers(a, lambda x: spoil(x, value)), plan)
+    reference = simulated(plan, DATA, {(2, 1)}, monkeypatch)
+    assert bits(found.posts[1].value) == bits(reference.posts[1].value)
+    assert (found.tallies[1].zeroed, found.tallies[1].scaled) == (1, 0)
+    assert found.events("clipped") == [{"site": "b", "reason": "not_finite"}]
+
+
+HUGE = {
+    "1e308": lambda x: np.full_like(x, 1e308),
+    "1e300 once": lambda x: spoil(np.zeros_like(x), -1e300),
+    "a thousand": lambda x: x * 1000 + 1000,
+    "twice": lambda x: np.full_like(x, 1.0),
+}
+
+
+@pytest.mark.parametrize("make", HUGE.values(), ids=HUGE)
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_huge_numbers_are_cut_to_what_the_clients_may_contribute(
+    make, noise, tmp_path, monkeypatch
+):
+    plan = make_plan(sampler=Everyone(), noise=noise)
+    found = attack(tmp_path, lambda h, a: h.numbers(a, make), plan)
+    reference = simulated(plan, DATA, {(2, 1)}, monkeypatch)
+    moved = np.concatenate([
+        (found.posts[1].value[name] - leaf).numpy().ravel()
+        for name, leaf in reference.posts[1].value.items()
+    ])  # fmt: skip
+    order = 1 if noise == "laplace" else 2
+    assert 0.49 < np.linalg.norm(moved, order) <= 0.5 * (1 + 1e-9), "one client's clip"
+    assert (found.tallies[1].zeroed, found.tallies[1].scaled) == (0, 1)
+    assert [facts["site"] for facts in found.events("clipped")] == ["b"]
+    for mine, theirs in zip(found.posts[:1], reference.posts[:1], strict=True):
+        assert bits(mine.value) == bits(theirs.value)
+
+
+@pytest.mark.parametrize("make", [lambda x: x + 1e-13, lambda x: x * (1 - 1e-9)], ids=["+", "*"])
+def test_numbers_off_the_grid_are_put_on_it(make, tmp_path):
+    found = attack(tmp_path, lambda h, a: h.numbers(a, make))
+    honest = simulate(make_plan(sampler=Everyone()), DATA)
+    assert (found.tallies[1].zeroed, found.tallies[1].scaled) == (0, 1)
+    for name, leaf in honest.posts[1].value.items():
+        torch.testing.assert_close(found.posts[1].value[name], leaf, rtol=0, atol=1e-6)
+
+
+SHAPES = {
+    "asymmetric": lambda x: np.triu(x) * 3,
+    "negative": lambda x: -np.eye(len(x)),
+    "1e308": lambda x: np.full_like(x, 1e308),
+    "nan": lambda x: spoil(x, math.nan),
+}
+
+
+@pytest.mark.parametrize("make", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("noise", ["gaussian", "wishart"])
+def test_second_moments_that_are_none(make, noise, tmp_path):
+    plan = make_plan(MPMTL(), Everyone(), noise)
+    found = attack(tmp_path, lambda h, a: h.numbers(a, make), plan)
+    assert found.tallies[1].zeroed + found.tallies[1].scaled == 1
+    assert len(found.posts) == ROUNDS
+    assert all(np.isfinite(leaf.numpy()).all() for p in found.posts for leaf in p.value.values())
+
+
+@pytest.mark.parametrize("value", [1.0, 1e308, math.nan])
+@pytest.mark.parametrize(
+    "method,noise",
+    [
+        ("pmtl", "gaussian"),
+        ("pmtl", "laplace"),
+        ("mpmtl", "gaussian"),
+        ("dpmtrl", "gaussian"),
+    ],
+)
+def test_a_site_with_nobody_drawn_moves_nothing(value, method, noise, tmp_path, monkeypatch):
+    """It is asked all the same, for zeros: whatever it sends instead is cut to nobody's bound."""
+    monkeypatch.setattr(Poisson, "draw", lambda *_: np.array([0, 3, 4]))
+    plan = make_plan(registered()[method](), Poisson(4.0), noise)
+    found = Federated(plan, tmp_path, settings={"patience": 0})
+    hostile = Hostile(found)
+
+    def tamper(site, question, answer):
+        if (site, peek(question).round) != ("b", 1):
+            return answer
+        return hostile.numbers(answer, lambda x: np.full_like(x, value))
+
+    found.street.tamper = tamper
+    found.run()
+    check_equal(found, simulate(plan, DATA))
+    assert found.tallies[1].zeroed + found.tallies[1].scaled == 1
+    assert [facts["site"] for facts in found.events("clipped")] == ["b"]
+
+
+def test_rows_of_others_are_not_written(tmp_path):
+    """Where each client has a row of its own, a site reaches those of its clients alone."""
+    plan = make_plan(registered()["dpmtrl"](), Everyone())
+    found = attack(tmp_path, lambda h, a: h.numbers(a, np.ones_like), plan)
+    honest = simulate(plan, DATA)
+    assert found.tallies[1].scaled == 1
+    for name, leaf in honest.posts[1].value.items():
+        others = [client for client in range(6) if client != 2]
+        assert torch.equal(found.posts[1].value[name][others], leaf[others])
+        assert not torch.equal(found.posts[1].value[name][2], leaf[2])
+
+
+def test_an_end_that_a_site_answers_with_garbage_is_an_end(tmp_path):
+    found = Federated(make_plan(), tmp_path)
+
+    def tamper(site, question, answer):
+        is_end = site == "b" and peek(question).kind == "finish"
+        return Envelope(b"garbage", b"") if is_end else answer
+
+    found.street.tamper = tamper
+    found.run()
+    assert [facts["sites"] for facts in found.events("delivered")] == [["a", "c"]]
+    assert {facts["site"] for facts in found.events("rejected")} == {"b"}
+
+
+class TestTransports:
+    """What carries messages may be broken, or hostile itself."""
+
+    def test_answers_that_come_twice_count_once(self, tmp_path):
+        found = Federated(make_plan(), tmp_path)
+        ask = found.street.ask
+
+        def twice(questions, seconds):
+            for site, answer in ask(questions, seconds):
+                yield site, answer
+                yield site, answer
+            yield "nobody", "a word"
+
+        found.street.ask = twice
+        found.run()
+        check_equal(found, simulate(make_plan(), DATA))
+        assert all(statistics.rejected == len(SITES) + 1 for statistics in found.tallies)
+
+    def test_answers_to_swapped_sites_are_refused(self, tmp_path):
+        found = Federated(make_plan(), tmp_path, settings={"minimum": 0.0, "patience": 0})
+        ask = found.street.ask
+
+        def swapped(questions, seconds):
+            other = {"a": "c", "c": "a", "b": "b"}
+            for site, answer in ask(questions, seconds):
+                yield other[site], answer
+
+        found.street.ask = swapped
+        found.run()
+        assert all(
+            statistics.rejected == 2 and statistics.answered == 1 for statistics in found.tallies
+        )
+
+    def test_a_greeting_is_recognised_once_and_in_its_run(self, tmp_path):
+        found = Federated(make_plan(), tmp_path)
+        conductor = found.coordinator()
+        site = found.street.sites["a"]
+        answer = site.answer(conductor.handshake())
+        assert conductor.identify(answer) == "a"
+        message = said(site.answer(conductor.handshake()))
+        for other, key in (
+            (said(answer), "a"),
+            (replace(message, site="west"), "a"),
+            (replace(message, site=""), "a"),
+            (replace(message, site="b"), "a"),
+            (message, "b"),
+            (replace(message, run="other"), "a"),
+            (replace(message, nonce="0" * 32), "a"),
+            (replace(message, body={}), "a"),
+            (replace(message, body={"agreement": "other"}), "a"),
+            (replace(message, kind="refused", body={"reason": "x" * 10**6}), "a"),
+        ):
+            with pytest.raises(RefusedError) as refusal:
+                conductor.identify(sign(other, found.keys.sites[key]))
+            assert len(str(refusal.value)) < 300
+        conductor.billboard.ledger.close()
+
+
+def test_what_travels_is_the_sum_and_nothing_else(tmp_path):
+    """A site's messages hold a sum of its mechanism, or nothing; heads name no number of rows."""
+    found = Federated(make_plan(), tmp_path)
+    seen = []
+
+    def tamper(site, question, answer):
+        seen.append(said(answer))
+        return answer
+
+    found.street.tamper = tamper
+    found.run()
+    names = {SUM + name for name in found.posts[0].value}
+    for message in seen:
+        assert set(message.arrays) == (names if message.kind == "round" else set())
+        assert message.body == {}
+    assert {message.kind for message in seen} == {"round", "finish"}
+
+
+def kill_at(patch, act, when):
+    """Die at an act of writing of the coordinator, before it or after it."""
+    count = [0]
+    places = [
+        (coordinator_module, "write_atomically"),
+        (Ledger, "charge"),
+        (Ledger, "release"),
+        (FolderTranscript, "write"),
+        (Billboard, "post"),
+    ]
+    for owner, name in places:
+        original = getattr(owner, name)
+
+        def die(*args, _original=original, **named):
+            count[0] += 1
+            is_it = count[0] == act
+            if is_it and when == "before":
+                raise Killed
+            found = _original(*args, **named)
+            if is_it and when == "after":
+                raise Killed
+            return found
+
+        patch.setattr(owner, name, die)
+
+
+def released(folder):
+    return {p.name: p.read_bytes() for p in (folder / "run" / "posts").glob("*") if p.is_file()}
+
+
+def run_with_deaths(found):
+    """Run, and open the coordinator again after each death; posts that are out stay as they are."""
+    deaths, out = 0, {}
+    while True:
+        try:
+            found.run()
+            return deaths
+        except Killed:
+            deaths += 1
+            now = released(found.folder)
+            assert all(now[name] == content for name, content in out.items())
+            out = now
+            assert set(found.account()["charge"].values()) <= {1}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("seed", [5, None], ids=["seeded", "in earnest"])
+def test_the_coordinator_may_die_at_any_act_of_writing(when, seed, tmp_path, monkeypatch):
+    plan = replace(make_plan(sampler=Poisson(4.0), seed=seed), rounds=2)
+    outcome = simulate(plan, DATA)
+    act, deaths = 0, 1
+    while deaths:
+        act += 1
+        found = Federated(plan, tmp_path / f"{when}{act}")
+        with monkeypatch.context() as patch:
+            kill_at(patch, act, when)
+            deaths = run_with_deaths(found)
+        assert found.account() == {"charge": once(2), "release": once(2)}, act
+        if seed is not None:
+            check_equal(found, outcome)
+        settled = {
+            path.parent.parent.name: json.loads(path.read_text())["counted"]
+            for path in found.folder.glob("sites/*/*/state.json")
+        }
+        kept = json.loads((found.folder / "run" / "coordinator.json").read_text())
+        counted = kept["counted"] | dict.fromkeys(kept["pending"], kept["round"])
+        assert settled == counted, act
+    assert act > 12, "the acts of a coordinator were not found"
+
+
+@pytest.mark.parametrize("answers", range(1, 8))
+def test_the_coordinator_may_die_between_answers(answers, tmp_path):
+    plan = replace(make_plan(sampler=Everyone()), rounds=2)
+    found = Federated(plan, tmp_path)
+    found.street.die_after = answers
+    assert run_with_deaths(found) == 1
+    assert found.account() == {"charge": once(2), "release": once(2)}
+    check_equal(found, simulate(plan, DATA))
+
+
+@pytest.mark.parametrize("answers", range(1, 8, 2))
+def test_everybody_may_die_at_once(answers, tmp_path):
+    plan = replace(make_plan(sampler=Everyone()), rounds=2)
+    found = Federated(plan, tmp_path)
+    found.street.die_after = answers
+    with pytest.raises(Killed):
+        found.run()
+    found.street.sites = found.open_sites()
+    found.run()
+    assert found.account() == {"charge": once(2), "release": once(2)}
+    check_equal(found, simulate(plan, DATA))
+
+
+def test_a_run_that_is_over_can_be_run_again_for_its_models(tmp_path):
+    found = Federated(make_plan(), tmp_path).run()
+    first, before = dict(found.models), found.account()
+    found.models.clear()
+    found.run()
+    assert found.account() == before
+    assert all(bits(found.models[site]) == bits(first[site]) for site in SITES)
+
+
+def test_a_lost_memory_is_not_guessed(tmp_path):
+    found = Federated(make_plan(), tmp_path)
+    found.street.die_after = 4
+    with pytest.raises(Killed):
+        found.run()
+    (tmp_path / "run" / "coordinator.json").unlink()
+    with pytest.raises(ValueError, match=r"coordinator\.json is missing"):
+        found.run()
+
+
+def test_a_second_coordinator_of_the_same_folder_waits_outside(tmp_path):
+    found = Federated(make_plan(), tmp_path)
+    first = found.coordinator()
+    with pytest.raises(Exception, match="use"):
+        found.coordinator()
+    first.billboard.ledger.close()
+    check_equal(found.run(), simulate(make_plan(), DATA))
+
+
+def test_questions_are_fresh_and_named(tmp_path):
+    found = Federated(make_plan(), tmp_path).run()
+    heads = [json.loads(head) for _, head in found.street.asked]
+    assert len({head["nonce"] for head in heads}) == len(heads)
+    assert all(len(head["nonce"]) == 32 for head in heads)
+    assert len({head["run"] for head in heads}) == 1
+    assert isinstance(Message(**{k: v for k, v in heads[0].items() if k != "version"}), Message)

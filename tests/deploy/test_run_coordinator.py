@@ -1,0 +1,97 @@
+"""Conducting a run: what is said of it, time that is told, another plan, a restarted site."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.deploy.deployed import deploy
+
+import coterie as ct
+from coterie.deploy.coordinator import IncompleteRoundError, run_coordinator
+from coterie.deploy.site import SiteRun
+from coterie.privacy.sampling import Everyone
+
+pytestmark = pytest.mark.full
+
+
+def said(made):
+    lines = []
+    run_coordinator(
+        made.agreement,
+        made.run,
+        made.root / "coordinator.key",
+        lambda note: made.hood,
+        lines.append,
+    )
+    return lines
+
+
+def test_a_line_is_said_for_each_round(tmp_path):
+    made = deploy(tmp_path, sampler=Everyone(), minimum=0.0, patience=0, rounds=2, deadline=0.05)
+    made.hood.absent = {"site2"}
+    line = "8 of 12 clients answered (sites: 1 silent)"
+    assert said(made) == [f"round 1 of 2: {line}", f"round 2 of 2: {line}"]
+
+
+def test_under_a_hidden_cohort_no_counts_are_said(tmp_path):
+    made = deploy(tmp_path, rounds=2)
+    assert said(made) == ["round 1 of 2: released", "round 2 of 2: released"]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "told"), [(ct.Poisson(6), False), (ct.Poisson(12), True), (Everyone(), True)]
+)
+def test_how_long_it_took_is_hidden_with_the_cohort_alone(tmp_path, sampler, told):
+    summary = deploy(tmp_path, sampler=sampler).conduct()
+    assert (summary["seconds"] is not None) is told
+    assert summary["deployment"]["hidden_cohort"] is not told
+
+
+def test_another_plan_is_refused_with_what_can_be_done(tmp_path):
+    made = deploy(tmp_path, deadline=0.05)
+    made.hood.absent = set(made.hood.sites)
+    with pytest.raises(IncompleteRoundError, match=r"worker\.log"):
+        made.conduct()
+    other = replace(made.agreement, run_plan=replace(made.agreement.run_plan, rounds=2))
+    key = made.root / "coordinator.key"
+    with pytest.raises(FileExistsError) as refusal:
+        run_coordinator(other, made.run, key, lambda note: made.hood)
+    words = str(refusal.value)
+    assert f"coterie deploy status {made.run}" in words and "--resume" not in words
+    assert "nothing was charged in this one: it may be removed" in words
+    made.hood.absent = set()
+    made.conduct()
+    with pytest.raises(FileExistsError) as refusal:
+        run_coordinator(other, made.run, key, lambda note: made.hood)
+    assert "removed" not in str(refusal.value)
+
+
+def test_zeros_of_a_site_that_failed_are_told_again_after_its_restart(tmp_path, monkeypatch):
+    """The answer is lost, the site restarts, and gives the same zeros: it still says that it fell
+    out, though nothing is computed again."""
+    made = deploy(tmp_path, sampler=Everyone(), rounds=1, patience=1, minimum=1.0, deadline=0.05)
+    real, worked, lost = SiteRun._clients_half, [], []
+
+    def work(run, number, shared, ids):
+        worked.append(run.site.config.name)
+        if run.site.config.name == "site1":
+            raise ZeroDivisionError
+        return real(run, number, shared, ids)
+
+    monkeypatch.setattr(SiteRun, "_clients_half", work)
+
+    def lose_the_first(site, question, answer):
+        if site == "site1" and not lost:
+            lost.append(site)
+            made.reopen()
+            return None
+        return answer
+
+    made.hood.tamper = lose_the_first
+    made.conduct()
+    assert worked.count("site1") == 1
+    lines = [json.loads(line) for line in (made.run / "log.jsonl").read_text().splitlines()]
+    (declined,) = [line for line in lines if line["event"] == "declined"]
+    assert (declined["site"], declined["reason"]) == ("site1", "ZeroDivisionError")
+    (posted,) = [line for line in lines if line["event"] == "round"]
+    assert (posted["failed"], posted["answered"]) == (1, 12)

@@ -1,0 +1,351 @@
+"""Where a deployment stands, read while it goes on, after it failed, and when it is done.
+
+Oracles: what the test itself did to the run; for epsilon, Gaussian DP in closed form.
+"""
+
+import argparse
+import fcntl
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+from tests.deploy.deployed import deploy
+
+import coterie as ct
+from coterie.cli.deploy import _add_status, rendered
+from coterie.deploy.coordinator import IncompleteRoundError
+from coterie.deploy.messages import Envelope, RawArray, peek, sign, verify
+from coterie.deploy.status import is_locked, read_events, status_of
+from coterie.privacy.sampling import Everyone
+
+pytestmark = pytest.mark.full
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return epsilon of mu-Gaussian DP at delta (Dong, Roth and Su 2022, corollary 1)."""
+
+    def gap(epsilon: float) -> float:
+        left = stats.norm.cdf(-epsilon / mu + mu / 2)
+        return left - math.exp(epsilon) * stats.norm.cdf(-epsilon / mu - mu / 2) - delta
+
+    return float(optimize.brentq(gap, 0.0, 50.0))
+
+
+def state_of_disk(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def command(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    _add_status(parser.add_subparsers())
+    return parser.parse_args(["status", *words])
+
+
+def test_a_run_that_is_done(tmp_path, capsys):
+    made = deploy(tmp_path, sampler=Everyone())
+    made.conduct()
+    before = state_of_disk(made.root)
+    told = status_of(made.run)
+    assert (told["kind"], told["state"]) == ("coordinator", "finished")
+    assert (told["rounds"], told["released"], told["charged"], told["released"]) == (3, 3, 3, 3)
+    assert [(one["asked"], one["answered"]) for one in told["by_round"]] == [(12, 12)] * 3
+    assert told["delivered"] == 3 and told["next"].startswith("nothing")
+    assert told["epsilon"]["spent"] == told["epsilon"]["planned"]
+    assert told["epsilon"]["spent"]["coordinator"] == "inf"
+    assert {site["counted"] for site in told["sites"].values()} == {3}
+    found = command(str(made.run), "--json")
+    assert found.action(found) == 0
+    assert json.loads(capsys.readouterr().out) == told
+    shown = command(str(made.run))
+    assert shown.action(shown) == 0
+    said = capsys.readouterr().out
+    assert "finished" in said and "site2" in said and "private" in said
+    assert state_of_disk(made.root) == before
+
+
+def test_epsilon_so_far_is_of_the_rounds_that_were_charged(tmp_path):
+    made = deploy(tmp_path, sampler=Everyone(), rounds=4, patience=0, deadline=0.05)
+    seen = []
+
+    def away_in_the_third(site, question, answer):
+        seen.append(peek(question).round)
+        return None if peek(question).round == 2 else answer
+
+    made.hood.tamper = away_in_the_third
+    with pytest.raises(IncompleteRoundError):
+        made.conduct()
+    told = status_of(made.run)
+    assert told["state"] == "failed" and told["failure"]["kind"] == "IncompleteRoundError"
+    assert (told["released"], told["charged"], told["released"], told["rounds"]) == (2, 3, 2, 4)
+    noise = made.agreement.plan.noise_multipliers(12)[0]
+    delta = told["epsilon"]["delta"]
+    spent = told["epsilon"]["spent"]["other_clients"]
+    assert spent == pytest.approx(gaussian_epsilon(math.sqrt(3) / noise, delta), rel=1e-3)
+    assert told["epsilon"]["planned"]["other_clients"] == pytest.approx(1.0, rel=1e-2)
+    last = told["by_round"][-1]
+    assert (last["round"], last["released"], last["answered"], last["silent"]) == (3, False, 0, 3)
+    assert "round 3 of 4" in told["next"] and "submit the app again" in told["next"]
+    made.hood.tamper = None
+    made.conduct()
+    told = status_of(made.run)
+    assert told["state"] == "finished" and told["charged"] == 4
+    assert [one["released"] for one in told["by_round"]] == [True] * 4
+    assert told["by_round"][2]["repeated"] == 1
+
+
+def test_what_sites_sent_is_counted(tmp_path):
+    made = deploy(tmp_path, sampler=Everyone(), minimum=0.0, patience=0, rounds=2)
+    key = made.keys.sites["site0"]
+
+    def spoil(site, question, answer):
+        if peek(question).kind != "round":
+            return answer
+        if site == "site1":
+            return Envelope(answer.header, b"0" * 64, answer.arrays)
+        if site == "site0":
+            arrays = {
+                name: RawArray(raw.dtype, raw.shape, np.full(raw.shape, np.nan).tobytes())
+                for name, raw in answer.arrays.items()
+            }
+            message = verify(answer, key.public_key(), _expected(answer))
+            broken = {name: np.full(raw.shape, np.nan) for name, raw in arrays.items()}
+            return sign(_with(message, broken), key)
+        return answer
+
+    made.hood.tamper = spoil
+    made.conduct()
+    told = status_of(made.run)
+    for one in told["by_round"]:
+        assert (one["asked"], one["answered"]) == (12, 8)
+        assert (one["rejected"], one["zeroed"], one["silent"]) == (1, 1, 0)
+    assert told["sites"]["site1"]["rejected"] == 2 and told["sites"]["site0"]["clipped"] == 2
+    assert "signature" in told["sites"]["site1"]["last_trouble"]["reason"]
+    assert told["sites"]["site1"]["counted"] is None and told["sites"]["site2"]["counted"] == 2
+
+
+def _expected(answer):
+    from coterie.deploy.messages import Expected
+
+    return {name: Expected(raw.dtype, raw.shape) for name, raw in answer.arrays.items()}
+
+
+def _with(message, arrays):
+    from dataclasses import replace
+
+    return replace(message, arrays=arrays)
+
+
+def test_it_looks_while_the_run_goes_on_and_in_between(tmp_path):
+    made = deploy(tmp_path, rounds=3)
+    seen = []
+
+    def look(site, question, answer):
+        before = state_of_disk(made.run)
+        seen.append(status_of(made.run))
+        seen.append(status_of(made.site(site)))
+        assert state_of_disk(made.run) == before
+        return answer
+
+    made.hood.tamper = look
+    made.conduct()
+    runs = [one for one in seen if one["kind"] == "coordinator"]
+    assert {one["state"] for one in runs} == {"running"}
+    assert [one["released"] for one in runs] == sorted(one["released"] for one in runs)
+    assert runs[0]["released"] == 0 and runs[0]["charged"] == 1
+    sites = [one for one in seen if one["kind"] == "site"]
+    assert any(run["staged"] for one in sites for run in one["runs"])
+    (last,) = status_of(made.site("site0"))["runs"]
+    assert last["finished"] and last["models"] == 4 and last["staged"] is None
+
+
+def test_a_killed_and_an_interrupted_run_are_stopped(tmp_path):
+    made = deploy(tmp_path)
+
+    def stop(site, question, answer):
+        raise KeyboardInterrupt
+
+    made.hood.tamper = stop
+    with pytest.raises(KeyboardInterrupt):
+        made.conduct()
+    assert status_of(made.run)["state"] == "stopped"
+    log = made.run / "log.jsonl"
+    lines = [line for line in log.read_text().splitlines(True) if "interrupted" not in line]
+    log.write_text("".join(lines))  # as a killed process leaves it
+    assert status_of(made.run)["state"] == "stopped"
+    with (made.run / ".lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert is_locked(made.run / ".lock")
+        assert status_of(made.run)["state"] == "running"
+    assert not is_locked(made.run / ".lock")
+    assert is_locked(made.run / ".lock", Path("/nowhere")) is None
+
+
+def test_lines_that_are_cut_off_are_left_out(tmp_path):
+    made = deploy(tmp_path)
+    made.conduct()
+    whole = status_of(made.run)
+    for name in ("log.jsonl", "ledger.jsonl"):
+        with (made.run / name).open("ab") as file:
+            file.write(b'{"time": "2026", "event": "rou\xc3')
+    assert status_of(made.run) == whole
+    assert list(read_events(made.run / "nothing")) == []
+    (made.run / "coordinator.json").write_bytes(b"{")
+    assert status_of(made.run)["state"] == "finished"
+
+
+def test_what_a_site_has_spent_in_all_its_runs(tmp_path):
+    """Two runs in which all take part are one Gaussian release of sqrt(2) times the mu."""
+    settings = {"sampler": Everyone(), "simulation_seed": None, "simulation": False}
+    made = deploy(tmp_path, **settings)
+    made.conduct()
+    told = status_of(made.site("site0"))
+    assert (told["site"], len(told["runs"]), told["errors"]) == ("site0", 1, 0)
+    assert told["spent"]["epsilon"] == pytest.approx(1.0, rel=1e-2)
+    other = deploy(tmp_path / "other", **settings)
+    other.conduct()
+    (note,) = other.site("site0").glob("*/run.json")
+    note.parent.rename(made.site("site0") / note.parent.name)
+    (made.site("site0") / "errors.log").write_text("ValueError: 3.25\nKeyError: 'x'\n")
+    told = status_of(made.site("site0"))
+    noise = made.agreement.plan.noise_multipliers(12)[0]
+    expected = gaussian_epsilon(math.sqrt(6) / noise, told["spent"]["delta"])
+    assert told["spent"]["epsilon"] == pytest.approx(expected, rel=1e-3)
+    assert told["errors"] == 2 and "3.25" not in json.dumps(told)
+    assert len(told["runs"]) == 2 and told["spent"]["runs"] == 2
+    one = status_of(made.site("site0") / told["runs"][0]["run"])
+    assert one["kind"] == "site" and len(one["runs"]) == 1
+
+
+def test_a_rehearsal_is_not_counted_as_private(tmp_path, capsys):
+    made = deploy(tmp_path)
+    made.conduct()
+    told = status_of(made.site("site0"))
+    assert told["spent"]["simulations"] == 1 and told["runs"][0]["simulation"]
+    found = command(str(made.site("site0")))
+    assert found.action(found) == 0
+    assert "protects nobody" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_without_privacy_has_no_bound(tmp_path):
+    made = deploy(tmp_path, privacy=ct.Privacy(epsilon=math.inf))
+    made.conduct()
+    told = status_of(made.run)
+    assert set(told["epsilon"]["planned"].values()) == {"inf"}
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert rendered(told) is not None
+
+
+def test_folders_that_are_neither_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        status_of(tmp_path / "away")
+    with pytest.raises(ValueError, match="neither"):
+        status_of(tmp_path)
+    (tmp_path / "worker.log").write_text("")
+    assert status_of(tmp_path)["runs"] == []
+    both = command(str(tmp_path), "--json", "--watch")
+    with pytest.raises(ValueError, match="--watch"):
+        both.action(both)
+
+
+def test_watching_ends_with_the_run(tmp_path, capsys):
+    made = deploy(tmp_path)
+    made.conduct()
+    found = command(str(made.run), "--watch")
+    assert found.action(found) == 0
+    assert "finished" in capsys.readouterr().out
+
+
+def test_counts_of_sites_are_of_the_last_attempt(tmp_path, capsys):
+    """Two of three sites are away twice, then come: nobody is counted three times."""
+    made = deploy(tmp_path, sampler=Everyone(), patience=2, minimum=1.0, rounds=1, deadline=0.05)
+    times = []
+
+    def away_at_first(site, question, answer):
+        if peek(question).kind == "round" and site != "site0":
+            times.append(site)
+            return answer if len(times) > 4 else None
+        return answer
+
+    made.hood.tamper = away_at_first
+    made.conduct()
+    short = [line for line in read_events(made.run / "log.jsonl") if line["event"] == "incomplete"]
+    assert [(line["round"], line["silent"]) for line in short] == [(1, 2), (1, 2)]
+    (one,) = status_of(made.run)["by_round"]
+    assert (one["asked"], one["answered"], one["silent"], one["repeated"]) == (12, 12, 0, 2)
+    shown = command(str(made.run))
+    assert shown.action(shown) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "clients asked" in said and "1 of 1 rounds released" in said
+
+
+def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(tmp_path, capsys):
+    made = deploy(tmp_path)
+    made.conduct()
+    lines = (made.run / "log.jsonl").read_text().splitlines(True)
+    kept = [line for line in lines if '"handshake"' not in line]
+    more = [
+        {"time": "2026-01-02T03:04:05Z", "event": "connected", "site": "site1"},
+        {"time": "2026-01-02T03:04:06Z", "event": "connected", "site": "another"},
+        *({"time": "2026", "event": "node_error", "reason": "flower: error 8"} for _ in range(3)),
+        {"time": "2026", "event": "node_error", "site": "site2", "reason": "flower: error 2"},
+    ]
+    text = "".join([*kept, *(json.dumps(one) + "\n" for one in more)])
+    (made.run / "log.jsonl").write_text(text)
+    told = status_of(made.run)
+    assert told["sites"]["site1"]["connected"] == "2026-01-02T03:04:05Z"
+    assert told["sites"]["site0"]["connected"] is None
+    assert (told["node_errors"], told["unknown_nodes"]) == (3, 0)
+    assert told["sites"]["site2"]["errors"] == 1
+    shown = command(str(made.run))
+    assert shown.action(shown) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "failed 3 times" in said and "worker.log" in said
+
+
+def test_a_site_whose_worker_fails_is_told_its_last_words(tmp_path, capsys):
+    (tmp_path / "worker.log").write_text("2026 ready\n2026 DataError: no rows of client 'b'\n\n")
+    told = status_of(tmp_path)
+    assert told["worker"] == "2026 DataError: no rows of client 'b'"
+    shown = command(str(tmp_path))
+    assert shown.action(shown) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "last line of worker.log: 2026 DataError: no rows of client 'b'" in said
+
+
+def test_an_apps_folder_names_its_run(tmp_path):
+    run = tmp_path / "runs" / "ward"
+    run.mkdir(parents=True)
+    for path in (
+        tmp_path / "pyproject.toml",
+        tmp_path / "federation.toml",
+        run / "federation.toml",
+    ):
+        path.write_text("")
+    with pytest.raises(ValueError, match=rf"coterie deploy status {run}`"):
+        status_of(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage", "a line in the middle", "an odd entry"])
+def test_an_account_that_cannot_be_read_never_says_less_than_was_spent(tmp_path, damage):
+    made = deploy(tmp_path, sampler=Everyone())
+    made.conduct()
+    path = made.run / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "gone":
+        path.unlink()
+    elif damage == "garbage":
+        path.write_bytes(b"garbage\n")
+    elif damage == "a line in the middle":
+        path.write_bytes(b"".join([*lines[:2], b"junk\n", *lines[2:]]))
+    else:
+        path.write_bytes(path.read_bytes() + b'{"charge": []}\n')
+    told = status_of(made.run)
+    assert told["epsilon"]["spent"] == told["epsilon"]["planned"]
+    assert told["ledger"] != "sound" and "restore" in told["next"]
