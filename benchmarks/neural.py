@@ -29,8 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.data.catalogue import open_named
-from coterie.data.formats import Source, load
+from coterie.data.datasets import open_named
+from coterie.data.load import Source, load
 from coterie.engines.simulate import Speed, simulate
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from public_features.network import PublicMap, public_map
 
 import coterie as ct
-from coterie.data.embed import embed
+from coterie.data.scaling import embed
 from coterie.methods.pmtl import PMTL
 from coterie.models.dense import Linear, save_start
 from coterie.rng import Rng

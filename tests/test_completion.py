@@ -8,7 +8,7 @@ import pytest
 
 from coterie.cli import build_parser
 from coterie.commands.completion import SHELLS, names, script
-from coterie.data.catalogue import NAMES
+from coterie.data.datasets import NAMES
 from coterie.methods.base import Method
 from coterie.models import MODELS
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from coterie import finished_models, summary
 from coterie.certificate import sealed
-from coterie.choice import DataChoice
+from coterie.data.config import DataConfig
 from coterie.finished_models import client_model, client_names, stacked_models, write_models
 from coterie.log import Log
 from coterie.methods.pmtl import PMTL
@@ -28,7 +28,7 @@ from coterie.verification.checks import verify
 pytestmark = pytest.mark.full
 
 PLAN = RunPlan(
-    data=DataChoice(name="synthetic", options={"clients": 9, "rows": [4, 8], "features": 3}),
+    data=DataConfig(name="synthetic", options={"clients": 9, "rows": [4, 8], "features": 3}),
     method=PMTL(),
     privacy=Privacy(epsilon=2.0),
     rounds=4,

@@ -12,9 +12,10 @@ from sklearn.linear_model import LinearRegression
 
 from coterie.answers import predict_model, predict_run
 from coterie.cli import main
+from coterie.data.config import Source
 from coterie.data.federated import DataError
-from coterie.data.source import Source
-from coterie.data.unlabelled import feature_constants, load_unlabelled, target_constants
+from coterie.data.load import load_unlabelled
+from coterie.data.tables import feature_constants, target_constants
 from coterie.exports import load_client, read_clients, save_client
 from coterie.predictions import decision_function, predict
 from coterie.run import execute

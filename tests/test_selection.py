@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import coterie.selection
-from coterie.choice import DataChoice
 from coterie.cli import main
 from coterie.config import ConfigError
+from coterie.data.config import DataConfig
 from coterie.privacy.charged import told as told_of
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
 from coterie.privacy.selection import CHOSEN, OTHERS, RunLaw, Selection
@@ -180,7 +180,7 @@ def test_it_is_deterministic_in_the_seed_and_runs_are_independent():
 
 
 def test_scored_rows_are_neither_trained_on_nor_tested_on(monkeypatch):
-    choice = DataChoice(name="rows.csv", validation=0.25, standardise="client")
+    choice = DataConfig(name="rows.csv", validation=0.25, standardise="client")
     (train, test), (same, held) = choice.split(), choice.split_validation()
     assert (train.targets == same.targets).all() and (train.features == same.features).all()
     parts = [set(part.targets.tolist()) for part in (train, test, held)]

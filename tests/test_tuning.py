@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import coterie.tuning
-from coterie.choice import DataChoice
 from coterie.cli import main
 from coterie.commands.tune import make_grid
 from coterie.config import ConfigError
-from coterie.data.catalogue import open_named
+from coterie.data.config import DataConfig
+from coterie.data.datasets import open_named
 from coterie.run import execute
 from coterie.run_plan import load_plan, plan_from_table
 from coterie.search import Range
@@ -112,7 +112,7 @@ def watch_simulations(monkeypatch):
 def test_trials_see_training_rows_of_their_own_client_alone(monkeypatch):
     seen = watch_simulations(monkeypatch)
     tune(plan(), {"method.lam": [0.3]}, folds=3)
-    train, _ = DataChoice(name="synthetic", options=SMALL).split()
+    train, _ = DataConfig(name="synthetic", options=SMALL).split()
     times = Counter()
     for _, data in seen:
         for client in range(12):

@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.choice import DataChoice
-from coterie.data.catalogue import NAMES
+from coterie.data.config import DataConfig
+from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset
+from coterie.data.load import Unlabelled, load_unlabelled
 from coterie.data.scaling import scale_by, standardise_clients
-from coterie.data.unlabelled import Unlabelled, load_unlabelled, target_constants
+from coterie.data.tables import target_constants
 from coterie.exports import ClientModel, Kind, all_clients, read_kind, training_rows
 from coterie.finished_models import client_model, client_names, client_scaling, stacked_models
 from coterie.methods.base import Method
@@ -162,7 +163,7 @@ def _read(
     owner: str | None = None,
 ) -> Unlabelled:
     if given in NAMES:
-        choice = DataChoice(name=given)
+        choice = DataConfig(name=given)
         if run_plan is not None and run_plan.data.name == given:
             choice = replace(run_plan.data, standardise="none")
         data = choice.open()

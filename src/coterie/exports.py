@@ -24,10 +24,10 @@ from safetensors.torch import save
 
 from coterie import __version__
 from coterie.config import ConfigError, from_table, to_table
+from coterie.data.config import Source
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import Moments, client_moments
-from coterie.data.source import Source
-from coterie.data.text import plan_tags, read_words
+from coterie.data.text_images import plan_tags, read_words
 from coterie.finished_models import client_model, client_names, client_scaling
 from coterie.full_disks import how_to_finish
 from coterie.models import Model

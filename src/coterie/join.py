@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table, to_table
-from coterie.data.catalogue import NAMES
+from coterie.data.config import DataConfig
+from coterie.data.datasets import NAMES
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.table_files import TABLES
-from coterie.data.unlabelled import file_columns
+from coterie.data.load import file_columns
+from coterie.data.tables import TABLES
 from coterie.engines.outcome import join_shared
 from coterie.finished_models import client_names, write_models
 from coterie.full_disks import how_to_finish
@@ -67,7 +67,7 @@ class Joined:
     selection: dict[str, Any] | None = None
 
 
-def choose(folder: Path, table: Mapping[str, Any]) -> DataChoice:
+def choose(folder: Path, table: Mapping[str, Any]) -> DataConfig:
     """Choose newcomers' rows: read and scaled as the run's were, where the table does not say.
 
     Args:
@@ -83,20 +83,20 @@ def choose(folder: Path, table: Mapping[str, Any]) -> DataChoice:
     given.setdefault("standardise", kept.standardise)
     name = str(given.get("name", ""))
     if name in NAMES:
-        return from_table(DataChoice, given, "data")
+        return from_table(DataConfig, given, "data")
     source = {**to_table(kept.source), "memory_map": None, **(given.get("source") or {})}
     source.setdefault("task", facts.get("task"))
     if source["task"] == "multiclass":  # newcomers may have rows of some classes only
         source.setdefault("classes", facts.get("outputs"))
     given["source"] = {key: value for key, value in source.items() if value is not None}
-    choice = from_table(DataChoice, given, "data")
+    choice = from_table(DataConfig, given, "data")
     if name.lower().endswith(TABLES) and not choice.source.text:
         columns = file_columns(choice.source, facts.get("columns") or ())
         choice = replace(choice, source=replace(choice.source, features=columns))
     return choice
 
 
-def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
+def join(folder: Path, choice: DataConfig, out: Path | None = None) -> Joined:
     """Fit newcomers from a finished run's folder and their own rows; keep the models in `out`.
 
     Args:
@@ -174,7 +174,7 @@ def _read(folder: Path) -> tuple[Tree, dict[str, Any], dict[str, Any]]:
         ) from error
 
 
-def _agree(folder: Path, kept: DataChoice, given: DataChoice) -> None:
+def _agree(folder: Path, kept: DataConfig, given: DataConfig) -> None:
     """Refuse rows that would be scaled or read otherwise than those of the training.
 
     How a data set of the catalogue is read is its own affair: nothing is said of it.

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie.data.contract import LIMIT
-from coterie.data.unlabelled import feature_constants, target_constants
+from coterie.data.scaling import LIMIT
+from coterie.data.tables import feature_constants, target_constants
 from coterie.exports import ClientModel, metadata
 from coterie.models.base import squeezed
 from coterie.models.module import Networked, assembled

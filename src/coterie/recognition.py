@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from coterie.data.assemble import SIGNED
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.labels import SIGNED
 from coterie.models import Model
 from coterie.privacy.files import write_atomically
 from coterie.rng import Rng

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table, to_table, to_toml
+from coterie.data.config import DataConfig
 from coterie.data.federated import Spec
 from coterie.engines.clock import Stragglers
 from coterie.engines.simulate import Speed
@@ -37,7 +37,7 @@ class RunPlan:
     scored beside the run, see `coterie.references`.
     """
 
-    data: DataChoice
+    data: DataConfig
     method: Method
     privacy: Privacy
     sampler: Sampler = field(default_factory=Poisson)

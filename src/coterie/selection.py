@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table
+from coterie.data.config import DataConfig
 from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Outcome
 from coterie.interrupts import as_interrupt
@@ -227,7 +227,7 @@ def _offer(
     laid: Mapping[str, Any], grid: Grid, law: RunLaw, scoring: Scoring, public: bool
 ) -> tuple[Offer, FederatedDataset]:
     listed = _check_drawable(grid)
-    choice = from_table(DataChoice, laid["data"], "plan.data")
+    choice = from_table(DataConfig, laid["data"], "plan.data")
     train, held = choice.split_validation()
     if not held.counts.any():
         raise ConfigError(

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table
-from coterie.data.catalogue import NAMES
+from coterie.data.config import DataConfig
+from coterie.data.datasets import NAMES
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import standardise_clients
 from coterie.engines.simulate import simulate
@@ -103,7 +103,7 @@ def tune(
     listed = check_grid(grid, ranges=search == "optuna")
     _check(table, folds, seed)
     _check_search(search, trials)
-    choice = from_table(DataChoice, table.get("data", {}), "plan.data")
+    choice = from_table(DataConfig, table.get("data", {}), "plan.data")
     # Scaled again by the rows outside each fold, so that those inside stay unseen.
     train, _ = replace(choice, standardise="none").split()
     numbers = fold_numbers(train, folds, seed)
@@ -127,7 +127,7 @@ class _Cut:
     train: FederatedDataset
     numbers: NDArray[np.int64]
     folds: int
-    choice: DataChoice
+    choice: DataConfig
     seed: int
 
     def parts(self) -> Iterator[tuple[int, Parts]]:

@@ -1,13 +1,15 @@
 """The container: padding never shows another client's row, splits keep every client's rows."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from scipy import sparse
+from scipy import sparse, stats
 
-from coterie.data.federated import DataError, FederatedDataset, Spec
+from coterie.data.federated import DataError, FederatedDataset, Spec, describe
+from coterie.data.load import from_arrays, load
 
 
 def make(counts=(2, 0, 4, 1, 0), features=3):
@@ -97,8 +99,8 @@ def test_parts_of_mapped_data_are_mapped_and_cleaned_up(tmp_path):
     """A split of rows that do not fit in memory must not bring them there."""
     import gc
 
-    from coterie.data.formats import load
-    from coterie.data.source import Source
+    from coterie.data.config import Source
+    from coterie.data.load import load
 
     generator = np.random.default_rng(0)
     client = np.repeat(np.arange(50), 40)
@@ -152,3 +154,36 @@ def test_how_many_rows_a_client_has_does_not_decide_what_others_train_on(rows, t
             parts = [draw(made(n)).features.numpy() for n in (counts, other)]
             left, right = (part[part[:, 0] != 1] for part in parts)
             np.testing.assert_array_equal(left, right)
+
+
+def test_numbers_are_those_of_the_clients() -> None:
+    owner = np.repeat([0, 1, 2, 3], [1, 2, 3, 10])
+    data = from_arrays(np.ones((16, 3)), np.arange(16) % 3, owner, split=np.arange(16) % 2)
+    found = describe(data)
+    counts = np.array([1, 2, 3, 10])
+    assert (found["clients"], found["rows"], found["features"], found["shape"]) == (4, 16, 3, [3])
+    assert (found["task"], found["outputs"], found["sparse"]) == ("multiclass", 3, False)
+    spread = found["rows_per_client"]
+    assert (spread["min"], spread["median"], spread["max"], spread["mean"]) == (1, 2.5, 10, 4)
+    assert spread["sd"] == pytest.approx(counts.std())
+    assert spread["skew"] == pytest.approx(stats.skew(counts))
+    assert found["classes_per_client"] == {"min": 1, "median": 2.5, "max": 3}
+    assert found["split"] == {"train": 8, "test": 8}
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_equal_clients_regression_and_labels() -> None:
+    found = describe(from_arrays(np.ones((4, 2)), np.ones(4), [0, 0, 1, 1]))
+    assert found["rows_per_client"]["skew"] == 0
+    assert "classes_per_client" not in found
+    assert found["split"] is None
+    labels = [[0, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+    found = describe(from_arrays(np.ones((4, 2)), labels, [0, 0, 1, 1]))
+    assert found["classes_per_client"] == {"min": 0, "median": 1, "max": 2}
+    json.dumps(found, allow_nan=False)
+
+
+def test_har_has_every_class_in_every_client(shared_data) -> None:
+    found = describe(load(shared_data("har_lite/har_lite.npz")))
+    assert found["classes_per_client"] == {"min": 6, "median": 6, "max": 6}
+    assert found["split"] == {"train": 7715, "test": 2584}

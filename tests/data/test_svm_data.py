@@ -18,16 +18,15 @@ import torch
 from scipy import sparse
 from scipy.io import savemat
 
-from coterie.choice import DataChoice
 from coterie.cli import build_parser
 from coterie.commands.flags import data_table
 from coterie.config import ConfigError, from_table, to_table, to_toml
-from coterie.data.catalogue import open_named
-from coterie.data.checks import find_zero_rows, one_class_clients, refuse_labels
+from coterie.data.config import DataConfig
+from coterie.data.datasets import open_named
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.data.formats import Source, from_arrays, from_targets, load
-from coterie.data.papers_svm import mtlsvm_regression
-from coterie.data.synthetic import synthetic
+from coterie.data.load import Source, from_arrays, from_targets, load
+from coterie.data.scaling import find_zero_rows, one_class_clients, refuse_labels
+from coterie.data.synthetic import mtlsvm_regression, synthetic
 
 pytestmark = pytest.mark.full
 
@@ -334,9 +333,9 @@ def test_sizes_are_possible(data: FederatedDataset) -> None:
         data.at_most(0, seed=0)
 
 
-def choice_of(flags: str) -> DataChoice:
+def choice_of(flags: str) -> DataConfig:
     arguments: argparse.Namespace = build_parser().parse_args(shlex.split(flags))
-    return from_table(DataChoice, data_table(arguments), "plan.data")
+    return from_table(DataConfig, data_table(arguments), "plan.data")
 
 
 # A plan's choice of data, and its flags.
@@ -344,7 +343,7 @@ def choice_of(flags: str) -> DataChoice:
 
 def test_rows_are_kept_after_the_split_and_before_scaling() -> None:
     options = {"clients": 6, "rows": 40, "features": 3}
-    whole = DataChoice(name="synthetic", options=options, split_seed=5)
+    whole = DataConfig(name="synthetic", options=options, split_seed=5)
     train, test = replace(whole, rows=7, clients=4).split()
     all_train, all_test = whole.split()
     assert train.counts.tolist() == [7] * 4
@@ -360,9 +359,9 @@ def test_rows_are_kept_after_the_split_and_before_scaling() -> None:
 
 
 def test_rows_of_a_declared_split() -> None:
-    train, test = DataChoice(name="mtlsvm:regression", rows=100, clients=3).split()
+    train, test = DataConfig(name="mtlsvm:regression", rows=100, clients=3).split()
     assert (train.counts.tolist(), test.counts.tolist()) == ([100] * 3, [60] * 3)
-    assert len(DataChoice(name="mtlsvm:regression", clients=3).open()) == 3
+    assert len(DataConfig(name="mtlsvm:regression", clients=3).open()) == 3
 
 
 def test_flags_say_it() -> None:
@@ -377,10 +376,10 @@ def test_flags_say_it() -> None:
 
 def test_a_plan_keeps_it_and_an_old_plan_reads_as_before() -> None:
     for source in (Source(positive=3), Source(positive=("3", 4), classes=6)):
-        choice = DataChoice(name="a.npz", source=source, rows=100, clients=20)
-        read = from_table(DataChoice, tomllib.loads(to_toml(to_table(choice))), "data")
+        choice = DataConfig(name="a.npz", source=source, rows=100, clients=20)
+        read = from_table(DataConfig, tomllib.loads(to_toml(to_table(choice))), "data")
         assert read == choice
-    table = to_table(DataChoice(name="a.npz"))
+    table = to_table(DataConfig(name="a.npz"))
     assert not {"rows", "clients"} & table.keys()
     assert "positive" not in table["source"]
 
@@ -388,7 +387,7 @@ def test_a_plan_keeps_it_and_an_old_plan_reads_as_before() -> None:
 @pytest.mark.parametrize("name", ["rows", "clients"])
 def test_impossible_numbers_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} = 0: expected a whole number >= 1"):
-        from_table(DataChoice, {"name": "a.npz", name: 0}, "data")
+        from_table(DataConfig, {"name": "a.npz", name: 0}, "data")
 
 
 # The paper's synthetic regression.
@@ -398,7 +397,7 @@ SMALL: dict[str, Any] = {"clients": 5, "rows": 20, "features": 6}
 
 
 def test_the_defaults_are_the_papers() -> None:
-    train, test = DataChoice(name="mtlsvm:regression").split()
+    train, test = DataConfig(name="mtlsvm:regression").split()
     assert (len(train), train.spec.shape, train.spec.task) == (20, (200,), "regression")
     assert (set(train.counts), set(test.counts)) == ({140}, {60})
     assert train.title == "mtlsvm:regression"
@@ -507,7 +506,7 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
 
 @pytest.fixture(params=[1 << 16, 3, 1])
 def _chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.data.checks._CHUNK", request.param)
+    monkeypatch.setattr("coterie.data.scaling._CHUNK", request.param)
 
 
 @pytest.mark.usefixtures("_chunk")
@@ -581,7 +580,7 @@ def test_human_activity_as_six_classes_and_sitting_against_the_rest(
     assert six.spec.shape == (561,)
     assert torch.bincount(six.targets).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
     assert six.counts[:5].tolist() == [347, 302, 341, 317, 302]
-    train, test = DataChoice(name=str(path), source=Source(positive=3)).split()
+    train, test = DataConfig(name=str(path), source=Source(positive=3)).split()
     assert (train.spec.task, train.spec.outputs, len(train)) == ("binary", 1, 30)
     assert (int(train.offsets[-1]), int(test.offsets[-1])) == (7715, 2584)
     assert float(train.targets.sum() + test.targets.sum()) == 1777

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.deployed import Deployment, deploy
 
-from coterie.choice import DataChoice
 from coterie.cli import main
+from coterie.data.config import DataConfig
 from coterie.finished_models import client_scaling, stacked_models
 
 pytestmark = pytest.mark.full
@@ -34,7 +34,7 @@ def no_data(monkeypatch):
     def gone(self):
         raise AssertionError("the training rows were asked for")
 
-    monkeypatch.setattr(DataChoice, "open", gone)
+    monkeypatch.setattr(DataConfig, "open", gone)
 
 
 def _file(made: Deployment, path: Path) -> tuple[list[str], np.ndarray]:
@@ -57,7 +57,7 @@ def _by_hand(made: Deployment, folder: Path, names: list[str], x: np.ndarray) ->
     """Answer rows by the linear models, scaled by each client's own training rows."""
     clients = list(made.agreement.federation.sites["site1"].clients)
     models = {name: leaf.double().numpy() for name, leaf in stacked_models(folder).items()}
-    train = DataChoice(name="districts").split(made.whole)[0]
+    train = DataConfig(name="districts").split(made.whole)[0]
     found = []
     for name, given in zip(names, x.astype(np.float64), strict=True):
         row = given

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from coterie.choice import DataChoice
+from coterie.data.config import DataConfig
 from coterie.data.synthetic import synthetic
 from coterie.engines.clock import Stragglers
 from coterie.engines.simulate import set_clock, simulate
@@ -193,7 +193,7 @@ def test_the_command_line_has_a_clock(tmp_path, capsys):
     assert 'wait = "45%"' in (out / "plan.toml").read_text()
     assert pq.read_table(out / "history.parquet").num_rows == 3
     plan = RunPlan(
-        data=DataChoice(name="synthetic"), method=MTLSVM(), privacy=FREE,
+        data=DataConfig(name="synthetic"), method=MTLSVM(), privacy=FREE,
         stragglers=Stragglers(wait="45%"),
     )  # fmt: skip
     from coterie.config import to_table

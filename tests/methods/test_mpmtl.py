@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from coterie.data.federated import DataError
-from coterie.data.formats import from_arrays
-from coterie.data.papers import figure2, mpmtl_group_sparse, mpmtl_low_rank
-from coterie.data.synthetic import synthetic
+from coterie.data.load import from_arrays
+from coterie.data.synthetic import figure2, mpmtl_group_sparse, mpmtl_low_rank, synthetic
 from coterie.engines.simulate import simulate
 from coterie.methods.framework import framework
 from coterie.methods.mpmtl import MPMTL

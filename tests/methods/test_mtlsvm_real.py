@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.data.formats import load
+from coterie.data.config import Source
+from coterie.data.load import load
 from coterie.data.scaling import standardise_clients
-from coterie.data.source import Source
 from coterie.engines.simulate import simulate
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA

@@ -1,4 +1,4 @@
-"""What the commands that only look do: methods, data, and the page of finished runs."""
+"""The commands `methods`, `data` and `report`; `data` does not import torch for files."""
 
 import argparse
 import json
@@ -7,21 +7,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from coterie.choice import DataChoice
-from coterie.commands.compare_words import findings_of
-from coterie.commands.flags import data_table
-from coterie.commands.results_table import in_short
-from coterie.commands.run import MEMBERS
-from coterie.comparison.running import PLAN, finished
 from coterie.config import from_table, to_table
-from coterie.data.describe import describe
-from coterie.methods.base import Method
-from coterie.models import MODELS
-from coterie.report.page import write_report
+from coterie.data.config import DataConfig
+from coterie.data.federated import describe
 
 
 def methods(arguments: argparse.Namespace) -> None:
     """Carry out `coterie methods`."""
+    from coterie.methods.base import Method
+    from coterie.models import MODELS
+
     found = {}
     for name, method in Method.choices().items():
         summary = (method.__doc__ or "").strip().splitlines()[0]
@@ -41,8 +36,10 @@ def methods(arguments: argparse.Namespace) -> None:
 
 def data_show(arguments: argparse.Namespace) -> None:
     """Carry out `coterie data show`."""
-    choice = from_table(DataChoice, data_table(arguments), "data")
-    facts = {"data": choice.name, **describe(choice.open())}
+    from coterie.commands.flags import data_table
+
+    config = from_table(DataConfig, data_table(arguments), "data")
+    facts = {"data": config.name, **describe(config.read())}
     if arguments.json:
         print(json.dumps(facts, indent=2, allow_nan=False))
         return
@@ -53,6 +50,10 @@ def data_show(arguments: argparse.Namespace) -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     """Carry out `coterie report`."""
+    from coterie.commands.compare_words import findings_of
+    from coterie.comparison.running import PLAN, finished
+    from coterie.report.page import write_report
+
     names = {part: label for run in arguments.runs for part, label in _members(Path(run)).items()}
     folders = list(names)
     first = Path(arguments.runs[0])
@@ -66,10 +67,13 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def _members(folder: Path) -> dict[Path, str]:
-    """Return the finished runs of a folder of several, or the folder itself, and their names if any.
+    """Return the finished runs of a folder, or the folder itself, and their names if any.
 
     Those of a comparison have labels; other runs go by their method.
     """
+    from coterie.commands.run import MEMBERS
+    from coterie.comparison.running import PLAN, finished
+
     alone = {folder: ""}
     if (folder / PLAN).exists():
         return finished(folder) or alone
@@ -81,6 +85,8 @@ def _members(folder: Path) -> dict[Path, str]:
 
 
 def _lines(key: str, value: Any) -> list[str]:
+    from coterie.commands.results_table import in_short
+
     label = key.replace("_", " ")
     if isinstance(value, Mapping):
         parts = ", ".join(f"{name} {in_short(item)}" for name, item in value.items())

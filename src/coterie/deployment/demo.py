@@ -1,6 +1,6 @@
 """A federation in miniature: real data, real processes, one machine.
 
-The school districts of Michigan (`coterie.data.embedded`) are dealt to four sites, a file of rows
+The school districts of Michigan (`coterie.data.datasets`) are dealt to four sites, a file of rows
 each, as if they were four authorities. SuperLink and SuperNodes run as processes of their own over
 TLS, with keys; the run's folder and the sites' folders are left behind, the processes are not.
 """
@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from coterie.choice import DataChoice
 from coterie.config import to_table, to_toml
-from coterie.data.embedded import DISTRICTS_TEST_ROWS
+from coterie.data.config import DataConfig
+from coterie.data.datasets import DISTRICTS_TEST_ROWS
 from coterie.data.federated import FederatedDataset
 from coterie.deployment.layout import App, begin_app
 from coterie.deployment.processes import FederationError, LocalFederation
@@ -61,7 +61,7 @@ def run_demo(demo: Demo, say: Say) -> dict[str, Any]:
     """Run it; give the summary of the run, with the sites' own scores beside it."""
     # Other processes work in other folders: a relative path would be another place there.
     demo = replace(demo, folder=demo.folder.resolve())
-    data = DataChoice(name="districts").open()
+    data = DataConfig(name="districts").open()
     app = write_demo(demo, data)
     run, started = demo.folder / "run", time.monotonic()
     say(f"{len(SITES)} sites, {len(data)} clients, PMTL, {demo.rounds} rounds, {demo.trust}")
@@ -110,7 +110,7 @@ def write_demo(demo: Demo, data: FederatedDataset) -> App:
 def plan_of(demo: Demo) -> RunPlan:
     """Return the plan; the same one can be simulated."""
     return RunPlan(
-        data=DataChoice(name="districts", test=DISTRICTS_TEST_ROWS),
+        data=DataConfig(name="districts", test=DISTRICTS_TEST_ROWS),
         method=PMTL(model=Linear()),
         privacy=Privacy(epsilon=demo.epsilon),
         sampler=Everyone(),

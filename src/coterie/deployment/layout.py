@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config import ConfigError, to_table, to_toml
-from coterie.data.catalogue import NAMES
+from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.deployment.agreement import (
     FEDERATION,

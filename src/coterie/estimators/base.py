@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from coterie.data.config import Source
 from coterie.data.federated import DataError, FederatedDataset, Spec, Task
-from coterie.data.formats import from_arrays
-from coterie.data.source import Source
+from coterie.data.load import from_arrays
 from coterie.engines.outcome import Outcome, join_shared
 from coterie.engines.simulate import Speed, simulate
 from coterie.estimators.answers import common_model, outputs, with_model

@@ -15,7 +15,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from coterie.data.contract import LIMIT
+from coterie.data.scaling import LIMIT
 from coterie.estimators.numbering import Numbering, labels_of, number
 
 Floats = NDArray[np.float64]

