@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse, stats
 from sklearn.preprocessing import StandardScaler
+from tests.data.samples import LABELS, OWNERS, X
 
 import coterie as ct
 from coterie.data import scaling as contract
@@ -23,7 +25,10 @@ from coterie.data.scaling import (
     TARGET_LIMIT,
     apply_constants,
     cut_note,
+    find_zero_rows,
+    one_class_clients,
     refuse_degenerate,
+    refuse_labels,
     refuse_unscaled,
     standardise_clients,
     unscaled,
@@ -720,3 +725,73 @@ def test_rows_that_are_not_finite_are_refused(
         monkeypatch.setattr("coterie.data.scaling._CHUNK", chunk)
         with pytest.raises(DataError, match=r"client 'client 2', row 1 \(from 0\).*finite"):
             refuse_degenerate(data)
+
+
+# x.
+
+
+@pytest.fixture(params=[1 << 16, 3, 1])
+def _small_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.data.scaling._CHUNK", request.param)
+
+
+@pytest.mark.usefixtures("_small_chunk")
+@pytest.mark.parametrize("where", ["dense", "sparse", "mapped", "images"])
+def test_zero_rows(where: str, tmp_path: Path) -> None:
+    x = np.ones((8, 4))
+    x[[0, 5, 7]] = 0
+    x[2, 1:] = 0
+    source = Source(
+        sparse=where == "sparse",
+        memory_map=str(tmp_path / "m") if where == "mapped" else None,
+        shape=(2, 2) if where == "images" else (),
+    )
+    data = from_arrays(x, LABELS, OWNERS, source=source)
+    found = find_zero_rows(data)
+    assert found.dtype == np.int64
+    assert found.tolist() == [0, 5, 7]
+    assert find_zero_rows(data.where(np.arange(8) == 1)).tolist() == []
+    assert find_zero_rows(data.where(np.zeros(8, dtype=bool))).tolist() == []
+
+
+def test_zeros_that_are_written_down_are_zeros() -> None:
+    rows = sparse.csr_matrix(X + 1)
+    rows.data[rows.indptr[3] : rows.indptr[4]] = 0
+    data = replace(from_arrays(X, LABELS, OWNERS), features=rows.astype(np.float32))
+    assert find_zero_rows(data).tolist() == [3]
+
+
+@pytest.mark.usefixtures("_small_chunk")
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_clients_of_one_class(task: Any) -> None:
+    high = 1 if task == "binary" else 3
+    y = np.array([0, 0, 0, high, high, high, 0, 0])
+    owner = np.array([0, 0, 2, 2, 3, 3, 3, 5])
+    names = [f"c{k}" for k in range(6)]
+    data = from_arrays(np.ones((8, 1)), y, owner, names=names, task=task)
+    assert data.counts.tolist() == [2, 0, 2, 3, 0, 1]
+    assert one_class_clients(data).tolist() == [0, 5]
+    assert one_class_clients(data.where(np.arange(8) < 7)).tolist() == [0]
+    assert one_class_clients(data.only([2, 3])).tolist() == []
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_other_tasks_have_no_class(task: Any) -> None:
+    data = synthetic(clients=4, rows=3, features=2, task=task).data
+    refuse_labels(data)
+    with pytest.raises(DataError, match=f"the task is {task}, expected binary or multiclass"):
+        one_class_clients(data)
+
+
+@pytest.mark.usefixtures("_small_chunk")
+@pytest.mark.parametrize("value", [-1.0, 2.0, 0.5, float("nan")])
+def test_labels_other_than_0_and_1_are_refused(value: float) -> None:
+    data = from_arrays(X, LABELS % 2, OWNERS)
+    refuse_labels(data)
+    data.targets[6] = value
+    told = rf"client '1', row 2 \(from 0\): found the target {value:g}, expected 0 or 1"
+    with pytest.raises(DataError, match=told):
+        refuse_labels(data)
+
+
+# Counts that the data's own descriptions state.

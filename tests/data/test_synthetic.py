@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from tests.data.samples import equal
 
 from coterie.data import datasets as catalogue
 from coterie.data.config import DataConfig
+from coterie.data.datasets import open_named
 from coterie.data.federated import DataError, Task
 from coterie.data.synthetic import (
     KINDS,
@@ -20,6 +22,7 @@ from coterie.data.synthetic import (
     figure2,
     mpmtl_group_sparse,
     mpmtl_low_rank,
+    mtlsvm_regression,
     synthetic,
 )
 
@@ -457,3 +460,114 @@ def test_of_papers_impossible_options_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         make(**options)
+
+
+# x.
+
+
+def test_mtlsvm_defaults_are_the_papers() -> None:
+    train, test = DataConfig(name="mtlsvm:regression").split()
+    assert (len(train), train.spec.shape, train.spec.task) == (20, (200,), "regression")
+    assert (set(train.counts), set(test.counts)) == ({140}, {60})
+    assert train.title == "mtlsvm:regression"
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize("snr_db", [20.0, 0.0])
+def test_noise_has_the_ratio_and_rows_the_scale(unequal: bool, snr_db: float) -> None:
+    made = mtlsvm_regression(snr_db=snr_db, unequal=unequal, rows=400, seed=2)
+    rows = made.data.features.reshape(20, 400, 200).double()
+    weight = made.truth["weight"][:, 0].double()
+    signal = torch.einsum("knd,kd->kn", rows, weight)
+    noise = made.data.targets.reshape(20, 400) - signal
+    ratio = 10 * torch.log10(signal.var(dim=1) / noise.var(dim=1))
+    # each variance of 400 draws is off by 7 %, which is 0.31 dB
+    assert float((ratio - snr_db).abs().max()) < 4.5 * 0.31 * np.sqrt(2)
+    assert abs(float(ratio.mean()) - snr_db) < 4.5 * 0.31 * np.sqrt(2 / 20)
+    means, deviations = rows.mean(dim=(1, 2)), rows.std(dim=(1, 2))
+    if unequal:
+        assert float(means.std()) == pytest.approx(2 / np.sqrt(12), rel=0.5)
+        assert float(means.abs().max()) < 1.05
+        assert 0.48 < float(deviations.min()) < 0.8
+        assert 1.25 < float(deviations.max()) < 2.1
+    else:
+        torch.testing.assert_close(deviations, torch.ones(20).double(), atol=0.02, rtol=0)
+        assert float(means.abs().max()) < 5 / np.sqrt(80_000)
+
+
+@pytest.mark.parametrize("relatedness", [0.0, 0.5, 0.9, 1.0])
+def test_models_are_as_related_as_asked(relatedness: float) -> None:
+    made = mtlsvm_regression(clients=40, rows=2, features=4000, relatedness=relatedness)
+    weight = made.truth["weight"][:, 0].double()
+    gram = (weight @ weight.T).numpy()
+    np.testing.assert_allclose(np.diag(gram), 1, atol=5 * np.sqrt(2 / 4000))
+    others = gram[~np.eye(40, dtype=bool)]
+    np.testing.assert_allclose(others, relatedness, atol=6 / np.sqrt(4000))
+    shared = made.shared["weight"].double()
+    assert float(shared.square().sum()) == pytest.approx(relatedness, abs=0.12)
+
+
+def test_mtlsvm_pays_as_much_as_the_docstring_says() -> None:
+    """Ridge in closed form: kernel x x' for a client's own part, r x x' for the common one."""
+    train, test = mtlsvm_regression(clients=12).data.split_by_source()
+    x, new = (part.features.double().numpy() for part in (train, test))
+    owner, new_owner = (np.repeat(np.arange(12), part.counts) for part in (train, test))
+    y, true = train.targets.double().numpy(), test.targets.double().numpy().reshape(12, -1)
+    gram, cross = x @ x.T / 200, new @ x.T / 200
+
+    def score(common: float, noise: float) -> float:
+        own = common + (1 - common) * (owner[:, None] == owner)
+        seen = common + (1 - common) * (new_owner[:, None] == owner)
+        model = np.linalg.solve(gram * own + noise * np.eye(len(y)), y)
+        misses = ((cross * seen) @ model).reshape(12, -1) - true
+        spread = true - true.mean(axis=1, keepdims=True)
+        return float((1 - (misses**2).sum(axis=1) / (spread**2).sum(axis=1)).mean())
+
+    assert score(0.0, 0.01) == pytest.approx(0.66, abs=0.05)
+    assert score(0.9, 0.01) == pytest.approx(0.93, abs=0.02)
+    assert score(1.0, 0.1) < 0.9
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+def test_mtlsvm_follows_from_the_seed(unequal: bool) -> None:
+    one, two, other = (mtlsvm_regression(**SMALL, unequal=unequal, seed=seed) for seed in (3, 3, 4))
+    assert equal(one.data, two.data)
+    assert not torch.isclose(one.data.targets, other.data.targets).all()
+    assert not torch.isclose(one.truth["weight"], other.truth["weight"]).any()
+    more = mtlsvm_regression(**{**SMALL, "clients": 9}, unequal=unequal, seed=3)
+    assert equal(more.data.first(5), one.data)
+    assert torch.equal(more.truth["weight"][:5], one.truth["weight"])
+
+
+def test_without_noise_and_with_other_splits() -> None:
+    made = mtlsvm_regression(**SMALL, snr_db=float("inf"), test=3)
+    rows = made.data.features.reshape(5, 20, 6)
+    product = torch.einsum("knd,kd->kn", rows, made.truth["weight"][:, 0])
+    torch.testing.assert_close(made.data.targets.reshape(5, 20), product)
+    train, test = made.data.split_by_source()
+    assert (set(train.counts), set(test.counts)) == ({17}, {3})
+    assert set(mtlsvm_regression(**SMALL, test=0).data.split_by_source()[1].counts) == {0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 0}, "clients = 0: expected a whole number of 1 or more"),
+        ({"features": 0}, "features = 0"),
+        ({"rows": 0}, "rows = 0, test = 0.3: expected a share"),
+        ({"rows": 5, "test": 5}, "rows = 5, test = 5: expected"),
+        ({"test": 1.0}, "test = 1.0"),
+        ({"test": -1}, "test = -1"),
+        ({"test": float("nan")}, "test = nan"),
+        ({"snr_db": float("nan")}, "snr_db = nan: expected decibels"),
+        ({"snr_db": float("-inf")}, "snr_db = -inf"),
+        ({"relatedness": 1.1}, "relatedness = 1.1: expected a number from 0 to 1"),
+        ({"relatedness": float("nan")}, "relatedness = nan"),
+    ],
+)
+def test_impossible_mtlsvm_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        open_named("mtlsvm:regression", **options)
+
+
+# Odd rows and clients are found wherever the rows live.

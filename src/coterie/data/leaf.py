@@ -218,6 +218,7 @@ def _strict_index(file: _File) -> _Index:
             if user.name in found:
                 raise DataError(f"{path}: {user.name!r} is given twice; name each client once")
             found[user.name] = replace(user, x=[])
+            del user  # or its rows would be held while the next user is read
     if users is None:
         raise DataError(f"{path}: not LEAF json; expected the keys users and user_data")
     if not isinstance(users, list) or not isinstance(counts, list | None):
@@ -327,7 +328,8 @@ def _groups(users: Iterator[_User]) -> Iterator[list[_User]]:
         del user  # or its rows would be held while the next user is read
         if size > _TOGETHER:
             yield group
-            group, size, kind = [], 0, None
+            group.clear()
+            size, kind = 0, None
     if group:
         yield group
 

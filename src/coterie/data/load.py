@@ -118,20 +118,19 @@ def _open(path: Path, source: Source, clients: int | None) -> Table:
 
 def _open_rows(path: Path, source: Source, clients: int | None) -> File | None:
     """Open a source of rows with named columns; None for other formats."""
-    name = path.name.lower()
+    name, kind = path.name.lower(), tuple[str, ...]()
     if name.endswith(".arrow") or (path.is_dir() and is_saved(path)):
         return open_saved(path, source)
     if path.is_dir():
         # a folder has the first format that it contains; a note lists other files
-        kinds = (PARQUET, HDF5, JSON)
-        kind = next((ends for ends in kinds if find_files(path, ends, source.splits).files), JSON)
+        held = (ends for ends in (PARQUET, HDF5) if find_files(path, ends, source.splits).files)
+        kind = next(held, ())
     else:
-        kind = next((ends for ends in (TABLES, HDF5) if name.endswith(ends)), JSON)
-    if kind in (PARQUET, TABLES):
-        return open_file(path, source)
-    if kind == HDF5:
-        return open_hdf5(path, source, clients)
-    return open_sqlite(path, source, clients) if is_sqlite(name) else None
+        kind = next((ends for ends in (TABLES, HDF5) if name.endswith(ends)), ())
+    if kind:
+        return open_hdf5(path, source, clients) if kind == HDF5 else open_file(path, source)
+    sqlite = path.is_file() and is_sqlite(name)
+    return open_sqlite(path, source, clients) if sqlite else None
 
 
 def from_arrays(  # noqa: PLR0913  (the common options by name, the others in source)

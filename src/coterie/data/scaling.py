@@ -44,19 +44,10 @@ _CHUNK = 1 << 16  # rows processed together
 _NAMED = 3  # clients and columns listed in a message
 _NAMED_EMPTY = 5  # clients without rows listed in a message
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # names that a flag takes unquoted
-_BY_OWN = f"by each client's own training rows, cut at +-{LIMIT:g}"
 
 Integers = NDArray[np.int64]
 _Beyond = tuple[Integers, Integers, Integers, Integers]
 """Cells, with their rows beyond a limit, those far beyond, and those above less those below."""
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """Scales of the (client, column) cells that hold a stored number, by sorted cell number."""
-
-    cells: Integers
-    scale: NDArray[np.float64]
 
 
 def standardise_clients(
@@ -89,19 +80,15 @@ def standardise_clients(
             f"{len(test)} clients, rows of shape {train.spec.shape} and {test.spec.shape}, sparse "
             f"{train.is_sparse} and {test.is_sparse}); split one dataset"
         )
-    if train.is_sparse:
-        cells = _sparse_cells(train)
-        note = f"features scaled (not centred: sparse) {_BY_OWN}"
-        return (
-            _noted(train, _scale_cells(train, cells), note),
-            None if test is None else _noted(test, _scale_cells(test, cells), note),
-        )
-    center, scale = _dense_moments(train)
-    note = f"features centred and scaled {_BY_OWN}"
-    return (
-        _noted(train, _scale_rows(train, center, scale), note),
-        None if test is None else _noted(test, _scale_rows(test, center, scale), note),
-    )
+    known = _sparse_cells(train) if train.is_sparse else _dense_moments(train)
+    scale: Callable[..., Features] = _scale_cells if train.is_sparse else _scale_rows
+    how = "scaled (not centred: sparse)" if train.is_sparse else "centred and scaled"
+    note = f"features {how} by each client's own training rows, cut at +-{LIMIT:g}"
+
+    def scaled(data: FederatedDataset) -> FederatedDataset:
+        return replace(data, features=scale(data, *known), notes=(*data.notes, note))
+
+    return scaled(train), None if test is None else scaled(test)
 
 
 def client_moments(train: FederatedDataset) -> Moments:
@@ -112,9 +99,9 @@ def client_moments(train: FederatedDataset) -> Moments:
     """
     if not train.is_sparse:
         return _dense_moments(train)
-    known = _sparse_cells(train)
+    cells, known = _sparse_cells(train)
     scale = np.full((len(train), train.spec.features), np.inf)
-    scale.reshape(-1)[known.cells] = known.scale
+    scale.reshape(-1)[cells] = known
     return np.zeros_like(scale), scale
 
 
@@ -124,11 +111,7 @@ def scale_by(
     """Scale each client's rows by its row of `client_moments`, as `standardise_clients` does."""
     if not data.is_sparse:
         return replace(data, features=_scale_rows(data, center, scale))
-    assert not isinstance(data.features, Tensor)
-    owner = np.repeat(np.arange(len(data)), np.diff(data.features.indptr[data.offsets]))
-    scaled = _with_values(data, _bounded(data.features.data, scale[owner, data.features.indices]))
-    scaled.eliminate_zeros()
-    return replace(data, features=scaled)
+    return replace(data, features=_scale_entries(data, scale.reshape(-1)[_cell_numbers(data)]))
 
 
 def apply_constants(
@@ -221,10 +204,6 @@ def _constants(
     return centers, scales
 
 
-def _noted(data: FederatedDataset, features: Features, note: str) -> FederatedDataset:
-    return replace(data, features=features, notes=(*data.notes, note))
-
-
 def _flat(data: FederatedDataset) -> NDArray[np.float32]:
     assert isinstance(data.features, Tensor)
     flat: NDArray[np.float32] = data.features.detach().cpu().reshape(-1, data.spec.features).numpy()
@@ -303,7 +282,8 @@ def _cell_numbers(data: FederatedDataset) -> Integers:
     return cells
 
 
-def _sparse_cells(train: FederatedDataset) -> _Cells:
+def _sparse_cells(train: FederatedDataset) -> tuple[Integers, NDArray[np.float64]]:
+    """Return the sorted cells (client, column) that hold a stored number, and their scales."""
     assert not isinstance(train.features, Tensor)
     cells, inverse = np.unique(_cell_numbers(train), return_inverse=True)
     values = train.features.data.astype(np.float64)
@@ -313,16 +293,21 @@ def _sparse_cells(train: FederatedDataset) -> _Cells:
     square = np.bincount(inverse, weights=(values - mean[inverse]) ** 2, minlength=len(cells))
     # Entries that are not stored are zeros, each mean^2 away from the mean.
     deviation = np.sqrt((square + (counts - stored) * mean**2) / np.maximum(counts, 1))
-    return _Cells(cells, _infinite_if_zero(deviation))
+    return cells, _infinite_if_zero(deviation)
 
 
-def _scale_cells(data: FederatedDataset, known: _Cells) -> sparse.csr_matrix:
-    assert not isinstance(data.features, Tensor)
+def _scale_cells(
+    data: FederatedDataset, cells: Integers, known: NDArray[np.float64]
+) -> sparse.csr_matrix:
     wanted = _cell_numbers(data)
-    place = np.searchsorted(known.cells, wanted)
+    place = np.searchsorted(cells, wanted)
     # A cell without an entry in training does not vary there.
-    padded = np.append(known.cells, -1)
-    scale = np.where(padded[place] == wanted, np.append(known.scale, np.inf)[place], np.inf)
+    same = np.append(cells, -1)[place] == wanted
+    return _scale_entries(data, np.where(same, np.append(known, np.inf)[place], np.inf))
+
+
+def _scale_entries(data: FederatedDataset, scale: NDArray[np.float64]) -> sparse.csr_matrix:
+    assert not isinstance(data.features, Tensor)
     scaled = _with_values(data, _bounded(data.features.data, scale))
     scaled.eliminate_zeros()
     return scaled

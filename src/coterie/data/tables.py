@@ -44,19 +44,9 @@ NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 _BLOCK = 1 << 20  # bytes of a CSV read at a time
 _BATCH = 1 << 15  # rows of a Parquet file read at a time
 _INTEGER_NAME = re.compile(r"-?[0-9]{1,4000}")  # int() takes no more digits
+_GAPS = pa.array(["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"])
 _NUMBER = r"^\s*[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf|infinity|nan)\s*$"
 _INTEGER = r"^\s*[+-]?\d+\s*$"
-
-
-def _strings(values: Sequence[str]) -> pa.Array:
-    """Return an Arrow array of text; `pa.array` would import pandas, which takes a second."""
-    data = [value.encode() for value in values]
-    offsets = np.cumsum([0, *map(len, data)]).astype(np.int32)
-    buffers = (pa.py_buffer(offsets), pa.py_buffer(b"".join(data)))
-    return pa.StringArray.from_buffers(len(data), *buffers)
-
-
-_GAPS = _strings(["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"])
 
 
 @dataclass(frozen=True)
@@ -805,13 +795,13 @@ def _moved(fail: Fail, rows: NDArray[np.int64], row: int, found: str) -> DataErr
 
 
 def _class_names(text: pa.Array, classes: tuple[str, ...]) -> NDArray[Any]:
-    gap = pc.and_(_is_gap(text), pc.invert(pc.is_in(text, _strings(classes))))
+    gap = pc.and_(_is_gap(text), pc.invert(pc.is_in(text, pa.array(classes))))
     return _numpy(pc.if_else(gap, pa.scalar(None, pa.string()), text)).astype(object)
 
 
 def _is_written_real(column: pa.Array, name: str, fail: Fail) -> bool:
     if not _is_text(column.type):
-        return pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)
+        return bool(pa.types.is_floating(column.type) or pa.types.is_decimal(column.type))
     text = _texts(column, name, fail)
     whole = pc.or_(_is_gap(text), pc.match_substring_regex(text, _INTEGER))
     return not pc.all(pc.fill_null(whole, True)).as_py()
@@ -831,7 +821,7 @@ def _matrix(
             continue
         levels = columns.levels[position]
         text = _texts(column, name, fail)
-        codes = _numpy(pc.fill_null(pc.index_in(text, _strings(levels)), -1)).astype(np.int64)
+        codes = _numpy(pc.fill_null(pc.index_in(text, pa.array(levels)), -1)).astype(np.int64)
         lost = np.flatnonzero((codes < 0) & ~_numpy(pc.fill_null(_is_gap(text), True)))
         if len(lost):
             value = text[int(lost[0])].as_py()
