@@ -304,7 +304,8 @@ def _read(
     chosen = frozenset(wanted)
     for index in indexes:
         users = index.rows() if features else iter(index.users.values())
-        for group in _groups(user for user in users if user.name in chosen):
+        # filter, unlike a generator expression, does not hold a user while the next one is read
+        for group in _groups(filter(lambda user: user.name in chosen, users)):
             whole = _batch(group, index.file.split)
             if not features or not len(whole.y):
                 yield whole
