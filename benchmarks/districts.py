@@ -11,15 +11,16 @@ import argparse
 
 import numpy as np
 
+from coterie.data.config import DataConfig
 from coterie.methods.base import registered
 from coterie.plan import Privacy
-from coterie.run import DataChoice, execute
+from coterie.run import execute
 from coterie.run_plan import RunPlan
 
 
 def error(kind, seed, epsilon):
     plan = RunPlan(
-        data=DataChoice(name="districts", split_seed=seed),
+        data=DataConfig(name="districts", split_seed=seed),
         method=registered()[kind](),
         privacy=Privacy(epsilon=epsilon, delta=1e-5),
         simulation_seed=seed,

@@ -6,14 +6,11 @@ import json
 import shlex
 import subprocess
 import sys
-import subprocess
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -249,31 +246,6 @@ def test_impossible_numbers_are_refused(name: str) -> None:
 
 
 SMALL: dict[str, Any] = {"clients": 5, "rows": 20, "features": 6}
-
-
-def test_files_are_read_and_refused_without_torch(tmp_path: Path, leaf_file) -> None:
-    """Importing torch takes seconds; checks of files and options do not need it."""
-    leaf_file(tmp_path / "a.json", u=([[1, 2]], [0]), v=([[3, 4]], [1]))
-    (tmp_path / "a.csv").write_text("client,a,y\nu,1,0.5\nv,3,1.5\n")
-    np.savez(tmp_path / "a.npz", X=np.ones((4, 2)), y=[0.5, 1, 1.5, 2], client=[0, 0, 1, 1])
-    code = """
-import sys
-from coterie.data.config import DataConfig
-from coterie.data.federated import DataError, describe
-for name in ("a.json", "a.csv", "a.npz"):
-    assert describe(DataConfig(name=name, clients=1).read())["clients"] == 1
-for refused in ({"name": "no.csv"}, {"name": "no"}, {"name": "a.csv", "clients": 9}):
-    try:
-        DataConfig(**refused).read()
-    except DataError:
-        continue
-    raise AssertionError(refused)
-print(*sorted({"torch", "scipy.sparse", "numba"} & set(sys.modules)))
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
-    assert ran.stdout.strip() == ""
 
 
 def test_files_are_read_and_refused_without_torch(tmp_path: Path, leaf_file) -> None:

@@ -10,10 +10,8 @@ from sklearn.datasets import load_digits
 
 from coterie.data import datasets
 from coterie.data.config import DataConfig
-from coterie.data.config import DataConfig
 from coterie.data.datasets import DISTRICTS_TEST_ROWS, digits, districts
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.data.synthetic import KINDS
 from coterie.data.synthetic import KINDS
 
 
@@ -183,14 +181,5 @@ def test_the_registry_is_complete_and_declares_test_splits() -> None:
     assert kinds == set(KINDS)
     assert all(dataset.description for dataset in datasets.DATASETS.values())
     test = DataConfig(name="districts").split()[1]
-    assert set(test.counts.tolist()) == {1, 2}
-    assert DataConfig(name="synthetic").split()[1].counts.tolist() == [5] * 100
-
-
-def test_the_registry_is_complete_and_declares_test_splits() -> None:
-    kinds = {name.partition(":")[2] for name in datasets.NAMES if name.startswith("synthetic:")}
-    assert kinds == set(KINDS)
-    assert all(dataset.description for dataset in datasets.DATASETS.values())
-    train, test = DataConfig(name="districts").split()
     assert set(test.counts.tolist()) == {1, 2}
     assert DataConfig(name="synthetic").split()[1].counts.tolist() == [5] * 100

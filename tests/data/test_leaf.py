@@ -253,6 +253,7 @@ def test_memory_holds_one_user_at_a_time(tmp_path: Path, monkeypatch) -> None:
 
 MEASURE = """
 import sys
+import torch  # its memory is not that of the file
 from coterie.data.load import Source, load
 
 def resident(key):

@@ -465,6 +465,9 @@ def test_of_papers_impossible_options_are_refused(
 # x.
 
 
+SMALL_SVM: dict[str, Any] = {"clients": 5, "rows": 20, "features": 6}
+
+
 def test_mtlsvm_defaults_are_the_papers() -> None:
     train, test = DataConfig(name="mtlsvm:regression").split()
     assert (len(train), train.spec.shape, train.spec.task) == (20, (200,), "regression")
@@ -530,23 +533,25 @@ def test_mtlsvm_pays_as_much_as_the_docstring_says() -> None:
 
 @pytest.mark.parametrize("unequal", [False, True])
 def test_mtlsvm_follows_from_the_seed(unequal: bool) -> None:
-    one, two, other = (mtlsvm_regression(**SMALL, unequal=unequal, seed=seed) for seed in (3, 3, 4))
+    one, two, other = (
+        mtlsvm_regression(**SMALL_SVM, unequal=unequal, seed=seed) for seed in (3, 3, 4)
+    )
     assert equal(one.data, two.data)
     assert not torch.isclose(one.data.targets, other.data.targets).all()
     assert not torch.isclose(one.truth["weight"], other.truth["weight"]).any()
-    more = mtlsvm_regression(**{**SMALL, "clients": 9}, unequal=unequal, seed=3)
+    more = mtlsvm_regression(**{**SMALL_SVM, "clients": 9}, unequal=unequal, seed=3)
     assert equal(more.data.first(5), one.data)
     assert torch.equal(more.truth["weight"][:5], one.truth["weight"])
 
 
 def test_without_noise_and_with_other_splits() -> None:
-    made = mtlsvm_regression(**SMALL, snr_db=float("inf"), test=3)
+    made = mtlsvm_regression(**SMALL_SVM, snr_db=float("inf"), test=3)
     rows = made.data.features.reshape(5, 20, 6)
     product = torch.einsum("knd,kd->kn", rows, made.truth["weight"][:, 0])
     torch.testing.assert_close(made.data.targets.reshape(5, 20), product)
     train, test = made.data.split_by_source()
     assert (set(train.counts), set(test.counts)) == ({17}, {3})
-    assert set(mtlsvm_regression(**SMALL, test=0).data.split_by_source()[1].counts) == {0}
+    assert set(mtlsvm_regression(**SMALL_SVM, test=0).data.split_by_source()[1].counts) == {0}
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,7 @@ def test_numbers_name_clients_the_same_in_every_type(tmp_path: Path) -> None:
 
 MEASURE = """
 import sys, threading, time
+import torch  # its memory is not that of the file
 from coterie.data.load import Source, load
 
 def anonymous():
