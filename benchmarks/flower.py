@@ -21,7 +21,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from coterie.choice import DataChoice
+from coterie.data.config import DataConfig
 from coterie.deploy.demo import SITES, Demo, site_config, write_demo
 from coterie.deploy.processes import LocalFederation
 
@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
-    data = DataChoice(name="districts").open()
+    data = DataConfig(name="districts").open()
     size = data.spec.features + 1
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

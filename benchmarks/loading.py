@@ -35,7 +35,7 @@ if how == "json":
     with open(path, encoding="utf-8") as file:
         rows = sum(json.load(file)["num_samples"])
 else:
-    from coterie.data.formats import Source, load
+    from coterie.data.load import Source, load
 
     before, begin = resident("VmRSS"), time.perf_counter()
     folder = path + ".arrays" if how == "mapped" else None

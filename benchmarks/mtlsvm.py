@@ -9,7 +9,7 @@ tables of the figures. `--quick` takes two seeds and fewer rounds, and writes to
 
 HAR ($COTERIE_DATA, or shared/data beside the repository) is sitting against the rest, the first 20
 of 30 subjects, 70 % of the rows for training, a seed deciding the split; "light" keeps 100 of each
-client's training rows. The regression simulation is `coterie.data.papers_svm`, where a seed decides
+client's training rows. The regression simulation is `coterie.data.synthetic`, where a seed decides
 everything. Models have no bias, as in the paper. The paper does not give its constants: here they
 are chosen for each method and data set on seed 1000 (`constants`).
 
@@ -33,10 +33,9 @@ import numpy as np
 import torch
 
 from coterie.core.rng import Rng
-from coterie.data.formats import Source, load
-from coterie.data.papers_svm import mtlsvm_regression
+from coterie.data.load import Source, load
 from coterie.data.scaling import standardise_clients
-from coterie.data.synthetic import synthetic
+from coterie.data.synthetic import mtlsvm_regression, synthetic
 from coterie.engine.simulate import set_clock, simulate
 from coterie.history import History
 from coterie.methods.globalsvm import GlobalSVM

@@ -31,8 +31,8 @@ import numpy as np
 
 from coterie.core.rng import Rng
 from coterie.core.tree import size
-from coterie.data.catalogue import open_named
-from coterie.data.formats import Source, load
+from coterie.data.datasets import open_named
+from coterie.data.load import Source, load
 from coterie.engine.simulate import simulate
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg

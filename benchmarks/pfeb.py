@@ -49,17 +49,18 @@ import numpy as np
 import torch
 
 from coterie.core.tree import stack
-from coterie.data.catalogue import NAMES, open_named
-from coterie.data.embedded import (
+from coterie.data.datasets import (
     DISTRICTS_CLIP,
     DISTRICTS_CONSTANTS,
     DISTRICTS_TARGET,
     DISTRICTS_YEARS,
+    NAMES,
     Constant,
     districts,
+    open_named,
 )
 from coterie.data.federated import DataError
-from coterie.data.formats import Source, from_arrays, load
+from coterie.data.load import Source, from_arrays, load
 from coterie.data.scaling import apply_constants, standardise_clients
 from coterie.engine.simulate import simulate
 from coterie.methods.base import Method

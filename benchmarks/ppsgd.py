@@ -34,7 +34,7 @@ import torch
 from scipy import sparse
 
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.formats import Source, load
+from coterie.data.load import Source, load
 from coterie.data.scaling import standardise_clients
 from coterie.engine.simulate import simulate
 from coterie.methods.local import Local

@@ -27,9 +27,9 @@ import torch
 from scipy import sparse
 from sklearn.svm import LinearSVC
 
+from coterie.data.config import Source
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.formats import load
-from coterie.data.source import Source
+from coterie.data.load import load
 from coterie.engine.simulate import simulate
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM

@@ -29,7 +29,7 @@ from public_features.network import PublicMap, public_map
 
 import coterie as ct
 from coterie.core.rng import Rng
-from coterie.data.embed import embed
+from coterie.data.scaling import embed
 from coterie.methods.pmtl import PMTL
 from coterie.models.dense import Linear, save_start
 

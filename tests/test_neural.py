@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from coterie.cli.main import main
-from coterie.data.catalogue import open_named
+from coterie.data.datasets import open_named
 from coterie.engine.simulate import simulate
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg

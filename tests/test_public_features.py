@@ -18,7 +18,7 @@ pytestmark = pytest.mark.full
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 glyphs = pytest.importorskip("public_features.glyphs")
 network = pytest.importorskip("public_features.network")
-from coterie.data.embed import embed  # noqa: E402
+from coterie.data.scaling import embed  # noqa: E402
 from coterie.data.synthetic import synthetic  # noqa: E402
 from coterie.methods.pmtl import PMTL  # noqa: E402
 from coterie.models import Linear  # noqa: E402

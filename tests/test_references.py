@@ -13,8 +13,8 @@ from rich.console import Console
 from scipy.stats import ttest_rel
 
 from coterie import references
-from coterie.choice import DataChoice
 from coterie.cli.results_table import references_table, results_table
+from coterie.data.config import DataConfig
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.base import registered
@@ -189,7 +189,7 @@ def test_the_mixed_model_of_a_run_without_privacy_is_itself():
 def plan_of(**settings):
     options = {"clients": 25, "rows": 7, "features": 3}
     return Plan(
-        data=DataChoice(name="synthetic", options=options),
+        data=DataConfig(name="synthetic", options=options),
         method=PMTL(),
         privacy=Privacy(epsilon=4.0),
         rounds=2,

@@ -14,10 +14,10 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score, roc_auc_score
 
 from coterie.calibration_error import BINS, OWN_ROWS, Reliability
-from coterie.choice import DataChoice
 from coterie.core.tree import Tree, size
+from coterie.data.config import DataConfig
 from coterie.data.federated import FederatedDataset
-from coterie.data.formats import from_arrays
+from coterie.data.load import from_arrays
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import Outcome, simulate
 from coterie.methods.pmtl import PMTL
@@ -445,7 +445,7 @@ def test_the_loss_is_a_mean_over_clients(task: Any) -> None:
 def run_into(folder: Path, task: str) -> dict[str, Any]:
     options = {"clients": 30, "rows": [4, 24], "features": 3, "task": task}
     plan = Plan(
-        data=DataChoice(name="synthetic", options=options),
+        data=DataConfig(name="synthetic", options=options),
         method=PMTL(),
         privacy=Privacy(epsilon=5.0),
         rounds=2,

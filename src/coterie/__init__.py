@@ -11,13 +11,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "FederatedDataset": "coterie.data.federated",
     "DataError": "coterie.data.federated",
-    "Source": "coterie.data.source",
-    "load": "coterie.data.formats",
-    "from_arrays": "coterie.data.formats",
-    "from_targets": "coterie.data.formats",
+    "Source": "coterie.data.config",
+    "load": "coterie.data.load",
+    "from_arrays": "coterie.data.load",
+    "from_targets": "coterie.data.load",
     "standardise_clients": "coterie.data.scaling",
     "apply_constants": "coterie.data.scaling",
-    "open_named": "coterie.data.catalogue",
+    "open_named": "coterie.data.datasets",
     "synthetic": "coterie.data.synthetic",
     "Everyone": "coterie.privacy.sampling",
     "FixedSize": "coterie.privacy.sampling",
@@ -67,18 +67,15 @@ _ROOMS = ("methods", "models")
 __all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from coterie.core.tree import Tree as Tree
-    from coterie.data.catalogue import open_named as open_named
-    from coterie.data.federated import Clients as Clients
+    from coterie.data.config import Source as Source
+    from coterie.data.datasets import open_named as open_named
     from coterie.data.federated import DataError as DataError
     from coterie.data.federated import FederatedDataset as FederatedDataset
-    from coterie.data.federated import Spec as Spec
-    from coterie.data.formats import from_arrays as from_arrays
-    from coterie.data.formats import from_targets as from_targets
-    from coterie.data.formats import load as load
+    from coterie.data.load import from_arrays as from_arrays
+    from coterie.data.load import from_targets as from_targets
+    from coterie.data.load import load as load
     from coterie.data.scaling import apply_constants as apply_constants
     from coterie.data.scaling import standardise_clients as standardise_clients
-    from coterie.data.source import Source as Source
     from coterie.data.synthetic import synthetic as synthetic
     from coterie.engine.simulate import simulate as simulate
     from coterie.estimators import ConstantScaler as ConstantScaler

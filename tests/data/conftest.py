@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coterie.data.federated import DataError
-from coterie.data.formats import Source, load
+from coterie.data.load import Source, load
 
 
 @pytest.fixture

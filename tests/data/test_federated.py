@@ -1,13 +1,19 @@
 """The container: padding never shows another client's row, splits keep every client's rows."""
 
+import json
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy import sparse
+from scipy import sparse, stats
+from tests.data.samples import LABELS, OWNERS, X, equal
 
-from coterie.data.federated import DataError, FederatedDataset, Spec
+from coterie.data.federated import DataError, FederatedDataset, Spec, describe
+from coterie.data.load import Source, from_arrays, load
 
 
 def make(counts=(2, 0, 4, 1, 0), features=3):
@@ -97,8 +103,8 @@ def test_parts_of_mapped_data_are_mapped_and_cleaned_up(tmp_path):
     """A split of rows that do not fit in memory must not bring them there."""
     import gc
 
-    from coterie.data.formats import load
-    from coterie.data.source import Source
+    from coterie.data.config import Source
+    from coterie.data.load import load
 
     generator = np.random.default_rng(0)
     client = np.repeat(np.arange(50), 40)
@@ -152,3 +158,135 @@ def test_how_many_rows_a_client_has_does_not_decide_what_others_train_on(rows, t
             parts = [draw(made(n)).features.numpy() for n in (counts, other)]
             left, right = (part[part[:, 0] != 1] for part in parts)
             np.testing.assert_array_equal(left, right)
+
+
+def test_numbers_are_those_of_the_clients() -> None:
+    owner = np.repeat([0, 1, 2, 3], [1, 2, 3, 10])
+    data = from_arrays(np.ones((16, 3)), np.arange(16) % 3, owner, split=np.arange(16) % 2)
+    found = describe(data)
+    counts = np.array([1, 2, 3, 10])
+    assert (found["clients"], found["rows"], found["features"], found["shape"]) == (4, 16, 3, [3])
+    assert (found["task"], found["outputs"], found["sparse"]) == ("multiclass", 3, False)
+    spread = found["rows_per_client"]
+    assert (spread["min"], spread["median"], spread["max"], spread["mean"]) == (1, 2.5, 10, 4)
+    assert spread["sd"] == pytest.approx(counts.std())
+    assert spread["skew"] == pytest.approx(stats.skew(counts))
+    assert found["classes_per_client"] == {"min": 1, "median": 2.5, "max": 3}
+    assert found["split"] == {"train": 8, "test": 8}
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_equal_clients_regression_and_labels() -> None:
+    found = describe(from_arrays(np.ones((4, 2)), np.ones(4), [0, 0, 1, 1]))
+    assert found["rows_per_client"]["skew"] == 0
+    assert "classes_per_client" not in found
+    assert found["split"] is None
+    labels = [[0, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+    found = describe(from_arrays(np.ones((4, 2)), labels, [0, 0, 1, 1]))
+    assert found["classes_per_client"] == {"min": 0, "median": 1, "max": 2}
+    json.dumps(found, allow_nan=False)
+
+
+def test_har_has_every_class_in_every_client(shared_data) -> None:
+    found = describe(load(shared_data("har_lite/har_lite.npz")))
+    assert found["classes_per_client"] == {"min": 6, "median": 6, "max": 6}
+    assert found["split"] == {"train": 7715, "test": 2584}
+
+
+# x.
+
+
+@pytest.fixture(params=["dense", "sparse", "mapped"])
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> FederatedDataset:
+    counts = [5, 0, 1, 9, 40]
+    owner = np.repeat(np.arange(5), counts)
+    x = np.stack([np.arange(1.0, 56.0), owner + 1], axis=1)
+    made = request.param == "mapped"
+    source = Source(
+        sparse=request.param == "sparse", memory_map=str(tmp_path / "m") if made else None
+    )
+    names = [f"c{k}" for k in range(5)]
+    return from_arrays(x, x[:, 0] / 2, owner, names=names, split=np.arange(55) % 2, source=source)
+
+
+def numbers(data: FederatedDataset) -> list[int]:
+    """The rows' own numbers, from 1."""
+    return (data.targets * 2).int().tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9, 100])
+def test_at_most_so_many_rows(data: FederatedDataset, rows: int) -> None:
+    part = data.at_most(rows, seed=3)
+    assert part.counts.tolist() == np.minimum(data.counts, rows).tolist()
+    assert part.spec == data.spec
+    kept = np.array(numbers(part))
+    assert (np.diff(kept) > 0).all(), "rows keep their order"
+    assert equal(part, data.where(np.isin(np.arange(1, 56), kept)))
+    assert set(kept) <= set(numbers(data.at_most(rows + 1, seed=3)))
+    assert numbers(data.at_most(rows, seed=3)) == kept.tolist()
+
+
+def test_every_row_is_as_likely_and_the_coins_are_not_those_of_the_split() -> None:
+    data = from_arrays(np.ones((10, 1)), np.arange(10) / 2, [0] * 10)
+    hits = np.zeros(10)
+    same = 0
+    for seed in range(2000):
+        kept = numbers(data.at_most(3, seed))
+        hits[kept] += 1
+        same += numbers(data.split(3, seed)[1]) == kept
+    # 600 expected of each, standard deviation 20.5; 2000 / 120 = 17 alike by chance
+    assert np.abs(hits - 600).max() < 4.5 * 20.5
+    assert same < 40
+
+
+def test_only_some_clients(data: FederatedDataset) -> None:
+    part = data.only([3, 0, 1])
+    assert list(part.names) == ["c3", "c0", "c1"]
+    assert part.spec == replace(data.spec, clients=3)
+    assert part.counts.tolist() == [9, 5, 0]
+    assert numbers(part) == [*range(7, 16), *range(1, 6)]
+    assert part.source_split is not None
+    np.testing.assert_array_equal(part.source_split, (np.array(numbers(part)) - 1) % 2)
+    block, whole = part.clients(np.array([0])), data.clients(np.array([3]))
+    assert torch.equal(block.x, whole.x)
+    assert torch.equal(block.y, whole.y)
+    assert block.memory is not whole.memory
+    assert equal(data.only(np.arange(5)), data)
+
+
+def test_the_first_clients(data: FederatedDataset) -> None:
+    assert equal(data.first(3), data.only([0, 1, 2]))
+    assert data.first(5) is data
+    assert numbers(data.first(4).at_most(3, 8)) == numbers(data.at_most(3, 8))[:7]
+    both = [part.first(4) for part in data.split(0.3, seed=2)]
+    for one, other in zip(both, data.first(4).split(0.3, seed=2), strict=True):
+        assert equal(one, other)
+
+
+def test_a_mapped_part_is_mapped_and_leaves_nothing(tmp_path: Path) -> None:
+    source = Source(memory_map=str(tmp_path / "m"))
+    data = from_arrays(X, LABELS / 2, OWNERS, source=source)
+    part = data.only([1]).at_most(2, seed=0)
+    assert part.features.shape == (2, 2)
+    del part
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("ids", [[], [0, 0], [0.0], [True, False, True, True, True], [[0]]])
+def test_clients_are_listed_by_number(data: FederatedDataset, ids: Any) -> None:
+    with pytest.raises(DataError, match="expected a list of numbers of clients, at least one"):
+        data.only(ids)
+
+
+@pytest.mark.parametrize("ids", [[5], [-1, 2]])
+def test_clients_exist(data: FederatedDataset, ids: list[int]) -> None:
+    with pytest.raises(DataError, match="expected 0 to 4: there are 5 clients"):
+        data.only(ids)
+
+
+def test_sizes_are_possible(data: FederatedDataset) -> None:
+    for clients in (0, 6):
+        with pytest.raises(DataError, match=f"clients = {clients}: expected 1 to 5"):
+            data.first(clients)
+    with pytest.raises(DataError, match="rows = 0: expected at least 1 row of each client"):
+        data.at_most(0, seed=0)

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.data import hub
 from coterie.data.federated import DataError
-from coterie.data.formats import Source, load
+from coterie.data.load import Source, load
 
 ROWS = {
     "who": ["b", "a", "b"],
@@ -166,7 +166,7 @@ def test_what_is_none_of_these_is_refused(tmp_path: Path) -> None:
     for mixed in ([object(), 1, 2], [[1], 2, 3]):
         with pytest.raises(DataError, match="column 'y' holds values of several kinds"):
             load(Dataset(ROWS | {"y": mixed}), TABLE)
-    with pytest.raises(DataError, match="unlike columns"):
+    with pytest.raises(DataError, match="different columns"):
         load(DatasetDict(train=Dataset(ROWS), test=Dataset({"who": ["a"]})), TABLE)
 
 
@@ -233,7 +233,7 @@ def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
     path = folder / "data-00001-of-00002.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, lesser.schema) as writer:
         writer.write_table(lesser)
-    with pytest.raises(DataError, match=r"00001-of-00002\.arrow: columns unlike.*age, text"):
+    with pytest.raises(DataError, match=r"00001-of-00002\.arrow: columns differ.*age, text"):
         load(folder, TABLE)
 
 

@@ -9,8 +9,8 @@ import pytest
 from pyarrow import parquet
 from scipy import sparse
 
-from coterie.data import table_files
-from coterie.data.formats import Source, load
+from coterie.data import tables as table_files
+from coterie.data.load import Source, load
 
 TEXT = """client,age,city,y,dose
 b,30,rome,1.5,0.1
@@ -270,7 +270,8 @@ def test_numbers_name_clients_the_same_in_every_type(tmp_path: Path) -> None:
 
 MEASURE = """
 import sys, threading, time
-from coterie.data.formats import Source, load
+import torch  # its memory is not that of the file
+from coterie.data.load import Source, load
 
 def anonymous():
     with open("/proc/self/status") as status:

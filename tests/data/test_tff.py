@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from coterie.cli.main import main
-from coterie.data import tff, tff_sqlite
+from coterie.data import tff
+from coterie.data import tff as tff_sqlite
 from coterie.data.federated import DataError
-from coterie.data.formats import Source, load
-from coterie.data.tf_example import parse_example
+from coterie.data.load import Source, load
+from coterie.data.tff import parse_example
 
 WORDS = ("sort", "c#", "how")
 TAGS = ("python", "c#", "list")
@@ -163,7 +164,7 @@ def test_a_folder_of_hdf5_files(tmp_path: Path) -> None:
     hdf5_file(folder / "so_held_out.h5", HELD_OUT)
     check_both(load(folder, SOURCE))
     check_train(load(folder, Source(**{**vars(SOURCE), "splits": ("train",)})))
-    with pytest.raises(DataError, match=r"so_held_out.h5.*holds each of train, dev"):
+    with pytest.raises(DataError, match=r"so_held_out.h5.*each of the parts train, dev"):
         load(folder, Source(**{**vars(SOURCE), "splits": ("train", "dev")}))
 
 
@@ -293,7 +294,7 @@ def test_bad_hdf5_is_refused(tmp_path: Path, monkeypatch) -> None:
         load(path, SOURCE)
     with h5py.File(path, "a") as file:
         file["examples/00000003/title"] = [b"a", b"b"]
-    with pytest.raises(DataError, match=r"client '00000003' has .*'title': 2.*as many each"):
+    with pytest.raises(DataError, match=r"client '00000003' has .*'title': 2.*same number"):
         load(path, SOURCE)
     with h5py.File(path, "w") as file:
         file.create_group("examples")
@@ -353,7 +354,7 @@ def test_rows_in_a_log_beside_the_file_are_not_lost(tmp_path: Path) -> None:
             "DELETE FROM client_metadata WHERE client_id = '00000003'",
             "client '00000003', part 'train': client_metadata does not name it",
         ),
-        ("UPDATE client_metadata SET num_examples = 'x'", "has 'x' rows"),
+        ("UPDATE client_metadata SET num_examples = 'x'", "declares 'x' rows"),
         ("UPDATE examples SET client_id = NULL WHERE rowid = 1", "client_id is missing"),
     ],
 )

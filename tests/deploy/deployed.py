@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from tests.deploy.federations import Neighbourhood, federate, rows_of
 
 import coterie as ct
-from coterie.choice import DataChoice
+from coterie.data.config import DataConfig
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import client_moments
 from coterie.deploy.coordinator import run_coordinator
@@ -55,7 +55,7 @@ def deploy(root: Path, clients: int = 12, sites: int = 3, **settings: Any) -> De
     of_plan |= {"method": ct.PMTL(model=ct.Linear()), "privacy": ct.Privacy(epsilon=1.0)}
     of_data = {"standardise": settings.pop("standardise", "none")}
     of_plan |= {key: settings.pop(key) for key in list(settings) if key in Plan.__annotations__}
-    choice = DataChoice(name="districts", **of_data)
+    choice = DataConfig(name="districts", **of_data)
     whole = choice.open().first(clients)
     federation, keys = federate(whole, sites, **settings)
     agreement = make_agreement(Plan(data=choice, **of_plan), federation)

@@ -19,9 +19,9 @@ import torch
 from tests.deploy.deployed import Deployment, deploy
 
 import coterie as ct
-from coterie.choice import DataChoice
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
+from coterie.data.config import DataConfig
 from coterie.deploy import coordinator as conduct
 from coterie.deploy import results as finish
 from coterie.deploy.coordinator import Coordinator
@@ -433,7 +433,7 @@ def no_data(monkeypatch):
     def gone(self):
         raise AssertionError("the training rows were asked for")
 
-    monkeypatch.setattr(DataChoice, "open", gone)
+    monkeypatch.setattr(DataConfig, "open", gone)
 
 
 def _file(made: Deployment, path: Path) -> tuple[list[str], np.ndarray]:
@@ -456,7 +456,7 @@ def _by_hand(made: Deployment, folder: Path, names: list[str], x: np.ndarray) ->
     """Answer rows by the linear models, scaled by each client's own training rows."""
     clients = list(made.agreement.federation.sites["site1"].clients)
     models = {name: leaf.double().numpy() for name, leaf in stacked_models(folder).items()}
-    train = DataChoice(name="districts").split(made.whole)[0]
+    train = DataConfig(name="districts").split(made.whole)[0]
     found = []
     for name, given in zip(names, x.astype(np.float64), strict=True):
         row = given

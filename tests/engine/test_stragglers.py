@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from coterie.choice import DataChoice
+from coterie.data.config import DataConfig
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import set_clock, simulate
 from coterie.history import History
@@ -194,7 +194,7 @@ def test_the_command_line_has_a_clock(tmp_path, capsys):
     assert 'wait = "45%"' in (out / "plan.toml").read_text()
     assert pq.read_table(out / "history.parquet").num_rows == 3
     plan = Plan(
-        data=DataChoice(name="synthetic"), method=MTLSVM(), privacy=FREE,
+        data=DataConfig(name="synthetic"), method=MTLSVM(), privacy=FREE,
         stragglers=Stragglers(wait="45%"),
     )  # fmt: skip
     from coterie.core.config import to_table

@@ -9,8 +9,7 @@ import torch
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 
 from coterie.data.federated import DataError
-from coterie.data.papers import mpmtl_low_rank
-from coterie.data.synthetic import synthetic
+from coterie.data.synthetic import mpmtl_low_rank, synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL

@@ -11,9 +11,8 @@ import torch
 
 from coterie.core.rng import Rng
 from coterie.data.federated import DataError
-from coterie.data.formats import from_arrays
-from coterie.data.papers import figure2, mpmtl_group_sparse, mpmtl_low_rank
-from coterie.data.synthetic import synthetic
+from coterie.data.load import from_arrays
+from coterie.data.synthetic import figure2, mpmtl_group_sparse, mpmtl_low_rank, synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.mpmtl import MPMTL, framework
 from coterie.methods.mtl import MTL

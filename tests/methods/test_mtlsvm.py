@@ -331,11 +331,11 @@ def test_a_private_run_does_all_its_rounds():
 
 
 def test_the_default_plan_has_few_rounds_and_a_clip_to_match():
-    from coterie.choice import DataChoice
+    from coterie.data.config import DataConfig
     from coterie.plan.plan import Plan
 
     data = toy("regression", clients=300, rows=5, features=4)
-    plan = Plan(data=DataChoice(name="synthetic"), method=MTLSVM(), privacy=Privacy(epsilon=1.0))
+    plan = Plan(data=DataConfig(name="synthetic"), method=MTLSVM(), privacy=Privacy(epsilon=1.0))
     found = resolve(plan, data.spec)
     assert found.rounds == rounds_by_rule(plan.method, plan.privacy, data.spec)
     assert 1 <= found.rounds <= 5

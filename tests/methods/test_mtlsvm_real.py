@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from coterie.core.tree import take
-from coterie.data.formats import load
+from coterie.data.config import Source
+from coterie.data.load import load
 from coterie.data.scaling import standardise_clients
-from coterie.data.source import Source
 from coterie.engine.simulate import simulate
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA

@@ -15,8 +15,8 @@ import pytest
 from sklearn.metrics import mean_squared_error
 
 from coterie import history
-from coterie.choice import DataChoice
 from coterie.cli.main import main
+from coterie.data.config import DataConfig
 from coterie.engine.simulate import Progress
 from coterie.history import History, is_cheap
 from coterie.methods.base import Method
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.full
 def plan_of(method: Method | None = None, **changes: Any) -> Plan:
     options = {"clients": 12, "rows": [6, 14], "features": 3, "task": "regression"}
     settings: dict[str, Any] = {
-        "data": DataChoice(name="synthetic", options=options),
+        "data": DataConfig(name="synthetic", options=options),
         "method": method or PMTL(),
         "privacy": Privacy(epsilon=20.0),
         "rounds": 4,

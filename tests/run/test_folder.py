@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from coterie.choice import DataChoice
+from coterie.data.config import DataConfig
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.guarantee import Guarantee
@@ -28,7 +28,7 @@ from coterie.verify import verify
 pytestmark = pytest.mark.full
 
 PLAN = Plan(
-    data=DataChoice(name="synthetic", options={"clients": 9, "rows": [4, 8], "features": 3}),
+    data=DataConfig(name="synthetic", options={"clients": 9, "rows": [4, 8], "features": 3}),
     method=PMTL(),
     privacy=Privacy(epsilon=2.0),
     rounds=4,

@@ -13,12 +13,11 @@ import torch
 from pyarrow import csv
 from sklearn.preprocessing import StandardScaler
 
-from coterie.choice import DataChoice
 from coterie.cli.main import main
 from coterie.cli.results_table import about_newcomers
 from coterie.core.tree import take
+from coterie.data.config import DataConfig, Source
 from coterie.data.federated import DataError
-from coterie.data.source import Source
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import check_onboard, simulate
 from coterie.methods.base import Shape, registered
@@ -28,6 +27,7 @@ from coterie.methods.localsvm import joined
 from coterie.methods.pmtl import PMTL
 from coterie.newcomers import hold_out, score_alone, score_newcomers
 from coterie.plan.plan import Plan, Privacy
+from coterie.report.elements import join
 from coterie.run.models import stacked_models
 from coterie.run.run import execute
 from coterie.scores import evaluate
@@ -69,7 +69,7 @@ def finished(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, method):
     folder, result = finished(method)
-    choice = DataChoice(name=write(tmp_path / "new.npz", clients=3, seed=5), split_seed=0)
+    choice = DataConfig(name=write(tmp_path / "new.npz", clients=3, seed=5), split_seed=0)
     choice = Plan.from_table(
         {
             "data": {"name": choice.name, "source": {"task": "regression"}},
@@ -129,8 +129,8 @@ def test_what_a_mask_is_not_is_said_to_newcomers_too(tmp_path, finished, capsys)
     assert "data.source.task" in err and "'regression'" in err and "'binary'" in err
     rows = dict(np.load(classes))
     np.savez(classes, **{**rows, "y": rows["y"].astype(int)})
-    with pytest.raises(ValueError, match="regression task, but the new clients' rows are binary"):
-        onboard(folder, DataChoice(name=classes))
+    with pytest.raises(ValueError, match="regression task, the newcomers' rows are binary"):
+        join(folder, DataConfig(name=classes))
 
 
 def test_what_cannot_be_joined_is_said(tmp_path, finished, capsys):
@@ -194,7 +194,7 @@ def test_newcomers_are_read_and_scaled_as_the_run_was(tmp_path, wards, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["clients"] == 4 and told["took_part"] == 0
     source = Source(client="ward", target="score", task="regression", features=("a", "b"))
-    train, test = DataChoice(name=new, source=source).split()
+    train, test = DataConfig(name=new, source=source).split()
     with np.load(wards / "shared.npz") as arrays:
         weight, bias = arrays["weight"].reshape(-1), float(arrays["bias"].reshape(-1)[0])
     errors, around = 0.0, 0.0
@@ -232,11 +232,11 @@ def test_python_callers_are_refused_too(tmp_path, wards):
     new = table_file(tmp_path / "new.csv", clients=3, seed=7)
     source = Source(client="ward", target="score", task="regression", features=("a", "b"))
     with pytest.raises(ValueError, match=r"data\.standardise: .* 'client'"):
-        onboard(wards, DataChoice(name=new, source=source))
+        join(wards, DataConfig(name=new, source=source))
     constants = replace(source, scale={"a": 2.0})
     with pytest.raises(ValueError, match=r"data\.source\.scale"):
-        onboard(wards, DataChoice(name=new, source=constants, standardise="client"))
-    again = onboard(wards, choose(wards, {"name": new}))
+        join(wards, DataConfig(name=new, source=constants, standardise="client"))
+    again = join(wards, choose(wards, {"name": new}))
     assert again.names == ["n0", "n1", "n2"] and again.known == []
 
 
@@ -257,7 +257,7 @@ def test_columns_in_another_order_are_the_same_features(tmp_path):
         new = table_file(tmp_path / f"{order[0]}.csv", clients=3, seed=7, names="x{}", order=order)
         found.append(onboard(tmp_path / "run", choose(tmp_path / "run", {"name": new})))
     assert found[0].score.value == found[1].score.value
-    twisted = DataChoice(
+    twisted = DataConfig(
         name=str(tmp_path / "note.csv"),
         source=Source(**source, features=("b", "a")),
         standardise="client",

@@ -11,9 +11,10 @@ from scipy import sparse
 from sklearn.linear_model import LinearRegression
 
 from coterie.cli.main import main
+from coterie.data.config import Source
 from coterie.data.federated import DataError
-from coterie.data.source import Source
-from coterie.data.unlabelled import feature_constants, load_unlabelled, target_constants
+from coterie.data.load import load_unlabelled
+from coterie.data.tables import feature_constants, target_constants
 from coterie.plan.plan import Plan
 from coterie.predictions import decision_function, predict
 from coterie.run.run import execute

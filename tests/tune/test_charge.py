@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import coterie.tune.charge
-from coterie.choice import DataChoice
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
+from coterie.data.config import DataConfig
 from coterie.deploy.site import mask_context
 from coterie.plan.plan import Plan
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
@@ -181,7 +181,7 @@ def test_it_is_deterministic_in_the_seed_and_runs_are_independent():
 
 
 def test_scored_rows_are_neither_trained_on_nor_tested_on(monkeypatch):
-    choice = DataChoice(name="rows.csv", validation=0.25, standardise="client")
+    choice = DataConfig(name="rows.csv", validation=0.25, standardise="client")
     (train, test), (same, held) = choice.split(), choice.split_validation()
     assert (train.targets == same.targets).all() and (train.features == same.features).all()
     parts = [set(part.targets.tolist()) for part in (train, test, held)]

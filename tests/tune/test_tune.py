@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import coterie.tune.tune
-from coterie.choice import DataChoice
 from coterie.cli.main import main
 from coterie.cli.tune import make_grid
 from coterie.core.config import ConfigError
-from coterie.data.catalogue import open_named
+from coterie.data.config import DataConfig
+from coterie.data.datasets import open_named
 from coterie.plan.plan import Plan
 from coterie.run.run import execute
 from coterie.run.summary import CHARGED, NOT_COVERED
@@ -111,7 +111,7 @@ def watch_simulations(monkeypatch):
 def test_trials_see_training_rows_of_their_own_client_alone(monkeypatch):
     seen = watch_simulations(monkeypatch)
     tune(plan(), {"method.lam": [0.3]}, folds=3)
-    train, _ = DataChoice(name="synthetic", options=SMALL).split()
+    train, _ = DataConfig(name="synthetic", options=SMALL).split()
     times = Counter()
     for _, data in seen:
         for client in range(12):

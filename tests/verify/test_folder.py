@@ -22,10 +22,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coterie.choice import DataChoice
 from coterie.cli.main import main
 from coterie.core.tree import map_arrays
-from coterie.methods import base
+from coterie.data.config import DataConfig
+from coterie.estimators import base
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.full
 def plan_of(method=None, task="regression", **settings):
     options = {"clients": 12, "rows": [4, 8], "features": 3, "task": task}
     usual = {
-        "data": DataChoice(name="synthetic", options=options),
+        "data": DataConfig(name="synthetic", options=options),
         "method": method or PMTL(),
         "privacy": Privacy(epsilon=2.0),
         "rounds": 3,

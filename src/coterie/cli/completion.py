@@ -102,7 +102,7 @@ def names() -> Mapping[str, list[str]]:
     methods = {"auto", *_registered(package.joinpath("methods"), "register")}
     methods |= {point.name for point in entry_points(group="coterie.methods")}
     data = package.joinpath("data")
-    catalogue = data.joinpath("catalogue.py").read_text(encoding="utf-8")
+    catalogue = data.joinpath("datasets.py").read_text(encoding="utf-8")
     kinds = re.search(r"^Kind = Literal\[(.*?)\]", _read(data, "synthetic.py"), re.S | re.M)
     found = re.findall(r'^    "([a-z_:]+)":', catalogue, re.M)
     found += [f"synthetic:{kind}" for kind in re.findall(r'"(\w+)"', kinds[1] if kinds else "")]

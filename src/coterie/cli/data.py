@@ -29,13 +29,13 @@ def _show(arguments: argparse.Namespace) -> None:
     from coterie.cli.run import check_flags
 
     check_flags(arguments)
-    from coterie.choice import DataChoice
     from coterie.cli.flags import data_table
     from coterie.core.config import from_table
-    from coterie.data.describe import describe
+    from coterie.data.config import DataConfig
+    from coterie.data.federated import describe
 
-    choice = from_table(DataChoice, data_table(arguments), "data")
-    facts = {"data": choice.name, **describe(choice.open())}
+    config = from_table(DataConfig, data_table(arguments), "data")
+    facts = {"data": config.name, **describe(config.read())}
     if arguments.json:
         print(json.dumps(facts, indent=2, allow_nan=False))
         return

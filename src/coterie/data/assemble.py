@@ -1,41 +1,345 @@
-"""From batches of rows to `FederatedDataset`, in two passes and one copy.
+"""From batches of rows to `ClientArrays`, in two passes and one copy.
 
-The first pass counts the rows of every client and looks at the range of the targets; the second
-writes each row at its client's place in arrays made once, in memory or in a folder. A folder
-appears whole or not at all. Clients keep the order of their numbers when every name is a whole
-number, else of first appearance; the rows of a client keep the file's order.
+The first pass counts the rows of every client and finds the range of the targets. The second pass
+writes each row to its client's place in arrays that are allocated once, in memory or in a folder. A
+folder appears complete or not at all. Clients are sorted by number if every name is an integer,
+else they keep the order of first appearance; the rows of a client keep the order of the source.
 """
 
 import math
-from collections.abc import Iterator
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from scipy import sparse
 
-from coterie.data.columns import Batch, Table, Values, client_order
-from coterie.data.federated import DataError, Features, FederatedDataset, Spec
-from coterie.data.labels import Range, Target, encode_target, plan_target
-from coterie.data.rooms import let_go, room_for
-from coterie.data.source import Source
+from coterie.data.config import Source
+from coterie.data.federated import ClientArrays, DataError, Spec, Task
+from coterie.data.tables import Batch, Table, client_order
+from coterie.data.text_images import Values
 
-_RESIDENT = 1 << 26  # bytes of mapped features held before they are let go
+SIGNED = "labels -1 and +1 read as 0 and 1"
+"""The note of data whose labels were -1 and +1."""
+_RESIDENT = 1 << 26  # bytes of mapped features that stay resident
+_MOST_UNDECLARED = 10_000
+_MOST_GUESSED = 19  # integers up to this, written as text, are taken for classes
+_FILES = ("features.npy", "targets.npy", "split.npy")
 _GAP = (
     'give the value, leave such rows out with missing="drop", or leave the column out of features'
 )
+_Allocate = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
+"""Allocates an array of (name, shape, type)."""
 
 
 @dataclass(frozen=True)
-class _Survey:
-    """What the first pass found."""
+class _Range:
+    """The range of the targets.
+
+    `real` is None as long as every file stores integers and real numbers alike; `text` is an
+    example of a target that is text; `kinds` are the different numbers, if they are needed (not
+    None), up to a few more than `_MOST_UNDECLARED`.
+    """
+
+    lowest: float = np.inf
+    highest: float = -np.inf
+    zero: bool = False
+    whole: bool = True
+    width: int = 1
+    real: bool | None = None
+    text: str | None = None
+    kinds: frozenset[float] | None = None
+
+    def extend(self, batch: Batch) -> "_Range":
+        """Return the range with the targets of a batch."""
+        y = batch.y
+        if not y.size:
+            return self
+        width = 1 if y.ndim == 1 else y.shape[1]
+        if y.dtype.kind in "OUS":
+            return replace(self, width=width, text=str(y.flat[0]))
+        flags = [flag for flag in (self.real, batch.real) if flag is not None]
+        return _Range(
+            lowest=min(self.lowest, float(y.min())),
+            highest=max(self.highest, float(y.max())),
+            zero=self.zero or bool((y == 0).any()),
+            whole=self.whole and bool((np.trunc(y) == y).all()),
+            width=width,
+            real=any(flags) if flags else None,
+            text=self.text,
+            kinds=self._more_kinds(y),
+        )
+
+    def _more_kinds(self, y: NDArray[Any]) -> frozenset[float] | None:
+        if self.kinds is None or len(self.kinds) > _MOST_UNDECLARED:
+            return self.kinds
+        return self.kinds | set(np.unique(y)[: _MOST_UNDECLARED + 1].astype(np.float64).tolist())
+
+    @property
+    def signed(self) -> bool:
+        """Whether labels are -1 and +1."""
+        return self.lowest == -1 and self.highest <= 1 and not self.zero and self.whole
+
+    @property
+    def two(self) -> bool:
+        """Whether labels are 0 and 1, or -1 and +1."""
+        return self.signed or (self.whole and self.lowest >= 0 and self.highest <= 1)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """How targets are written.
+
+    Attributes:
+        task: The task.
+        outputs: The number of outputs.
+        names: Declared names of the classes.
+        signed: Whether -1 and +1 stand for 0 and 1.
+        declared: Whether the classes were declared.
+        positive: Numbers of the classes that count as 1, against the rest; () without such.
+        found: The range of the labels, if there are more than two, for messages.
+        notes: Notes for the data.
+        assumed: Facts that were read off the rows and are treated as public.
+    """
+
+    task: Task
+    outputs: int
+    names: tuple[str, ...] | None = None
+    signed: bool = False
+    declared: bool = True
+    positive: tuple[int, ...] = ()
+    found: str = ""
+    notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> int:
+        """The number of classes a label may take."""
+        return self.outputs if self.task == "multiclass" else 2
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row's target."""
+        return (self.outputs,) if self.task == "multilabel" else ()
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """The type of stored targets."""
+        return np.int64 if self.task == "multiclass" else np.float32
+
+
+def _plan_target(table: Table, source: Source, found: _Range) -> _Target:
+    """Return how targets are written, by what is declared, else by their range."""
+    task = source.task or _task(table, source, found)
+    names = source.classes if isinstance(source.classes, tuple) else None
+    if task in ("regression", "multilabel"):
+        names = None
+    if found.text is not None and names is None:
+        raise DataError(
+            f"{table.where}: targets are text, e.g. {found.text!r}; declare the classes by name, "
+            f"classes=({found.text!r}, ...), or choose a numeric target"
+        )
+    if found.width > 1 and task != "multilabel":
+        raise DataError(f"{table.where}: {task} takes one target, found {found.width}; choose one")
+    if source.positives:
+        return _one_against_rest(table, source, found)
+    return _as_declared(table, source, found, task=task, names=names)
+
+
+def _as_declared(
+    table: Table, source: Source, found: _Range, *, task: Task, names: tuple[str, ...] | None
+) -> _Target:
+    size = source.class_count
+    expected = {"regression": None, "binary": 2, "multilabel": found.width}.get(task, size)
+    if size is not None and size != expected:
+        raise DataError(
+            f"{table.where}: {size} classes are declared, but {task} with {found.width} target(s) "
+            f"takes {expected or 'none'}; correct classes or task"
+        )
+    signed = names is None and task == "binary" and found.signed
+    notes: tuple[str, ...] = (SIGNED,) if signed else ()
+    outputs = {"multilabel": found.width, "multiclass": size}.get(task, 1)
+    assumed: tuple[str, ...] = ()
+    if source.task is None and size is None and task in ("binary", "multiclass"):
+        assumed = (_undeclared(1 if task == "binary" else int(found.highest)),)
+    elif source.task is None and table.guessed and found.whole and task == "regression":
+        notes += ("integer targets above 19 read as regression targets: declare task=",)
+    if outputs is None:
+        outputs = _count(table, found)
+        assumed = assumed or (_undeclared(outputs - 1),)
+    notes += assumed
+    declared = size is not None
+    return _Target(
+        task,
+        outputs,
+        names,
+        signed,
+        declared=declared,
+        found="" if found.two or found.text else f"{found.lowest:g} to {found.highest:g}",
+        notes=notes,
+        assumed=assumed,
+    )
+
+
+def _encode_target(table: Table, batch: Batch, target: _Target) -> NDArray[Any]:
+    """Return the targets of a batch as they are stored, or raise an error for a wrong one."""
+    if target.task == "regression":
+        center, scale = table.columns.target
+        with np.errstate(over="ignore"):
+            y = ((batch.y.astype(np.float64) - center) / scale).astype(np.float32)
+        wrong = np.flatnonzero(~np.isfinite(y))
+        if len(wrong):
+            row = int(wrong[0])
+            raise table.error(
+                batch, row, f"the target is {batch.y[row]}; correct it, or declare a scale for it"
+            )
+        return y.reshape(-1)
+    if table.columns.target != (0.0, 1.0):
+        raise DataError(
+            f"{table.where}: a constant is declared for the target, but {target.task} labels are "
+            "not scaled; leave it out"
+        )
+    if target.names is not None:
+        named = _named(table, batch, target, target.names)
+        return np.isin(named, target.positive).astype(target.dtype) if target.positive else named
+    labels = (batch.y + 1) / 2 if target.signed else batch.y
+    sound = (labels >= 0) & (labels < target.classes) & (np.trunc(labels) == labels)
+    if not sound.all():
+        row = int(np.argwhere(~sound)[0][0])
+        value = batch.y[row][~sound[row]][0] if batch.y.ndim > 1 else batch.y[row]
+        known = f"0..{target.classes - 1}" if not target.signed else "-1 and +1"
+        raise table.error(batch, row, _outside(f"{value:g}", known, target))
+    return labels.astype(target.dtype)
+
+
+def _one_against_rest(table: Table, source: Source, found: _Range) -> _Target:
+    """Make the declared classes 1 and all others 0."""
+    names = _class_names(table, source, found)
+    declared = source.classes is not None
+    kind = "declared classes" if declared else "classes found"
+    for name in source.positives:
+        if name not in names:
+            lead = f"class {name} is not declared" if declared else f"no row of class {name}"
+            raise DataError(
+                f"{table.where}: {lead}; the {kind} are {_listed(names)}: correct positive"
+            )
+    if len(source.positives) == len(names):
+        raise DataError(
+            f"{table.where}: positive names all {kind}, {_listed(names)}; leave at least one of "
+            "them for the rest"
+        )
+    return _Target(
+        "binary",
+        1,
+        names,
+        declared=declared,
+        positive=tuple(names.index(name) for name in source.positives),
+        notes=(f"class {', '.join(source.positives)} read as 1, every other class as 0",),
+    )
+
+
+def _class_names(table: Table, source: Source, found: _Range) -> tuple[str, ...]:
+    if isinstance(source.classes, tuple):
+        return source.classes
+    if source.classes is not None:
+        signed = source.classes == 2 and found.signed
+        return ("-1", "1") if signed else tuple(str(kind) for kind in range(source.classes))
+    kinds = found.kinds or frozenset()
+    finite = np.isfinite([found.lowest, found.highest]).all()
+    if not found.whole or not finite or len(kinds) > _MOST_UNDECLARED:
+        raise DataError(
+            f"{table.where}: positive chooses classes, but the targets are numbers from "
+            f"{found.lowest:g} to {found.highest:g}, not all of them whole or too many of them; "
+            "choose a target of whole numbers, or declare its classes by name"
+        )
+    return tuple(str(int(kind)) for kind in sorted(kinds))
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    """Return a short list of classes: 0..5 where they are numbered from 0."""
+    if len(names) > 2 and all(name == str(at) for at, name in enumerate(names)):
+        return f"0..{len(names) - 1}"
+    more = f", ... ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _task(table: Table, source: Source, found: _Range) -> Task:
+    if source.positives:
+        return "binary"
+    if found.width > 1:
+        if found.text is None and not (found.two and not found.signed):
+            raise DataError(
+                f"{table.where}: {found.width} targets that are not all 0 or 1; choose one, or set "
+                "targets_are_clients to make each a client"
+            )
+        return "multilabel"
+    if source.classes is not None:
+        return "binary" if source.class_count == 2 else "multiclass"
+    if found.real or (found.real is None and not found.two):
+        return "regression"
+    if table.guessed and (found.highest > _MOST_GUESSED or found.lowest < -1):
+        return "regression"
+    return "binary" if found.two else "multiclass"
+
+
+def _count(table: Table, found: _Range) -> int:
+    if not found.whole or found.lowest < 0 or found.highest >= _MOST_UNDECLARED:
+        raise DataError(
+            f"{table.where}: whole-number targets from {found.lowest:g} to {found.highest:g} are "
+            'no labels 0, 1, 2, ...; declare classes by name, or task="regression"'
+        )
+    return max(int(found.highest) + 1, 2)
+
+
+def _undeclared(highest: int) -> str:
+    return (
+        f"classes taken from the file's labels (0..{highest}): declare classes= to make this "
+        "public knowledge explicit"
+    )
+
+
+def _named(table: Table, batch: Batch, target: _Target, names: Sequence[str]) -> NDArray[Any]:
+    kinds, codes = np.unique(batch.y, return_inverse=True)
+    whole = kinds.dtype.kind in "f" and bool((np.trunc(kinds) == kinds).all())
+    spelled = [str(int(k) if whole and np.isfinite(k) else k) for k in kinds]
+    if kinds.dtype.kind == "b":
+        spelled = [str(int(kind)) for kind in kinds]
+    index = {name: at for at, name in enumerate(names)}
+    known = np.array([index.get(name, -1) for name in spelled], dtype=np.int64)
+    y = known[codes.reshape(-1)]
+    wrong = np.flatnonzero(y < 0)
+    if len(wrong):
+        value = spelled[int(codes.reshape(-1)[wrong[0]])]
+        raise table.error(batch, int(wrong[0]), _outside(repr(value), _listed(names), target))
+    return y.astype(target.dtype)
+
+
+def _outside(value: str, known: str, target: _Target) -> str:
+    kind = "declared classes" if target.declared else "classes"
+    if target.task == "binary" and target.found:
+        return (
+            f"label {value} is outside the {kind} {known} of a binary task (labels found: "
+            f"{target.found}); correct the row, or name the classes that count as 1 with positive="
+        )
+    return (
+        f"label {value} is outside the {kind} {known}; correct the row, or declare all classes "
+        "with classes="
+    )
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Results of the first pass."""
 
     names: tuple[str, ...]
     counts: NDArray[np.int64]
-    range: Range
+    range: _Range
     has_split: bool
     dropped: int
     lost: int
@@ -56,7 +360,7 @@ class _Places:
     cursor: NDArray[np.int64]
 
     def assign(self, batch: Batch) -> NDArray[np.int64]:
-        """Return every row of a batch the next free place of its client."""
+        """Assign the next free place of its client to every row of a batch."""
         codes = np.array([self.index.get(name, -1) for name in batch.names], int)[batch.codes]
         order = np.argsort(codes, kind="stable")
         ordered = codes[order]
@@ -70,7 +374,7 @@ class _Places:
         return places
 
 
-def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
+def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
     """Read a table into flat arrays, sorted by client.
 
     Args:
@@ -81,30 +385,30 @@ def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
     shape = source.shape or table.shape
     survey = _survey(table, source)
     _check(table, source, survey)
-    target = plan_target(table, source, survey.range)
+    target = _plan_target(table, source, survey.range)
     order = survey.order
     names = tuple(survey.names[k] for k in order)
     offsets = np.concatenate([[0], np.cumsum(survey.counts[order])]).astype(np.int64)
     index = {name: k for k, name in enumerate(names)}
     places = _Places(table.where, index, offsets, offsets[:-1].copy())
     rows = int(offsets[-1])
-    with room_for(source.memory_map) as room:
-        arrays = {"targets": room("targets", (rows, *target.shape), target.dtype)}
+    with _allocator(source.memory_map) as allocate:
+        arrays = {"targets": allocate("targets", (rows, *target.shape), target.dtype)}
         if survey.has_split:
-            arrays["split"] = room("split", (rows,), np.int8)
+            arrays["split"] = allocate("split", (rows,), np.int8)
         if not (table.sparse or source.sparse):
-            arrays["features"] = room("features", (rows, *shape), np.float32)
+            arrays["features"] = allocate("features", (rows, *shape), np.float32)
         _fill(table, source, target=target, places=places, arrays=arrays)
     if source.memory_map is not None:
         arrays = {
             name: np.load(Path(source.memory_map, f"{name}.npy"), mmap_mode="c") for name in arrays
         }
-    return FederatedDataset(
+    return ClientArrays(
         spec=Spec(shape=shape, outputs=target.outputs, task=target.task, clients=len(names)),
         names=names,
         offsets=offsets,
-        features=_features(arrays["features"], shape, table.where),
-        targets=torch.from_numpy(arrays["targets"]),
+        features=_finished(arrays["features"], shape, table.where),
+        targets=arrays["targets"],
         source_split=np.asarray(arrays["split"]) if "split" in arrays else None,
         title=title,
         notes=(*table.notes, *target.notes, *_notes(table, source, survey)),
@@ -114,12 +418,12 @@ def assemble(table: Table, source: Source, *, title: str) -> FederatedDataset:
     )
 
 
-def _check(table: Table, source: Source, survey: _Survey) -> None:
+def _check(table: Table, source: Source, survey: _Counts) -> None:
     odd = next((name for name in survey.names if not _is_unicode(name)), None)
     if odd is not None:
         raise DataError(
-            f"{table.where}: client {odd!r} is no Unicode text (it holds one half of a pair of "
-            "surrogates) and could not be written to a file; rename it"
+            f"{table.where}: client {odd!r} is no Unicode text (it holds one half of a "
+            "surrogate pair); rename it"
         )
     if not survey.counts.sum():
         lost = f", {survey.lost} {table.lost}" if survey.lost else ""
@@ -134,7 +438,7 @@ def _check(table: Table, source: Source, survey: _Survey) -> None:
     if source.shape and math.prod(source.shape) != math.prod(table.shape):
         raise DataError(
             f"{table.where}: rows of shape {table.shape} do not fit shape = {source.shape}; "
-            "declare one of as many numbers"
+            "declare a shape with as many values"
         )
 
 
@@ -146,9 +450,9 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-def _survey(table: Table, source: Source) -> _Survey:
+def _survey(table: Table, source: Source) -> _Counts:
     counts: dict[str, int] = {}
-    found = Range(kinds=frozenset() if source.positives else None)
+    found = _Range(kinds=frozenset() if source.positives else None)
     split = 0
     dropped, lost = 0, 0
     width: tuple[int, ...] | None = None
@@ -163,11 +467,11 @@ def _survey(table: Table, source: Source) -> _Survey:
         dropped += gaps
         lost += batch.lost
     sizes = np.array(list(counts.values()), dtype=np.int64)
-    return _Survey(tuple(counts), sizes, found, split > 0, dropped, lost)
+    return _Counts(tuple(counts), sizes, found, split > 0, dropped, lost)
 
 
 def _width(table: Table, batch: Batch, width: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Refuse targets of another width than the first: NumPy would spread one over all labels."""
+    """Refuse targets of another width than the first: NumPy would broadcast one to all labels."""
     if not len(batch.y):
         return width
     found = batch.y.shape[1:]
@@ -178,34 +482,36 @@ def _width(table: Table, batch: Batch, width: tuple[int, ...] | None) -> tuple[i
         raise table.error(
             batch,
             0,
-            f"{sizes[0]} targets, where the first row has {sizes[1]}; give every row as many",
+            f"{sizes[0]} targets, where the first row has {sizes[1]}; give every row the same",
         )
     return found
 
 
 def _fill(
-    table: Table, source: Source, *, target: Target, places: _Places, arrays: dict[str, Any]
+    table: Table, source: Source, *, target: _Target, places: _Places, arrays: dict[str, Any]
 ) -> None:
     rows = int(places.offsets[-1])
-    parts: list[tuple[NDArray[np.int64], sparse.csr_matrix]] = []
-    unseen = 0
+    parts: list[tuple[NDArray[np.int64], Values]] = []
+    resident = 0
     for batch, _ in _clean(table, source, features=True):
         if not len(batch.rows):
             continue
         at = places.assign(batch)
-        arrays["targets"][at] = encode_target(table, batch, target)
+        arrays["targets"][at] = _encode_target(table, batch, target)
         if batch.split is not None:
             arrays["split"][at] = _split(table, batch)
         x = _scaled(table, batch, source)
         if "features" in arrays:
             arrays["features"].reshape(rows, -1)[at] = x
-            unseen += x.nbytes
-            if unseen > _RESIDENT:
-                unseen = let_go(arrays["features"])
+            resident += x.nbytes
+            if resident > _RESIDENT:
+                resident = _evict(arrays["features"])
         else:
-            parts.append((at, sparse.csr_matrix(x)))
+            parts.append((at, _csr(x)))
     if parts:
-        stacked = sparse.vstack([part for _, part in parts], format="csr")
+        from scipy import sparse
+
+        stacked = sparse.vstack([x for _, x in parts], format="csr")
         arrays["features"] = stacked[np.argsort(np.concatenate([at for at, _ in parts]))]
 
 
@@ -234,7 +540,7 @@ def _by_target(batch: Batch, source: Source) -> Iterator[Batch]:
 
 
 def _gaps(values: Values) -> NDArray[np.bool_]:
-    """Tell which rows hold NaN or None."""
+    """Return which rows hold NaN or None."""
     if not isinstance(values, np.ndarray):
         gaps = np.zeros(values.shape[0], dtype=bool)
         holes = np.flatnonzero(np.isnan(values.data))
@@ -291,12 +597,12 @@ def _scaled(table: Table, batch: Batch, source: Source) -> Values:
     return x
 
 
-def _scaled_sparse(table: Table, batch: Batch, source: Source) -> sparse.csr_matrix:
+def _scaled_sparse(table: Table, batch: Batch, source: Source) -> Values:
     if table.columns.center is not None:
         raise DataError(
             f"{table.where}: center would fill every zero of sparse features; declare scale alone"
         )
-    raw = sparse.csr_matrix(batch.x)
+    raw = _csr(batch.x)
     x = raw if table.columns.scale is None else raw.multiply(1.0 / table.columns.scale).tocsr()
     data = x.data if source.clip is None else np.clip(x.data, -source.clip, source.clip)
     with np.errstate(over="ignore"):
@@ -307,7 +613,13 @@ def _scaled_sparse(table: Table, batch: Batch, source: Source) -> sparse.csr_mat
         row = int(np.searchsorted(x.indptr, at, side="right")) - 1
         name = str(table.columns.names[int(x.indices[at])])
         raise table.error(batch, row, f"column {name!r}: {_too_large(x.data[at])}")
-    return sparse.csr_matrix((data, x.indices, x.indptr), shape=x.shape)
+    return _csr((data, x.indices, x.indptr), shape=x.shape)
+
+
+def _csr(values: Any, **options: Any) -> Values:
+    from scipy import sparse
+
+    return sparse.csr_matrix(values, **options)
 
 
 def _too_large(value: Any) -> str:
@@ -330,23 +642,21 @@ def _split(table: Table, batch: Batch) -> NDArray[np.int8]:
 
 
 def _spelled(value: Any) -> str:
-    """Write a number as it would be read; NumPy's own repr names its type."""
+    """Return a number as text; the repr of NumPy includes its type."""
     if isinstance(value, str):
         return repr(str(value))
     return "missing" if value is None or np.isnan(value) else f"{value:g}"
 
 
-def _features(found: Any, shape: tuple[int, ...], where: str) -> Features:
-    if not sparse.issparse(found):
-        return torch.from_numpy(found)
-    if len(shape) > 1:
-        raise DataError(f"{where}: sparse rows are flat; leave shape = {shape} out")
-    rows = sparse.csr_matrix(found)
-    rows.sum_duplicates()
-    return rows
+def _finished(features: Values, shape: tuple[int, ...], where: str) -> Values:
+    if not isinstance(features, np.ndarray):
+        if len(shape) > 1:
+            raise DataError(f"{where}: sparse rows are flat; leave shape = {shape} out")
+        features.sum_duplicates()
+    return features
 
 
-def _notes(table: Table, source: Source, survey: _Survey) -> Iterator[str]:
+def _notes(table: Table, source: Source, survey: _Counts) -> Iterator[str]:
     if survey.lost:
         yield f"{survey.lost} rows {table.lost} left out"
     if survey.dropped:
@@ -356,3 +666,113 @@ def _notes(table: Table, source: Source, survey: _Survey) -> Iterator[str]:
         yield f"declared center and scale applied to {', '.join(named)}"
     if source.clip is not None:
         yield f"features clipped to [-{source.clip:g}, {source.clip:g}]"
+
+
+def values_of(given: Any, where: str) -> Values:
+    """Return the numbers of an array, a sparse matrix, a tensor, a data frame or a list."""
+    if hasattr(given, "tocsr"):
+        return _csr(given)
+    if hasattr(given, "detach"):
+        return given.detach().cpu().numpy()
+    try:
+        array = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
+    except ValueError as error:
+        widths = [len(row) if hasattr(row, "__len__") else 1 for row in given]
+        odd = next((at for at, width in enumerate(widths) if width != widths[0]), 0)
+        raise DataError(
+            f"{where}: row {odd} (from 0) has {widths[odd]} values, row 0 has {widths[0]}; give "
+            "every row the same number"
+        ) from error
+    if array.dtype.kind in "fiub":
+        return array
+    if array.dtype.kind not in "OUS":
+        raise DataError(f"{where}: arrays of {array.dtype} are not numbers; convert them")
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _text_error(array, where) from error
+
+
+def _text_error(array: NDArray[Any], where: str) -> DataError:
+    for at, value in np.ndenumerate(array):
+        try:
+            float(value)
+        except (TypeError, ValueError, OverflowError):
+            column = "".join(f", column {number}" for number in at[1:])
+            return DataError(
+                f"{where}: row {at[0]} (from 0){column}: found {_shortly(value)!r}, expected a "
+                "number; correct it, or code the column as numbers"
+            )
+    return DataError(f"{where}: {array.dtype} values that are no numbers; convert them")
+
+
+def _shortly(value: Any, most: int = 60) -> str:
+    text = str(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def targets_of(given: Any, where: str) -> NDArray[Any]:
+    """Return targets: numbers, or text with None as a gap."""
+    array = np.asarray(given.to_numpy()) if hasattr(given, "to_numpy") else None
+    if array is None:
+        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    if array.dtype.kind == "O" and not any(isinstance(value, str) for value in array.flat):
+        array = np.asarray(values_of(array, where))
+    if array.dtype.kind not in "fiubOU" or array.ndim not in (1, 2):
+        raise DataError(
+            f"{where}: y is {array.dtype} of shape {array.shape}; expected numbers or text, one "
+            "per row, or (rows, labels)"
+        )
+    return array.reshape(-1) if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+@contextmanager
+def _allocator(folder: str | None) -> Iterator[_Allocate]:
+    """Yield a function that allocates arrays in memory, or in a folder that appears on success."""
+    if folder is None:
+        yield _in_memory
+        return
+    final = Path(folder)
+    if final.is_file() or not final.parent.is_dir():
+        raise DataError(f"memory_map = {folder!r}: expected a folder, in a folder that exists")
+    if final.exists() and {path.name for path in final.iterdir()} - set(_FILES):
+        raise DataError(f"memory_map = {folder!r} holds other files; name a new or empty folder")
+    work = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    try:
+        yield lambda name, shape, dtype: _mapped(work / f"{name}.npy", shape, dtype)
+        if final.exists():
+            shutil.rmtree(final)
+        work.rename(final)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError:
+        raise DataError(
+            f"no memory for {name} of shape {shape}; set memory_map to hold them in a folder"
+        ) from None
+
+
+def _mapped(path: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    array: NDArray[Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        # a full disk must be an error here, not a bus error at the first write
+        with path.open("r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            except OSError as error:
+                size = path.stat().st_size / 1e9
+                raise DataError(f"{path.parent}: no space for {size:.1f} GB ({error})") from error
+    return array
+
+
+def _evict(features: NDArray[Any]) -> int:
+    """Release the resident pages of a memory map and return 0; the file keeps their content."""
+    mapped = getattr(features, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+    return 0

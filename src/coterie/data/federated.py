@@ -1,9 +1,11 @@
-"""Federated data: ragged clients as flat arrays with offsets, one copy, never pooled.
+"""Federated data: the rows of all clients in flat arrays with offsets, one copy, never pooled.
 
-`FederatedDataset` holds the rows of client k at `offsets[k]:offsets[k + 1]`. No method of it
-returns rows of several clients mixed together; `blocks` hands them out side by side (`Clients`),
-which is all that a stacked method ever sees.
+Client k holds rows `offsets[k]:offsets[k + 1]`. No method returns rows of several clients mixed
+together; `blocks` yields clients side by side (`Clients`), which is all that a stacked method sees.
+This module does not import torch until rows become tensors, so that files are checked quickly.
 """
+
+from __future__ import annotations
 
 import hashlib
 import shutil
@@ -13,30 +15,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from scipy import sparse
-from torch import Tensor
 
-from coterie.core.rng import Rng
+if TYPE_CHECKING:
+    import torch
+    from scipy import sparse
+    from torch import Tensor
+
+    from coterie.core.rng import Rng
 
 Task = Literal["regression", "binary", "multiclass", "multilabel"]
 TASKS: tuple[str, ...] = get_args(Task)
-Features: TypeAlias = Tensor | sparse.csr_matrix
+Features: TypeAlias = "Tensor | sparse.csr_matrix"
 _CHUNK = 1 << 16  # rows copied at a time between memory maps
-_HASHED = 1 << 22  # numbers of features that a fingerprint looks at, about
+_HASHED = 1 << 22  # approximate number of feature values that a fingerprint covers
 
 
 class DataError(ValueError):
-    """Raised for bad input: says where, what was found and what to do."""
+    """Raised for bad input. The message states the place, the value found and the remedy."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What is public before training: no field may be computed from the rows of clients.
+    """Public facts about the data; no field may be computed from the rows of clients.
 
     `outputs` is the width of the prediction: 1 for regression and binary, the number of declared
     classes or labels otherwise. `shape` is that of one row.
@@ -49,7 +53,7 @@ class Spec:
 
     @property
     def features(self) -> int:
-        """The numbers in one row."""
+        """The number of values in one row."""
         return int(np.prod(self.shape))
 
 
@@ -58,8 +62,8 @@ class Clients:
     """c clients side by side; client i has rows `starts[i] : starts[i] + counts[i]`.
 
     Kernels read the flat arrays in place; `x`, `y` and `mask` are the same rows padded to the
-    longest client, for code over stacked tensors. `memory` is where solvers keep what they made of
-    single clients' rows, for as long as the data lives.
+    longest client, for code over stacked tensors. `memory` is a cache in which solvers keep values
+    derived from single clients' rows, as long as the data exists.
     """
 
     spec: Spec
@@ -75,17 +79,19 @@ class Clients:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows live."""
+        """The device of the rows."""
         return self.targets.device
 
     @property
     def longest(self) -> int:
-        """The largest number of rows of a client here."""
+        """The largest number of rows of a client in this block."""
         return int(self.counts.max()) if len(self) else 0
 
     @cached_property
     def index(self) -> Tensor:
         """Flat row numbers, shape (c, longest); padding points anywhere and is always masked."""
+        import torch
+
         steps = torch.arange(self.longest)
         inside = steps[None, :] < self.counts[:, None]
         return torch.where(inside, self.starts[:, None] + steps[None, :], 0)
@@ -93,6 +99,8 @@ class Clients:
     @cached_property
     def mask(self) -> Tensor:
         """Which padded rows are real, shape (c, longest), bool."""
+        import torch
+
         return (torch.arange(self.longest)[None, :] < self.counts[:, None]).to(self.device)
 
     @cached_property
@@ -107,7 +115,9 @@ class Clients:
 
     def rows(self, index: Tensor, mask: Tensor) -> Tensor:
         """Gather flat rows by number, zeros where the mask is false."""
-        if isinstance(self.features, Tensor):
+        import torch
+
+        if isinstance(self.features, torch.Tensor):
             found = self.features[index.to(self.device)]
         else:
             picked = self.features[index.reshape(-1).numpy()].toarray()
@@ -116,13 +126,15 @@ class Clients:
 
     def labels(self, index: Tensor, mask: Tensor) -> Tensor:
         """Gather flat targets by number, zeros where the mask is false."""
+        import torch
+
         found = self.targets[index.to(self.device)]
         return torch.where(_spread(mask, found), found, torch.zeros_like(found))
 
 
 @dataclass(frozen=True)
-class FederatedDataset:
-    """Named clients with ragged rows.
+class ClientArrays:
+    """Named clients with ragged rows, as NumPy arrays: the result of reading a file.
 
     Attributes:
         spec: Public facts.
@@ -133,19 +145,19 @@ class FederatedDataset:
             (rows, outputs) float32 (multilabel).
         source_split: 0 train / 1 test per row where the source declares a split.
         title: A name for tables.
-        notes: What the loader did (rows dropped, constants declared), in words.
-        assumed: What was read off the rows and is taken for public knowledge (the classes, where
-            none were declared); stated with every guarantee on this data.
-        mapped: The folder of the arrays where they are memory-mapped; parts of the data (splits)
-            are then mapped beside it too, and removed with the last reference to them.
-        columns: Names of the features where the source has them; else none.
+        notes: What the loader did (rows dropped, constants declared).
+        mapped: The folder of the arrays where they are memory-mapped. Parts of the data (splits)
+            are mapped beside it, and removed with the last reference to them.
+        assumed: Facts that were read off the rows and are treated as public (the classes, where
+            none were declared). They are stated with every guarantee on this data.
+        columns: Names of the features where the source has them, else empty.
     """
 
     spec: Spec
     names: Sequence[str]
     offsets: NDArray[np.int64]
-    features: Features
-    targets: Tensor
+    features: Any
+    targets: Any
     source_split: NDArray[np.int8] | None = None
     title: str = "data"
     notes: tuple[str, ...] = ()
@@ -159,14 +171,12 @@ class FederatedDataset:
                 f"{self.title}: {len(self.names)} names, {len(self.offsets)} offsets and "
                 f"spec.clients = {self.spec.clients} do not fit together"
             )
-        if int(self.offsets[-1]) != self.features.shape[0] or self.features.shape[0] != len(
-            self.targets
-        ):
+        rows = self.features.shape[0]
+        if int(self.offsets[-1]) != rows or rows != len(self.targets):
             raise DataError(
-                f"{self.title}: offsets end at {self.offsets[-1]}, but there are "
-                f"{self.features.shape[0]} feature rows and {len(self.targets)} targets"
+                f"{self.title}: offsets end at {self.offsets[-1]}, but there are {rows} feature "
+                f"rows and {len(self.targets)} targets"
             )
-
         if self.spec.task == "multiclass" and len(self.targets):
             least, most = int(self.targets.min()), int(self.targets.max())
             if least < 0 or most >= self.spec.outputs:
@@ -180,112 +190,16 @@ class FederatedDataset:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Rows of each client."""
+        """The number of rows of each client."""
         return np.diff(self.offsets)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether features are kept as CSR."""
-        return not isinstance(self.features, Tensor)
+        """Whether features are stored as CSR."""
+        return hasattr(self.features, "indptr")
 
-    def to(self, device: torch.device | str) -> "FederatedDataset":
-        """Move dense rows to a device (sparse rows stay on the CPU)."""
-        if torch.device(device) == self.targets.device:
-            return self
-        if not isinstance(self.features, Tensor):
-            raise DataError(f"{self.title}: sparse rows run on the CPU only, not on {device}")
-        return replace(self, features=self.features.to(device), targets=self.targets.to(device))
-
-    def clients(self, ids: NDArray[np.int64]) -> Clients:
-        """Put the named clients side by side, in the order given."""
-        starts = self.offsets[ids]
-        return Clients(
-            spec=self.spec,
-            ids=torch.from_numpy(np.ascontiguousarray(ids, dtype=np.int64)),
-            starts=torch.from_numpy(starts),
-            counts=torch.from_numpy(self.offsets[ids + 1] - starts),
-            features=self.features,
-            targets=self.targets,
-            memory=self._memory,
-        )
-
-    @cached_property
-    def _memory(self) -> dict[str, Any]:
-        return {}
-
-    def forget(self) -> None:
-        """Drop what solvers made of the rows: they may have been changed in place since."""
-        self._memory.clear()
-
-    def blocks(self, ids: NDArray[np.int64], size: int) -> Iterator[Clients]:
-        """Hand out clients in blocks of at most `size`, those of like size together."""
-        ids = np.asarray(ids, dtype=np.int64)
-        ordered = ids[np.argsort(self.offsets[ids + 1] - self.offsets[ids], kind="stable")]
-        for start in range(0, len(ordered), size):
-            yield self.clients(ordered[start : start + size])
-
-    def split(self, test: float | int, seed: int) -> tuple["FederatedDataset", "FederatedDataset"]:
-        """Split inside every client, at random; a client always keeps a row for training.
-
-        Args:
-            test: A share of each client's rows (float, rounded to the nearest row), or a number
-                of rows per client (int).
-            seed: Seed of the split.
-        """
-        if not (0 < test < 1 or (isinstance(test, int) and test >= 1)):
-            raise DataError(
-                f"test = {test!r}: expected a share between 0 and 1 or a row count >= 1"
-            )
-        counts = self.counts
-        wanted = np.full_like(counts, test) if isinstance(test, int) else np.rint(counts * test)
-        held = np.minimum(wanted.astype(np.int64), np.maximum(counts - 1, 0))
-        is_test = self._draw(held, Rng.seeded(seed).at("split"))
-        return self.where(~is_test), self.where(is_test)
-
-    def _draw(self, wanted: NDArray[np.int64], rng: Rng) -> NDArray[np.bool_]:
-        """Draw so many rows of each client; fewer of the same draw are among more of it.
-
-        By each client's own coins: how many rows one has must not decide which rows others train
-        on, or it would reach their posts past the clip.
-        """
-        counts = self.counts
-        owner = np.repeat(np.arange(len(counts)), counts)
-        rank = np.arange(len(owner)) - np.repeat(self.offsets[:-1], counts)
-        order = np.lexsort((rng.words(owner, rank), owner))
-        drawn = np.zeros(len(owner), dtype=bool)
-        drawn[order] = rank < wanted[owner]
-        return drawn
-
-    def split_by_source(self) -> tuple["FederatedDataset", "FederatedDataset"]:
-        """Split as the source declares."""
-        if self.source_split is None:
-            raise DataError(f"{self.title} declares no split; use split(test=..., seed=...)")
-        return self.where(self.source_split == 0), self.where(self.source_split == 1)
-
-    def where(self, keep: NDArray[np.bool_]) -> "FederatedDataset":
-        """Keep some rows of every client; clients stay, even without rows."""
-        owner = np.repeat(np.arange(len(self)), self.counts)
-        counts = np.bincount(owner[keep], minlength=len(self))
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return self._take(np.flatnonzero(keep), offsets, self.spec, self.names)
-
-    def at_most(self, rows: int, seed: int) -> "FederatedDataset":
-        """Keep so many rows of each client, drawn at random; clients with fewer keep all.
-
-        Rows keep their order, and the rows of a smaller number are among those of a larger one.
-
-        Args:
-            rows: The most rows of a client.
-            seed: Seed of the draw; not the same coins as those of `split`.
-        """
-        if rows < 1:
-            raise DataError(f"rows = {rows}: expected at least 1 row of each client")
-        wanted = np.minimum(self.counts, rows)
-        part = self.where(self._draw(wanted, Rng.seeded(seed).at("at_most")))
-        return replace(part, notes=(*self.notes, f"at most {rows} rows of each client kept"))
-
-    def only(self, ids: Sequence[int] | NDArray[np.int64]) -> "FederatedDataset":
-        """Keep whole clients, in the order given: those to train with, or newcomers.
+    def only(self, ids: Sequence[int] | NDArray[np.int64]) -> Self:
+        """Keep whole clients, in the order given, such as training clients or held-out clients.
 
         Args:
             ids: Numbers of clients from 0, none twice.
@@ -309,12 +223,12 @@ class FederatedDataset:
         part = self._take(index, offsets, spec, [self.names[at] for at in chosen.tolist()])
         return replace(part, notes=(*self.notes, f"{len(chosen)} of {len(self)} clients kept"))
 
-    def first(self, clients: int) -> "FederatedDataset":
-        """Keep the first so many clients."""
+    def first(self, clients: int) -> Self:
+        """Keep the first `clients` clients."""
         if not 1 <= clients <= len(self):
             raise DataError(
-                f"{self.title}: clients = {clients}: expected 1 to {len(self)}, as many as there "
-                "are"
+                f"{self.title}: clients = {clients}: expected 1 to {len(self)}, the "
+                "number of clients"
             )
         return self if clients == len(self) else self.only(np.arange(clients))
 
@@ -324,51 +238,233 @@ class FederatedDataset:
         offsets: NDArray[np.int64],
         spec: Spec,
         names: Sequence[str],
-    ) -> "FederatedDataset":
+    ) -> Self:
         return replace(
             self,
             spec=spec,
             names=names,
             offsets=offsets,
             features=self._rows(index),
-            targets=self.targets[torch.from_numpy(index).to(self.targets.device)],
+            targets=self.targets[index],
             source_split=None if self.source_split is None else self.source_split[index],
         )
 
-    def _rows(self, index: NDArray[np.int64]) -> Features:
-        if not isinstance(self.features, Tensor):
+    def _rows(self, index: NDArray[np.int64]) -> Any:
+        if self.is_sparse or self.mapped is None or len(index) == 0:
             return self.features[index]
-        if self.mapped is None or len(index) == 0:
-            return self.features[torch.from_numpy(index).to(self.targets.device)]
         folder = Path(tempfile.mkdtemp(prefix="part-", dir=Path(self.mapped).parent))
         shape = (len(index), *self.features.shape[1:])
         written = np.lib.format.open_memmap(
             folder / "features.npy", mode="w+", dtype=np.float32, shape=shape
         )
         for start in range(0, len(index), _CHUNK):
-            chunk = index[start : start + _CHUNK]
-            written[start : start + _CHUNK] = self.features[torch.from_numpy(chunk)].numpy()
+            written[start : start + _CHUNK] = self.features[index[start : start + _CHUNK]]
         written.flush()
-        rows = torch.from_numpy(np.load(folder / "features.npy", mmap_mode="c"))
+        rows = np.load(folder / "features.npy", mmap_mode="c")
         weakref.finalize(rows, shutil.rmtree, folder, ignore_errors=True)
-        return rows
+        return rows if isinstance(self.features, np.ndarray) else _as_tensor(rows)
+
+    def tensors(self) -> FederatedDataset:
+        """Return the same rows as tensors, without a copy; sparse features stay CSR."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["targets"] = _as_tensor(self.targets)
+        if not self.is_sparse:
+            values["features"] = _as_tensor(self.features)
+        return FederatedDataset(**values)
+
+
+@dataclass(frozen=True)
+class FederatedDataset(ClientArrays):
+    """Named clients with ragged rows, as tensors. See `ClientArrays` for the attributes."""
+
+    features: Features
+    targets: Tensor
+
+    def to(self, device: torch.device | str) -> FederatedDataset:
+        """Move dense rows to a device (sparse rows stay on the CPU)."""
+        import torch
+
+        if torch.device(device) == self.targets.device:
+            return self
+        if not isinstance(self.features, torch.Tensor):
+            raise DataError(f"{self.title}: sparse rows run on the CPU only, not on {device}")
+        return replace(self, features=self.features.to(device), targets=self.targets.to(device))
+
+    def clients(self, ids: NDArray[np.int64]) -> Clients:
+        """Put the named clients side by side, in the order given."""
+        import torch
+
+        starts = self.offsets[ids]
+        return Clients(
+            spec=self.spec,
+            ids=torch.from_numpy(np.ascontiguousarray(ids, dtype=np.int64)),
+            starts=torch.from_numpy(starts),
+            counts=torch.from_numpy(self.offsets[ids + 1] - starts),
+            features=self.features,
+            targets=self.targets,
+            memory=self._memory,
+        )
+
+    @cached_property
+    def _memory(self) -> dict[str, Any]:
+        return {}
+
+    def forget(self) -> None:
+        """Clear the cache of values derived from the rows, after rows were changed in place."""
+        self._memory.clear()
+
+    def blocks(self, ids: NDArray[np.int64], size: int) -> Iterator[Clients]:
+        """Yield clients in blocks of at most `size`, sorted by their number of rows."""
+        ids = np.asarray(ids, dtype=np.int64)
+        ordered = ids[np.argsort(self.offsets[ids + 1] - self.offsets[ids], kind="stable")]
+        for start in range(0, len(ordered), size):
+            yield self.clients(ordered[start : start + size])
+
+    def split(self, test: float | int, seed: int) -> tuple[FederatedDataset, FederatedDataset]:
+        """Split inside every client, at random; a client always keeps a row for training.
+
+        Args:
+            test: A share of each client's rows (float, rounded to the nearest row), or a number
+                of rows per client (int).
+            seed: Seed of the split.
+        """
+        if not (0 < test < 1 or (isinstance(test, int) and test >= 1)):
+            raise DataError(
+                f"test = {test!r}: expected a share between 0 and 1 or a row count >= 1"
+            )
+        counts = self.counts
+        wanted = np.full_like(counts, test) if isinstance(test, int) else np.rint(counts * test)
+        held = np.minimum(wanted.astype(np.int64), np.maximum(counts - 1, 0))
+        is_test = self._draw(held, _stream(seed).at("split"))
+        return self.where(~is_test), self.where(is_test)
+
+    def _draw(self, wanted: NDArray[np.int64], rng: Rng) -> NDArray[np.bool_]:
+        """Draw `wanted` rows of each client; a smaller draw is a subset of a larger one.
+
+        Each client has its own random stream. If the number of rows of one client decided which
+        rows others train on, it would influence their releases beyond the clip.
+        """
+        counts = self.counts
+        owner = np.repeat(np.arange(len(counts)), counts)
+        rank = np.arange(len(owner)) - np.repeat(self.offsets[:-1], counts)
+        order = np.lexsort((rng.words(owner, rank), owner))
+        drawn = np.zeros(len(owner), dtype=bool)
+        drawn[order] = rank < wanted[owner]
+        return drawn
+
+    def split_by_source(self) -> tuple[FederatedDataset, FederatedDataset]:
+        """Split as the source declares."""
+        if self.source_split is None:
+            raise DataError(f"{self.title} declares no split; use split(test=..., seed=...)")
+        return self.where(self.source_split == 0), self.where(self.source_split == 1)
+
+    def where(self, keep: NDArray[np.bool_]) -> FederatedDataset:
+        """Keep some rows of every client; clients stay, even without rows."""
+        owner = np.repeat(np.arange(len(self)), self.counts)
+        counts = np.bincount(owner[keep], minlength=len(self))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return self._take(np.flatnonzero(keep), offsets, self.spec, self.names)
+
+    def at_most(self, rows: int, seed: int) -> FederatedDataset:
+        """Keep at most `rows` rows of each client, drawn at random.
+
+        Rows keep their order, and the rows of a smaller number are among those of a larger one.
+
+        Args:
+            rows: The most rows of a client.
+            seed: Seed of the draw; its random stream differs from that of `split`.
+        """
+        if rows < 1:
+            raise DataError(f"rows = {rows}: expected at least 1 row of each client")
+        wanted = np.minimum(self.counts, rows)
+        part = self.where(self._draw(wanted, _stream(seed).at("at_most")))
+        return replace(part, notes=(*self.notes, f"at most {rows} rows of each client kept"))
 
     def fingerprint(self) -> str:
-        """Hash sizes, targets and a spread of features: enough to notice that rows changed.
+        """Return a hash of sizes, targets and a sample of features, to notice changed rows.
 
-        Made of private rows: keep it where the rows are kept.
+        It is computed from private rows: store it only where the rows are stored.
         """
+        import torch
+
         digest = hashlib.blake2b(repr(self.spec).encode(), digest_size=16)
         digest.update(self.offsets.tobytes())
         digest.update(self.targets.cpu().contiguous().numpy().tobytes())
-        values = self.features if isinstance(self.features, Tensor) else self.features.data
+        values = self.features if isinstance(self.features, torch.Tensor) else self.features.data
         every = max(1, len(values) * int(np.prod(values.shape[1:], dtype=np.int64)) // _HASHED)
         spread = np.asarray(
-            values[::every].cpu() if isinstance(values, Tensor) else values[::every]
+            values[::every].cpu() if isinstance(values, torch.Tensor) else values[::every]
         )
         digest.update(np.ascontiguousarray(spread).tobytes())
         return digest.hexdigest()
 
 
+def _as_tensor(array: NDArray[Any]) -> Tensor:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _stream(seed: int) -> Rng:
+    from coterie.core.rng import Rng
+
+    return Rng.seeded(seed)
+
+
 def _spread(mask: Tensor, like: Tensor) -> Tensor:
     return mask.reshape(*mask.shape, *([1] * (like.dim() - mask.dim()))).to(like.device)
+
+
+def describe(data: ClientArrays) -> dict[str, Any]:
+    """Return a summary of the data that can be written as JSON.
+
+    The summary is for the owner of the data. No guarantee covers it: do not pass it to a method
+    and do not publish it. `sd` and `skew` are population values; the skew of equal counts is 0.
+    `classes_per_client` counts the labels that occur in a client; regression has none.
+    """
+    found: dict[str, Any] = {
+        "title": data.title,
+        "task": data.spec.task,
+        "outputs": data.spec.outputs,
+        "clients": len(data),
+        "rows": int(data.offsets[-1]),
+        "rows_per_client": _distribution(data.counts),
+        "features": data.spec.features,
+        "shape": list(data.spec.shape),
+        "sparse": data.is_sparse,
+        "split": None,
+        "notes": list(data.notes),
+    }
+    if data.source_split is not None:
+        test = int((data.source_split == 1).sum())
+        found["split"] = {"train": found["rows"] - test, "test": test}
+    if data.spec.task != "regression":
+        spread = _distribution(_classes(data))
+        found["classes_per_client"] = {name: spread[name] for name in ("min", "median", "max")}
+    return found
+
+
+def _distribution(counts: NDArray[np.int64]) -> dict[str, float]:
+    mean, sd = float(counts.mean()), float(counts.std())
+    return {
+        "min": int(counts.min()),
+        "median": float(np.median(counts)),
+        "max": int(counts.max()),
+        "mean": mean,
+        "sd": sd,
+        "skew": float(((counts - mean) ** 3).mean() / sd**3) if sd > 0 else 0.0,
+    }
+
+
+def _classes(data: ClientArrays) -> NDArray[np.int64]:
+    """Count the labels that occur in each client."""
+    y = np.asarray(data.targets if isinstance(data.targets, np.ndarray) else data.targets.cpu())
+    owner = np.repeat(np.arange(len(data)), data.counts)
+    if data.spec.task == "multilabel":
+        rows, labels = np.nonzero(y)
+        pairs = owner[rows] * data.spec.outputs + labels
+        size = data.spec.outputs
+    else:
+        size = max(data.spec.outputs, 2)
+        pairs = owner * size + y.astype(np.int64)
+    return np.bincount(np.unique(pairs) // size, minlength=len(data))

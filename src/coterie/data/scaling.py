@@ -1,50 +1,67 @@
-"""Scaling that tells nobody about anybody: inside each client, or by constants declared beforehand.
+"""Scaling, the scaling contract, and checks of rows before a run.
 
-Means and deviations over the rows of all clients would be a release without noise. Hence two ways
-only: `standardise_clients` uses a client's own training rows for that client alone, and
-`apply_constants` uses numbers that were public before the rows were read.
+Means and standard deviations over the rows of all clients would be a release without noise. So
+there are two ways to scale: `standardise_clients` uses a client's own training rows for that client
+alone, and `apply_constants` uses constants that were public before the rows were read. `embed` maps
+rows to features with a public function, inside each client.
+
+The scaling contract: clips, priors and noise are made for features and targets of about unit size.
+A column in other units (an age in years, a score out of 70) is cut by the clip in every round, so
+that only its direction remains. `refuse_unscaled` refuses it and states the remedy. The check runs
+inside each client: it depends on that client's own rows alone, and nothing of it is released.
+
+Rows are read a chunk at a time, so that memory-mapped data is never read at once.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from torch import Tensor
+from torch import Tensor, nn
 
-from coterie.data.contract import LIMIT, cut_note
-from coterie.data.federated import DataError, Features, FederatedDataset
+from coterie.data.federated import Clients, DataError, Features, FederatedDataset
 
+LIMIT = 15.0
+"""Features beyond this are in another unit. Below it, coefficients are at least 1/15 of the usual
+size, which learnt priors can follow; a few clients may lie ten standard deviations out."""
+TARGET_LIMIT = 6.0
+"""Targets that lie beyond this on one side are in another unit: their mean would have to be learnt
+in clipped steps. Noise around zero is not a unit, so it is compared with `LIMIT`."""
 Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Means and deviations, (clients, features) each."""
-_BLOCK = 1 << 23  # numbers worked on at a time, in float64
-_BY_OWN = f"by each client's own training rows, cut at +-{LIMIT:g}"
+"""Means and standard deviations, (clients, features) each."""
+_SHARE = 0.05
+_MORE = 2
+_MOST, _MOST_TARGETS = 1 / 2, 2 / 3
+_FAR = 2.0
+_SMALL = 10.0
+_BLOCK = 1 << 22  # values processed together
+_CHUNK = 1 << 16  # rows processed together
+_NAMED = 3  # clients and columns listed in a message
+_NAMED_EMPTY = 5  # clients without rows listed in a message
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # names that a flag takes unquoted
 
-
-@dataclass(frozen=True)
-class _Cells:
-    """Scales of the (client, column) cells that hold a stored number, by sorted cell number."""
-
-    cells: NDArray[np.int64]
-    scale: NDArray[np.float64]
+Integers = NDArray[np.int64]
+_Beyond = tuple[Integers, Integers, Integers, Integers]
+"""Cells, with their rows beyond a limit, those far beyond, and those above less those below."""
 
 
 def standardise_clients(
     train: FederatedDataset, test: FederatedDataset | None = None
 ) -> tuple[FederatedDataset, FederatedDataset | None]:
-    """Centre and scale the features of each client by the client's own training rows.
+    """Centre and scale the features of each client by its own training rows.
 
-    Scales are population standard deviations (division by the number of rows). A column that does
-    not vary inside a client's training rows tells that client nothing, and has no unit there: it
-    is 0 in all rows of the client, test rows too, sparse or dense. So is every column of a client
-    with one training row, or none. Sparse features are divided by the same deviations, implied
-    zeros counted, but not centred, since that would fill them.
+    Scales are population standard deviations (division by the number of rows). A column that is
+    constant in a client's training rows becomes 0 in all rows of the client, test rows too. So does
+    every column of a client with at most one training row. Sparse features are divided by the same
+    standard deviations, implied zeros counted, but not centred, since that would fill them.
 
-    What is scaled is cut at +-15, the limit of the scaling contract, a public number: a column that
-    hardly varies in training may be anything later. Training rows lie within sqrt(rows) by
-    themselves where they are centred.
+    Scaled features are cut at +-15, the public limit of the scaling contract, since a column that
+    hardly varies in training may have any value later.
 
     Args:
         train: The training rows, from which the constants are taken.
@@ -63,32 +80,28 @@ def standardise_clients(
             f"{len(test)} clients, rows of shape {train.spec.shape} and {test.spec.shape}, sparse "
             f"{train.is_sparse} and {test.is_sparse}); split one dataset"
         )
-    if train.is_sparse:
-        cells = _sparse_cells(train)
-        note = f"features scaled (not centred: sparse) {_BY_OWN}"
-        return (
-            _noted(train, _scale_cells(train, cells), note),
-            None if test is None else _noted(test, _scale_cells(test, cells), note),
-        )
-    center, scale = _dense_moments(train)
-    note = f"features centred and scaled {_BY_OWN}"
-    return (
-        _noted(train, _scale_rows(train, center, scale), note),
-        None if test is None else _noted(test, _scale_rows(test, center, scale), note),
-    )
+    known = _sparse_cells(train) if train.is_sparse else _dense_moments(train)
+    scale: Callable[..., Features] = _scale_cells if train.is_sparse else _scale_rows
+    how = "scaled (not centred: sparse)" if train.is_sparse else "centred and scaled"
+    note = f"features {how} by each client's own training rows, cut at +-{LIMIT:g}"
+
+    def scaled(data: FederatedDataset) -> FederatedDataset:
+        return replace(data, features=scale(data, *known), notes=(*data.notes, note))
+
+    return scaled(train), None if test is None else scaled(test)
 
 
 def client_moments(train: FederatedDataset) -> Moments:
-    """Return what `standardise_clients` centres and scales by, (clients, features) each.
+    """Return the centers and scales of `standardise_clients`, (clients, features) each.
 
-    A row of them is its client's own data, and no one else's. A column that does not vary inside a
-    client has an infinite scale; sparse rows have centers of 0.
+    Row k depends on the rows of client k alone. A column that is constant inside a client has an
+    infinite scale; sparse rows have centers of 0.
     """
     if not train.is_sparse:
         return _dense_moments(train)
-    known = _sparse_cells(train)
+    cells, known = _sparse_cells(train)
     scale = np.full((len(train), train.spec.features), np.inf)
-    scale.reshape(-1)[known.cells] = known.scale
+    scale.reshape(-1)[cells] = known
     return np.zeros_like(scale), scale
 
 
@@ -98,11 +111,7 @@ def scale_by(
     """Scale each client's rows by its row of `client_moments`, as `standardise_clients` does."""
     if not data.is_sparse:
         return replace(data, features=_scale_rows(data, center, scale))
-    assert not isinstance(data.features, torch.Tensor)
-    owner = np.repeat(np.arange(len(data)), np.diff(data.features.indptr[data.offsets]))
-    scaled = _with_values(data, _bounded(data.features.data, scale[owner, data.features.indices]))
-    scaled.eliminate_zeros()
-    return replace(data, features=scaled)
+    return replace(data, features=_scale_entries(data, scale.reshape(-1)[_cell_numbers(data)]))
 
 
 def apply_constants(
@@ -116,12 +125,12 @@ def apply_constants(
 ) -> FederatedDataset:
     """Scale features to (x - center) / scale, cut at +-clip, and targets likewise, uncut.
 
-    The constants have to be public: declared without a look at the rows.
+    The constants must be public: declared without reading the rows.
 
     Args:
         data: The rows to scale.
-        center: One number, or one for each number of a row; zero for sparse features.
-        scale: One positive number, or one for each number of a row.
+        center: One number, or one per feature; zero for sparse features.
+        scale: One positive number, or one per feature.
         clip: The largest absolute value left in the scaled features.
         target_center: Subtracted from targets; regression only.
         target_scale: Divides targets; regression only.
@@ -151,8 +160,8 @@ def apply_constants(
 def _divided(
     data: FederatedDataset, centers: NDArray[np.float64], scales: NDArray[np.float64]
 ) -> Features:
-    with np.errstate(over="ignore"):  # what is too large for float32 is infinite until it is cut
-        if not isinstance(data.features, torch.Tensor):
+    with np.errstate(over="ignore"):  # values too large for float32 are infinite until they are cut
+        if not isinstance(data.features, Tensor):
             return _with_values(data, data.features.data / scales[data.features.indices])
         out = np.empty(_flat(data).shape, dtype=np.float32)
         for rows in _row_blocks(data):
@@ -161,12 +170,12 @@ def _divided(
 
 
 def _cut(scaled: FederatedDataset, clip: float | None) -> tuple[Features, tuple[str, ...]]:
-    """Cut features at +-clip in place, and say where that takes many of a client's rows."""
+    """Cut features at +-clip in place, with a note if that changes many rows of a client."""
     features = scaled.features
     if clip is None:
         return features, ()
     note = cut_note(scaled, clip)
-    if isinstance(features, torch.Tensor):
+    if isinstance(features, Tensor):
         features.clamp_(-clip, clip)
     else:
         np.clip(features.data, -clip, clip, out=features.data)
@@ -195,23 +204,19 @@ def _constants(
     return centers, scales
 
 
-def _noted(data: FederatedDataset, features: Features, note: str) -> FederatedDataset:
-    return replace(data, features=features, notes=(*data.notes, note))
-
-
 def _flat(data: FederatedDataset) -> NDArray[np.float32]:
-    assert isinstance(data.features, torch.Tensor)
+    assert isinstance(data.features, Tensor)
     flat: NDArray[np.float32] = data.features.detach().cpu().reshape(-1, data.spec.features).numpy()
     return flat
 
 
-def _like(data: FederatedDataset, flat: NDArray[np.float32]) -> torch.Tensor:
-    assert isinstance(data.features, torch.Tensor)
+def _like(data: FederatedDataset, flat: NDArray[np.float32]) -> Tensor:
+    assert isinstance(data.features, Tensor)
     return torch.from_numpy(flat).reshape(data.features.shape).to(data.features.device)
 
 
 def _row_blocks(data: FederatedDataset) -> Iterator[slice]:
-    rows, step = int(data.offsets[-1]), max(1, _BLOCK // data.spec.features)
+    rows, step = int(data.offsets[-1]), max(1, _BLOCK * 2 // data.spec.features)
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
 
@@ -219,16 +224,16 @@ def _row_blocks(data: FederatedDataset) -> Iterator[slice]:
 def _dense_moments(
     train: FederatedDataset,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Find each client's column means and deviations, shape (clients, features) each.
+    """Return each client's column means and standard deviations, (clients, features) each.
 
-    Columns that do not vary have an infinite scale, and so become 0.
+    Constant columns have an infinite scale, and so become 0.
     """
     flat = _flat(train)
     center = np.zeros((len(train), train.spec.features))
     scale = np.full_like(center, np.inf)
-    # `reduceat` answers an empty range with the row after it: only clients with rows take part.
+    # `reduceat` returns the next row for an empty range, so clients without rows are left out.
     held = np.flatnonzero(train.counts)
-    for ids in _client_blocks(train, held):
+    for ids in _client_blocks(train, held, _BLOCK * 2):
         counts = train.counts[ids]
         first, last = train.offsets[ids[0]], train.offsets[ids[-1] + 1]
         rows = flat[first:last].astype(np.float64)
@@ -245,15 +250,15 @@ def _infinite_if_zero(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(deviation == 0, np.inf, deviation)
 
 
-def _client_blocks(data: FederatedDataset, held: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    step = max(1, _BLOCK // data.spec.features)
-    block = data.offsets[held] // step
-    yield from (ids for ids in np.split(held, np.flatnonzero(np.diff(block)) + 1) if len(ids))
+def _client_blocks(data: FederatedDataset, ids: Integers, size: int = _BLOCK) -> Iterator[Integers]:
+    """Yield clients in order, in blocks of about `size` feature values, at least one client."""
+    block = data.offsets[ids] // max(1, size // max(1, data.spec.features))
+    yield from (part for part in np.split(ids, np.flatnonzero(np.diff(block)) + 1) if len(part))
 
 
 def _scale_rows(
     data: FederatedDataset, center: NDArray[np.float64], scale: NDArray[np.float64]
-) -> torch.Tensor:
+) -> Tensor:
     flat = _flat(data)
     owner = np.repeat(np.arange(len(data)), data.counts)
     out = np.empty(flat.shape, dtype=np.float32)
@@ -264,21 +269,22 @@ def _scale_rows(
 
 
 def _bounded(values: NDArray[np.floating], scale: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(over="ignore"):  # what is too large is infinite until it is cut
+    with np.errstate(over="ignore"):  # values that are too large are infinite until they are cut
         return np.clip(values / scale, -LIMIT, LIMIT)
 
 
-def _cell_numbers(data: FederatedDataset) -> NDArray[np.int64]:
+def _cell_numbers(data: FederatedDataset) -> Integers:
     """Number the (client, column) cell of every stored entry."""
-    assert not isinstance(data.features, torch.Tensor)
+    assert not isinstance(data.features, Tensor)
     stored = np.diff(data.features.indptr[data.offsets])
     owner = np.repeat(np.arange(len(data), dtype=np.int64), stored)
-    cells: NDArray[np.int64] = owner * data.spec.features + data.features.indices
+    cells: Integers = owner * data.spec.features + data.features.indices
     return cells
 
 
-def _sparse_cells(train: FederatedDataset) -> _Cells:
-    assert not isinstance(train.features, torch.Tensor)
+def _sparse_cells(train: FederatedDataset) -> tuple[Integers, NDArray[np.float64]]:
+    """Return the sorted cells (client, column) that hold a stored number, and their scales."""
+    assert not isinstance(train.features, Tensor)
     cells, inverse = np.unique(_cell_numbers(train), return_inverse=True)
     values = train.features.data.astype(np.float64)
     counts = train.counts[cells // train.spec.features]
@@ -287,24 +293,29 @@ def _sparse_cells(train: FederatedDataset) -> _Cells:
     square = np.bincount(inverse, weights=(values - mean[inverse]) ** 2, minlength=len(cells))
     # Entries that are not stored are zeros, each mean^2 away from the mean.
     deviation = np.sqrt((square + (counts - stored) * mean**2) / np.maximum(counts, 1))
-    return _Cells(cells, _infinite_if_zero(deviation))
+    return cells, _infinite_if_zero(deviation)
 
 
-def _scale_cells(data: FederatedDataset, known: _Cells) -> sparse.csr_matrix:
-    assert not isinstance(data.features, torch.Tensor)
+def _scale_cells(
+    data: FederatedDataset, cells: Integers, known: NDArray[np.float64]
+) -> sparse.csr_matrix:
     wanted = _cell_numbers(data)
-    place = np.searchsorted(known.cells, wanted)
+    place = np.searchsorted(cells, wanted)
     # A cell without an entry in training does not vary there.
-    padded = np.append(known.cells, -1)
-    scale = np.where(padded[place] == wanted, np.append(known.scale, np.inf)[place], np.inf)
+    same = np.append(cells, -1)[place] == wanted
+    return _scale_entries(data, np.where(same, np.append(known, np.inf)[place], np.inf))
+
+
+def _scale_entries(data: FederatedDataset, scale: NDArray[np.float64]) -> sparse.csr_matrix:
+    assert not isinstance(data.features, Tensor)
     scaled = _with_values(data, _bounded(data.features.data, scale))
     scaled.eliminate_zeros()
     return scaled
 
 
 def _with_values(data: FederatedDataset, values: NDArray[np.floating]) -> sparse.csr_matrix:
-    assert not isinstance(data.features, torch.Tensor)
-    parts: Sequence[object] = (
+    assert not isinstance(data.features, Tensor)
+    parts = (
         values.astype(np.float32),
         data.features.indices.copy(),
         data.features.indptr.copy(),
@@ -313,9 +324,9 @@ def _with_values(data: FederatedDataset, values: NDArray[np.floating]) -> sparse
 
 
 def scaling_hint(data: FederatedDataset, clients: int = 200) -> str | None:
-    """Say if rows look unscaled, from the first clients; for the data's owner, not private.
+    """Return a warning if the rows of the first clients look unscaled, else None.
 
-    Learning rates and clips are made for features and targets of about unit size.
+    The warning is for the owner of the data and is not private.
     """
     rows = int(data.offsets[min(clients, len(data))])
     if rows == 0 or not isinstance(data.features, Tensor):
@@ -324,11 +335,11 @@ def scaling_hint(data: FederatedDataset, clients: int = 200) -> str | None:
     target = float(data.targets[:rows].double().square().mean().sqrt())
     off = []
     if float(sizes.max()) > 10:
-        off.append(f"some features are of size {float(sizes.max()):.3g}")
+        off.append(f"some features have size {float(sizes.max()):.3g}")
     if 0 < float(sizes.max()) < 0.1:
         off.append(f"all features are below {float(sizes.max()):.3g}")
     if data.spec.task == "regression" and (target > 10 or 0 < target < 0.1):
-        off.append(f"targets are of size {target:.3g}")
+        off.append(f"targets have size {target:.3g}")
     if not off:
         return None
     return (
@@ -336,3 +347,449 @@ def scaling_hint(data: FederatedDataset, clients: int = 200) -> str | None:
         "by public constants (data.source.center and data.source.scale), or features by "
         "--standardise client"
     )
+
+
+@dataclass(frozen=True)
+class Unscaled:
+    """The cells (client, column) that break the contract, by client and then by column.
+
+    Attributes:
+        clients: Indices of clients.
+        columns: Columns from 0; the number of features is the target.
+        shares: The share of the client's own rows that lie beyond the limit.
+    """
+
+    clients: Integers
+    columns: Integers
+    shares: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+
+def unscaled(
+    clients: Clients, limit: float = LIMIT, target_limit: float = TARGET_LIMIT
+) -> Unscaled:
+    """Return the columns of each client in which too many of its own rows lie beyond a limit.
+
+    Too many are at least three rows, and either more than half of the client's rows beyond the
+    limit, or more than 5 % plus two rows beyond twice the limit. Targets have their own limit: more
+    than two thirds of the rows beyond it on one side (less those on the other), or 5 % plus two
+    rows beyond twice the limit of features. So noisy targets pass, and targets in another unit do
+    not. Scaled data passes even with heavy tails: of a column from Student's t with 3 degrees of
+    freedom, divided by its standard deviation, 1 in 8,000 lies beyond 15 and 1 in 500 beyond 6, so
+    a client breaks the contract by chance with probability below 1e-7. Indicators, shares and small
+    counts always pass. In a client of one or two rows, all must lie beyond ten times the limit
+    (2e-6 at most). A column that is constant in a client passes or fails as a whole: declare a clip
+    where a few clients may lie far out.
+
+    Args:
+        clients: The clients; each is checked by itself.
+        limit: The largest absolute value of a feature of about unit size.
+        target_limit: That of a regression target; classes are not checked.
+    """
+    width, counts = clients.spec.features, clients.counts.numpy()
+    cells, found, far, net = _tally(clients, limit, target_limit)
+    rows = counts[cells // (width + 1)]
+    half = np.where(cells % (width + 1) == width, _MOST_TARGETS, _MOST)
+    most = (found > _MORE) & (np.abs(net) > half * rows)
+    broken = np.where(rows > _MORE, most | (far > _SHARE * rows + _MORE), found == rows)
+    cells, found, rows = cells[broken], found[broken], rows[broken]
+    owners = clients.ids.numpy()[cells // (width + 1)]
+    return Unscaled(owners, cells % (width + 1), found / rows)
+
+
+def refuse_unscaled(
+    data: FederatedDataset, limit: float = LIMIT, target_limit: float = TARGET_LIMIT
+) -> None:
+    """Raise an error if a client's rows are not of about unit size; see `unscaled`.
+
+    Raises:
+        DataError: States the columns, the first clients with such rows, and the remedy.
+    """
+    found, width = _survey(data, limit, target_limit), data.spec.features
+    columns, owners = found.columns, found.owners
+    if not owners:
+        return
+    target = [f"the target beyond +-{target_limit:g}"] if width in columns else []
+    inputs = columns - {width}
+    features = [f"{_list(data, inputs)} beyond +-{limit:g}"] if inputs else []
+    raise DataError(
+        f"{data.title}: found {' and '.join([*features, *target])} ({', '.join(found.first)}"
+        f"{', ...' if found.cells > _NAMED else ''}; {len(owners)} of {len(data)} clients), "
+        f"expected columns of about unit size: in each client at most half of the rows beyond "
+        f"that (target: two thirds, on one side) and {_SHARE:.0%} beyond +-{_FAR * limit:g}; "
+        f"{_remedy(data, columns)}"
+    )
+
+
+def cut_note(data: FederatedDataset, clip: float) -> str | None:
+    """Return a note if a declared clip cuts most of a client's own rows, else None.
+
+    This is no error: a clip is made for a client that lies far out as a whole.
+
+    Args:
+        data: Scaled features, not yet cut.
+        clip: The absolute value at which they will be cut.
+    """
+    found = _survey(data, clip, np.inf)
+    if not found.owners:
+        return None
+    return (
+        f"the cut at +-{clip:g} takes most of a client's rows, or {_SHARE:.0%} of them from beyond "
+        f"+-{_FAR * clip:g}, for {len(found.owners)} of {len(data)} clients, in "
+        f"{_list(data, found.columns)}; check the constants if these are many"
+    )
+
+
+@dataclass
+class _Survey:
+    """Summary of what breaks the contract over all clients."""
+
+    columns: set[int]
+    owners: set[int]
+    first: list[str]
+    cells: int = 0
+
+
+def _survey(data: FederatedDataset, limit: float, target_limit: float) -> _Survey:
+    seen = _Survey(set(), set(), [])
+    for ids in _client_blocks(data, np.arange(len(data))):
+        found = unscaled(data.clients(ids), limit, target_limit)
+        seen.columns.update(found.columns.tolist())
+        seen.owners.update(found.clients.tolist())
+        seen.cells += len(found)
+        for at in range(min(len(found), _NAMED - len(seen.first))):
+            column, owner = int(found.columns[at]), int(found.clients[at])
+            what = "the target" if column == data.spec.features else f"column {_name(data, column)}"
+            whose = f"the rows of client {data.names[owner]!r}"
+            seen.first.append(f"{what} in {found.shares[at]:.0%} of {whose}")
+    return seen
+
+
+def _name(data: FederatedDataset, column: int) -> str:
+    """Return the name of a column, or its number."""
+    known = len(data.columns) == data.spec.features
+    return repr(str(data.columns[column])) if known else str(column)
+
+
+def _list(data: FederatedDataset, columns: set[int]) -> str:
+    named = ", ".join(_name(data, column) for column in sorted(columns)[:_NAMED])
+    left = len(columns) - _NAMED
+    more = f" and {left} other{'s' if left > 1 else ''}" if left > 0 else ""
+    counted = "" if len(data.columns) == data.spec.features else " (from 0)"
+    return f"column{'s' if len(columns) > 1 else ''} {named}{more}{counted}"
+
+
+def _remedy(data: FederatedDataset, columns: set[int]) -> str:
+    ways, inputs = [], sorted(columns - {data.spec.features})
+    if inputs:
+        name = _name(data, inputs[0]).strip("'")
+        name = name if _PLAIN.fullmatch(name) else "COLUMN"
+        ways.append(
+            "declare public constants for the features (--set data.source.center."
+            f"{name}=... --set data.source.scale.{name}=..., and so on, and, where a few clients "
+            "lie far out, --set data.source.clip=...; in Python ct.apply_constants), or scale each "
+            "client by its own rows (--standardise client; ct.standardise_clients)"
+        )
+    if data.spec.features in columns:
+        ways.append(
+            "declare public constants for the target (--set data.source.center.TARGET=... --set "
+            "data.source.scale.TARGET=..., TARGET the name of its column; ct.apply_constants with "
+            "target_center and target_scale): if only a few clients lie far out, a larger "
+            "scale is enough"
+        )
+    return ", and ".join(ways)
+
+
+def _tally(clients: Clients, limit: float, target_limit: float) -> _Beyond:
+    """Count by cell, client * (features + 1) + column, the rows beyond a limit, and far beyond."""
+    counts, starts = clients.counts.numpy(), clients.starts.numpy()
+    owner = np.repeat(np.arange(len(counts)), counts)
+    rows = np.arange(len(owner)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    factor = np.where(counts[owner] > _MORE, 1.0, _SMALL).astype(np.float32)
+    step = max(1, _BLOCK // max(1, clients.spec.features))
+    none = np.empty(0, dtype=np.int64)
+    parts: list[_Beyond] = [_counted(none, none > 0, none)]
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        parts.append(_features(clients, rows[part], owner[part], limit * factor[part]))
+        if clients.spec.task == "regression":
+            limits = target_limit * factor[part], _FAR * max(limit, target_limit) * factor[part]
+            parts.append(_targets(clients, rows[part], owner[part], limits))
+    # A client may continue in the next chunk: add up the counts of each cell.
+    cells, place = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
+    found, far, net = (
+        np.bincount(place, np.concatenate([part[which] for part in parts]), len(cells))
+        for which in (1, 2, 3)
+    )
+    return cells, found.astype(np.int64), far.astype(np.int64), net.astype(np.int64)
+
+
+def _features(
+    clients: Clients, rows: Integers, owner: Integers, limits: NDArray[np.float32]
+) -> _Beyond:
+    cells = owner * (clients.spec.features + 1)
+    if not isinstance(clients.features, Tensor):
+        picked = clients.features[rows]
+        picked.sum_duplicates()
+        place = np.repeat(np.arange(len(rows)), np.diff(picked.indptr))
+        over = np.abs(picked.data) / limits[place]
+        column = picked.indices
+    else:
+        index = torch.from_numpy(rows).to(clients.device)
+        values = clients.features[index].reshape(len(rows), -1).abs().cpu().numpy()
+        place, column = np.nonzero(values > limits[:, None])
+        over = values[place, column] / limits[place]
+    beyond = over > 1
+    either = np.ones(np.count_nonzero(beyond), dtype=np.int64)  # the side is not used for features
+    return _counted(cells[place[beyond]] + column[beyond], over[beyond] > _FAR, either)
+
+
+def _targets(
+    clients: Clients,
+    rows: Integers,
+    owner: Integers,
+    limits: tuple[NDArray[np.float32], NDArray[np.float32]],
+) -> _Beyond:
+    width = clients.spec.features
+    values = clients.targets[torch.from_numpy(rows).to(clients.device)].cpu().numpy()
+    sizes = np.abs(values)
+    beyond = sizes > limits[0]
+    far, side = (sizes > limits[1])[beyond], np.sign(values[beyond]).astype(np.int64)
+    return _counted(owner[beyond] * (width + 1) + width, far, side)
+
+
+def _counted(cells: Integers, far: NDArray[np.bool_], side: Integers) -> _Beyond:
+    unique, place, found = np.unique(cells, return_inverse=True, return_counts=True)
+    many, net = (np.bincount(place, of, len(unique)).astype(np.int64) for of in (far, side))
+    return unique, found, many, net
+
+
+def refuse_degenerate(data: FederatedDataset) -> None:
+    """Raise an error for a client without rows, values that are not finite, or constant targets.
+
+    A client may have one row, or equal targets: targets must differ over all clients together. The
+    check reads the rows of all clients before a run; no guarantee covers its result.
+
+    Raises:
+        DataError: If the data is degenerate; the message states the problem and the remedy.
+    """
+    _refuse_empty(data)
+    _refuse_not_finite(data)
+    _refuse_constant(data)
+
+
+def refuse_labels(data: FederatedDataset) -> None:
+    """Raise an error for binary and multilabel targets other than 0 and 1.
+
+    Raises:
+        DataError: States the client and row of such a target.
+    """
+    if data.spec.task not in ("binary", "multilabel"):
+        return
+    for start, targets, _ in _target_chunks(data):
+        wrong = np.argwhere((targets != 0) & (targets != 1))
+        if len(wrong):
+            raise DataError(
+                f"{data.title}: {_place(data, start + int(wrong[0][0]))}: found the target "
+                f"{targets[tuple(wrong[0])]:g}, expected 0 or 1, since the task is "
+                f"{data.spec.task}; correct the row, or name the classes that count as 1 with "
+                "positive="
+            )
+
+
+def find_zero_rows(data: FederatedDataset) -> Integers:
+    """Return the flat numbers of the rows whose features are all zero.
+
+    A linear model without intercept scores such a row 0, and a dual step divides by its norm.
+    """
+    features = data.features
+    found = []
+    for start in range(0, int(data.offsets[-1]), _CHUNK):
+        rows = features[start : start + _CHUNK]
+        if isinstance(rows, Tensor):
+            zero = ~rows.reshape(len(rows), -1).any(dim=1).cpu().numpy()
+        else:
+            owner = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+            zero = np.ones(rows.shape[0], dtype=bool)
+            zero[owner[rows.data != 0]] = False
+        found.append(start + np.flatnonzero(zero))
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+
+def one_class_clients(data: FederatedDataset) -> Integers:
+    """Return the clients that have rows of one class only.
+
+    Raises:
+        DataError: If the task has no classes to compare.
+    """
+    if data.spec.task not in ("binary", "multiclass"):
+        raise DataError(
+            f"{data.title}: the task is {data.spec.task}, expected binary or multiclass: its rows "
+            "have no class to compare"
+        )
+    filled = data.counts > 0
+    first = np.zeros(len(data))
+    first[filled] = data.targets[torch.from_numpy(data.offsets[:-1][filled])].cpu().numpy()
+    mixed = np.zeros(len(data), dtype=bool)
+    for _, targets, owner in _target_chunks(data):
+        mixed[owner[targets != first[owner]]] = True
+    return np.flatnonzero(filled & ~mixed)
+
+
+def _target_chunks(
+    data: FederatedDataset,
+) -> Iterator[tuple[int, NDArray[np.float64], Integers]]:
+    """Yield the first row's number, the targets and each row's client of consecutive rows."""
+    for start in range(0, len(data.targets), _CHUNK):
+        targets = data.targets[start : start + _CHUNK].cpu().numpy().astype(np.float64)
+        rows = np.arange(start, start + len(targets))
+        yield start, targets, np.searchsorted(data.offsets, rows, side="right") - 1
+
+
+def _place(data: FederatedDataset, row: int) -> str:
+    """Return the client and the number of a row, for messages."""
+    client = int(np.searchsorted(data.offsets, row, side="right")) - 1
+    return f"client {data.names[client]!r}, row {row - int(data.offsets[client])} (from 0)"
+
+
+def _refuse_empty(data: FederatedDataset) -> None:
+    empty = np.flatnonzero(data.counts == 0)
+    if not len(empty):
+        return
+    named = ", ".join(repr(data.names[client]) for client in empty[:_NAMED_EMPTY].tolist())
+    more = f" and {len(empty) - _NAMED_EMPTY} others" if len(empty) > _NAMED_EMPTY else ""
+    raise DataError(
+        f"{data.title}: {len(empty)} of {len(data)} clients have no rows ({named}{more}), expected "
+        "at least 1 of each; leave these clients out, or hold out fewer rows for testing"
+    )
+
+
+def _refuse_not_finite(data: FederatedDataset) -> None:
+    row = _first_not_finite(data)
+    if row is None:
+        return
+    raise DataError(
+        f"{data.title}: {_place(data, row)}: found a feature or target that is infinite or not a "
+        "number, expected finite numbers; correct the row or drop it"
+    )
+
+
+def _first_not_finite(data: FederatedDataset) -> int | None:
+    features, targets = data.features, data.targets
+    for start in range(0, len(targets), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        good = _finite(targets[part])
+        if isinstance(features, Tensor):
+            good &= _finite(features[part])
+        else:
+            rows = features[part]
+            owner = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+            good[torch.from_numpy(owner[~np.isfinite(rows.data)])] = False
+        if not good.all():
+            return start + int(torch.argmin(good.int()))
+    return None
+
+
+def _finite(rows: Tensor) -> Tensor:
+    found = torch.isfinite(rows)
+    return found.reshape(len(rows), -1).all(dim=1)
+
+
+def _refuse_constant(data: FederatedDataset) -> None:
+    targets = data.targets
+    if data.spec.task == "multilabel" or not len(targets) or bool((targets != targets[0]).any()):
+        return
+    if data.spec.task == "regression":
+        found, expected = f"every target is {float(targets[0]):g}", "targets that differ"
+    else:
+        found, expected = f"every row is of class {int(targets[0])}", "rows of at least 2 classes"
+    raise DataError(
+        f"{data.title}: {found}, over all {len(data)} clients; expected {expected}; check which "
+        "column is the target"
+    )
+
+
+def embed(
+    data: FederatedDataset, features: Callable[[Tensor], Tensor], *, block: int = 64
+) -> FederatedDataset:
+    """Return the data with every row replaced by its features, by a frozen public map.
+
+    The map is public and fixed, so this is a client's own preprocessing: nothing is released and no
+    budget is spent. The map gets rows client by client, always `block` at a time, padded with
+    zeros, so the features of a row do not depend on the number of rows of any client.
+
+    Args:
+        data: Dense or sparse rows, on any device.
+        features: A function or `torch.nn.Module` from rows (n, *shape), float32, to features
+            (n, d). A module is used in evaluation mode and must be on the device of the rows.
+        block: Rows at a time.
+
+    Returns:
+        The same clients with rows of d features.
+
+    Raises:
+        DataError: If the map does not return d finite numbers for each row.
+    """
+    if block < 1:
+        raise DataError(f"block = {block}: expected at least 1 row at a time")
+    with _frozen(features):
+        empty = torch.zeros((block, *data.spec.shape), device=data.targets.device)
+        width = _mapped(features, empty, None, data).shape[1]
+        rows = torch.empty((int(data.offsets[-1]), width), device=data.targets.device)
+        for start, stop in _chunks(data.offsets, block):
+            whole = empty.clone()
+            whole[: stop - start] = _dense_rows(data, start, stop)
+            rows[start:stop] = _mapped(features, whole, width, data)[: stop - start]
+    if not bool(rows.isfinite().all()):
+        row = int((~rows.isfinite().all(dim=1)).nonzero()[0])
+        raise DataError(
+            f"{data.title}: the features of row {row} hold a NaN or an infinity; check that row, "
+            "and the range of inputs that the map expects"
+        )
+    name = getattr(features, "__name__", type(features).__name__)
+    note = f"rows of shape {data.spec.shape} turned into {width} features by {name}"
+    spec = replace(data.spec, shape=(width,))
+    notes = (*data.notes, note)
+    return replace(data, spec=spec, features=rows, mapped=None, notes=notes, columns=())
+
+
+@contextmanager
+def _frozen(features: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Put a module in evaluation mode, and restore its mode afterwards."""
+    module = features if isinstance(features, nn.Module) else nn.Module()
+    before = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, training in before.items():
+            part.training = training
+
+
+def _chunks(offsets: NDArray[np.int64], block: int) -> Iterator[tuple[int, int]]:
+    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        for start in range(begin, end, block):
+            yield start, min(start + block, end)
+
+
+def _dense_rows(data: FederatedDataset, start: int, stop: int) -> Tensor:
+    if isinstance(data.features, Tensor):
+        return data.features[start:stop]
+    return torch.from_numpy(data.features[start:stop].toarray())
+
+
+def _mapped(
+    features: Callable[[Tensor], Tensor], rows: Tensor, width: int | None, data: FederatedDataset
+) -> Tensor:
+    found = features(rows)
+    fits = isinstance(found, Tensor) and found.dim() == 2 and len(found) == len(rows)
+    if not fits or found.shape[1] != (width or found.shape[1]) or found.shape[1] < 1:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise DataError(
+            f"{data.title}: for rows of shape {tuple(rows.shape)} the map returned {shape}, not "
+            f"({len(rows)}, features): one vector per row, always of the same length"
+        )
+    return found.float()

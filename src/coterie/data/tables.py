@@ -1,13 +1,19 @@
-"""Rows with named columns, one of which is the client: CSV, Parquet and what is read like them.
+"""Rows with named columns, one of which is the client: CSV, TSV, Parquet and similar sources.
 
-Memory holds one batch beside the result: the file may be larger than memory. Every cell of a CSV
-is read as text and turned into numbers here, so that a bad one is named by line and column, and a
-column's type never depends on how far a reader looked ahead. Categorical columns take their
-declared levels; a text column without levels is left out, and a note says so.
+A reader turns a source into a `Table`: batches of rows that can be read twice, so that
+`coterie.data.assemble` counts first and then writes each row to its client's place. Memory holds
+one batch beside the result, so a file may be larger than memory.
+
+Every cell of a CSV is read as text and converted here. So a bad cell is reported by line and
+column, and the type of a column never depends on how far a reader looked ahead. Categorical columns
+take their declared levels; a text column without levels is left out, with a note.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import gzip
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,85 +22,556 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyarrow import csv, parquet
 
-from coterie.data.cells import (
-    NUMBER,
-    WHOLE,
-    decoded,
-    is_gap,
-    is_number,
-    is_text,
-    listed,
-    numbers_in,
-    texts_in,
-)
-from coterie.data.coders import Coder, array_coder, choose_columns, plan_coder
-from coterie.data.columns import (
-    Batch,
-    Columns,
-    Fail,
-    Table,
-    find_column,
-    one_hot,
-    plan_columns,
-    unknown_level,
-)
+from coterie.data.config import PARQUET, Source, find_files, reading
 from coterie.data.federated import DataError
-from coterie.data.source import Source
-from coterie.data.table_files import File, Piece, open_file
-from coterie.data.text import Tags, plan_tags
+from coterie.data.text_images import (
+    Coder,
+    Fail,
+    Tags,
+    Values,
+    array_coder,
+    choose_columns,
+    plan_coder,
+    plan_tags,
+)
+
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+Names = Sequence[str] | range
+NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+_BLOCK = 1 << 20  # bytes of a CSV read at a time
+_BATCH = 1 << 15  # rows of a Parquet file read at a time
+_INTEGER_NAME = re.compile(r"-?[0-9]{1,4000}")  # int() takes no more digits
+_GAPS = pa.array(["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"])
+_NUMBER = r"^\s*[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf|infinity|nan)\s*$"
+_INTEGER = r"^\s*[+-]?\d+\s*$"
 
 
-def open_table(path: Path, source: Source) -> Table:
-    """Open a table, or a folder of Parquet files with the same columns.
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive rows of a source.
+
+    Attributes:
+        rows: The number of each row in the source, as `Table.place` takes it.
+        names: Clients of this batch, in order of appearance; some may have no row.
+        codes: The client of each row, as an index into `names`.
+        x: Features, (n, *shape) or CSR; NaN is a gap. None if only targets were requested.
+        y: Targets, (n,) or (n, targets): numbers (NaN is a gap) or text (None is a gap).
+        split: 0 train or 1 test for each row.
+        real: Whether the targets are written as real numbers, not as integers; None where the
+            source stores both alike.
+        lost: The number of rows that the reader left out here; `Table.lost` gives the reason.
+    """
+
+    rows: NDArray[np.int64]
+    names: Sequence[str]
+    codes: NDArray[np.int64]
+    x: Values | None
+    y: NDArray[Any]
+    split: NDArray[Any] | None = None
+    real: bool | None = None
+    lost: int = 0
+
+    def take(self, keep: NDArray[Any]) -> "Batch":
+        """Return some of the rows, in order."""
+        return replace(
+            self,
+            rows=self.rows[keep],
+            codes=self.codes[keep],
+            x=None if self.x is None else self.x[keep],
+            y=self.y[keep],
+            split=None if self.split is None else self.split[keep],
+        )
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of a source become features: which, one-hot levels, constants.
+
+    Attributes:
+        names: Names of the features, after one-hot coding.
+        picks: The columns taken, in order; None takes all unchanged.
+        levels: Declared levels, by position in `picks`.
+        center: Constants by feature, or None.
+        scale: Constants by feature, or None.
+        target: The center and scale of the target.
+    """
+
+    names: Names
+    picks: tuple[int, ...] | None = None
+    levels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    center: NDArray[np.float64] | None = None
+    scale: NDArray[np.float64] | None = None
+    target: tuple[float, float] = (0.0, 1.0)
+
+    def encode(self, x: Values, fail: Callable[[int, str, str], DataError]) -> Values:
+        """Return the declared columns of an array, with categorical ones expanded.
+
+        Args:
+            x: Rows, (n, *shape) or CSR.
+            fail: Returns the error for (row of `x`, column, what was found and what to do).
+        """
+        if self.picks is None:
+            return x
+        if not self.levels:
+            return x[:, list(self.picks)]
+        parts = []
+        for position, pick in enumerate(self.picks):
+            values = np.asarray(x[:, pick], dtype=np.float64)
+            if position not in self.levels:
+                parts.append(values[:, None])
+                continue
+            codes = _level_codes(values, self.levels[position])
+            lost = np.flatnonzero((codes < 0) & ~np.isnan(values))
+            if len(lost):
+                value = f"{values[lost[0]]:g}"
+                raise fail(int(lost[0]), str(pick), unknown_level(value, self.levels[position]))
+            parts.append(one_hot(codes, len(self.levels[position])))
+        return np.concatenate(parts, axis=1)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A source as batches that can be read twice.
+
+    Attributes:
+        where: The source's name for messages.
+        shape: The shape of one row of features.
+        columns: What the features are.
+        read: Yields batches; its argument selects whether features are included.
+        place: Returns the place of a row, e.g. "line 7".
+        notes: Notes for the data.
+        sparse: Whether features are CSR.
+        guessed: Whether integers are recognised by their text only, as in CSV.
+        lost: Why the reader leaves rows out, e.g. "without a known tag".
+        declared: The options with what the source's own layout declares; None: as given.
+    """
+
+    where: str
+    shape: tuple[int, ...]
+    columns: Columns
+    read: Callable[[bool], Iterator[Batch]]
+    place: Callable[[int], str] = "row {} (from 0)".format
+    notes: tuple[str, ...] = ()
+    sparse: bool = False
+    guessed: bool = False
+    lost: str = ""
+    declared: Source | None = None
+
+    def error(self, batch: Batch, row: int, found: str) -> DataError:
+        """Return the error for one row of a batch."""
+        client = batch.names[int(batch.codes[row])]
+        return DataError(
+            f"{self.where}: {self.place(int(batch.rows[row]))}, client {client!r}: {found}"
+        )
+
+
+def plan_columns(names: Names, source: Source, *, where: str, numbered: bool = True) -> Columns:
+    """Resolve the declared columns and constants against the columns of a source.
 
     Args:
-        path: The file or folder.
+        names: The feature columns of the source.
         source: The options.
+        where: The source's name for messages.
+        numbered: Whether options may also refer to columns by number.
     """
-    return open_columns(open_file(path, source), source)
+    find = partial(find_column, names=names, where=where, numbered=numbered)
+    chosen = [find(name) for name in source.features]
+    levels = {find(name): tuple(values) for name, values in source.levels.items()}
+    picks = tuple(chosen or range(len(names))) if chosen or levels else None
+    wide: list[str] = []
+    for pick in picks or ():
+        name = str(names[pick])
+        wide += [f"{name}={level}" for level in levels[pick]] if pick in levels else [name]
+    features: Names = names if picks is None else wide
+    own = {"y", *source.targets} - (set() if isinstance(names, range) else set(names))
+
+    def constants(given: Mapping[str, float], neutral: float) -> NDArray[np.float64] | None:
+        wanted = {name: value for name, value in given.items() if name not in own}
+        return _constants(wanted, neutral, features, names, find, where) if wanted else None
+
+    return Columns(
+        features,
+        picks,
+        {at: levels[pick] for at, pick in enumerate(picks or ()) if pick in levels},
+        center=constants(source.center, 0.0),
+        scale=constants(source.scale, 1.0),
+        target=target_constants(source, () if isinstance(names, range) else names),
+    )
+
+
+def target_constants(source: Source, columns: Sequence[str]) -> tuple[float, float]:
+    """Return the declared center and scale of the target, the units of a prediction."""
+    own = sorted({"y", *source.targets} - set(columns))
+    return (
+        next((source.center[name] for name in own if name in source.center), 0.0),
+        next((source.scale[name] for name in own if name in source.scale), 1.0),
+    )
+
+
+def feature_constants(
+    source: Source, columns: Sequence[str], width: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the declared centers and scales by feature, (width,) each."""
+    own = {"y", *source.targets} - set(columns)
+    names = {name: at for at, name in enumerate(columns)}
+    found = []
+    for given, neutral in ((source.center, 0.0), (source.scale, 1.0)):
+        values = np.full(width, neutral)
+        if "x" in given and "x" not in names:
+            values[:] = given["x"]
+        for name, value in given.items():
+            digits = name.removeprefix("x")
+            if name in names:
+                values[names[name]] = value
+            elif name not in own and digits.isdecimal() and int(digits) < width:
+                values[int(digits)] = value
+        found.append(values)
+    return found[0], found[1]
+
+
+def _constants(
+    wanted: dict[str, float],
+    neutral: float,
+    features: Names,
+    names: Names,
+    find: Callable[[str], int],
+    where: str,
+) -> NDArray[np.float64]:
+    """Return the declared constants by feature, `neutral` where none is declared."""
+    values = np.full(len(features), neutral)
+    if "x" in wanted and (isinstance(names, range) or "x" not in names):
+        values[:] = wanted.pop("x")
+    position = {str(name): at for at, name in enumerate(features)} if wanted else {}
+    for name, value in wanted.items():
+        at = position.get(str(names[find(name)]))
+        if at is None:
+            raise DataError(
+                f"{where}: a constant is declared for {name!r}, which is categorical or not among "
+                "features; leave the constant out"
+            )
+        values[at] = value
+    return values
+
+
+def find_column(name: str, names: Names, *, where: str, numbered: bool = True) -> int:
+    """Return the position of a column by name, or by number ("3" or "x3")."""
+    if not isinstance(names, range) and name in names:
+        return list(names).index(name)
+    digits = name.removeprefix("x")
+    if numbered and digits.isdecimal() and int(digits) < len(names):
+        return int(digits)
+    listed = f"0..{len(names) - 1}" if isinstance(names, range) else _short(names)
+    raise DataError(f"{where}: no column {name!r}; the columns are {listed}")
+
+
+def client_order(names: Sequence[str]) -> list[int]:
+    """Return the order of clients: by number if every name is an integer, else unchanged."""
+    if all(_INTEGER_NAME.fullmatch(name) for name in names):
+        return sorted(range(len(names)), key=lambda k: int(names[k]))
+    return list(range(len(names)))
+
+
+def first_clients(names: Sequence[str], clients: int | None, where: str) -> list[str]:
+    """Return the first `clients` clients, in their order; None returns all."""
+    ordered = [names[k] for k in client_order(names)]
+    if clients is not None and not 1 <= clients <= len(ordered):
+        raise DataError(
+            f"{where}: clients = {clients}: expected 1 to {len(ordered)}, the number of clients; "
+            "take fewer"
+        )
+    return ordered[:clients]
+
+
+def kept_note(kept: int, known: int) -> tuple[str, ...]:
+    """Return a note if clients were left out."""
+    return (f"{kept} of {known} clients kept",) if kept < known else ()
+
+
+def one_hot(codes: NDArray[np.int64], size: int) -> NDArray[np.float64]:
+    """Return 0/1 columns for level numbers; -1 is a gap and gives NaN."""
+    wide = np.zeros((len(codes), size))
+    wide[np.arange(len(codes)), codes] = 1.0
+    wide[codes < 0] = np.nan
+    return wide
+
+
+def unknown_level(value: str, levels: Sequence[str]) -> str:
+    """Return the message for a value that is not among the declared levels."""
+    return (
+        f"found {value!r}, which is none of the declared levels {_short(levels)}; "
+        "correct it or declare the level"
+    )
+
+
+def _level_codes(values: NDArray[np.float64], levels: Sequence[str]) -> NDArray[np.int64]:
+    codes = np.full(len(values), -1, dtype=np.int64)
+    for code, level in enumerate(levels):
+        try:
+            codes[values == float(level)] = code
+        except ValueError:
+            raise DataError(
+                f"level {level!r} of a numeric column is not a number: declare numbers, e.g. '1'"
+            ) from None
+    return codes
+
+
+def _short(names: Sequence[str], most: int = 12) -> str:
+    listed = ", ".join(repr(str(name)) for name in names[:most])
+    return f"{listed}, ... ({len(names)} in all)" if len(names) > most else listed
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of a file: Arrow arrays, or lists of values that Arrow cannot hold."""
+
+    columns: Mapping[str, Any]
+    num_rows: int
+
+    def column(self, name: str) -> Any:
+        """Return a column."""
+        return self.columns[name]
+
+    def values(self, name: str) -> list[Any]:
+        """Return the values of a column as Python objects."""
+        column = self.columns[name]
+        return column if isinstance(column, list) else list(column.to_pylist())
+
+
+@dataclass(frozen=True)
+class File:
+    """Rows with named columns that can be read more than once.
+
+    Attributes:
+        where: The name for messages.
+        names: The columns.
+        pieces: Yields some columns of consecutive rows.
+        place: Returns the place of a row (from 1).
+        clients: All clients in order, where the file lists them.
+        labels: Names of the classes of columns whose layout declares them.
+        notes: Notes for the data.
+        tokens: How its text is cut, unless the options set it.
+        guessed: Whether integers are recognised by their text only, as in CSV.
+    """
+
+    where: str
+    names: tuple[str, ...]
+    pieces: Callable[[Sequence[str]], Iterator[Piece]]
+    place: Callable[[int], str] = "row {} (from 1)".format
+    clients: tuple[str, ...] = ()
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    tokens: str = "words"
+    guessed: bool = False
+
+    def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, Piece]]:
+        """Yield the number of the first row (from 1) and some columns of the next rows."""
+        first = 1
+        for piece in self.pieces(columns):
+            if piece.num_rows:
+                yield first, piece
+            first += piece.num_rows
+
+
+def arrow_column(values: Any, small: bool = False) -> Any:
+    """Return an Arrow array where Arrow can hold the values, else a list, e.g. of images.
+
+    Args:
+        values: The values.
+        small: Whether integers are declared as bytes; NumPy arrays of uint8 always are.
+    """
+    listed = list(values)
+    small = small or (bool(listed) and all(_is_bytes(value) for value in listed))
+    plain = [value.tolist() if hasattr(value, "tolist") else value for value in listed]
+    try:
+        column = pa.array(plain)
+        return _as_bytes(column) if small else column
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        return listed
+
+
+def _is_bytes(value: Any) -> bool:
+    return getattr(value, "dtype", None) == np.uint8 and getattr(value, "ndim", 0) > 0
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Cast lists of integers to lists of uint8, the type by which images are recognised."""
+    kind, depth = column.type, 0
+    while pa.types.is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    small = pa.uint8()
+    for _ in range(depth):
+        small = pa.list_(small)
+    return column.cast(small) if pa.types.is_integer(kind) else column
+
+
+def arrow_piece(batch: pa.RecordBatch, columns: Sequence[str], **constants: Any) -> Piece:
+    """Return some columns of a record batch, and columns of one constant value.
+
+    Extension types are read as they are stored: a package may have registered types of its own.
+    """
+    taken = {name: batch.column(name) for name in columns}
+    taken = {
+        name: column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+        for name, column in taken.items()
+    }
+    return with_constants(Piece(taken, batch.num_rows), **constants)
+
+
+def with_constants(piece: Piece, **constants: Any) -> Piece:
+    """Return a piece with further columns, each of one constant value."""
+    made = {name: pa.array([value] * piece.num_rows) for name, value in constants.items()}
+    return Piece({**piece.columns, **made}, piece.num_rows) if made else piece
+
+
+def open_file(path: Path, source: Source) -> File:
+    """Open a table, or a folder of Parquet files with the same columns."""
+    if path.is_dir():
+        return _open_folder(path, source)
+    names = _header(path)
+    if path.name.lower().endswith(PARQUET):
+        return File(str(path), names, partial(_parquet_pieces, [(path, None)], None))
+    return File(
+        str(path),
+        names,
+        partial(_csv_pieces, path),
+        lambda row: f"line {_line(path, row + 1)}",
+        guessed=True,
+    )
+
+
+def _open_folder(path: Path, source: Source) -> File:
+    found = find_files(path, PARQUET, source.splits)
+    headers = {file: _header(file) for file, _ in found.files}
+    first, names = next(iter(headers.items()))
+    for file, others in headers.items():
+        if set(others) != set(names):
+            raise DataError(
+                f"{file}: columns {', '.join(others)}, where {first.name} has "
+                f"{', '.join(names)}; give every file the same columns"
+            )
+    split = source.split if found.parts > 1 and source.split not in names else None
+    names = names if split is None else (split, *names)
+    return File(str(path), names, partial(_parquet_pieces, found.files, split), notes=found.notes)
+
+
+def _header(path: Path) -> tuple[str, ...]:
+    with arrow_errors(path):
+        if path.name.lower().endswith(PARQUET):
+            with parquet.ParquetFile(path) as file:
+                names = tuple(file.schema_arrow.names)
+        else:
+            with _open_csv(path, csv.ConvertOptions()) as reader:
+                names = tuple(reader.schema.names)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path}: two columns are called {twice!r}; rename one")
+    return names
+
+
+def _open_csv(path: Path, options: csv.ConvertOptions) -> csv.CSVStreamingReader:
+    tabs = path.name.lower().split(".gz")[0].endswith(".tsv")
+    return csv.open_csv(
+        path,
+        # with threads, errors have no row numbers
+        read_options=csv.ReadOptions(block_size=_BLOCK, use_threads=False),
+        parse_options=csv.ParseOptions(delimiter="\t" if tabs else ","),
+        convert_options=options,
+    )
+
+
+def _csv_pieces(path: Path, columns: Sequence[str]) -> Iterator[Piece]:
+    options = csv.ConvertOptions(
+        include_columns=list(columns),
+        column_types=dict.fromkeys(columns, pa.string()),
+        strings_can_be_null=False,
+    )
+    with arrow_errors(path), _open_csv(path, options) as reader:
+        for batch in reader:
+            yield arrow_piece(batch, columns)
+
+
+def _parquet_pieces(
+    files: Sequence[tuple[Path, int | None]], split: str | None, columns: Sequence[str]
+) -> Iterator[Piece]:
+    """Yield pieces; `split` is the column that holds the part of a file, if one is added."""
+    wanted = [name for name in columns if name != split]
+    for path, part in files:
+        constants = {} if split is None else {split: part}
+        with arrow_errors(path), parquet.ParquetFile(path) as opened:
+            for batch in opened.iter_batches(batch_size=_BATCH, columns=wanted):
+                yield arrow_piece(batch, wanted, **constants)
+
+
+@contextmanager
+def arrow_errors(path: Path) -> Iterator[None]:
+    """Add the file and line to the errors of pyarrow."""
+    with reading(path):
+        try:
+            yield
+        except pa.ArrowInvalid as error:
+            if "straddling" in str(error) or "cannot infer number" in str(error):
+                raise DataError(
+                    f"{path}: a line is longer than {_BLOCK} bytes; give rows this wide as Parquet "
+                    "or npz"
+                ) from error
+            found = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
+            if found is None:
+                raise
+            raise DataError(
+                f"{path}: line {_line(path, int(found[1]))}: {found[2].strip()[:200]}; give every "
+                "line as many values as the first, in UTF-8, and quote text that holds a delimiter"
+            ) from error
+
+
+def _line(path: Path, record: int) -> int:
+    """Return the line on which a record starts (both from 1, the header is record 1)."""
+    seen, quotes = 0, 0
+    with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            starts = quotes % 2 == 0 and bool(line.strip(b"\r\n"))
+            seen += starts
+            if starts and seen == record:
+                return number
+            quotes += line.count(b'"')
+    return record
 
 
 def open_columns(file: File, source: Source) -> Table:
-    """Make a table of rows with named columns.
-
-    Args:
-        file: The rows.
-        source: The options.
-    """
+    """Return a table of rows with named columns."""
     source = _declared(file, source)
-    others = _others(file, source)
+    others = _other_columns(file, source)
     coder = plan_coder(source, file.where, file.tokens)
     coder = choose_columns(coder, source, others, file.where) if coder else None
-    coder = coder or _arrays(file, source, others)
+    coder = coder or _array_coder(file, source, others)
     tags = plan_tags(source) if source.tags else None
-    lost = "without a known tag"
     if coder is not None:
-        reader = _Reader(file, coder.columns, coder.plan(source, file.where), source, coder, tags)
-        return Table(
-            file.where,
-            coder.shape,
-            reader.plan,
-            reader.read,
-            file.place,
-            (*file.notes, *coder.notes),
-            coder.sparse,
-            lost=lost,
-            declared=source,
-        )
-    features, notes = _chosen(file, source, others)
-    plan = plan_columns(features, source, where=file.where, numbered=False)
+        features, notes = coder.columns, coder.notes
+        columns, shape = coder_columns(coder, source, file.where), coder.shape
+    else:
+        features, notes = _chosen(file, source, others)
+        columns = plan_columns(features, source, where=file.where, numbered=False)
+        shape = (len(columns.names),)
     return Table(
         file.where,
-        (len(plan.names),),
-        plan,
-        _Reader(file, features, plan, source, None, tags).read,
+        shape,
+        columns,
+        _Reader(file, features, columns, source, coder, tags).read,
         file.place,
         (*file.notes, *notes),
-        guessed=file.guessed,
-        lost=lost,
+        sparse=coder is not None and coder.sparse,
+        guessed=coder is None and file.guessed,
+        lost="without a known tag",
         declared=source,
     )
+
+
+def coder_columns(coder: Coder, source: Source, where: str) -> Columns:
+    """Return the features of a coder, with the declared constants."""
+    plain = replace(source, features=(), levels={})
+    return plan_columns(range(int(np.prod(coder.shape))), plain, where=where)
 
 
 def _declared(file: File, source: Source) -> Source:
@@ -111,8 +588,8 @@ def _declared(file: File, source: Source) -> Source:
     return source
 
 
-def _others(file: File, source: Source) -> list[str]:
-    """List the columns that are no client, target or split."""
+def _other_columns(file: File, source: Source) -> list[str]:
+    """List the columns other than client, target and split."""
     taken = [*source.targets, *(() if source.targets_are_clients else (source.client,))]
     for name in taken:
         if name not in file.names:
@@ -128,7 +605,7 @@ def _others(file: File, source: Source) -> list[str]:
 def _chosen(
     file: File, source: Source, others: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Choose the columns of numbers and levels, with a note on those left out."""
+    """Return the columns of numbers and levels, with a note on those left out."""
     for name in source.features:
         find_column(name, others, where=file.where, numbered=False)
     features, left_out = list(source.features), dict[str, str]()
@@ -144,213 +621,10 @@ def _chosen(
     return tuple(features), notes
 
 
-def _arrays(file: File, source: Source, others: Sequence[str]) -> Coder | None:
-    """Make a coder where the one declared feature is a column of arrays."""
-    if len(source.features) != 1 or source.features[0] not in others:
-        return None
-    name = source.features[0]
-    first = next(file.batches([name]), None)
-    column = None if first is None else first[1].column(name)
-    kind = getattr(column, "type", pa.list_(pa.float64()))
-    if column is None or not pa.types.is_nested(kind) or pa.types.is_struct(kind):
-        return None
-    while pa.types.is_nested(kind) and kind.num_fields == 1:
-        kind = kind.field(0).type
-    shape = np.shape(next((value for value in listed(column) if value is not None), ()))
-    return array_coder(name, shape, pixels=len(shape) > 1 and kind == pa.uint8())
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """How the pieces of a file become batches."""
-
-    file: File
-    features: tuple[str, ...]
-    plan: Columns
-    source: Source
-    coder: Coder | None = None
-    tags: Tags | None = None
-
-    def read(self, wanted: bool) -> Iterator[Batch]:
-        """Yield batches; `wanted` says whether features are."""
-        source = self.source
-        if self.file.clients:
-            none = np.zeros(0, dtype=np.int64)
-            # every client first, so that their order is the file's own list, and none is lost
-            yield Batch(none, self.file.clients, none, None, none)
-        columns = [*source.targets, *((source.split,) if source.split in self.file.names else ())]
-        columns += [] if source.targets_are_clients else [source.client]
-        columns += self.features if wanted else ()
-        for first, piece in self.file.batches(columns):
-            yield from self._batches(first, piece, wanted)
-
-    def _batches(self, first: int, piece: Piece, wanted: bool) -> Iterator[Batch]:
-        file, source = self.file, self.source
-        self._refuse_lists(piece, wanted)
-        names: tuple[str, ...] = ("",)
-        codes = np.zeros(piece.num_rows, dtype=np.int64)
-        if not source.targets_are_clients:
-            names, codes = _clients(file, piece.column(source.client), first, source.client)
-
-        def fail(row: int, found: str) -> DataError:
-            client = f", client {names[codes[row]]!r}" if names != ("",) else ""
-            return DataError(f"{file.where}: {file.place(first + row)}{client}: {found}")
-
-        y, real, keep = self._targets(piece, fail)
-        whole = Batch(
-            rows=np.arange(first, first + piece.num_rows),
-            names=names,
-            codes=codes,
-            x=None,
-            y=y,
-            split=self._split(piece, fail),
-            real=real,
-        )
-        if not wanted or self.coder is None:
-            x = _matrix(piece, self.features, self.plan, fail) if wanted else None
-            yield replace(replace(whole, x=x).take(keep), lost=int((~keep).sum()))
-            return
-        yield replace(whole.take(np.zeros(0, dtype=np.int64)), lost=int((~keep).sum()))
-        values = [listed(piece.column(name)) for name in self.features]
-        for start in range(0, piece.num_rows, self.coder.step):
-            part = np.arange(start, min(start + self.coder.step, piece.num_rows))[
-                keep[start : start + self.coder.step]
-            ]
-            chosen = [[column[at] for at in part] for column in values]
-            moved = partial(_moved, fail, part)
-            yield replace(whole.take(part), x=self.coder.encode(chosen, moved))
-
-    def _refuse_lists(self, piece: Piece, wanted: bool) -> None:
-        """Refuse columns that Arrow does not know where numbers or names belong."""
-        source = self.source
-        plain = [source.split] if source.split in self.file.names else []
-        plain += [] if source.targets_are_clients else [source.client]
-        plain += source.targets if self.tags is None else ()
-        plain += self.features if wanted and self.coder is None else ()
-        for name in plain:
-            if isinstance(piece.column(name), list):
-                raise DataError(
-                    f"{self.file.where}: column {name!r} holds values of several kinds, or none "
-                    "that are numbers or text; leave it out, or read it with images= or text="
-                )
-
-    def _targets(
-        self, piece: Piece, fail: Fail
-    ) -> tuple[NDArray[Any], bool | None, NDArray[np.bool_]]:
-        if self.tags is None:
-            return *_targets(piece, self.source, fail), np.ones(piece.num_rows, dtype=bool)
-        y, known = self.tags.encode(listed(piece.column(self.source.targets[0])))
-        return y, False, known
-
-    def _split(self, piece: Piece, fail: Fail) -> NDArray[np.float64] | None:
-        name = self.source.split
-        if name not in self.file.names:
-            return None
-        column = decoded(piece.column(name))
-        if is_text(column.type):
-            # parts may be called by name
-            for code, part in enumerate(self.source.splits):
-                column = pc.if_else(pc.equal(column, part), str(code), column)
-        return numbers_in(column, name, partial(_no_part, fail, self.source.splits, column))
-
-
-def _no_part(
-    fail: Fail, splits: Sequence[str], column: pa.Array, row: int, found: str
-) -> DataError:
-    if not is_text(column.type):
-        return fail(row, found)
-    return fail(
-        row,
-        f"the split is {column[row].as_py()!r}; expected 0 (train) or 1 (test), or the names "
-        f"{', '.join(splits)}: correct it, or set splits",
-    )
-
-
-def _moved(fail: Fail, rows: NDArray[np.int64], row: int, found: str) -> DataError:
-    return fail(int(rows[row]), found)
-
-
-def _clients(
-    file: File, column: pa.Array, first: int, name: str
-) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Number the clients of a batch in order of appearance."""
-    if pa.types.is_floating(column.type):
-        whole = pc.equal(pc.trunc(column), column)
-        if not pc.all(pc.fill_null(whole, True)).as_py():
-            raise DataError(
-                f"{file.where}: column {name!r} holds real numbers; name clients by whole numbers "
-                "or text"
-            )
-        column = pc.cast(column, pa.int64())
-
-    def fail(row: int, found: str) -> DataError:
-        return DataError(f"{file.where}: {file.place(first + row)}: {found}")
-
-    text = texts_in(column, name, fail)
-    empty = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(text), ""), True).to_numpy(
-        zero_copy_only=False
-    )
-    if empty.any():
-        raise fail(
-            int(np.flatnonzero(empty)[0]),
-            f"the client (column {name!r}) is empty; name the client of every row",
-        )
-    coded = pc.dictionary_encode(text)
-    codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return tuple(coded.dictionary.to_pylist()), codes
-
-
-def _targets(piece: Piece, source: Source, fail: Fail) -> tuple[NDArray[Any], bool | None]:
-    """Take the targets of a batch, and whether they are written as real numbers."""
-    parts, real = [], False
-    for name in source.targets:
-        column = piece.column(name)
-        if isinstance(source.classes, tuple) and source.task not in ("regression", "multilabel"):
-            text = texts_in(column, name, fail)
-            gap = pc.and_(is_gap(text), pc.invert(pc.is_in(text, pa.array(source.classes))))
-            values = pc.if_else(gap, pa.scalar(None, pa.string()), text)
-            parts.append(values.to_numpy(zero_copy_only=False).astype(object))
-            continue
-        parts.append(numbers_in(column, name, fail))
-        if is_text(column.type):
-            text = texts_in(column, name, fail)
-            whole = pc.or_(is_gap(text), pc.match_substring_regex(text, WHOLE))
-            real = real or not pc.all(pc.fill_null(whole, True)).as_py()
-        else:
-            real = real or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)
-    return (parts[0] if len(parts) == 1 else np.column_stack(parts)), real
-
-
-def _matrix(
-    piece: Piece, features: tuple[str, ...], plan: Columns, fail: Fail
-) -> NDArray[np.float64]:
-    """Make the features of a batch, NaN where a value is missing."""
-    x = np.empty((piece.num_rows, len(plan.names)))
-    at = 0
-    for position, name in enumerate(features):
-        column = piece.column(name)
-        if position not in plan.levels:
-            x[:, at] = numbers_in(column, name, fail)
-            at += 1
-            continue
-        levels = plan.levels[position]
-        text = texts_in(column, name, fail)
-        found = pc.fill_null(pc.index_in(text, pa.array(levels)), -1)
-        codes = found.to_numpy(zero_copy_only=False).astype(np.int64)
-        gaps = pc.fill_null(is_gap(text), True).to_numpy(zero_copy_only=False)
-        lost = np.flatnonzero((codes < 0) & ~gaps)
-        if len(lost):
-            value = text[int(lost[0])].as_py()
-            raise fail(int(lost[0]), f"column {name!r}: {unknown_level(value, levels)}")
-        x[:, at : at + len(levels)] = one_hot(codes, len(levels))
-        at += len(levels)
-    return x
-
-
 def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str], dict[str, str]]:
-    """Tell the columns to take from the others, by the first batch; these with what they hold.
+    """Return the columns to take, by the first batch, and the others with their types.
 
-    A column in which some values are numbers is taken, so that the others are found as errors.
+    A column in which some values are numbers is taken, so that its other values are errors.
     """
     first = next(file.batches(names), None) if names else None
     if first is None:
@@ -362,13 +636,252 @@ def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str
         if isinstance(column, list):
             left_out[name] = "values of several kinds"
             continue
-        column = decoded(column)
-        usable = name in source.levels or is_number(column.type)
-        if not usable and is_text(column.type):
-            number = pc.match_substring_regex(column, NUMBER, ignore_case=True)
-            usable = bool(pc.any(number).as_py()) or bool(pc.all(is_gap(column)).as_py())
+        column = _decoded(column)
+        usable = name in source.levels or _is_number(column.type)
+        if not usable and _is_text(column.type):
+            number = pc.match_substring_regex(column, _NUMBER, ignore_case=True)
+            usable = bool(pc.any(number).as_py()) or bool(pc.all(_is_gap(column)).as_py())
         if usable:
             taken.append(name)
         else:
-            left_out[name] = "" if is_text(column.type) else str(column.type)
+            left_out[name] = "" if _is_text(column.type) else str(column.type)
     return taken, left_out
+
+
+def _array_coder(file: File, source: Source, others: Sequence[str]) -> Coder | None:
+    """Return a coder where the one declared feature is a column of arrays."""
+    if len(source.features) != 1 or source.features[0] not in others:
+        return None
+    name = source.features[0]
+    first = next(file.batches([name]), None)
+    column = None if first is None else first[1].column(name)
+    kind = getattr(column, "type", pa.list_(pa.float64()))
+    if first is None or not pa.types.is_nested(kind) or pa.types.is_struct(kind):
+        return None
+    while pa.types.is_nested(kind) and kind.num_fields == 1:
+        kind = kind.field(0).type
+    shape = np.shape(next((value for value in first[1].values(name) if value is not None), ()))
+    return array_coder(name, shape, pixels=len(shape) > 1 and kind == pa.uint8())
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """How the pieces of a file become batches."""
+
+    file: File
+    features: tuple[str, ...]
+    columns: Columns
+    source: Source
+    coder: Coder | None
+    tags: Tags | None
+
+    def read(self, wanted: bool) -> Iterator[Batch]:
+        """Yield batches; `wanted` selects whether features are included."""
+        if self.file.clients:
+            # All clients first: their order is that of the file, and those without rows stay.
+            yield Batch(NONE, self.file.clients, NONE, None, NONE)
+        columns = [*self.source.targets, *self._keys]
+        columns += self.features if wanted else ()
+        for first, piece in self.file.batches(columns):
+            yield from self._batches(first, piece, wanted)
+
+    @property
+    def _keys(self) -> list[str]:
+        """The columns of the split and the client, as far as there are any."""
+        keys = [self.source.split] if self.source.split in self.file.names else []
+        return keys + ([] if self.source.targets_are_clients else [self.source.client])
+
+    def _batches(self, first: int, piece: Piece, wanted: bool) -> Iterator[Batch]:
+        file = self.file
+        self._check_types(piece, wanted)
+        names: tuple[str, ...] = ("",)
+        codes = np.zeros(piece.num_rows, dtype=np.int64)
+
+        def fail(row: int, found: str) -> DataError:
+            client = f", client {names[codes[row]]!r}" if names != ("",) else ""
+            return DataError(f"{file.where}: {file.place(first + row)}{client}: {found}")
+
+        if not self.source.targets_are_clients:
+            names, codes = self._clients(piece.column(self.source.client), fail)
+        y, real, keep = self._targets(piece, fail)
+        rows = np.arange(first, first + piece.num_rows)
+        whole = Batch(rows, names, codes, None, y, self._split(piece, fail), real)
+        if not wanted or self.coder is None:
+            x = _matrix(piece, self.features, self.columns, fail) if wanted else None
+            yield replace(replace(whole, x=x).take(keep), lost=int((~keep).sum()))
+            return
+        yield replace(whole.take(NONE), lost=int((~keep).sum()))
+        values = [piece.values(name) for name in self.features]
+        for start in range(0, piece.num_rows, self.coder.step):
+            part = start + np.flatnonzero(keep[start : start + self.coder.step])
+            chosen = [[column[at] for at in part] for column in values]
+            moved = partial(_moved, fail, part)
+            yield replace(whole.take(part), x=self.coder.encode(chosen, moved))
+
+    def _check_types(self, piece: Piece, wanted: bool) -> None:
+        """Refuse columns that Arrow cannot hold where numbers or names are expected."""
+        plain = [*self._keys, *(self.source.targets if self.tags is None else ())]
+        plain += self.features if wanted and self.coder is None else ()
+        for name in plain:
+            if isinstance(piece.column(name), list):
+                raise DataError(
+                    f"{self.file.where}: column {name!r} holds values of several kinds, or none "
+                    "that are numbers or text; leave it out, or read it with images= or text="
+                )
+
+    def _clients(self, column: pa.Array, fail: Fail) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """Return the clients of a piece in order of appearance, and the client of each row."""
+        name = self.source.client
+        if pa.types.is_floating(column.type):
+            whole = pc.equal(pc.trunc(column), column)
+            if not pc.all(pc.fill_null(whole, True)).as_py():
+                raise DataError(
+                    f"{self.file.where}: column {name!r} holds real numbers; name clients by whole "
+                    "numbers or text"
+                )
+            column = pc.cast(column, pa.int64())
+        text = _texts(column, name, fail)
+        empty = _numpy(pc.fill_null(pc.equal(pc.utf8_trim_whitespace(text), ""), True))
+        if empty.any():
+            raise fail(
+                int(np.flatnonzero(empty)[0]),
+                f"the client (column {name!r}) is empty; name the client of every row",
+            )
+        coded = pc.dictionary_encode(text)
+        return tuple(coded.dictionary.to_pylist()), _numpy(coded.indices).astype(np.int64)
+
+    def _targets(
+        self, piece: Piece, fail: Fail
+    ) -> tuple[NDArray[Any], bool | None, NDArray[np.bool_]]:
+        """Return targets, whether they are written as real numbers, and which rows to keep."""
+        if self.tags is not None:
+            y, known = self.tags.encode(piece.values(self.source.targets[0]))
+            return y, False, known
+        classes, task = self.source.classes, self.source.task
+        parts, real = [], False
+        for name in self.source.targets:
+            column = piece.column(name)
+            if isinstance(classes, tuple) and task not in ("regression", "multilabel"):
+                parts.append(_class_names(_texts(column, name, fail), classes))
+                continue
+            parts.append(_numbers(column, name, fail))
+            real = real or _is_written_real(column, name, fail)
+        y = parts[0] if len(parts) == 1 else np.column_stack(parts)
+        return y, real, np.ones(piece.num_rows, dtype=bool)
+
+    def _split(self, piece: Piece, fail: Fail) -> NDArray[np.float64] | None:
+        name, splits = self.source.split, self.source.splits
+        if name not in self.file.names:
+            return None
+        column = _decoded(piece.column(name))
+        if not _is_text(column.type):
+            return _numbers(column, name, fail)
+        numbered = column
+        for code, part in enumerate(splits):  # parts may be given by name
+            numbered = pc.if_else(pc.equal(numbered, part), str(code), numbered)
+
+        def fail_split(row: int, found: str) -> DataError:
+            return fail(
+                row,
+                f"the split is {column[row].as_py()!r}; expected 0 (train) or 1 (test), or the "
+                f"names {', '.join(splits)}: correct it, or set splits",
+            )
+
+        return _numbers(numbered, name, fail_split)
+
+
+def _moved(fail: Fail, rows: NDArray[np.int64], row: int, found: str) -> DataError:
+    return fail(int(rows[row]), found)
+
+
+def _class_names(text: pa.Array, classes: tuple[str, ...]) -> NDArray[Any]:
+    gap = pc.and_(_is_gap(text), pc.invert(pc.is_in(text, pa.array(classes))))
+    return _numpy(pc.if_else(gap, pa.scalar(None, pa.string()), text)).astype(object)
+
+
+def _is_written_real(column: pa.Array, name: str, fail: Fail) -> bool:
+    if not _is_text(column.type):
+        return bool(pa.types.is_floating(column.type) or pa.types.is_decimal(column.type))
+    text = _texts(column, name, fail)
+    whole = pc.or_(_is_gap(text), pc.match_substring_regex(text, _INTEGER))
+    return not pc.all(pc.fill_null(whole, True)).as_py()
+
+
+def _matrix(
+    piece: Piece, features: tuple[str, ...], columns: Columns, fail: Fail
+) -> NDArray[np.float64]:
+    """Return the features of a piece, NaN where a value is missing."""
+    x = np.empty((piece.num_rows, len(columns.names)))
+    at = 0
+    for position, name in enumerate(features):
+        column = piece.column(name)
+        if position not in columns.levels:
+            x[:, at] = _numbers(column, name, fail)
+            at += 1
+            continue
+        levels = columns.levels[position]
+        text = _texts(column, name, fail)
+        codes = _numpy(pc.fill_null(pc.index_in(text, pa.array(levels)), -1)).astype(np.int64)
+        lost = np.flatnonzero((codes < 0) & ~_numpy(pc.fill_null(_is_gap(text), True)))
+        if len(lost):
+            value = text[int(lost[0])].as_py()
+            raise fail(int(lost[0]), f"column {name!r}: {unknown_level(value, levels)}")
+        x[:, at : at + len(levels)] = one_hot(codes, len(levels))
+        at += len(levels)
+    return x
+
+
+def _numbers(column: pa.Array, name: str, fail: Fail) -> NDArray[np.float64]:
+    """Return a column as numbers, NaN where one is missing."""
+    column = _decoded(column)
+    if not _is_text(column.type):
+        if not _is_number(column.type):
+            raise fail(0, f"column {name!r} holds {column.type}, no numbers; leave it out")
+        return _numpy(pc.cast(column, pa.float64(), safe=False))
+    for text in (column, pc.utf8_trim_whitespace(column)):
+        try:
+            filled = pc.if_else(_is_gap(text), pa.scalar(None, text.type), text)
+            return _numpy(pc.cast(filled, pa.float64()))
+        except pa.ArrowInvalid:
+            continue
+    number = pc.match_substring_regex(text, _NUMBER, ignore_case=True)
+    bad = pc.fill_null(pc.invert(pc.or_(_is_gap(text), number)), False)
+    row = int(np.flatnonzero(_numpy(bad))[0])
+    raise fail(
+        row,
+        f"column {name!r}: found {column[row].as_py()!r}, expected a number; correct it, or "
+        "declare the column's levels (for a target: its classes by name)",
+    )
+
+
+def _numpy(column: pa.Array) -> NDArray[Any]:
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _texts(column: pa.Array, name: str, fail: Fail) -> pa.Array:
+    """Return a column as text."""
+    column = _decoded(column)
+    try:
+        return pc.cast(column, pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise fail(
+            0, f"column {name!r} holds {column.type}, which is no text; name another column"
+        ) from error
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """Return a dictionary-encoded column as plain values."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _is_gap(text: pa.Array) -> pa.Array:
+    return pc.fill_null(pc.is_in(text, _GAPS), True)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    return any(test(kind) for test in tests)

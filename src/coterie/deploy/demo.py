@@ -1,6 +1,6 @@
 """A small federation: real data, real processes, one machine.
 
-The school districts of Michigan (`coterie.data.embedded`) are split over four sites, with a file of
+The school districts of Michigan (`coterie.data.datasets`) are split over four sites, with a file of
 rows each, as if they were four authorities. SuperLink and SuperNodes run as processes of their own
 over TLS, with keys. The run's folder and the sites' folders remain; the processes end.
 """
@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from coterie.choice import DataChoice
 from coterie.core.config import to_table, to_toml
-from coterie.data.embedded import DISTRICTS_TEST_ROWS
+from coterie.data.config import DataConfig
+from coterie.data.datasets import DISTRICTS_TEST_ROWS
 from coterie.data.federated import FederatedDataset
 from coterie.deploy.federation import Trust
 from coterie.deploy.init import App, init_app
@@ -60,7 +60,7 @@ def run_demo(demo: Demo, report: Report) -> dict[str, Any]:
     """Run a demo; return the summary of the run, with the scores of the sites."""
     # Other processes have other working directories, so paths must be absolute.
     demo = replace(demo, folder=demo.folder.resolve())
-    data = DataChoice(name="districts").open()
+    data = DataConfig(name="districts").open()
     app = write_demo(demo, data)
     run, started = demo.folder / "run", time.monotonic()
     report(f"{len(SITES)} sites, {len(data)} clients, PMTL, {demo.rounds} rounds, {demo.trust}")
@@ -109,7 +109,7 @@ def write_demo(demo: Demo, data: FederatedDataset) -> App:
 def plan_of(demo: Demo) -> Plan:
     """Return the plan; the same plan can be simulated."""
     return Plan(
-        data=DataChoice(name="districts", test=DISTRICTS_TEST_ROWS),
+        data=DataConfig(name="districts", test=DISTRICTS_TEST_ROWS),
         method=PMTL(model=Linear()),
         privacy=Privacy(epsilon=demo.epsilon),
         sampler=Everyone(),

@@ -23,7 +23,7 @@ from typing import Any
 
 from coterie.core.config import ConfigError, to_table, to_toml
 from coterie.core.files import sync_folder
-from coterie.data.catalogue import NAMES
+from coterie.data.datasets import NAMES
 from coterie.deploy.federation import (
     FEDERATION,
     PLAN,

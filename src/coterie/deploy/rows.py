@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.data.catalogue import NAMES
+from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.scaling import Moments, client_moments, scaling_hint
 from coterie.deploy.federation import Agreement, Federation, load_agreement

@@ -17,9 +17,9 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from coterie.core.config import ConfigError, from_table
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take, to
+from coterie.data.config import Source
 from coterie.data.federated import DataError, FederatedDataset, Spec, Task
-from coterie.data.formats import from_arrays
-from coterie.data.source import Source
+from coterie.data.load import from_arrays
 from coterie.engine.simulate import Outcome, onboard, simulate
 from coterie.estimators.scalers import (
     ClientIds,

@@ -19,7 +19,7 @@ from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from coterie.data.contract import LIMIT
+from coterie.data.scaling import LIMIT
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

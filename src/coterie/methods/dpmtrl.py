@@ -21,8 +21,8 @@ from torch import Tensor
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to
-from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Baselines, Clipping, Method, Post, Rounds, Shape, register
 from coterie.methods.dpaggr import first_rows
 from coterie.methods.mtrl import MTRL

@@ -16,8 +16,8 @@ from torch.nn.functional import pad
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to
-from coterie.data.checks import refuse_degenerate, refuse_labels
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_degenerate, refuse_labels
 from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
 from coterie.solvers.sdca import Losses, fit_alone

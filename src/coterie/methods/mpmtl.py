@@ -43,8 +43,8 @@ from torch import Tensor
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to
-from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Baselines, Method, Post, Rounds, Shape, register
 from coterie.methods.mtl import MTL
 from coterie.methods.single import Single, check_linear, check_matrix, usual_lam

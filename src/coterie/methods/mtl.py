@@ -17,8 +17,8 @@ import torch
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to
-from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Baselines, Shape, Silent, register
 from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model

@@ -41,8 +41,8 @@ from torch import Tensor
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add, map_leaves, size, to
-from coterie.data.checks import find_zero_rows, one_class_clients
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import find_zero_rows, one_class_clients
 from coterie.methods.base import (
     Baselines,
     Clipping,

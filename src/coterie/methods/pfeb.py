@@ -54,8 +54,8 @@ from torch import Tensor
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to
-from coterie.data.contract import refuse_unscaled
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_unscaled
 from coterie.methods.base import (
     Block,
     Clipping,

@@ -34,7 +34,7 @@ same cluster takes its place: which cluster a client is in is public and stays. 
 its own cluster's expected cohort, so a small cluster's mean is noisier by as much as it is smaller.
 
 `shared = "slice"` is for linear heads on the features of a frozen public map that come in public
-order (see `coterie.data.embed` and `Linear(start=...)`). Shared, and released, are the weights of
+order (see `coterie.data.scaling` and `Linear(start=...)`). Shared, and released, are the weights of
 the first `directions` features and the biases. In a round a client fits these to its own rows
 with all else at the public start, min over the slice of mean_i loss + lam/2 |change|^2, by Newton's
 method, and contributes the change. After the last round it fits its whole head towards the public

@@ -15,8 +15,8 @@ import torch
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to
-from coterie.data.checks import refuse_degenerate
 from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
 from coterie.solvers.structured import OwnUnits

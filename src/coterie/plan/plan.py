@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie.choice import DataChoice
 from coterie.core.config import ConfigError, from_table, read_toml, to_table, to_toml
 from coterie.core.tree import Tree, size
+from coterie.data.config import DataConfig
 from coterie.data.federated import Spec
 from coterie.methods.base import Method, Shape, choices
 from coterie.plan.stragglers import Stragglers
@@ -42,7 +42,7 @@ Baselines = Literal["auto", "all", "local", "none"]
 TunedOn = Literal["no", "public", "charged", "not covered"]
 _GUARANTEED = ("method", "privacy", "sampler", "rounds", "simulation_seed", "tuned")
 """Fields that decide on the releases and their guarantee; the ledger is bound to them."""
-NO_DATA = DataChoice(name="")
+NO_DATA = DataConfig(name="")
 """The data of a plan whose caller brings a dataset."""
 
 
@@ -187,7 +187,7 @@ class Plan:
     rounds: int | None = None
     simulation_seed: int | None = None
     tuned: TunedOn = "no"
-    data: DataChoice = NO_DATA
+    data: DataConfig = NO_DATA
     speed: Speed = field(default_factory=Speed)
     compare_with_local: bool = True
     references: Baselines = "auto"

@@ -32,8 +32,8 @@ from coterie.core.config import read_toml, to_toml
 from coterie.core.files import how_to_resume, write_atomically
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
+from coterie.data.assemble import SIGNED
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.labels import SIGNED
 from coterie.engine.simulate import Outcome
 from coterie.models import Model
 from coterie.plan.plan import Plan

@@ -34,16 +34,14 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from coterie import __version__
-from coterie.choice import DataChoice
 from coterie.core.config import ConfigError, from_table, to_table
 from coterie.core.files import how_to_resume, write_atomically
 from coterie.core.tree import Tree
-from coterie.data.contract import LIMIT
+from coterie.data.config import DataConfig, Source
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.scaling import Moments, client_moments
-from coterie.data.source import Source
-from coterie.data.text import plan_tags, read_words
-from coterie.data.unlabelled import feature_constants, target_constants
+from coterie.data.scaling import LIMIT, Moments, client_moments
+from coterie.data.tables import feature_constants, target_constants
+from coterie.data.text_images import plan_tags, read_words
 from coterie.models import Model
 from coterie.models.base import squeezed
 from coterie.models.module import Networked, assembled
@@ -213,7 +211,7 @@ def _place(folder: Path, name: str) -> str:
     return FOLDER if held else "models"
 
 
-def _split(folder: Path, choice: DataChoice) -> tuple[FederatedDataset, FederatedDataset]:
+def _split(folder: Path, choice: DataConfig) -> tuple[FederatedDataset, FederatedDataset]:
     try:
         return choice.split()
     except (OSError, ValueError) as error:

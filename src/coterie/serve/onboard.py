@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from coterie.choice import DataChoice
 from coterie.core.config import ConfigError, from_table, read_toml, to_table
 from coterie.core.files import how_to_resume
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take
-from coterie.data.catalogue import NAMES
+from coterie.data.config import DataConfig
+from coterie.data.datasets import NAMES
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.table_files import TABLES
-from coterie.data.unlabelled import file_columns
+from coterie.data.load import file_columns
+from coterie.data.tables import TABLES
 from coterie.engine.simulate import onboard as onboard_models
 from coterie.methods.base import Method
 from coterie.newcomers import score_alone
@@ -67,7 +67,7 @@ class Onboarded:
     selection: dict[str, Any] | None = None
 
 
-def choose(folder: Path, table: Mapping[str, Any]) -> DataChoice:
+def choose(folder: Path, table: Mapping[str, Any]) -> DataConfig:
     """Return the data config of new clients: as in training, unless the table differs.
 
     Args:
@@ -82,20 +82,20 @@ def choose(folder: Path, table: Mapping[str, Any]) -> DataChoice:
     given.setdefault("standardise", kept.standardise)
     name = str(given.get("name", ""))
     if name in NAMES:
-        return from_table(DataChoice, given, "data")
+        return from_table(DataConfig, given, "data")
     source = {**to_table(kept.source), "memory_map": None, **(given.get("source") or {})}
     source.setdefault("task", facts.get("task"))
     if source["task"] == "multiclass":  # new clients may lack rows of some classes
         source.setdefault("classes", facts.get("outputs"))
     given["source"] = {key: value for key, value in source.items() if value is not None}
-    choice = from_table(DataChoice, given, "data")
+    choice = from_table(DataConfig, given, "data")
     if name.lower().endswith(TABLES) and not choice.source.text:
         columns = file_columns(choice.source, facts.get("columns") or ())
         choice = replace(choice, source=replace(choice.source, features=columns))
     return choice
 
 
-def onboard(folder: Path, choice: DataChoice, out: Path | None = None) -> Onboarded:
+def onboard(folder: Path, choice: DataConfig, out: Path | None = None) -> Onboarded:
     """Fit models of new clients from a finished run and their own rows.
 
     Args:
@@ -166,7 +166,7 @@ def _read(folder: Path) -> tuple[Tree, dict[str, Any], dict[str, Any]]:
         ) from error
 
 
-def _check_choice(folder: Path, kept: DataChoice, given: DataChoice) -> None:
+def _check_choice(folder: Path, kept: DataConfig, given: DataConfig) -> None:
     """Raise if rows are scaled or read differently than in training.
 
     A named data set has its own way of reading, which is not compared.

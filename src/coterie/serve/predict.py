@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.choice import DataChoice
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, stack, take
-from coterie.data.catalogue import NAMES
+from coterie.data.config import DataConfig
+from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset
+from coterie.data.load import Unlabelled, load_unlabelled
 from coterie.data.scaling import scale_by, standardise_clients
-from coterie.data.unlabelled import Unlabelled, load_unlabelled, target_constants
+from coterie.data.tables import target_constants
 from coterie.methods.base import Method, predictive_std, shared_leaves
 from coterie.models import Model
 from coterie.newcomers import FOLDER
@@ -229,7 +230,7 @@ def _read(
 
 
 def _read_named(name: str, client: str | None, run_plan: Plan | None) -> Unlabelled:
-    choice = DataChoice(name=name)
+    choice = DataConfig(name=name)
     if run_plan is not None and run_plan.data.name == name:
         choice = replace(run_plan.data, standardise="none")
     data = choice.open()

