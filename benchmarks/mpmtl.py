@@ -37,6 +37,7 @@ import torch
 from coterie.data.formats import from_arrays
 from coterie.data.papers import mpmtl_group_sparse, mpmtl_low_rank
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate, noise_to_signal
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
@@ -51,7 +52,6 @@ from coterie.privacy.profiles import gaussian_mu
 from coterie.privacy.published import spent_as_printed
 from coterie.privacy.spending import Even, Geometric, Power
 from coterie.rules import rounds_by_rule
-from coterie.scores import evaluate, noise_to_signal
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "methods" / "mpmtl"

@@ -38,7 +38,8 @@ from coterie.data.scaling import standardise_clients
 from coterie.data.synthetic import synthetic
 from coterie.engines.clock import Stragglers, fit_times, measure
 from coterie.engines.simulate import set_clock, simulate
-from coterie.history import History
+from coterie.evaluation.history import History
+from coterie.evaluation.score import evaluate, noise_to_signal
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
@@ -47,7 +48,6 @@ from coterie.models import Linear
 from coterie.plan import Plan, Privacy
 from coterie.rng import Rng
 from coterie.rules import rounds_by_rule
-from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.sdca import Losses, fit_joint, take_steps
 from mpmtl import canvas, grid_of, save, words
 

@@ -32,6 +32,7 @@ import numpy as np
 from coterie.data.catalogue import open_named
 from coterie.data.formats import Source, load
 from coterie.engines.simulate import Speed, simulate
+from coterie.evaluation.score import evaluate, mean_loss
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
@@ -41,7 +42,6 @@ from coterie.models import CNN, MLP
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rng import Rng
-from coterie.scores import evaluate, mean_loss
 from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD
 from coterie.tree import size

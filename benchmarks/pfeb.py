@@ -61,6 +61,8 @@ from coterie.data.federated import DataError
 from coterie.data.formats import Source, from_arrays, load
 from coterie.data.scaling import apply_constants, standardise_clients
 from coterie.engines.simulate import simulate
+from coterie.evaluation.predict import predict
+from coterie.evaluation.score import evaluate
 from coterie.methods.base import Method
 from coterie.methods.local import Local, own_choice
 from coterie.methods.local_star import LocalStar
@@ -70,9 +72,7 @@ from coterie.methods.pmtl import PMTL
 from coterie.methods.pooled import PooledLinear
 from coterie.models import Linear, Model
 from coterie.plan import Privacy
-from coterie.predictions import predict
 from coterie.rules import plan_for
-from coterie.scores import evaluate
 from coterie.tree import stack
 from mpmtl import canvas, plain_ticks, save
 

@@ -37,11 +37,11 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.formats import Source, load
 from coterie.data.scaling import standardise_clients
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.methods.ppsgd import PPSGD
 from coterie.plan import Plan, Privacy
-from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 from mpmtl import canvas, plain_ticks, save
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from coterie.cli import main
 from coterie.commands.outputs import check_file
+from coterie.evaluation.predict import decision_function
 from coterie.exports import (
     all_clients,
     file_name,
@@ -28,7 +29,6 @@ from coterie.exports import (
     save_client,
 )
 from coterie.portable import Predictor, save_onnx, save_torch
-from coterie.predictions import decision_function
 from coterie.privacy.accounting import Gaussian, Guarantee, Participation
 from coterie.run import execute
 from coterie.run_plan import plan_from_table

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from coterie.comparison.frontier import Difference, adjust, compare_errors, holm
-from coterie.report.averages import average
+from coterie.evaluation.metrics import average
 
 
 def draw(generator, clients, seeds, parts, mean=0.0):

@@ -15,8 +15,8 @@ from coterie.cli import main
 from coterie.data.federated import DataError
 from coterie.data.source import Source
 from coterie.data.unlabelled import feature_constants, load_unlabelled, target_constants
+from coterie.evaluation.predict import decision_function, predict
 from coterie.exports import load_client, read_clients, save_client
-from coterie.predictions import decision_function, predict
 from coterie.run import execute
 from coterie.run_plan import plan_from_table
 

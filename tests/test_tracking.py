@@ -11,8 +11,7 @@ import pytest
 
 from coterie.cli import main
 from coterie.privacy.accounting import Guarantee
-from coterie.tracking.record import read_record
-from coterie.tracking.track import check_kinds, close_parent, open_parent, track
+from coterie.tracking import check_kinds, close_parent, open_parent, read_record, track
 
 pytestmark = pytest.mark.full
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3 --quiet"

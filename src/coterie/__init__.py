@@ -45,9 +45,9 @@ _HOMES = {
     "Privacy": "coterie.plan",
     "Speed": "coterie.engines.simulate",
     "simulate": "coterie.engines.simulate",
-    "evaluate": "coterie.scores",
-    "decision_function": "coterie.predictions",
-    "predict": "coterie.predictions",
+    "evaluate": "coterie.evaluation.score",
+    "decision_function": "coterie.evaluation.predict",
+    "predict": "coterie.evaluation.predict",
     "SGD": "coterie.solvers.sgd",
     "Linear": "coterie.models",
     "MLP": "coterie.models",
@@ -96,6 +96,9 @@ if TYPE_CHECKING:
     from coterie.estimators import PooledScalingError as PooledScalingError
     from coterie.estimators import PrivacyWarning as PrivacyWarning
     from coterie.estimators import check_pipeline as check_pipeline
+    from coterie.evaluation.predict import decision_function as decision_function
+    from coterie.evaluation.predict import predict as predict
+    from coterie.evaluation.score import evaluate as evaluate
     from coterie.methods.auto import Auto as Auto
     from coterie.methods.dpfedmtl import DPFedMTL as DPFedMTL
     from coterie.methods.fedavg import FedAvg as FedAvg
@@ -109,14 +112,11 @@ if TYPE_CHECKING:
     from coterie.models import Module as Module
     from coterie.plan import Plan as Plan
     from coterie.plan import Privacy as Privacy
-    from coterie.predictions import decision_function as decision_function
-    from coterie.predictions import predict as predict
     from coterie.privacy.accounting import Guarantee as Guarantee
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson
     from coterie.rules import plan_for as plan_for
-    from coterie.scores import evaluate as evaluate
     from coterie.solvers.sgd import SGD as SGD
 
 

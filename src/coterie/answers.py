@@ -21,11 +21,11 @@ from coterie.data.catalogue import NAMES
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.scaling import scale_by, standardise_clients
 from coterie.data.unlabelled import Unlabelled, load_unlabelled, target_constants
+from coterie.evaluation.holdout import FOLDER
+from coterie.evaluation.predict import BLOCK, decide, outputs_by_block
 from coterie.exports import ClientModel, Kind, all_clients, read_kind, training_rows
 from coterie.finished_models import client_model, client_names, client_scaling, stacked_models
 from coterie.methods.base import Method
-from coterie.newcomers import FOLDER
-from coterie.predictions import BLOCK, decide, outputs_by_block
 from coterie.rng import Rng
 from coterie.run_plan import RunPlan
 from coterie.tree import Tree, stack, take

@@ -28,10 +28,10 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import Moments, client_moments
 from coterie.data.source import Source
 from coterie.data.text import plan_tags, read_words
+from coterie.evaluation.holdout import FOLDER, hold_out
 from coterie.finished_models import client_model, client_names, client_scaling
 from coterie.full_disks import how_to_finish
 from coterie.models import Model
-from coterie.newcomers import FOLDER, hold_out
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import OTHERS, OUTSIDER

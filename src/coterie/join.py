@@ -24,15 +24,16 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.table_files import TABLES
 from coterie.data.unlabelled import file_columns
 from coterie.engines.outcome import join_shared
+from coterie.evaluation.baselines import score_local
+from coterie.evaluation.metrics import Score
+from coterie.evaluation.score import evaluate
 from coterie.finished_models import client_names, write_models
 from coterie.full_disks import how_to_finish
 from coterie.methods.base import Method
-from coterie.newcomers import score_alone
 from coterie.privacy.accounting import Guarantee
 from coterie.recognition import recognise_model
 from coterie.rng import Rng
 from coterie.run_plan import load_plan, read_toml
-from coterie.scores import Score, evaluate
 from coterie.tree import Tree, take
 
 _OWN = ("client", "target", "split", "splits", "missing", "memory_map", "images")
@@ -124,7 +125,7 @@ def join(folder: Path, choice: DataChoice, out: Path | None = None) -> Joined:
         models,
         names,
         score,
-        score_alone(method, train, test),
+        score_local(method, train, test),
         guarantee,
         {key: result.get(key) for key in ("caveats", "tuning")},
         _known(folder, names),

@@ -12,7 +12,7 @@
 - `guarantee.json`: what the run guarantees: the certificate that `coterie verify` checks
 - `history.parquet`: with a virtual clock, or if asked for: the score of every round (not private)
 - `metrics.parquet`: per client: test rows, own error, AUC, balanced accuracy or R^2 as the task has
-  them, error of learning alone (not private)
+  them, error of the local baseline (not private)
 - `result.json`: the summary that `coterie run --json` prints
 """
 
@@ -31,18 +31,18 @@ from coterie.engines.calibration import calibrate as calibrate_clock
 from coterie.engines.clock import Stragglers
 from coterie.engines.outcome import Observer, Outcome, check_joinable
 from coterie.engines.simulate import set_clock, simulate
+from coterie.evaluation.baselines import Baselines, score_baselines
+from coterie.evaluation.history import History, is_cheap
+from coterie.evaluation.holdout import HeldOut, check_held_out, hold_out, try_held_out
+from coterie.evaluation.metrics import Score, json_number
+from coterie.evaluation.score import evaluate, shared_errors
 from coterie.full_disks import explained
-from coterie.history import History, is_cheap
 from coterie.interrupts import as_interrupt
 from coterie.log import Log, Logged
-from coterie.newcomers import Newcomers, attempt_newcomers, check_newcomers, hold_out
 from coterie.privacy.ledger import locked
 from coterie.recognition import recognise_model, recognise_rows
-from coterie.references import References, Which, score_references
 from coterie.run_plan import RunPlan, advice_of, check_charged, claim, resolve
-from coterie.scores import Score, evaluate
-from coterie.shared_errors import shared_errors
-from coterie.summary import json_number, keep, paid, summarise
+from coterie.summary import keep, paid, summarise
 
 Newcoming = tuple[FederatedDataset, FederatedDataset] | None
 Opens = Callable[["RunPlan", FederatedDataset], Observer] | None
@@ -98,7 +98,7 @@ def execute(
     for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
         run_plan.method.model.check_data(part)
     if joining is not None and (folder is None or not (folder / "plan.toml").exists()):
-        check_newcomers(run_plan.method, joining[0])
+        check_held_out(run_plan.method, joining[0])
     if run_plan.stragglers is not None:
         run_plan = _set_clock(run_plan, run_plan.stragglers, train)
     data = train, test, joining
@@ -172,13 +172,13 @@ def _carry_out(
         tuned=run_plan.tuned,
         seconds=time.perf_counter() - started,
         notices=(*notices, *unscored),
-        newcomers=None if joined is None else joined.told(),
+        newcomers=None if joined is None else joined.to_json(),
     )
     summary |= paid(outcome.guarantee, run_plan.tuned, run_plan.charged)
     if run_plan.stragglers is not None:
         summary["caveats"].append(_LATE)
     summary |= _foretold(run_plan, train.spec)
-    summary |= {"references": beside.told(score), "references_missing": list(beside.missing)}
+    summary |= {"references": beside.to_json(score), "references_missing": list(beside.missing)}
     summary["gap"] = None if outcome.gap is None else json_number(outcome.gap)
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
@@ -221,25 +221,25 @@ def _beside(
     score: Score,
     data: tuple[FederatedDataset, FederatedDataset, Newcoming],
     scoring: Scoring,
-) -> tuple[References, Newcomers | None, tuple[str, ...]]:
-    """Score what stands beside a run: references, and clients who join, or why they could not."""
+) -> tuple[Baselines, HeldOut | None, tuple[str, ...]]:
+    """Return the baselines of a run and its held-out clients, or notices of why they failed."""
     if scoring is not None:
         scoring(run_plan)
     (train, test, joining), speed = data, run_plan.speed
-    which: Which = run_plan.references if run_plan.compare_with_local else "none"
-    beside = score_references(
+    names = [n for n in run_plan.baselines if n != "local" or run_plan.compare_with_local]
+    beside = score_baselines(
         run_plan.method,
         train,
         test,
         score=score,
-        which=which,
+        names=names,
         private=run_plan.privacy.epsilon != math.inf,
         seed=run_plan.simulation_seed or 0,
         speed=speed,
     )
     if joining is None:
         return beside, None, ()
-    return beside, *attempt_newcomers(outcome, *joining, alone=which != "none", speed=speed)
+    return beside, *try_held_out(outcome, *joining, local="local" in names, speed=speed)
 
 
 def _foretold(run_plan: RunPlan, spec: Spec) -> dict[str, Any]:

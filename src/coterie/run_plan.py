@@ -11,13 +11,13 @@ from coterie.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.federated import Spec
 from coterie.engines.clock import Stragglers
 from coterie.engines.simulate import Speed
+from coterie.evaluation.baselines import check_baselines
 from coterie.full_disks import how_to_finish
 from coterie.methods.base import Method
 from coterie.plan import Plan, Privacy
 from coterie.privacy.charged import Charged
 from coterie.privacy.files import write_atomically
 from coterie.privacy.sampling import Poisson, Sampler
-from coterie.references import Which
 from coterie.rules import Advice, advice_for, settle
 from coterie.summary import TunedOn
 
@@ -33,8 +33,8 @@ class RunPlan:
     virtual clock; `history` scores every round on test rows (always with a
     clock; None: where that is cheap). `newcomers` (a
     share, or a number of clients) are held out of training by data.split_seed, and join afterwards.
-    `chosen` says why the method was picked, where it was left to rules. `references` is what is
-    scored beside the run, see `coterie.references`.
+    `chosen` says why the method was picked, where it was left to rules. `baselines` are
+    scored with the run, see `coterie.evaluation.baselines`.
     """
 
     data: DataChoice
@@ -45,7 +45,7 @@ class RunPlan:
     simulation_seed: int | None = None
     speed: Speed = field(default_factory=Speed)
     compare_with_local: bool = True
-    references: Which = "auto"
+    baselines: tuple[str, ...] = ("local",)
     tuned: TunedOn = "no"
     charged: Charged | None = None
     stragglers: Stragglers | None = None
@@ -54,6 +54,7 @@ class RunPlan:
     chosen: str = ""
 
     def __post_init__(self) -> None:
+        check_baselines(self.baselines)
         if self.simulation_seed is not None and self.simulation_seed < 0:
             raise ValueError(
                 f"simulation_seed = {self.simulation_seed}: expected a whole number >= 0"

@@ -35,6 +35,8 @@ from coterie.choice import DataChoice
 from coterie.config import ConfigError, from_table
 from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Outcome
+from coterie.evaluation.metrics import Array
+from coterie.evaluation.score import evaluate
 from coterie.interrupts import as_interrupt
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.blocks import Block, BlockSum
@@ -49,7 +51,6 @@ from coterie.privacy.transcript import FolderTranscript
 from coterie.rng_keys import derive_key
 from coterie.run import execute
 from coterie.run_plan import RunPlan
-from coterie.scores import Array, evaluate
 from coterie.trials import Grid, Trial, check_grid, prepare
 from coterie.tuning import label
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from coterie.certificate import certify
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engines.outcome import Outcome
+from coterie.evaluation.metrics import Array, Score, json_number, score_json, write_metrics
+from coterie.evaluation.score import noise_to_signal
 from coterie.finished_models import MODELS, write_models
 from coterie.log import Log, now, versions
 from coterie.methods.base import Shape
@@ -23,12 +23,10 @@ from coterie.privacy.accounting import Guarantee
 from coterie.privacy.charged import ALONE, BEFORE, Charged, chosen_alone, statement, told
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import view_of
-from coterie.scores import TITLES, Array, Score, noise_to_signal
 from coterie.tree import Tree
 
 TunedOn = Literal["no", "public", "charged", "not covered"]
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
-_SPREAD = {"mean": "mean", "weighted_mean": "weighted_mean", "tail": "", "worst": "worst"}
 _NOTHING: Mapping[str, Array] = {}
 CHARGED = (
     "CHARGED: settings were chosen among earlier private runs by private scores; what that choice "
@@ -55,8 +53,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the summary that others may script against; strict JSON.
 
-    `newcomers` is what is said of clients who joined after training, see `coterie.newcomers`. A run
-    that is one of a selection says more, see `paid`.
+    `newcomers` is the part on held-out clients, see `coterie.evaluation.holdout`. A run that is one
+    of a selection has further keys, see `paid`.
     """
     plan, guarantee = outcome.plan, outcome.guarantee
     return {
@@ -68,12 +66,12 @@ def summarise(
         "rounds": 1 if plan.method.shape is Shape.POOLED else len(outcome.posts),
         **promised(guarantee),
         **noise_told(plan, outcome.spec),
-        **scores_told(score, local),
+        **score_json(score, local),
         "newcomers": None if newcomers is None else dict(newcomers),
         "noise_to_signal": [
             None if ratio is None else json_number(ratio) for ratio in noise_to_signal(outcome)
         ],
-        "not_covered": "metrics, references and notices, and any tuning done with them, are not "
+        "not_covered": "metrics, baselines and notices, and any tuning done with them, are not "
         "covered by epsilon",
         "tuning": TUNING[tuned],
         "caveats": [
@@ -82,21 +80,6 @@ def summarise(
         ],
         "notices": [*notices, *_zeroed(outcome)],
         "seconds": round(seconds, 3),
-    }
-
-
-def scores_told(score: Score | None, local: Score | None) -> dict[str, Any]:
-    """Return what scores say; all null where none were computed: those of a deployment stay away."""
-    return {
-        "metric": None if score is None else score.metric,
-        "value": None if score is None else json_number(score.value),
-        "standard_error": None if score is None else json_number(score.standard_error),
-        **_per_client(score),
-        **spread_told(score),
-        **_calibration(score),
-        "test_loss": None if score is None else json_number(score.loss),
-        "clients_without_test_rows": None if score is None else score.spread.left_out,
-        **_beside_local(score, local),
     }
 
 
@@ -129,61 +112,6 @@ def can_learn(error: float | None) -> tuple[str, ...]:
         f"{told}: what is shared is mostly noise, and clients lean on their own rows; fewer posted "
         "numbers, fewer rounds, more clients or a larger epsilon would help",
     )
-
-
-def _per_client(score: Score | None) -> dict[str, Any]:
-    """Return the means over clients of what is each client's own; null where it does not apply."""
-    found: dict[str, Any] = {}
-    owned = dict.fromkeys(TITLES) if score is None else score.per_client
-    for key, own in owned.items():
-        found[key] = None if own is None else json_number(own.value)
-        found[f"{key}_standard_error"] = None if own is None else json_number(own.standard_error)
-        found[f"{key}_left_out"] = None if own is None else own.left_out
-    r2 = owned["r2"]
-    known = np.empty(0) if r2 is None else r2.clients[~np.isnan(r2.clients)]
-    # A few clients whose targets hardly differ ruin a mean, not a median.
-    found["r2_median"] = json_number(float(np.median(known))) if len(known) else None
-    return found
-
-
-def spread_told(score: Score | None, prefix: str = "") -> dict[str, Any]:
-    """Return how clients fare one by one; null where it does not apply, or nothing was scored.
-
-    The tail is named by the percentile that it is: p10 of accuracies, p90 of errors.
-    """
-    found: dict[str, Any] = {}
-    spread = None if score is None else score.spread
-    for of, tail in (("accuracy", "p10"), ("error", "p90")):
-        shown = spread if spread is not None and spread.of == of else None
-        for name, key in _SPREAD.items():
-            told = None if shown is None else json_number(getattr(shown, name))
-            found[f"{prefix}client_{of}_{key or tail}"] = told
-    return found
-
-
-def _beside_local(score: Score | None, local: Score | None) -> dict[str, Any]:
-    """Return what learning alone comes to; null where nobody asked."""
-    better = None
-    if score is not None and local is not None:
-        better = json_number(score.share_better_than(local))
-    return {
-        "share_better_than_local": better,
-        "local_value": None if local is None else json_number(local.value),
-        **spread_told(local, "local_"),
-        **_calibration(local, "local_"),
-    }
-
-
-def _calibration(score: Score | None, prefix: str = "") -> dict[str, Any]:
-    """Return calibration errors and what a reliability diagram shows; null for regression."""
-    pooled = None if score is None else score.reliability
-    own = None if score is None else score.calibration
-    return {
-        f"{prefix}calibration_error": None if pooled is None else json_number(pooled.error),
-        f"{prefix}client_calibration_error": None if own is None else json_number(own.value),
-        f"{prefix}client_calibration_error_left_out": None if own is None else own.left_out,
-        f"{prefix}reliability": None if pooled is None else pooled.to_json(),
-    }
 
 
 def _claimed(guarantee: Guarantee) -> tuple[str, ...]:
@@ -252,13 +180,6 @@ def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -
     }
 
 
-def json_number(value: float) -> float | str | None:
-    """Write a number as strict JSON: infinity is "inf" or "-inf", not-a-number is null."""
-    if math.isnan(value):
-        return None
-    return str(value) if math.isinf(value) else value
-
-
 def keep(
     folder: Path,
     summary: Mapping[str, Any],
@@ -273,7 +194,7 @@ def keep(
     """Write what a finished run leaves behind; `result.json` comes last and marks it as done.
 
     Posts are packed and models are written before it, so that a run cut off in between goes on.
-    `errors` are further columns of the metrics: clients' own errors under references, by name.
+    `errors` are further columns of the metrics: clients' own errors under baselines, by name.
     """
     log = log or Log(folder / "log.jsonl")
     outcome.billboard.pack()
@@ -342,30 +263,3 @@ def keep_certificate(
     epsilon, posts = certificate["epsilon"], len(certificate["posts"])
     told = certificate["sha256"]
     log.note("finished", sync=True, posts=posts, epsilon=epsilon, certificate=told)
-
-
-def write_metrics(
-    path: Path,
-    train: FederatedDataset,
-    score: Score,
-    local: Score | None,
-    errors: Mapping[str, Array] = _NOTHING,
-) -> None:
-    """Write a row a client: its rows, its error, what else is its own, its error alone, others."""
-    columns = {
-        "client": pa.array(list(train.names)),
-        "train_rows": pa.array(train.counts),
-        "test_rows": pa.array(score.rows),
-        "error": pa.array(score.clients),
-    }
-    for key, own in {**score.per_client, "calibration_error": score.calibration}.items():
-        if own is not None:
-            columns[key] = pa.array(own.clients)
-    if local is not None:
-        columns["error_alone"] = pa.array(local.clients)
-        if local.calibration is not None:
-            columns["calibration_error_alone"] = pa.array(local.calibration.clients)
-    columns |= {name: pa.array(found) for name, found in errors.items()}
-    buffer = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), buffer)
-    write_atomically(path, buffer.getvalue().to_pybytes())

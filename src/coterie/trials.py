@@ -23,7 +23,7 @@ _FIXED = {
     "charged": "it is written by selection",
     "simulation_seed": "it would choose a lucky noise",
     "compare_with_local": "it changes nothing of the run",
-    "references": "they change nothing of the run",
+    "baselines": "they change nothing of the run",
     "privacy.epsilon": "settings are compared at one budget",
     "privacy.noise_multiplier": "settings are compared at one budget: give epsilon",
     "privacy.delta": "settings are compared at one budget",

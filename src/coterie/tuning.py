@@ -24,9 +24,9 @@ from coterie.data.catalogue import NAMES
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import standardise_clients
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.rng import Rng
 from coterie.run_plan import RunPlan, plan_from_table, resolve
-from coterie.scores import evaluate
 from coterie.search import Search
 from coterie.summary import TunedOn
 from coterie.trials import Grid, Trial, check_grid, lay_settings, plan_one, prepare, rank, told
@@ -234,8 +234,8 @@ def _try(trial: Trial, run_plan: RunPlan, parts: Parts) -> Trial:
     except ValueError as error:
         return replace(trial, refused=str(error))
     score = evaluate(run_plan.method.model, outcome.rows, inside)
-    if score.auc is not None:
-        return replace(trial, metric="auc", folds=(*trial.folds, score.auc.value))
+    if "auc" in score.own:
+        return replace(trial, metric="auc", folds=(*trial.folds, score.own["auc"].value))
     return replace(trial, metric=score.metric, folds=(*trial.folds, score.value))
 
 

@@ -16,6 +16,7 @@ from coterie.config import to_toml
 from coterie.data.synthetic import synthetic
 from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.simulate import Speed, simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.base import Shape, registered
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
@@ -24,7 +25,6 @@ from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rng import Rng
-from coterie.scores import evaluate
 
 # Settings that change what a method computes are held to the contracts like methods of their own.
 VARIANTS = {

@@ -13,14 +13,14 @@ from coterie.choice import DataChoice
 from coterie.data.synthetic import synthetic
 from coterie.engines.clock import Stragglers
 from coterie.engines.simulate import set_clock, simulate
-from coterie.history import History
+from coterie.evaluation.history import History
+from coterie.evaluation.score import evaluate
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.run import execute
 from coterie.run_plan import RunPlan, plan_from_table
-from coterie.scores import evaluate
 
 FREE = Privacy(epsilon=math.inf)
 

@@ -14,6 +14,7 @@ from coterie.data.formats import from_arrays
 from coterie.data.papers import figure2, mpmtl_group_sparse, mpmtl_low_rank
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate, noise_to_signal
 from coterie.methods.framework import framework
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.mtl import MTL
@@ -24,7 +25,6 @@ from coterie.privacy.noise import LaplaceNoise, PrintedWishart, WishartNoise
 from coterie.privacy.sampling import Poisson
 from coterie.privacy.spending import Geometric, Power
 from coterie.rng import Rng
-from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.multitask import fit_multitask
 from coterie.solvers.structured import OwnUnits
 

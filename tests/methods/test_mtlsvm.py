@@ -18,6 +18,7 @@ from sklearn.svm import LinearSVC, LinearSVR
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM, joined
 from coterie.methods.mocha import MOCHA
@@ -30,7 +31,6 @@ from coterie.privacy.sampling import FixedSize, Poisson
 from coterie.rng import Rng
 from coterie.rules import rounds_by_rule
 from coterie.run_plan import resolve
-from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
 

@@ -13,11 +13,11 @@ from coterie.data.formats import load
 from coterie.data.scaling import standardise_clients
 from coterie.data.source import Source
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.plan import Plan, Privacy
-from coterie.scores import evaluate
 from coterie.tree import take
 
 pytestmark = pytest.mark.full

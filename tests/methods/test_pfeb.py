@@ -14,6 +14,7 @@ from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engines.rounds import RoundState, client_half
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local, modes
 from coterie.methods.pfeb import PFEB, STEP
 from coterie.methods.pmtl import PMTL
@@ -23,7 +24,6 @@ from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rng import Rng
 from coterie.rules import plan_for
-from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
 

@@ -12,11 +12,11 @@ from sklearn.linear_model import LogisticRegression
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB
 from coterie.plan import Privacy
 from coterie.rules import plan_for
-from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
 

@@ -12,6 +12,7 @@ from coterie.data.federated import DataError
 from coterie.data.papers import mpmtl_low_rank
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mtl import MTL
@@ -19,7 +20,6 @@ from coterie.methods.mtrl import MTRL
 from coterie.methods.single import Single
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
-from coterie.scores import evaluate
 from coterie.solvers.mtrl import relation_of
 from coterie.solvers.structured import OwnUnits
 

@@ -12,13 +12,13 @@ from scipy.stats import chi2
 
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB, STEP
 from coterie.methods.prior import DOUBT, Told
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rules import plan_for
-from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
 

@@ -26,7 +26,7 @@ from coterie.config import ConfigError
 from coterie.interrupts import stop_status, stoppable
 from coterie.report.page import write_report
 from coterie.search import Range
-from coterie.tracking.track import check_kinds
+from coterie.tracking import check_kinds
 
 _RESUMING = (
     "resume", "workers", "json", "quiet", "no_report", "track", "track_dir", "offline", "command",

@@ -11,8 +11,9 @@ from rich.table import Table
 from coterie.comparison.frontier import FALSE_ALARMS
 from coterie.comparison.results import ALONE, Findings, Pair, Point, Row, find, rows_of
 from coterie.comparison.worker import Ended, is_done, read_comparison
+from coterie.evaluation.metrics import json_number
 from coterie.privacy.words import round_up
-from coterie.summary import NOT_COVERED, TUNING, json_number
+from coterie.summary import NOT_COVERED, TUNING
 
 _ENOUGH_SEEDS = 5
 

@@ -243,8 +243,8 @@ def _refuse_facts(arguments: argparse.Namespace) -> None:
 
 
 def _told(app: "App") -> dict[str, Any]:
+    from coterie.evaluation.metrics import json_number
     from coterie.run_plan import advice_of
-    from coterie.summary import json_number
 
     agreement, federation = app.agreement, app.agreement.federation
     advice = advice_of(agreement.run_plan, federation.spec)

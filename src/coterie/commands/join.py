@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 
 from coterie.commands.flags import data_table
+from coterie.evaluation.metrics import json_number
 from coterie.join import Joined, choose, join
 from coterie.privacy.charged import chosen_alone
 from coterie.privacy.words import round_up
-from coterie.summary import json_number, promised
+from coterie.summary import promised
 
 
 def joined(arguments: argparse.Namespace) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 from coterie.choice import DataChoice
 from coterie.commands.compare_words import findings_of
 from coterie.commands.flags import data_table
-from coterie.commands.results_table import in_short
 from coterie.commands.run import MEMBERS
 from coterie.comparison.running import PLAN, finished
 from coterie.config import from_table, to_table
@@ -18,6 +17,7 @@ from coterie.data.describe import describe
 from coterie.methods.base import Method
 from coterie.models import MODELS
 from coterie.report.page import write_report
+from coterie.report.tables import shorten
 
 
 def methods(arguments: argparse.Namespace) -> None:
@@ -83,8 +83,8 @@ def _members(folder: Path) -> dict[Path, str]:
 def _lines(key: str, value: Any) -> list[str]:
     label = key.replace("_", " ")
     if isinstance(value, Mapping):
-        parts = ", ".join(f"{name} {in_short(item)}" for name, item in value.items())
+        parts = ", ".join(f"{name} {shorten(item)}" for name, item in value.items())
         return [f"{label:<20} {parts}"]
     if isinstance(value, list | tuple):
-        return [f"{label if i == 0 else '':<20} {in_short(item)}" for i, item in enumerate(value)]
-    return [f"{label:<20} {in_short(value)}"]
+        return [f"{label if i == 0 else '':<20} {shorten(item)}" for i, item in enumerate(value)]
+    return [f"{label:<20} {shorten(value)}"]

@@ -162,12 +162,13 @@ def add_run(commands: Commands, action: Action) -> None:
         help="score every round on test rows, not private (default: where that is cheap)",
     )
     run.add_argument(
-        "--newcomers",
+        "--holdout-clients",
+        dest="newcomers",
         type=_share,
         metavar="SHARE|NUMBER",
-        help="clients held out of training who join afterwards and post nothing: how the run "
-        "serves those it never saw",
+        help="clients to hold out of training and onboard afterwards; they release nothing",
     )
+    run.add_argument("--newcomers", type=_share, help=argparse.SUPPRESS)
     _add_work(run)
     add_tracking(run)
     parser.set_defaults(action=action)
@@ -267,10 +268,32 @@ def _add_work(run: argparse._ArgumentGroup) -> None:
     run.add_argument("--block", type=int, help="clients computed side by side")
     run.add_argument("--store", choices=("memory", "disk"), help="where personal models live")
     run.add_argument(
-        "--no-local", action="store_true", help="do not train the learning-alone baseline"
+        "--no-local", action="store_true", help="do not train the local baseline"
+    )
+    run.add_argument(
+        "--baselines",
+        nargs="?",
+        const="all",
+        type=_baselines,
+        metavar="LIST",
+        help="also score these baselines: local_star, centralised, mixed (default: all)",
     )
     run.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def _baselines(text: str) -> tuple[str, ...]:
+    """Return the baselines of a list with commas; `pooled` is the name of a method."""
+    from coterie.evaluation.baselines import TITLES, check_baselines
+
+    if text == "all":
+        return tuple(TITLES)
+    names = tuple("centralised" if name == "pooled" else name for name in text.split(","))
+    try:
+        check_baselines(names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return names
 
 
 def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from coterie.commands.flags import plan_table
-from coterie.commands.results_table import about_newcomers, clients_table, name_of, results_table
 from coterie.commands.tracked import tracked
 from coterie.commands.watch import Watch
 from coterie.config import ConfigError, to_table
@@ -29,11 +28,13 @@ from coterie.privacy.charged import statement
 from coterie.privacy.files import write_atomically
 from coterie.privacy.words import add_up, spent_together
 from coterie.report.page import write_report
+from coterie.report.read import read_summary
+from coterie.report.tables import name_of, terminal
 from coterie.rules import usual
 from coterie.run import execute
 from coterie.run_plan import RunPlan, load_plan, plan_from_table
 from coterie.summary import promised
-from coterie.tracking.track import check_kinds
+from coterie.tracking import check_kinds
 
 MEMBERS = "members.json"
 _REFERENCE = "not-private"
@@ -186,15 +187,10 @@ def _show_finished(folder: Path, *, as_json: bool) -> int:
 
 def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
     try:
-        summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
-        guarantee, summary["run"] = Guarantee.from_json(stated), str(folder)
-        summary |= promised(guarantee, stated.get("selection"))  # computed anew, not believed
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{folder}: result.json or guarantee.json is missing or damaged ({error!r}); "
-            "restore them, or remove result.json to make both again"
-        ) from error
+        summary, stated, guarantee = read_summary(folder)
+        summary |= promised(guarantee, stated.get("selection")) | {"run": str(folder)}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{error}; or remove result.json, and --resume makes both again") from error
     return summary, guarantee
 
 
@@ -229,11 +225,8 @@ def _report(folder: Path) -> int:
 
 def _show_tables(rows: Sequence[Mapping[str, Any]]) -> None:
     console = Console()
-    console.print(results_table(rows))
-    if (spread := clients_table(rows)) is not None:
-        console.print(spread)
-    for line in about_newcomers(rows):
-        print(line)
+    for shown in terminal(rows):
+        console.print(shown)
 
 
 def _say_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -250,9 +243,9 @@ def _say_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
 def _foreseen(row: Mapping[str, Any]) -> Iterator[str]:
     """Return the verdict that came before the run, and why its method was picked."""
     if (verdict := row.get("verdict")) is not None:
-        yield f"the verdict before the run was {verdict['verdict']!r}: {verdict['words']}"
+        yield f"verdict before the run: {verdict['verdict']}: {verdict['words']}"
     if row.get("chosen"):
-        yield f"picked by auto: {row['chosen']}"
+        yield f"chosen by auto: {row['chosen']}"
 
 
 def _say_tuning(summary: Mapping[str, Any]) -> None:

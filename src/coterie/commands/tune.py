@@ -19,8 +19,9 @@ from coterie.commands.charge import charge
 from coterie.commands.flags import literal, pair, plan_table
 from coterie.commands.told import Told
 from coterie.config import ConfigError, to_table, to_toml
+from coterie.evaluation.metrics import json_number
 from coterie.search import Range
-from coterie.summary import TUNING, json_number
+from coterie.summary import TUNING
 from coterie.tuning import Grid, Progress, Trial, Tuned
 
 _SHOWN, _REFUSED = 10, 3

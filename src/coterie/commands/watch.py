@@ -17,13 +17,12 @@ from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
 from coterie.engines.outcome import Progress as RoundProgress
 from coterie.engines.simulate import set_clock
+from coterie.evaluation.baselines import TITLES
+from coterie.evaluation.score import mean_loss
 from coterie.methods.base import Shape
-from coterie.models import Linear
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.words import round_up
-from coterie.references import TITLES
 from coterie.run_plan import RunPlan, advice_of
-from coterie.scores import mean_loss
 
 _PATIENCE = 2.0
 _COMPILING = "compiling solvers, once on this machine (about 20 s) ..."
@@ -86,7 +85,7 @@ class Watch:
         """Say what is computed when the rounds are done."""
         named = _beside(run_plan)
         if named and not self._quiet:
-            self._say(f"scoring what stands beside the run: {named} ...")
+            self._say(f"scoring baselines: {named} ...")
 
     def _say(self, line: str) -> None:
         if self._bar is None:
@@ -156,13 +155,11 @@ def _verdict(run_plan: RunPlan, data: FederatedDataset, *, brief: bool) -> Itera
 
 
 def _beside(run_plan: RunPlan) -> str:
-    """Name what is scored beside a run, and takes its time."""
-    method, which = run_plan.method, run_plan.references
-    alone = which == "local" or not isinstance(method.model, Linear)
-    names = [title for name, title in TITLES.items() if name == "local" or not alone]
-    if not run_plan.compare_with_local or which == "none" or method.shape is Shape.NONE:
-        names = []
-    return ", ".join([*names, *(["newcomers"] if run_plan.newcomers is not None else [])])
+    """Return the names of the baselines and held-out clients to score, which take time."""
+    skip = not run_plan.compare_with_local or run_plan.method.shape is Shape.NONE
+    names = [TITLES[name] for name in run_plan.baselines if not (skip and name == "local")]
+    held_out = ["held-out clients"] if run_plan.newcomers is not None else []
+    return ", ".join([*names, *held_out])
 
 
 def _hints(run_plan: RunPlan, data: FederatedDataset) -> Iterator[str]:

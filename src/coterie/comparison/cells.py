@@ -133,8 +133,7 @@ def _table(
         table["privacy"] = privacy = {k: privacy[k] for k in ("delta", "relation") if k in privacy}
     privacy["epsilon"] = math.inf if epsilon is None else epsilon
     assign(table, "data.split_seed", seed)
-    # Of many runs only the ends are shown; what else costs time is for whoever asks for it.
-    table.setdefault("references", "local")
+    # Many runs are compared by their final scores; a history of each is kept on request.
     table.setdefault("history", False)
     lay_kinds(table)
     return table

@@ -21,10 +21,10 @@ from coterie.comparison.cells import Cell
 from coterie.comparison.frontier import Array, Difference, adjust, compare_errors
 from coterie.comparison.running import read_result
 from coterie.comparison.worker import Ended, run_of, selection_of
+from coterie.evaluation.metrics import average
 from coterie.privacy.files import write_atomically
 from coterie.privacy.selection import Selection
 from coterie.privacy.words import OTHERS
-from coterie.report.averages import average
 from coterie.run_plan import read_toml
 from coterie.summary import TUNING, TunedOn
 

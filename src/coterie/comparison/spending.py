@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.newcomers import hold_out
+from coterie.evaluation.holdout import hold_out
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.ledger import events_digest
 from coterie.privacy.selection import Selection

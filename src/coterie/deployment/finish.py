@@ -23,12 +23,12 @@ from typing import Any
 from coterie.config import ConfigError
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.onlookers import caveats, deployment_told
+from coterie.evaluation.metrics import Score, score_json
 from coterie.log import Log
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.files import write_atomically
 from coterie.run_plan import advice_of
-from coterie.scores import Score
 from coterie.summary import (
     TUNING,
     keep_certificate,
@@ -36,7 +36,6 @@ from coterie.summary import (
     keep_summary,
     noise_told,
     promised,
-    scores_told,
 )
 from coterie.tree import Tree
 
@@ -115,7 +114,7 @@ def summary_of(
         "rounds": plan.posts,
         **promised(guarantee),
         **noise_told(plan, federation.spec),
-        **scores_told(score, local),
+        **score_json(score, local),
         "newcomers": None,
         "noise_to_signal": None,
         "not_covered": _UNCOVERED,

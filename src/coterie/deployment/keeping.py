@@ -30,12 +30,13 @@ from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import Moments
 from coterie.deployment.agreement import FEDERATION, PLAN, Agreement, promise
 from coterie.deployment.finish import summary_of
+from coterie.evaluation.baselines import score_local
+from coterie.evaluation.metrics import Score, json_number, write_metrics
+from coterie.evaluation.score import evaluate
 from coterie.finished_models import MODELS, SCALING, write_models
-from coterie.newcomers import score_alone
 from coterie.privacy.files import replacing, write_atomically
 from coterie.recognition import facts_of, recognise_model
-from coterie.scores import Score, evaluate
-from coterie.summary import json_number, keep_shared, keep_summary, write_metrics
+from coterie.summary import keep_shared, keep_summary
 from coterie.tree import Tree
 from coterie.wire import digest
 
@@ -126,10 +127,10 @@ def _scores(
         return {name: leaf[ids] for name, leaf in models.items()}
 
     score = evaluate(run_plan.method.model, rows, test)
-    if not run_plan.compare_with_local or run_plan.references == "none":
+    if not run_plan.compare_with_local or "local" not in run_plan.baselines:
         return score, None
     try:
-        return score, score_alone(run_plan.method, train, test)
+        return score, score_local(run_plan.method, train, test)
     except (ValueError, RuntimeError, ArithmeticError):
         return score, None  # the models are made: what stands beside them must not cost them
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from coterie.engines.federation import Federation
 from coterie.engines.site_masks import sites_needed
+from coterie.evaluation.metrics import json_number
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.events import NonPrivate
 from coterie.privacy.views import is_central
 from coterie.privacy.words import round_up
-from coterie.summary import json_number
 
 VIEWS = {"server": "server", "secure_aggregation": "server_secure_aggregation"}
 """The coordinator's view in a guarantee, by trust."""

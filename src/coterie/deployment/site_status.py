@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie.deployment.keeping import SITE
+from coterie.evaluation.metrics import json_number
 from coterie.finished_models import MODELS, client_names
 from coterie.privacy.accounting import Guarantee
 from coterie.privacy.words import add_up
-from coterie.summary import json_number
 
 _SPENT = (
     "at most, of all runs joined, each counted whole: for other clients who see all of their posts"

@@ -16,7 +16,7 @@ from typing import Any
 from coterie.deployment.agreement import FEDERATION, PLAN, Agreement, load_agreement, promise
 from coterie.deployment.onlookers import by_view
 from coterie.deployment.site_status import status_of_site
-from coterie.summary import json_number
+from coterie.evaluation.metrics import json_number
 
 PRIVATE = "who answered a round, and how many, is for whoever may see this folder alone"
 _COUNTS = ("asked", "answered", "refused", "failed", "silent", "scaled", "zeroed", "void")

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from coterie.data.federated import FederatedDataset
 from coterie.engines.outcome import Outcome
+from coterie.evaluation.predict import BLOCK, outputs_by_block
 from coterie.methods.base import Method, Shape
 from coterie.models import Model
-from coterie.predictions import BLOCK, outputs_by_block
 from coterie.rng import Rng
 from coterie.tree import Tree, take, to
 

@@ -14,12 +14,12 @@ from coterie.data.federated import FederatedDataset
 from coterie.data.synthetic import synthetic
 from coterie.engines.outcome import Outcome
 from coterie.engines.simulate import simulate
+from coterie.evaluation.predict import decision_function, predict
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
 from coterie.plan import Plan, Privacy
-from coterie.predictions import decision_function, predict
-from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 
 TASKS = ["regression", "binary", "multiclass", "multilabel"]

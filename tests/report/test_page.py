@@ -1,13 +1,11 @@
-"""The report: what it says, that it escapes, and that it needs nothing but itself."""
+"""The page: its text, escaping, self-containment, sections, and pages of many runs."""
 
-import base64
-import hashlib
-import io
+import html
 import json
 import math
 import re
 import sys
-from html.parser import HTMLParser
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,251 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
-from scipy.optimize import brentq
-from scipy.stats import binom, norm
+from scipy.stats import norm
+from tests.deployed import deploy
+from tests.report.runs import *
 
+import coterie as ct
 from coterie.cli import main
-from coterie.commands.results_table import clients_table, results_table
-from coterie.privacy.accounting import (
-    Event,
-    Gaussian,
-    Guarantee,
-    Laplace,
-    NonPrivate,
-    Participation,
-    Relation,
-    calibrate,
-    epsilon_by_round,
-)
+from coterie.evaluation.metrics import average
+from coterie.privacy.accounting import epsilon_by_round
+from coterie.privacy.sampling import Everyone
 from coterie.privacy.tradeoff import gdp_approximation
-from coterie.report.attack import draw_trade_off, save_trade_off, show_attack, spent_by_round
-from coterie.report.history import save_losses
+from coterie.report import sections
+from coterie.report.charts import draw_trade_off, save_losses, save_trade_off, spent_by_round
 from coterie.report.page import write_report
-from coterie.report.style import STYLE
+from coterie.report.read import group, one_by_one, read_finished
 
 pytestmark = pytest.mark.full
-
-PLAN = """rounds = {rounds}
-compare_with_local = true
-
-[data]
-name = "{data}"
-split_seed = 0
-
-[method]
-kind = "{method}"
-
-[privacy]
-epsilon = {epsilon}
-"""
-VOID = {"meta", "br", "input"}
-EVERYONE = Participation("everyone")
-NOISE = calibrate(1.0, 1e-5, weights=(1.0,) * 20, participation=EVERYONE, relation="zero_out")
-
-
-def make_run(
-    folder: Path,
-    *,
-    method: str = "pmtl",
-    events: tuple[Event, ...] = (Gaussian(NOISE),) * 20,
-    value: float | None = 0.31,
-    metric: str = "nmse",
-    clients: int = 60,
-    names: list[str] | None = None,
-    compared: bool = True,
-    simulation: bool = False,
-    data: str = "districts",
-    relation: Relation = "zero_out",
-    participation: Participation = EVERYONE,
-    empty: int = 3,
-    gain: float = 0.25,
-    **changes: object,
-) -> Path:
-    """Write the files of a finished run by hand, as `coterie.run` documents them."""
-    folder.mkdir(parents=True)
-    guarantee = Guarantee(events, participation, relation, 1e-5, clients, simulation)
-    draw = np.random.default_rng(7)
-    alone = draw.gamma(2.0, 0.3, clients)
-    error = alone * np.exp(draw.normal(-gain, 0.3, clients)) if events else alone.copy()
-    rows = np.full(clients, 4)
-    rows[:empty] = 0
-    error[:empty] = alone[:empty] = math.nan
-    columns = {
-        "client": pa.array(names or [f"district {i}" for i in range(clients)]),
-        "train_rows": pa.array(np.full(clients, 12)),
-        "test_rows": pa.array(rows),
-        "error": pa.array(error),
-    }
-    if compared:
-        columns["error_alone"] = pa.array(alone)
-    pq.write_table(pa.table(columns), folder / "metrics.parquet")
-    epsilon = guarantee.epsilon
-    told = "inf" if math.isinf(epsilon) else epsilon
-    summary = {
-        "method": method,
-        "data": data,
-        "clients": clients,
-        "rounds": len(events),
-        "epsilon": told,
-        "delta": guarantee.delta,
-        "relation": relation,
-        "view": "other clients",
-        "noise_multiplier": NOISE if events and told != "inf" else None,
-        "clip": 1.0 if events and told != "inf" else None,
-        "metric": metric,
-        "value": value,
-        "standard_error": 0.02,
-        "share_better_than_local": float((error < alone).sum() / max(1, (rows > 0).sum())),
-        "local_value": 0.6,
-        "simulation": simulation,
-        "not_covered": "metrics, and any tuning done with them, are not covered by epsilon",
-        "seconds": 1.5,
-        "run": str(folder),
-    }
-    if not compared:
-        summary |= {"share_better_than_local": None, "local_value": None}
-    (folder / "result.json").write_text(json.dumps(summary | changes))
-    (folder / "guarantee.json").write_text(json.dumps(guarantee.to_json()))
-    plan = PLAN.format(rounds=len(events), data=data, method=method, epsilon=told)
-    (folder / "plan.toml").write_text(plan, encoding="utf-8")
-    return folder
-
-
-def least_epsilon(weights: dict[float, float], delta: float = 1e-5) -> float:
-    """Solve for epsilon at delta of a mixture of Gaussian DP, mu to probability: closed form."""
-
-    def delta_at(epsilon: float) -> float:
-        return sum(
-            p * (norm.cdf(m / 2 - epsilon / m) - math.exp(epsilon) * norm.cdf(-m / 2 - epsilon / m))
-            for m, p in weights.items()
-            if m > 0
-        )
-
-    return float(brentq(lambda epsilon: delta_at(epsilon) - delta, 1e-6, 100, xtol=1e-12))
-
-
-def known_cohort(rounds: int, rate: float, noise: float) -> float:
-    """Return epsilon (replace) against whoever knows in how many of the rounds a client was drawn."""
-    times = range(rounds + 1)
-    drawn = {2 * math.sqrt(n) / noise: float(binom.pmf(n, rounds, rate)) for n in times}
-    return least_epsilon(drawn)
-
-
-def up(bound: float) -> str:
-    """Write four digits, rounded up."""
-    step = 10.0 ** (math.floor(math.log10(bound)) - 3)
-    return f"{math.ceil(bound / step - 1e-6) * step:.4g}"
-
-
-def make_comparison(folder: Path) -> list[Path]:
-    return [
-        make_run(folder / "a", method="local", events=(), value=0.6),
-        make_run(folder / "b", method="fedavg", events=(NonPrivate(),) * 20, value=0.45),
-        make_run(folder / "c"),
-    ]
-
-
-class Checker(HTMLParser):
-    """Follows tags as they open and close; collects text, ids and references."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.tags: list[str] = []
-        self.texts: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.scripts: list[tuple[str, str]] = []
-        self.kind = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag == "script":
-            self.kind = dict(attrs).get("type") or ""
-        for name, value in attrs:
-            self.attributes.append((name, value or ""))
-            if name == "id":
-                self.ids.append(value or "")
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-    def handle_data(self, data: str) -> None:
-        if "script" in self.open:
-            self.scripts.append((self.kind, data))
-        elif "style" not in self.open:
-            self.texts.append(data)
-
-
-def check(page: str) -> Checker:
-    """Check what holds for every page, and give its parts."""
-    parts = Checker()
-    parts.feed(page)
-    parts.close()
-    assert parts.open == []
-    assert page.startswith("<!DOCTYPE html>")
-    assert len(parts.ids) == len(set(parts.ids))
-    assert {value for name, value in parts.attributes if name == "href"} <= {
-        f"#{place}" for place in parts.ids
-    }
-    for name, value in parts.attributes:
-        assert "//" not in value or name == "content", (name, value)
-        assert not name.startswith("on") and name != "src"
-    assert "link" not in parts.tags and "img" not in parts.tags and "svg" not in parts.tags
-    assert "http" not in STYLE and "url(" not in STYLE
-    # Every script that runs is named by its hash, and nothing else may run or be fetched.
-    policy = next(v for n, v in parts.attributes if n == "content" and v.startswith("default-src"))
-    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src ")
-    allowed = policy.partition("script-src ")[2].split()
-    run = [data for kind, data in parts.scripts if kind == ""]
-    hashes = [hashlib.sha256(data.encode()).digest() for data in run]
-    named = [f"'sha256-{base64.b64encode(h).decode()}'" for h in hashes]
-    assert allowed == (named or ["'none'"])
-    assert {kind for kind, _ in parts.scripts} <= {"", "application/json"}
-    assert len(page.encode()) < 2_000_000
-    return parts
-
-
-def drawn(parts: Checker) -> dict[str, dict[str, Any]]:
-    """Return the specifications of a page's charts, by their titles, strict JSON all of them."""
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    found = [
-        json.loads(data, parse_constant=refuse)
-        for kind, data in parts.scripts
-        if kind == "application/json"
-    ]
-    specs = [one for one in found if "datasets" in one]
-    titles = [value for name, value in parts.attributes if name == "aria-label"]
-    titles = [title for title in titles if not title.startswith(("parts of", "filter clients"))]
-    assert len(specs) == len(titles) == parts.tags.count("figure")
-    return {
-        f"{n}: {title}": spec for n, (title, spec) in enumerate(zip(titles, specs, strict=True))
-    }
-
-
-def chart(parts: Checker, title: str) -> dict[str, Any]:
-    """Return the one chart whose title holds this."""
-    (found,) = [spec for name, spec in drawn(parts).items() if title in name]
-    return found
-
-
-def read(folders: list[Path], out: Path) -> tuple[str, Checker]:
-    assert write_report(folders, out) == out
-    page = out.read_text(encoding="utf-8")
-    parts = check(page)
-    return " ".join(" ".join(parts.texts).split()), parts
-
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Checker, str]:
@@ -557,13 +326,6 @@ def test_metrics_of_each_client_have_columns_where_they_apply(tmp_path: Path) ->
 
 # --- how clients fare, one by one
 
-BINS = {
-    "answers": [0] * 7 + [10] * 8,
-    "confidence": [None] * 7 + [(b + 0.5) / 15 for b in range(7, 15)],
-    "right": [None] * 7 + [0.5 + 0.04 * b for b in range(8)],
-}
-
-
 @pytest.mark.parametrize("metric", ["nmse", "accuracy"])
 def test_the_worst_clients_are_shown(tmp_path: Path, metric: str) -> None:
     run = make_run(tmp_path / "run", metric=metric)
@@ -695,113 +457,7 @@ def test_the_curve_that_is_drawn_is_the_bound() -> None:
         assert caught == pytest.approx(1 - sampled().trade_off([alarm])[0], rel=1e-4)
 
 
-# --- the same in a terminal
-
-
-@pytest.mark.parametrize("deltas", [(1e-5, 1e-5), (1e-5, 0.0)])
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"auc": 0.87654, "auc_left_out": 123, "balanced_accuracy": 0.76543,
-         "balanced_accuracy_left_out": 123},
-        {"balanced_accuracy": 0.76543, "balanced_accuracy_left_out": 123},
-        {"r2": -0.234561, "r2_left_out": 123},
-    ],
-    ids=["binary", "multiclass", "regression"],
-)  # fmt: skip
-def test_a_table_of_a_hundred_columns_breaks_no_cell(
-    own: dict[str, float], deltas: tuple[float, ...]
-) -> None:
-    metric = "nmse" if "r2" in own else "accuracy"
-    rows = [
-        {
-            "data": "d", "clients": 1000, "method": "mtlsvm", "metric": metric, "value": 0.87654,
-            "standard_error": 0.0123456, "share_better_than_local": 1.0, "local_value": 0.5,
-            "rounds": 1000, "epsilon": 1.00123, "delta": delta, "relation": "zero_out",
-            "view": "other clients", "simulation": False, **own,
-        }
-        for delta in deltas
-    ]  # fmt: skip
-    console = Console(width=100, file=io.StringIO(), force_terminal=False)
-    console.print(results_table(rows))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert max(map(len, lines)) <= 100
-    cells = [[cell.strip() for cell in li.split("\u2502")[1:-1]] for li in lines if "\u2502" in li]
-    assert len(cells) == 2, "a cell takes two lines"
-    expected = ["mtlsvm", "0.8765 \u00b1 0.01235", "100 %", "1.002", "1000"]
-    expected += ["-0.2346" if "r2" in own else "0.7654"]
-    assert [cell for cell in cells[0] if cell not in ("0.8765 (123)", "1e-05")] == expected
-    assert ("0.8765 (123)" in cells[0]) == ("auc" in own)
-    told = " ".join(" ".join(lines).split())
-    assert ("delta 1e-05;" in told) == (deltas[0] == deltas[1])
-    title = "R\u00b2" if "r2" in own else "balanced accuracy"
-    assert f"{title} leaves out 123 clients" in told
-
-
-@pytest.mark.parametrize("metric", ["nmse", "accuracy"])
-def test_a_second_table_says_how_clients_fare(metric: str) -> None:
-    of, tail = ("error", "p90") if metric == "nmse" else ("accuracy", "p10")
-    row: dict[str, object] = {
-        "method": "finetune(dpfedmtl)", "metric": metric, "clients_without_test_rows": 12,
-        "epsilon": 1.00123,
-        **{f"client_{of}_{key}": 0.81234 for key in ("mean", tail)},
-        **{f"local_client_{of}_{key}": 0.71234 for key in ("mean", tail, "worst")},
-        f"client_{of}_worst": "inf" if metric == "nmse" else 0.0123,
-    }  # fmt: skip
-    if metric == "accuracy":
-        row |= {"calibration_error": 0.0456, "local_calibration_error": 0.0567}
-    console = Console(width=100, file=io.StringIO(), force_terminal=False)
-    old = {"method": "old", "metric": metric, "epsilon": "inf"}
-    table = clients_table([row, old])
-    assert table is not None
-    console.print(table)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert max(map(len, lines)) <= 100
-    cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
-    worst = "inf (0.712)" if metric == "nmse" else "0.0123 (0.712)"
-    expected = ["finetune(dpfedmtl)", "1.002", "0.812 (0.712)", "0.812 (0.712)", worst]
-    assert expected + (["0.0456 (0.0567)"] if metric == "accuracy" else []) in cells
-    assert ["old", "inf", *["-"] * (3 + (metric == "accuracy"))] in cells
-    told = " ".join(" ".join(lines).split())
-    assert f" {tail[1:]}th " in told and "percentile" in told
-    assert "12 clients without test rows" in told
-    assert ("smaller" if metric == "nmse" else "larger") in told
-    assert clients_table([old]) is None
-
-
-def test_caveats_follow_the_guarantee_in_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    caveat = "The mask is NOT differential privacy."
-    run = make_run(tmp_path / "run", caveats=[caveat, "And more."])
-    assert main(["run", "--resume", str(run)]) == 0
-    out = capsys.readouterr().out
-    guarantee = Guarantee((Gaussian(NOISE),) * 20, EVERYONE, "zero_out", 1e-5, 60)
-    assert f"{guarantee.statement()}\npmtl: {caveat}\npmtl: And more.\n" in out
-    assert "CAVEATS: see below" in out
-    assert main(["run", "--resume", str(make_run(tmp_path / "plain"))]) == 0
-    assert "CAVEATS" not in capsys.readouterr().out
-
-
 # --- histories
-
-
-def add_history(
-    run: Path, rounds: int = 50, *, clock: bool = True, values: object = None, own: str = "r2"
-) -> None:
-    """Write a history by hand, as a run with a virtual clock keeps it."""
-    at = np.arange(1, rounds + 1)
-    columns = {
-        "round": pa.array(at),
-        "seconds": pa.array(1.5 * at) if clock else pa.nulls(rounds, pa.float64()),
-        "answered": pa.array(np.full(rounds, 9)),
-        "value": pa.array(0.3 + np.exp(-at / 10) if values is None else values),
-        own: pa.array(np.full(rounds, 0.625)),
-    }
-    columns |= {
-        name: pa.nulls(rounds) for name in ("balanced_accuracy", "r2") if name not in columns
-    }
-    pq.write_table(pa.table(columns), run / "history.parquet")
 
 
 def charted(text: str) -> list[str]:
@@ -877,14 +533,6 @@ def test_long_histories_stay_small(tmp_path: Path) -> None:
         add_history(run, 20_000)
     read(runs, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 1_400_000
-
-
-def add_losses(run: Path, rounds: int = 20) -> None:
-    at = np.arange(1, rounds + 1)
-    add_history(run, rounds)
-    table = pq.read_table(run / "history.parquet").to_pydict()
-    losses = {"train_loss": 2.0 / at, "test_loss": 1.0 + 2.0 / at}
-    pq.write_table(pa.table({**table, **losses}), run / "history.parquet")
 
 
 def test_losses_are_drawn_beside_what_was_spent(tmp_path: Path) -> None:
@@ -1101,13 +749,6 @@ def test_no_budget_hides_no_cohort(tmp_path: Path) -> None:
     assert "clients that answered" in text
 
 
-def add_shared(run: Path) -> None:
-    """Add the errors of the shared model, as `coterie.shared_errors` gives them."""
-    table = pq.read_table(run / "metrics.parquet").to_pydict()
-    error = np.array(table["error"], dtype=float)
-    pq.write_table(pa.table({**table, "error_shared": 1.2 * error}), run / "metrics.parquet")
-
-
 # --- what a reader trips over
 
 
@@ -1193,3 +834,227 @@ def test_epsilon_by_who_looks_is_read_on_a_phone(tmp_path: Path) -> None:
     read([make_run(tmp_path / "run")], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count('data-label="why"') == 4
+
+
+# --- many runs
+
+METHODS = {"local": 0.6, "fedavg": 0.55, "pmtl": 0.4, "pfeb": 0.35, "ditto": 0.5}
+
+
+def value_of(method: str, noise: float, seed: int) -> float:
+    return METHODS[method] + (0.01 * noise if method != "local" else 0) + 0.004 * (seed - 1)
+
+
+@pytest.fixture(scope="module")
+def sixty(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Five methods, four epsilons, three seeds, 537 clients."""
+    folder = tmp_path_factory.mktemp("sixty")
+    return [
+        make_run(
+            folder / f"{method}-{scale}-{seed}",
+            method=method,
+            events=() if method == "local" else (Gaussian(scale * NOISE),) * 20,
+            value=value_of(method, scale, seed),
+            standard_error=0.5,
+            clients=537,
+        )
+        for method in METHODS
+        for scale in (0.5, 1.0, 2.0, 4.0)
+        for seed in range(3)
+    ]
+
+
+def test_many_runs_are_grouped_and_their_page_is_small(sixty: list[Path], tmp_path: Path) -> None:
+    started = time.perf_counter()
+    text, _ = read(sixty, tmp_path / "all.html")
+    assert time.perf_counter() - started < 20
+    assert (tmp_path / "all.html").stat().st_size < 2_000_000
+    assert "This is pfeb at epsilon" in text and "private groups of runs" in text
+    # mean and standard error over clients (0.5) and seeds, by hand
+    values = [value_of("pfeb", 1.0, seed) for seed in range(3)]
+    error = math.sqrt(0.5**2 + np.var(values, ddof=1) / 3)
+    assert f"pfeb at epsilon 1 3 {np.mean(values):.3g} \u00b1 {error:.3g}" in text
+    assert f"1: pfeb {np.mean(values):.3g}; " in text.partition("The best at each epsilon:")[2]
+    assert "standard error over clients and seeds" in text
+    assert text.count("clients gain (") == 6, "a few runs are shown one by one"
+    assert "6 of 48 runs are shown here" in text
+    assert "Further guarantees, in short" not in text, "seeds and methods share guarantees"
+
+
+def test_the_frontier_has_a_line_a_method_with_bars(sixty: list[Path], tmp_path: Path) -> None:
+    _, parts = read(sixty, tmp_path / "all.html")
+    data = chart(parts, "against epsilon")["datasets"]
+    rows = [row for row in data["rows"] if row["kind"] == "pmtl"]
+    assert len(rows) == 4 and all(row["runs"] == 3 for row in rows)
+    for scale in (0.5, 1.0, 2.0, 4.0):
+        values = [value_of("pmtl", scale, seed) for seed in range(3)]
+        (row,) = [one for one in rows if one["y"] == pytest.approx(np.mean(values), rel=1e-5)]
+        error = math.sqrt(0.5**2 + np.var(values, ddof=1) / 3)
+        assert row["error"] == pytest.approx(error, rel=1e-4)
+        assert row["high"] - row["low"] == pytest.approx(2 * row["error"], rel=1e-3)
+    epsilons = sorted(row["x"] for row in rows)
+    assert epsilons[1] < 1.001 and epsilons == sorted(epsilons)
+    assert {row["kind"] for row in data["levels"]} == {"alone"}
+    (one,) = read_finished(sixty[24:25])
+    assert min(abs(x - one.epsilon) for x in epsilons) < 1e-4
+
+
+def test_one_epsilon_has_no_frontier(tmp_path: Path) -> None:
+    text, _ = read(make_comparison(tmp_path), tmp_path / "report.html")
+    assert "Privacy against utility" not in text
+
+
+def test_groups_are_of_method_epsilon_and_data(sixty: list[Path]) -> None:
+    runs = read_finished(sixty)
+    groups = group(runs)
+    assert len(groups) == 1 + 4 * 4 and sum(len(one.runs) for one in groups) == 60
+    assert {len(one.runs) for one in groups if one.first.shares} == {3}
+    assert [one.label for one in groups if not one.first.shares] == ["local"]
+    assert len(one_by_one(runs)) == 6 and all(run.private for run in one_by_one(runs))
+    assert one_by_one(runs[:8]) == runs[:8]
+
+
+def test_a_group_of_one_run_has_the_error_over_clients(tmp_path: Path) -> None:
+    (one,) = group(read_finished([make_run(tmp_path / "a")]))
+    assert one.error("value", "standard_error") == 0.02
+    assert math.isnan(one.error("value", "no_such_error"))
+
+
+# --- figures as files
+
+
+def test_every_chart_of_a_page_is_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", names=['</svg>"', *(f"var(--x) {i}" for i in range(59))])
+    add_losses(run)
+    out, figures = tmp_path / "page.html", tmp_path / "figures"
+    assert main(["report", str(run), "--out", str(out), "--figures", str(figures)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    parts = check(out.read_text(encoding="utf-8"))
+    names = {value for name, value in parts.attributes if name == "id"}
+    stems = {path.stem for path in figures.iterdir()}
+    assert len(stems) == len(drawn(parts)) and stems <= names
+    assert {path.suffix for path in figures.iterdir()} == {".svg", ".png"}
+    for path in figures.iterdir():
+        if path.suffix == ".png":
+            assert path.read_bytes()[:4] == b"\x89PNG"
+            continue
+        drawn = path.read_text(encoding="utf-8")
+        assert drawn.startswith("<svg") and "var(--" not in drawn.replace("var(--x)", "")
+    assert "epsilon spent" in (figures / "losses-1.svg").read_text(encoding="utf-8")
+
+
+def test_figures_without_altair_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "altair", None)
+    assert main(["report", str(run), "--figures", str(tmp_path / "f")]) == 2
+    assert "pip install coterie[report]" in capsys.readouterr().err
+
+
+# --- the three models of a client, and who sees what
+
+
+def test_each_client_has_three_errors(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    text, _ = read([run], tmp_path / "before.html")
+    assert "shared model taken as it is" not in text
+    add_shared(run)
+    text, parts = read([run], tmp_path / "report.html")
+    assert "For 100 % of clients their own model is better than the shared model" in text
+    rows = chart(parts, "alone, by the shared model and joined")["datasets"]["rows"]
+    assert all(row["shared"] == pytest.approx(1.2 * row["joined"], rel=1e-4) for row in rows)
+    gains = [row["gain"] for row in rows]
+    assert gains == sorted(gains) and len(rows) == 57
+    assert "error of the shared model" in text
+
+
+def test_epsilon_is_told_by_view(tmp_path: Path) -> None:
+    text, _ = read([make_run(tmp_path / "run")], tmp_path / "report.html")
+    for told in (
+        "the other clients, even all together 1",
+        "the server no bound (inf) infinite: the server sees each bounded contribution",
+        "the server, under secure aggregation no bound (inf)",
+        "an outsider who is given the shared model 1",
+    ):
+        assert told in text
+    assert "unit one client: its whole data" in text and "accountant exact Gaussian DP" in text
+
+
+def test_a_newcomer_is_told_what_epsilon_means(tmp_path: Path) -> None:
+    text, _ = read([make_run(tmp_path / "run")], tmp_path / "report.html")
+    assert "What epsilon means: whatever the other clients see" in text
+    assert "at most 2.72 times as probable" in text and "That is a strong promise" in text
+    weak = make_run(tmp_path / "weak", events=(Gaussian(0.4),) * 20)
+    text, _ = read([weak], tmp_path / "weak.html")
+    assert "At this size the promise is next to nothing" in text
+    assert "What the words mean" in text
+
+
+def test_entries_of_one_method_are_kept_apart(tmp_path: Path) -> None:
+    """Two entries of a comparison may be of one method: their runs are never averaged together."""
+    names = {}
+    for label, value in (("weak pull", 0.5), ("strong pull", 0.3)):
+        for seed in range(5):
+            run = make_run(tmp_path / f"{label}-{seed}", method="pmtl", value=value)
+            names[run] = label
+    found = {one.label: one.mean("value") for one in group(read_finished(list(names), names))}
+    assert found == pytest.approx({"weak pull": 0.5, "strong pull": 0.3})
+
+
+def test_other_settings_are_another_group(tmp_path: Path) -> None:
+    runs = []
+    for lam, value in ((0.1, 0.5), (3.0, 0.3)):
+        for seed in range(5):
+            run = make_run(tmp_path / f"{lam}-{seed}", method="pmtl", value=value)
+            plan = f'simulation_seed = {seed}\n[method]\nkind = "pmtl"\nlam = {lam}\n'
+            (run / "plan.toml").write_text(plan)
+            runs.append(run)
+    found = group(read_finished(runs))
+    assert [one.label for one in found] == ["pmtl at epsilon 1 (1)", "pmtl at epsilon 1 (2)"]
+    assert [one.mean("value") for one in found] == pytest.approx([0.5, 0.3])
+
+
+# --- deployments
+
+SERVER = "the server, which sees each bounded contribution before noise"
+
+
+def page_of(tmp_path, **settings) -> str:
+    made = deploy(tmp_path, **settings)
+    made.conduct()
+    page = write_report([made.run], tmp_path / "page.html").read_text()
+    text = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.S)
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text)))
+
+
+@pytest.mark.parametrize(("sites", "needed"), [(3, 3), (4, 3), (6, 4)])
+def test_how_many_sites_must_stay_is_told_in_sites(tmp_path, sites, needed):
+    """At a threshold of two thirds, with 2 t > n + 1: by hand."""
+    text = page_of(tmp_path, sites=sites, trust="secure_aggregation")
+    assert f"{needed} of {sites} sites must answer a round (else it is asked again)" in text
+    assert "67 %" not in text
+
+
+def test_under_secure_aggregation_no_single_contribution_is_seen(tmp_path):
+    text = page_of(tmp_path, trust="secure_aggregation")
+    assert SERVER not in text
+    assert "Not covered: the coordinator, which sees who took part, and the exact sum" in text
+    assert "sites must answer" not in page_of(tmp_path / "plain")
+
+
+def test_a_coordinator_with_a_bound_is_not_among_what_is_not_covered(tmp_path):
+    noise = ct.Privacy(epsilon=4.0, noise="local")
+    text = page_of(tmp_path, trust="server", privacy=noise, sampler=Everyone())
+    assert SERVER not in text and "Not covered: the coordinator" not in text
+    assert "Not covered: whoever reads a client's memory" in text
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [(ct.Poisson(6), "50 % of all clients"), (Everyone(), "50 % of the clients asked")],
+)
+def test_the_minimum_is_of_all_where_the_cohort_is_hidden(tmp_path, sampler, words):
+    assert words in page_of(tmp_path, sampler=sampler)

@@ -13,13 +13,22 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score, roc_auc_score
 
-from coterie.calibration_error import BINS, OWN_ROWS, Reliability
 from coterie.choice import DataChoice
 from coterie.data.federated import FederatedDataset
 from coterie.data.formats import from_arrays
 from coterie.data.synthetic import synthetic
 from coterie.engines.outcome import Outcome
 from coterie.engines.simulate import simulate
+from coterie.evaluation.metrics import (
+    BINS,
+    CALIBRATION_ROWS,
+    PerClient,
+    Reliability,
+    Score,
+    distribution_of,
+    json_number,
+)
+from coterie.evaluation.score import auc, evaluate, mean_loss, noise_to_signal
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
@@ -29,9 +38,7 @@ from coterie.privacy.sampling import Poisson
 from coterie.report.page import write_report
 from coterie.run import execute
 from coterie.run_plan import RunPlan
-from coterie.scores import PerClient, Score, auc, evaluate, mean_loss, noise_to_signal
-from coterie.spread import spread_of
-from coterie.summary import json_number, summarise
+from coterie.summary import summarise
 from coterie.tree import Tree, size
 
 
@@ -304,14 +311,14 @@ def test_the_spread_of_clients_agrees_with_the_oracle(task: Any) -> None:
 
 def test_an_error_that_is_no_number_is_the_worst() -> None:
     errors = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, math.nan])
-    found = spread_of("nmse", errors, np.ones(11))
+    found = distribution_of("nmse", errors, np.ones(11))
     assert found.tail == 9.0 and found.worst == found.mean == math.inf
-    assert spread_of("nmse", errors[:-1], np.ones(10)).tail == pytest.approx(8.1)
-    two = spread_of("nmse", np.array([1.0, math.nan]), np.ones(2))
+    assert distribution_of("nmse", errors[:-1], np.ones(10)).tail == pytest.approx(8.1)
+    two = distribution_of("nmse", np.array([1.0, math.nan]), np.ones(2))
     assert two.tail == math.inf, "no way to go to infinity but the whole"
-    same = spread_of("nmse", np.full(4, math.nan), np.ones(4))
+    same = distribution_of("nmse", np.full(4, math.nan), np.ones(4))
     assert same.tail == math.inf and json_number(same.tail) == "inf"
-    nobody = spread_of("accuracy", np.full(2, math.nan), np.zeros(2))
+    nobody = distribution_of("accuracy", np.full(2, math.nan), np.zeros(2))
     assert nobody.left_out == 2 and math.isnan(nobody.mean) and math.isnan(nobody.tail)
 
 
@@ -353,7 +360,7 @@ def test_calibration_error_agrees_with_a_plain_loop(task: Any) -> None:
     sure, right, own = list[float](), list[bool](), list[float]()
     for labels, outputs in own_rows(made.data, made.truth):
         mine = answers(task, labels, outputs)
-        own.append(expected_error(*mine) if len(labels) >= OWN_ROWS else math.nan)
+        own.append(expected_error(*mine) if len(labels) >= CALIBRATION_ROWS else math.nan)
         sure += mine[0]
         right += mine[1]
     found = evaluated(made.data, made.truth)

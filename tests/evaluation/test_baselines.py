@@ -12,11 +12,20 @@ import pytest
 from rich.console import Console
 from scipy.stats import ttest_rel
 
-from coterie import references
 from coterie.choice import DataChoice
-from coterie.commands.results_table import references_table, results_table
 from coterie.data.synthetic import synthetic
 from coterie.engines.simulate import simulate
+from coterie.evaluation import baselines as references
+from coterie.evaluation.baselines import (
+    DESCRIPTIONS,
+    Baselines,
+    Paired,
+    score_baselines,
+    verdict,
+    verdicts,
+)
+from coterie.evaluation.metrics import Score
+from coterie.evaluation.score import evaluate
 from coterie.methods.base import registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
@@ -25,12 +34,11 @@ from coterie.methods.pmtl import PMTL
 from coterie.methods.pooled import PooledLinear
 from coterie.models import MLP, Linear
 from coterie.plan import Plan, Privacy
-from coterie.references import LABELS, Paired, References, score_references, verdict, verdicts
-from coterie.report.finished import read_finished
 from coterie.report.page import write_report
+from coterie.report.read import read_finished
+from coterie.report.tables import baselines_table, results_table
 from coterie.run import execute
 from coterie.run_plan import RunPlan, load_plan
-from coterie.scores import Score, evaluate
 
 pytestmark = pytest.mark.full
 
@@ -89,7 +97,7 @@ def test_pairs_without_numbers():
 def test_references_are_the_runs_they_name():
     train, test = small()
     score = run_of(PMTL(), train, test, 1.0)
-    found = score_references(PMTL(), train, test, score=score)
+    found = score_baselines(PMTL(), train, test, score=score)
     assert list(found.scores) == NAMES and found.missing == ()
     assert found.local is found.scores["local"]
     for name, method in (
@@ -105,7 +113,7 @@ def test_references_are_the_runs_they_name():
     assert [one["releases_nothing"] for one in told] == [True, *[False] * (len(NAMES) - 1)]
     assert not any("private" in one for one in told), "no score here has noise"
     for one in told:
-        assert one["label"] == LABELS[one["name"]]
+        assert one["label"] == DESCRIPTIONS[one["name"]]
         assert one["value"] == found.scores[one["name"]].value
         assert one["t"] == pytest.approx(one["difference"] / one["difference_standard_error"])
     assert "stronger than any honest client has" in told[1]["label"]
@@ -118,24 +126,24 @@ def test_references_are_the_runs_they_name():
 def test_references_of_classes(task):
     train, test = small(task=task)
     score = run_of(PMTL(), train, test, 1.0)
-    found = score_references(PMTL(), train, test, score=score)
+    found = score_baselines(PMTL(), train, test, score=score)
     assert {"local", "local_star", "pooled"} <= set(found.scores), found.missing
 
 
 def test_who_has_only_local_beside_it_and_why():
     train, test = small()
     score = run_of(PMTL(), train, test, 1.0)
-    assert score_references(PMTL(), train, test, score=score, which="none").scores == {}
-    only = score_references(PMTL(), train, test, score=score, which="local")
+    assert score_baselines(PMTL(), train, test, score=score, which="none").scores == {}
+    only = score_baselines(PMTL(), train, test, score=score, which="local")
     assert list(only.scores) == ["local"] and only.missing == ()
     network = FedAvg(model=MLP(hidden=(2,)))
-    found = score_references(network, train, test, score=run_of(network, train, test))
+    found = score_baselines(network, train, test, score=run_of(network, train, test))
     assert list(found.scores) == ["local"]
     assert len(found.missing) == len(NAMES) - 1
     assert found.missing[0] == "local* is left out: it is of linear models, and this is MLP"
-    alone = score_references(Local(), train, test, score=score)
+    alone = score_baselines(Local(), train, test, score=score)
     assert alone.local is score and list(alone.scores) == ["local"] and alone.missing == ()
-    asked = score_references(Local(), train, test, score=score, which="all")
+    asked = score_baselines(Local(), train, test, score=score, which="all")
     assert list(asked.scores) == NAMES
 
 
@@ -144,25 +152,25 @@ def test_what_would_take_long_is_left_out_unless_asked_for(monkeypatch):
     score = run_of(PMTL(), train, test, 1.0)
     one = 16.0 * train.offsets[-1]  # models of 4 numbers
     monkeypatch.setattr(references, "MOST_WORK", 7 * one)
-    found = score_references(PMTL(), train, test, score=score)
+    found = score_baselines(PMTL(), train, test, score=score)
     assert list(found.scores) == ["local", "pooled"]
     why = found.missing[0]
     assert why.startswith("local* is left out, as it would take long: about ")
     assert why.endswith('(references = "all" asks)')
-    asked = score_references(PMTL(), train, test, score=score, which="all")
+    asked = score_baselines(PMTL(), train, test, score=score, which="all")
     assert list(asked.scores) == NAMES and asked.missing == ()
     monkeypatch.setattr(references, "MOST_WORK", 25 * one)
-    found = score_references(PMTL(), train, test, score=score)
+    found = score_baselines(PMTL(), train, test, score=score)
     assert list(found.scores) == ["local", "local_star", "pooled"]
     monkeypatch.setattr(references, "MOST_WORK", 7 * one - 1)
-    assert list(score_references(PMTL(), train, test, score=score).scores) == ["local"]
+    assert list(score_baselines(PMTL(), train, test, score=score).scores) == ["local"]
 
 
 def test_a_reference_is_not_compared_with_itself():
     train, test = small()
     for method, name in ((LocalStar(), "local_star"), (PooledLinear(), "pooled")):
         score = run_of(method, train, test)
-        found = score_references(method, train, test, score=score, private=False)
+        found = score_baselines(method, train, test, score=score, private=False)
         assert list(found.scores) == [other for other in NAMES if other != name]
 
 
@@ -171,8 +179,8 @@ def test_the_mixed_model_of_a_run_without_privacy_is_itself():
     train, test = small()
     method = registered()["pfeb"]()
     score = run_of(method, train, test)
-    assert "mixed" not in score_references(method, train, test, score=score, private=False).scores
-    found = score_references(method, train, test, score=score).scores
+    assert "mixed" not in score_baselines(method, train, test, score=score, private=False).scores
+    found = score_baselines(method, train, test, score=score).scores
     by_hand = replace(method.for_budget(math.inf, train.spec), model=Linear())
     plan = Plan(method=by_hand, privacy=FREE, rounds=method.rounds_without_noise, simulation_seed=0)
     again = evaluate(by_hand.model, simulate(plan, train).rows, test)
@@ -237,7 +245,7 @@ def test_a_failing_reference_does_not_lose_the_run(tmp_path, monkeypatch):
 def test_a_reference_that_refuses_the_rows_names_no_client():
     train, test = small()
     train, test = (replace(part, features=part.features * 1000) for part in (train, test))
-    found = score_references(PMTL(), train, test, score=run_of(Local(), train, test))
+    found = score_baselines(PMTL(), train, test, score=run_of(Local(), train, test))
     assert found.missing == ("mixed model is left out: the rows are not scaled for it",)
     assert "mixed" not in found.scores and "local_star" in found.scores
 
@@ -268,7 +276,14 @@ def test_a_run_that_is_killed_beside_its_references_ends_the_same(tmp_path, monk
 def told_of(name="local_star", t=-20.0, worse=0.09, **more):
     keys = {"value": 0.5, "standard_error": 0.01, "difference": (t or 0) / 1000}
     keys |= {"difference_standard_error": 0.001, "share_worse_than_local_star": None}
-    return {"name": name, "label": LABELS[name], "t": t, "share_worse_off": worse, **keys, **more}
+    return {
+        "name": name,
+        "label": DESCRIPTIONS[name],
+        "t": t,
+        "share_worse_off": worse,
+        **keys,
+        **more,
+    }
 
 
 def test_the_promise_is_an_average():
@@ -305,71 +320,6 @@ def test_the_promise_is_told_where_joining_did_not_pay_too():
     assert list(verdicts({"local": []})) == []
 
 
-def row_of(method="pmtl", epsilon=1.00123, **changes):
-    beside = [told_of(name, t=-123.456, worse=0.987) for name in LABELS]
-    row = {
-        "data": "d", "clients": 1000, "method": method, "metric": "nmse", "value": 0.87654,
-        "standard_error": 0.0123456, "share_better_than_local": 1.0, "local_value": 0.5,
-        "rounds": 25, "epsilon": epsilon, "delta": 1e-5, "relation": "zero_out",
-        "view": "other clients", "simulation": False, "references": beside,
-        "references_missing": ["pooled could not be computed (ValueError: why)"],
-    }  # fmt: skip
-    return row | changes
-
-
-def printed(what):
-    console = Console(width=100, file=io.StringIO(), force_terminal=False)
-    console.print(what)
-    lines = console.file.getvalue().splitlines()
-    assert max(map(len, lines)) <= 100
-    return lines, " ".join(" ".join(lines).split())
-
-
-def test_a_table_of_references_for_one_run():
-    lines, told = printed(results_table([row_of()]))
-    (line,) = [line.split() for line in lines if line.strip().startswith("local* ")]
-    assert line == [
-        "local*",
-        "0.5",
-        "\u00b1",
-        "0.01",
-        "-0.1235",
-        "\u00b1",
-        "0.001",
-        "-123.5",
-        "99",
-        "%",
-    ]
-    assert "stronger than any honest client has: tuned over all clients non-privately" in told
-    assert "ValueError: why" in told and "not covered by epsilon" in told
-    assert "99 % of clients would have done better alone (local)" in told
-
-
-def test_a_mean_r2_that_few_clients_ruin_does_not_frighten():
-    lines, told = printed(results_table([row_of(r2=-7393.4), row_of("b", r2=0.25), row_of("c")]))
-    assert "7393" not in told and "0.25" in told
-    assert any("pmtl" in line and "< -1" in line for line in lines)
-    assert "a mean R² < -1 may be of few clients, whose targets hardly differ" in told
-    told = printed(results_table([row_of(r2="-inf")]))[1]
-    assert "-inf" not in told and "< -1" in told
-    told = printed(results_table([row_of(r2=-0.99)]))[1]
-    assert "-0.99" in told and "hardly differ" not in told
-
-
-def test_references_of_several_runs_are_shown_once():
-    rows = [row_of("finetune(dpfedmtl)", 0.5), row_of("finetune(dpfedmtl)", 8.0), row_of("pmtl")]
-    silent = row_of("local", references=[told_of("local", t=0.0)], rounds=0)
-    lines, told = printed(results_table([silent, *rows]))
-    assert told.count("stronger than any honest client has") == 1
-    assert told.count("The promise is an average") == 1
-    cells = [line.split() for line in lines if "-123.5," in line]
-    assert len(cells) == 3 and all(line.count("-123.5,") == 4 for line in cells)
-    rows[0]["references"][0]["value"] = 0.7
-    assert "(by method)" in printed(references_table(rows))[1]
-    assert references_table([silent]) is None
-    assert references_table([{"rounds": 3}]) is None, "a folder of an earlier version"
-
-
 def test_a_page_shows_the_references(tmp_path):
     folders = []
     for name, method in (("one", PMTL()), ("two", FedAvg()), ("three", Local())):
@@ -377,12 +327,12 @@ def test_a_page_shows_the_references(tmp_path):
         folders.append(tmp_path / name)
     page = write_report(folders[:1], tmp_path / "one.html").read_text()
     assert "Beside learning alone, and without privacy" in page
-    assert page.count(LABELS["local_star"]) == 1
+    assert page.count(DESCRIPTIONS["local_star"]) == 1
     assert "<svg" in page and "against local*" in page
     told = read_finished(folders[:1])[0].references
     assert f"{100 * told[1]['share_worse_off']:.0f} %" in page
     several = write_report(folders, tmp_path / "all.html").read_text()
-    assert several.count(LABELS["local_star"]) == 1
+    assert several.count(DESCRIPTIONS["local_star"]) == 1
     assert several.count('<th scope="col">local*: ') == 1
     assert several.count("against local*</figcaption>") == 2
     # Folders of earlier versions have none, and are shown without.
@@ -418,37 +368,6 @@ def test_a_page_opens_with_the_verdict_and_the_choice(tmp_path):
 
 
 def test_nothing_is_told_of_nothing():
-    assert References({}).told(scored([1.0])) == [] and References({}).local is None
+    assert Baselines({}).told(scored([1.0])) == [] and Baselines({}).local is None
 
 
-# --- a terminal of 80 columns
-
-
-def narrow(what):
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(what)
-    return console.export_text()
-
-
-def test_nothing_is_cut_at_80_columns():
-    row = row_of("pfeb", r2=-43.9, r2_median=0.217, r2_left_out=6, share_better_than_local=0.46)
-    told = narrow(results_table([row]))
-    assert "\u2026" not in told and max(map(len, told.splitlines())) <= 80
-    for word in ("pfeb", "46 %", "0.217", "(median)", "mixed model", "worse off"):
-        assert word in told
-    assert "46%" not in told and "43.9" not in told
-
-
-def test_the_difference_names_its_unit():
-    assert "squared" in narrow(references_table([row_of()]))
-    told = narrow(references_table([row_of(metric="accuracy")]))
-    assert "rows wrong" in " ".join(told.split()) and "squared" not in told
-
-
-def test_ties_are_told_in_a_terminal():
-    row = row_of(share_better_than_local=0.23)
-    row["references"][0]["share_worse_off"] = 0.08
-    told = narrow(results_table([row]))
-    assert "23 %," in told and "worse 8 %" in told
-    row["references"][0]["share_worse_off"] = 0.77
-    assert "worse 77 %" not in narrow(results_table([row]))

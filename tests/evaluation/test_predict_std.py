@@ -11,10 +11,10 @@ import coterie as ct
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engines.simulate import simulate
+from coterie.evaluation.predict import decision_function, predict
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Privacy
-from coterie.predictions import decision_function, predict
 from coterie.rules import plan_for
 
 pytestmark = pytest.mark.full
