@@ -8,7 +8,6 @@ import pytest
 from scipy import stats
 
 from coterie.comparison.frontier import Difference, adjust, compare_errors, holm
-from coterie.evaluation.metrics import average
 
 
 def draw(generator, clients, seeds, parts, mean=0.0):
@@ -118,14 +117,6 @@ def test_holm_by_hand():
     assert holm([0.02]) == [0.02]
     assert holm([0.9, 0.001, 0.02, 0.04]) == pytest.approx([0.9, 0.004, 0.06, 0.08])
     assert holm([0.5, 0.6]) == [1.0, 1.0]
-
-
-def test_a_mean_over_seeds_keeps_the_clients_error_whole():
-    mean, error = average([1.0, 2.0, 3.0], [0.3, 0.4, 0.5])
-    assert mean == 2
-    assert error == pytest.approx(math.sqrt((0.09 + 0.16 + 0.25) / 3 + 1 / 3))
-    assert average([1.0], [0.3]) == (1.0, 0.3)
-    assert math.isnan(average([], [])[0])
 
 
 def test_an_unadjusted_difference_is_not_called_one():

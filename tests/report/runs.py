@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import math
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -131,7 +130,7 @@ def least_epsilon(weights: dict[float, float], delta: float = 1e-5) -> float:
 
 
 def known_cohort(rounds: int, rate: float, noise: float) -> float:
-    """Return epsilon (replace) against whoever knows in how many of the rounds a client was drawn."""
+    """Return epsilon (replace) against an adversary who knows the number of a client's rounds."""
     times = range(rounds + 1)
     drawn = {2 * math.sqrt(n) / noise: float(binom.pmf(n, rounds, rate)) for n in times}
     return least_epsilon(drawn)

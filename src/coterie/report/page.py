@@ -82,8 +82,9 @@ def write_report(
         sections.guarantees(runs, clients=clients),
     )
     shown = [section for section in made if section is not None]
-    drawn = [one for section in shown for one in sections.figures_in(section.blocks)]
-    scripts = [FILTER] if any(_has_list(section.blocks) for section in shown) else []
+    blocks = [block for section in shown for block in sections.all_blocks(section.blocks)]
+    drawn = [figure for block in blocks for figure in block.figures]
+    scripts = [FILTER] if any(block.list_id for block in blocks) else []
     scripts += [charts.bundle(), charts.STARTER] if drawn else []
     page = _template().render(
         opening=sections.opening(runs),
@@ -108,10 +109,6 @@ def _template() -> Template:
     loader = FileSystemLoader(Path(__file__).parent)
     settings = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
     return Environment(loader=loader, autoescape=True, **settings).get_template("page.html.j2")
-
-
-def _has_list(blocks: Sequence[sections.Block]) -> bool:
-    return any(isinstance(block, sections.Details) and block.list_id for block in blocks)
 
 
 def _made_by() -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,103 +49,72 @@ Inline = str | Mark
 
 
 @dataclass(frozen=True)
-class Text:
-    """A paragraph of text and marks; `kind` is a class of the style sheet."""
+class Block:
+    """A part of a section; the template renders it by its tag.
 
-    tag: ClassVar[str] = "text"
-    parts: tuple[Inline, ...]
+    Attributes:
+        tag: "text", "heading", "points", "table", "charts", "details", "card" or "formula".
+        parts: Text and marks; of a formula epsilon and delta.
+        kind: A class of the style sheet.
+        table: Of a table.
+        figures: Of charts.
+        blocks: Inside details and cards.
+        list_id: Of details with a list of clients and a search box.
+    """
+
+    tag: str
+    parts: tuple[Inline, ...] = ()
     kind: str = ""
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A heading inside a section."""
-
-    tag: ClassVar[str] = "heading"
-    text: str
-
-
-@dataclass(frozen=True)
-class Points:
-    """A list of sentences."""
-
-    tag: ClassVar[str] = "points"
-    items: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A table."""
-
-    tag: ClassVar[str] = "table"
-    table: Table
-
-
-@dataclass(frozen=True)
-class Charts:
-    """Charts side by side, or one below the other."""
-
-    tag: ClassVar[str] = "charts"
-    figures: tuple[Figure, ...]
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class Details:
-    """Blocks behind a click; `list_id` names a list of clients with a search box."""
-
-    tag: ClassVar[str] = "details"
-    summary: str
-    blocks: tuple["Block", ...]
+    table: Table | None = None
+    figures: tuple[Figure, ...] = ()
+    blocks: tuple["Block", ...] = ()
     list_id: str = ""
 
 
 @dataclass(frozen=True)
-class Card:
-    """Blocks in a frame."""
-
-    tag: ClassVar[str] = "card"
-    blocks: tuple["Block", ...]
-
-
-@dataclass(frozen=True)
-class Formula:
-    """The definition of differential privacy with its numbers."""
-
-    tag: ClassVar[str] = "formula"
-    epsilon: str
-    delta: str
-
-
-Block = Text | Heading | Points | Rows | Charts | Details | Card | Formula
-
-
-@dataclass(frozen=True)
 class Section:
-    """A section of the page with its place in the menu."""
+    """A section of the page with its entry in the menu."""
 
     id: str
     title: str
     blocks: tuple[Block, ...]
 
 
-def figures_in(blocks: Sequence[Block]) -> Iterator[Figure]:
-    """Return all charts of some blocks, in order."""
+def all_blocks(blocks: Sequence[Block]) -> Iterator[Block]:
+    """Return blocks and the blocks inside them, in order."""
     for block in blocks:
-        if isinstance(block, Charts):
-            yield from block.figures
-        elif isinstance(block, Details | Card):
-            yield from figures_in(block.blocks)
+        yield block
+        yield from all_blocks(block.blocks)
 
 
-def text(*parts: Inline, kind: str = "") -> Text:
+def text(*parts: Inline, kind: str = "") -> Block:
     """Return a paragraph."""
-    return Text(parts, kind)
+    return Block("text", parts, kind)
 
 
-def note(said: str) -> Text:
+def note(said: str) -> Block:
     """Return a paragraph in small print."""
-    return Text((said,), "note")
+    return text(said, kind="note")
+
+
+def label(said: str) -> Block:
+    """Return a small heading of the block that follows."""
+    return text(said, kind="label")
+
+
+def heading(said: str) -> Block:
+    """Return a heading inside a section."""
+    return Block("heading", (said,))
+
+
+def show(table: Table) -> Block:
+    """Return a table as a block."""
+    return Block("table", table=table)
+
+
+def grid(titles: Sequence[str], cells: Sequence[Sequence[Cell]], style: str = "small") -> Block:
+    """Return a plain table as a block."""
+    return show(Table.of(titles, cells, style))
 
 
 def short(value: float) -> str:
@@ -156,15 +125,16 @@ def short(value: float) -> str:
 def numbers(*blocks: Block) -> tuple[Block, ...]:
     """Return the numbers behind charts: behind a click, or in the open without charts."""
     if can_draw():
-        return (Details("The same in numbers", blocks),)
+        return (Block("details", ("The same in numbers",), blocks=blocks),)
     missing = "Charts need altair: `pip install coterie[report]` installs it."
     return (note(missing), *blocks)
 
 
-def side_by_side(*figures: Figure | None, wide: bool = False) -> tuple[Charts, ...]:
+def side_by_side(*figures: Figure | None, wide: bool = False) -> tuple[Block, ...]:
     """Return charts in a grid; nothing where there are none."""
     kept = tuple(one for one in figures if one is not None)
-    return (Charts(kept, wide or len(kept) == 1),) if kept else ()
+    kind = "wide" if wide or len(kept) == 1 else ""
+    return (Block("charts", kind=kind, figures=kept),) if kept else ()
 
 
 # --- opening
@@ -273,7 +243,7 @@ def _answer(best: Group) -> str:
 
 
 def _ties(best: Group, share: float) -> str:
-    """Return the share of clients that are worse, where the rest are not: with few rows many tie."""
+    """Return the share of clients that are worse, where some tie."""
     worse = float(np.mean([run.share_worse_than_local for run in best.runs]))
     if math.isnan(worse) or share + worse > 0.995:
         return ""
@@ -350,7 +320,7 @@ def results(runs: Sequence[FinishedRun], findings: Sequence[str] = ()) -> Sectio
     # A note on all runs is printed once, above the table.
     badges = not all(run.result["simulation"] for run in runs)
     table = results_table(entries, groups=together, badges=badges)
-    blocks: list[Block] = [Rows(table), *map(note, table.notes), *map(note, _cautions(runs))]
+    blocks: list[Block] = [show(table), *map(note, table.notes), *map(note, _cautions(runs))]
     blocks += _finding_blocks(findings)
     scored = {run.scored for run in runs}
     if len(groups) > 1 and len(scored) == 1 and all(r.is_scored for r in runs) and can_draw():
@@ -373,14 +343,14 @@ def _scores_chart(groups: Sequence[Group], scored: str) -> Figure:
 def _finding_blocks(findings: Sequence[str]) -> Iterator[Block]:
     """Return paragraphs, with indented sentences as points of the one before them."""
     if findings:
-        yield Heading("Which differences exceed the noise")
+        yield heading("Which differences exceed the noise")
     points: list[str] = []
     for line in (*findings, ""):
         if line.startswith("  "):
             points.append(line.strip())
             continue
         if points:
-            yield Points(tuple(points))
+            yield Block("points", tuple(points))
             points = []
         if line:
             yield text(line)
@@ -456,7 +426,7 @@ def _frontier(runs: Sequence[FinishedRun]) -> Iterator[Block]:
         if len({round(one.first.epsilon, 6) for one in private}) > 1 and can_draw():
             drawn.append(_frontier_chart(f"frontier-{number + 1}", scored, private, groups))
     if drawn:
-        yield Heading("Privacy against utility")
+        yield heading("Privacy against utility")
         yield note(_FRONTIER)
         yield from side_by_side(*drawn, wide=True)
 
@@ -527,7 +497,7 @@ def gains(runs: Sequence[FinishedRun], *, clients: bool = True) -> Section | Non
         said = f"{len(shown)} of {len(sharing)} runs are shown; `coterie report RUN` shows one run."
         blocks.append(note(said))
     for number, run in enumerate(shown):
-        blocks.append(Heading(run.label))
+        blocks.append(heading(run.label))
         if "error_alone" not in run.metrics:
             blocks.append(text("This run has no local baseline."))
             continue
@@ -538,7 +508,7 @@ def gains(runs: Sequence[FinishedRun], *, clients: bool = True) -> Section | Non
     return Section("gains", "Does joining help a client?", tuple(blocks))
 
 
-def _counts(run: FinishedRun, known: NDArray[np.bool_]) -> Iterator[Text]:
+def _counts(run: FinishedRun, known: NDArray[np.bool_]) -> Iterator[Block]:
     """Return how many clients with test rows gain over local training."""
     rows, joined, local = (run.column(n) for n in ("test_rows", "error", "error_alone"))
     if not known.any():
@@ -608,7 +578,7 @@ def _gain_charts(
     """Return the distribution of gains over clients: charts and quantiles."""
     differences = (run.column("error_alone") - run.column("error"))[known]
     order = known[np.argsort(differences, kind="stable")]
-    quantiles = Rows(_quantiles("error local \u2212 personal", differences))
+    quantiles = show(_quantiles("error local \u2212 personal", differences))
     if can_draw():
         points = max(60, min(_POINTS // sharing, 500))
         some = client_rows(run, order[thin(len(order), points)])
@@ -646,7 +616,7 @@ def _not_drawn(differences: Array, points: int) -> str:
     return " ".join(said)
 
 
-def _client_list(run: FinishedRun, known: NDArray[np.int64], key: str, listed: int) -> Details:
+def _client_list(run: FinishedRun, known: NDArray[np.int64], key: str, listed: int) -> Block:
     """Return clients from the largest loss to the largest gain; of many, only both ends."""
     personal, local = run.column("error"), run.column("error_alone")
     with np.errstate(invalid="ignore"):
@@ -670,7 +640,8 @@ def _client_list(run: FinishedRun, known: NDArray[np.int64], key: str, listed: i
         for i in order.tolist()
     ]
     table = Table.of(["client", "train rows", "test rows", *errors], rows)
-    return Details(f"{title} (metrics.parquet has all)", (Rows(table),), list_id=f"{key}-list")
+    said = f"{title} (metrics.parquet has all)"
+    return Block("details", (said,), blocks=(show(table),), list_id=f"{key}-list")
 
 
 # --- baselines
@@ -693,7 +664,7 @@ def baselines(runs: Sequence[FinishedRun], *, clients: bool = True) -> Section |
     said = verdicts({run.label: run.baselines for run in shown})
     # The section above states the promise.
     blocks: list[Block] = [text(one) for one in said if one != PROMISE]
-    blocks += [Rows(table), *map(note, table.notes)]
+    blocks += [show(table), *map(note, table.notes)]
     if clients:
         blocks += _baseline_charts(shown)
     return Section("baselines", "Baselines", tuple(blocks))
@@ -709,8 +680,8 @@ def _baseline_charts(runs: Sequence[FinishedRun]) -> Iterator[Block]:
         order = _sorted_by_gain(run, column)
         gain = (run.column(column) - run.column("error"))[order]
         tables += [
-            text(run.label, kind="label"),
-            Rows(_quantiles(f"error {TITLES[name]} \u2212 personal", gain)),
+            label(run.label),
+            show(_quantiles(f"error {TITLES[name]} \u2212 personal", gain)),
         ]
         if can_draw():
             rows = client_rows(run, order[thin(len(order), _BASELINE_POINTS)], column)
@@ -749,14 +720,14 @@ def distribution(runs: Sequence[FinishedRun], *, clients: bool = True) -> Sectio
         alike = [run for run in runs if run.result["metric"] == metric]
         table = clients_table([_entry(run) for run in alike], worst=clients)
         if table is not None:
-            blocks += [text(f"{table.title}.", kind="label"), Rows(table)]
+            blocks += [label(f"{table.title}."), show(table)]
             blocks.append(note(" ".join(table.notes)))
             blocks += _distribution_charts(alike, clients=clients)
     if not blocks:
         return None
     table = held_out_table([_entry(run) for run in runs], worst=clients)
     if table is not None:
-        blocks += [Heading(table.title), text(_HELD_OUT), Rows(table)]
+        blocks += [heading(table.title), text(_HELD_OUT), show(table)]
     return Section("clients", "Clients one by one" if clients else "Clients", tuple(blocks))
 
 
@@ -777,7 +748,7 @@ def _distribution_charts(runs: Sequence[FinishedRun], *, clients: bool) -> Itera
         tables: list[Block] = []
         for name, x, y in curves:
             rows = [[short(sure), short(right)] for sure, right in zip(x, y, strict=True)]
-            tables += [text(name, kind="label"), Rows(Table.of(head, rows))]
+            tables += [label(name), grid(head, rows)]
         yield from numbers(*tables)
 
 
@@ -856,7 +827,7 @@ def rounds(runs: Sequence[FinishedRun], *, clients: bool = True) -> Section | No
     blocks = [
         note(said),
         *side_by_side(*drawn),
-        *numbers(Rows(_last_rounds(kept, clients=clients))),
+        *numbers(show(_last_rounds(kept, clients=clients))),
     ]
     return Section("rounds", "Round by round", tuple(blocks))
 
@@ -929,14 +900,14 @@ def deployment(runs: Sequence[FinishedRun], *, clients: bool = True) -> Section 
         return None
     blocks: list[Block] = []
     for run in shown:
-        blocks += [Heading(run.label)] if len(runs) > 1 else []
-        blocks.append(Rows(_deployment_facts(run, clients=clients)))
-        blocks.append(text("What each adversary sees", kind="label"))
+        blocks += [heading(run.label)] if len(runs) > 1 else []
+        blocks.append(show(_deployment_facts(run, clients=clients)))
+        blocks.append(label("What each adversary sees"))
         rows = [
             [str(one["who"]), str(one["sees"]), _bounded(float(one["epsilon"]))]
             for one in run.deployment.get("sees") or ()
         ]
-        blocks.append(Rows(Table.of(["adversary", "sees", "epsilon"], rows, "facts cards")))
+        blocks.append(grid(["adversary", "sees", "epsilon"], rows, "facts cards"))
         blocks += [note(STAYED)] if not run.is_scored else []
     return Section("deployment", "Deployment", tuple(blocks))
 
@@ -958,12 +929,8 @@ def _deployment_facts(run: FinishedRun, *, clients: bool) -> Table:
     ]
     if facts.get("sites_needed") is not None:
         needed = f"{facts['sites_needed']} of {facts.get('sites')} sites"
-        rows.append(
-            [
-                "sites needed",
-                f"{needed} must answer a round (else it is repeated) and its unmasking (else it is void)",
-            ]
-        )
+        needed += " must answer a round (else it is repeated) and its unmasking (else it fails)"
+        rows.append(["sites needed", needed])
     if facts.get("site"):
         rows.insert(0, ["this page", f"site {facts['site']}: scores of its own clients"])
     return Table.of(["fact", "value"], rows, "facts short")
@@ -996,8 +963,8 @@ _LEFT_OUT = (
     "This page has no names and no numbers of single clients; means are computed from their rows."
 )
 _NO_METRICS = (
-    "This page has no metrics: scores stay at the sites. Choices made by scores there are not covered "
-    "by epsilon."
+    "This page has no metrics: scores stay at the sites. Choices made by them are not covered by "
+    "epsilon."
 )
 _VIEWS = {
     "other_clients": "all other clients together",
@@ -1034,7 +1001,7 @@ def guarantees(runs: Sequence[FinishedRun], *, clients: bool = True) -> Section:
         if shared[0].private and number >= _STATED:
             further.append(_in_short(stated[0], shared[0], named(shared, runs)))
             continue
-        blocks.append(Heading(named(shared, runs)))
+        blocks.append(heading(named(shared, runs)))
         blocks += _one_guarantee(stated, shared[0], f"guarantee-{number + 1}")
     if further:
         head = [
@@ -1047,7 +1014,7 @@ def guarantees(runs: Sequence[FinishedRun], *, clients: bool = True) -> Section:
             "sampling",
             "accountant",
         ]
-        blocks += [Heading("Further guarantees"), Rows(Table.of(head, further))]
+        blocks += [heading("Further guarantees"), grid(head, further)]
     said = _UNCOVERED + (_KEEP if clients else _LEFT_OUT)
     blocks.append(note(said if any(run.is_scored for run in runs) else _NO_METRICS))
     return Section("guarantee", "Guarantee", tuple(blocks))
@@ -1062,7 +1029,7 @@ def _one_guarantee(stated: Stated, run: FinishedRun, key: str) -> Iterator[Block
         why = why if guarantee.claimed_epsilon is None else f". {guarantee.statement()}"
         yield text(Mark("NOT PRIVATE", "bad"), why)
     else:
-        yield Card(tuple(_statement(run, clip)))
+        yield Block("card", blocks=tuple(_statement(run, clip)))
     yield from (text(Mark(caveat, "strong")) for caveat in caveats)
     if run.private and chosen is not None:
         yield from _selected_views(guarantee, chosen)
@@ -1086,14 +1053,14 @@ def _statement(run: FinishedRun, clip: float | None) -> Iterator[Block]:
     guarantee = run.guarantee
     yield from (_sentence(line) for line in _sentences(run).splitlines())
     epsilon = guarantee.epsilon if run.selection is None else run.epsilon
-    yield text("As a formula", kind="label")
-    yield Formula(round_up(epsilon), f"{guarantee.delta:.3g}")
+    yield label("As a formula")
+    yield Block("formula", (round_up(epsilon), f"{guarantee.delta:.3g}"))
     yield note(_symbols(run, clip))
-    yield text("In short", kind="label")
-    yield Rows(_guarantee_facts(run))
+    yield label("In short")
+    yield show(_guarantee_facts(run))
 
 
-def _sentence(line: str) -> Text:
+def _sentence(line: str) -> Block:
     """Return a sentence with its subject in bold."""
     about, colon, said = line.partition(":")
     if not colon or len(about) > 20:
@@ -1112,15 +1079,15 @@ def _symbols(run: FinishedRun, clip: float | None) -> str:
     clipped = "each block clipped to its own bound" if blocks else f"each clipped to {bound}"
     messages = "messages" if is_local(guarantee) else "releases"
     said = (
-        f"M is the {messages} of all {len(guarantee.events)} rounds together; D and D\u2032 differ in "
-        f"one client by {guarantee.relation}. A release is the sum of the clients' contributions, "
+        f"M is the {messages} of all {len(guarantee.events)} rounds together; D and D\u2032 differ "
+        f"in one client by {guarantee.relation}. A release is the sum of clients' contributions, "
         f"{clipped}, plus {describe_noise(guarantee.events)}. "
     )
     if run.selection is not None:
         return f"{said}The run is the best of several by private scores; M includes this selection."
     jointly = "the same bound" if same else f"epsilon = {round_up(others)}"
     return (
-        f"{said}The models of the other clients are functions of the releases and of their own data; "
+        f"{said}The models of the other clients are functions of the releases and their data; "
         f"together they satisfy {jointly}."
     )
 
@@ -1169,8 +1136,8 @@ def _views(guarantee: Guarantee, deployed: Mapping[str, Any]) -> Iterator[Block]
         labels[own] = "the coordinator"
         why[own] = f"it sees {deployed.get('coordinator_sees')}"
     rows = [[label, _bounded(views[view]), why.get(view, "")] for view, label in labels.items()]
-    yield text("Epsilon by adversary", kind="label")
-    yield Rows(Table.of(["against", "epsilon", "reason"], rows, "facts cards"))
+    yield label("Epsilon by adversary")
+    yield grid(["against", "epsilon", "reason"], rows, "facts cards")
 
 
 def _selected_views(guarantee: Guarantee, epsilon: float) -> Iterator[Block]:
@@ -1181,8 +1148,8 @@ def _selected_views(guarantee: Guarantee, epsilon: float) -> Iterator[Block]:
         [_VIEWS["other_clients"], f"not stated here, above {before}", OTHERS],
         [_VIEWS["server"], _bounded(math.inf), reasons(guarantee).get("server", "")],
     ]
-    yield text("Epsilon by adversary", kind="label")
-    yield Rows(Table.of(["against", "epsilon", "reason"], rows, "facts cards"))
+    yield label("Epsilon by adversary")
+    yield grid(["against", "epsilon", "reason"], rows, "facts cards")
 
 
 def attack(guarantee: Guarantee, key: str) -> Iterator[Block]:
@@ -1194,8 +1161,7 @@ def attack(guarantee: Guarantee, key: str) -> Iterator[Block]:
     said = (
         "Even all other clients together can only guess from the releases "
         f"{_QUESTIONS[guarantee.relation]}. At {few} false positives, any attack has at most "
-        f"{caught[0]} true positives; at {many}, at most {caught[1]}. Random guessing has {few} and "
-        f"{many}."
+        f"{caught[0]} true positives; at {many}, {caught[1]}. Guessing has {few} and {many}."
     )
     if is_local(guarantee):
         said += " The same holds for the server, which sees who sends a message."
@@ -1209,7 +1175,7 @@ def attack(guarantee: Guarantee, key: str) -> Iterator[Block]:
             charts.spending(f"{key}-spent", "Epsilon spent by round", rounds=done, epsilons=spent),
         )
     steps = [[str(r), round_up(epsilon)] for r, epsilon in zip(done, spent, strict=True)]
-    yield from numbers(Rows(Table.of(["rounds done", "epsilon"], steps)))
+    yield from numbers(grid(["rounds done", "epsilon"], steps))
 
 
 def _attack_table(guarantee: Guarantee, caught: Sequence[str]) -> Iterator[Block]:
@@ -1220,8 +1186,8 @@ def _attack_table(guarantee: Guarantee, caught: Sequence[str]) -> Iterator[Block
         head.append("Gaussian approximation, not a bound")
         for row, miss in zip(rows, rough, strict=True):
             row.append(f"{100 * (1 - miss):.1f} %")
-    yield text("Bounds on any attack", kind="label")
-    yield Rows(Table.of(head, rows))
+    yield label("Bounds on any attack")
+    yield grid(head, rows)
 
 
 def _selected_attack(epsilon: float, delta: float) -> Iterator[Block]:
@@ -1239,7 +1205,7 @@ def _selected_attack(epsilon: float, delta: float) -> Iterator[Block]:
         "Bounds on any attack by an adversary who sees only this run, from epsilon and delta. A "
         "privately selected run has no trade-off curve and no epsilon by round of its own."
     )
-    yield Rows(Table.of(["false positives", "true positives, at most"], rows))
+    yield grid(["false positives", "true positives, at most"], rows)
 
 
 def _in_short(guarantee: Guarantee, run: FinishedRun, labels: str) -> list[Cell]:
