@@ -96,7 +96,7 @@ def federation(name, seed):
 def quality(model, models, test):
     """Mean over clients of their own balanced accuracy, or R^2."""
     score = evaluate(model, models, test)
-    return (score.balanced if score.r2 is None else score.r2).value
+    return score.own.get("r2", score.own.get("balanced_accuracy")).value
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -557,8 +557,8 @@ def spend(method, epsilon, name, seed, given):
     score = evaluate(method.model, outcome.rows, test)
     ratio = noise_to_signal(outcome)[0] if epsilon < math.inf else 0.0
     return {
-        "value": [(score.balanced if score.r2 is None else score.r2).value],
-        "auc": [math.nan if score.auc is None else score.auc.value],
+        "value": [score.own.get("r2", score.own.get("balanced_accuracy")).value],
+        "auc": [score.own["auc"].value if "auc" in score.own else math.nan],
         "rounds": [len(outcome.posts)],
         "delta": [plan.delta(len(train))],
         "clip": [plan.clip(len(train)) if epsilon < math.inf else math.nan],

@@ -118,7 +118,7 @@ def score(method, name, seed, epsilon, rounds, clip):
     privacy = Privacy(epsilon=epsilon, clip=clip)
     plan = Plan(method=method, privacy=privacy, rounds=rounds, simulation_seed=seed)
     found = evaluate(method.model, simulate(plan, train).rows, test)
-    return found.value if found.auc is None else found.auc.value
+    return found.own["auc"].value if "auc" in found.own else found.value
 
 
 def choose(methods, name, epsilon, given):

@@ -183,7 +183,7 @@ def test_run_says_the_verdict_first_and_goes_on(coterie):
 def test_quiet_runs_say_it_with_the_answer(coterie):
     code, out, err = coterie(f"run {SMALL} --rounds 1 --quiet --out here")
     assert code == 0 and err == ""
-    assert "the verdict before the run was 'learn alone'" in out and "picked by auto" in out
+    assert "verdict before the run: learn alone" in out and "chosen by auto" in out
 
 
 def test_runs_without_a_verdict_have_none(coterie):
@@ -196,11 +196,11 @@ def test_runs_without_a_verdict_have_none(coterie):
 def test_what_is_waited_for_is_said_unless_nobody_listens(coterie):
     line = f"run {SMALL} --rounds 1"
     _, _, err = coterie(line)
-    assert "scoring what stands beside the run: local, local*, pooled, mixed model ..." in err
-    assert err.index("verdict") < err.index("scoring what")
+    assert "scoring baselines: local ..." in err
+    assert err.index("verdict") < err.index("scoring baselines")
     for flags in ("--json", "--quiet", "--no-local", "--method local"):
         assert "scoring" not in coterie(f"{line} {flags}")[2]
-    assert "the run: newcomers ..." in coterie(f"{line} --no-local --newcomers 2")[2]
+    assert "baselines: held-out clients ..." in coterie(f"{line} --no-local --holdout-clients 2")[2]
 
 
 @pytest.mark.parametrize(("waits", "said"), [((0.0, 0.0), 0), ((0.3,), 1), ((0.06, 0.06), 1)])

@@ -147,7 +147,7 @@ def test_quiet_runs_print_nothing_but_the_answer(coterie):
 def test_without_json_a_table_and_the_guarantee_in_words(coterie):
     done = coterie(f"run {SMALL} --rounds 1 --quiet --out here")
     assert done.code == 0
-    for told in ("pfeb", "better off", "Protected: one client", "run folder here"):
+    for told in ("pfeb", "better than", "Protected: one client", "run folder here"):
         assert told in done.out
 
 

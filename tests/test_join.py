@@ -31,7 +31,7 @@ from coterie.methods.local import Local
 from coterie.methods.localsvm import joined
 from coterie.methods.pmtl import PMTL
 from coterie.plan import Plan, Privacy
-from coterie.report.tables import held_out_lines
+from coterie.report.tables import Entry, held_out_table
 from coterie.run import execute
 from coterie.run_plan import plan_from_table
 from coterie.tree import take
@@ -343,7 +343,7 @@ def test_who_is_held_out_follows_from_seed_and_number_alone():
 
 @pytest.mark.parametrize("newcomers", [0, 0.0, -1, 1.0, 1.5, 40, 41, 0.999, math.nan, True])
 def test_nobody_held_out_and_nobody_left_are_refused(newcomers):
-    with pytest.raises(DataError, match=r"newcomers = .* of 40 clients: expected a share"):
+    with pytest.raises(DataError, match=r"held-out clients = .* of 40: expected a share"):
         hold_out(synthetic(clients=40, features=2).data, newcomers, seed=0)
 
 
@@ -372,25 +372,25 @@ def test_newcomers_are_scored_beside_learning_alone():
         method=Local(), privacy=Privacy(epsilon=math.inf), rounds=1, simulation_seed=4
     )  # fmt: skip
     by_hand = evaluate(Local().model, simulate(alone, train).rows, test)
-    assert found.alone is not None and found.alone.value == pytest.approx(by_hand.value)
-    told = found.told()
+    assert found.local is not None and found.local.value == pytest.approx(by_hand.value)
+    told = found.to_json()
     assert told["clients"] == 6 and told["metric"] == "nmse"
-    assert told["value"] == found.score.value and told["local_value"] == found.alone.value
+    assert told["value"] == found.score.value and told["local_value"] == found.local.value
     own = found.score.clients
     assert told["client_error_p90"] == pytest.approx(np.percentile(own, 90))
     assert told["client_error_worst"] == pytest.approx(own.max())
     assert "client_accuracy_mean" not in told
     json.dumps(told, allow_nan=False)
-    quick = score_held_out(outcome, train, test, alone=False)
-    assert quick.alone is None and quick.told()["share_better_than_local"] is None
+    quick = score_held_out(outcome, train, test, local=False)
+    assert quick.local is None and quick.to_json()["share_better_than_local"] is None
 
 
 def test_newcomers_gain_from_a_shared_model_that_was_worth_making():
     """Clients are alike, and have few rows: the mean of many is better than one's own fit."""
     outcome, train, test, _ = outcome_with(PMTL(lam=3.0))
     found = score_held_out(outcome, train.at_most(1, seed=0), test)
-    assert found.alone is not None
-    assert found.score.value < 0.5 * found.alone.value
+    assert found.local is not None
+    assert found.score.value < 0.5 * found.local.value
 
 
 @pytest.mark.full
@@ -427,11 +427,10 @@ def test_newcomers_are_kept_and_told(tmp_path):
         assert torch.equal(stacked_models(tmp_path, "newcomers")[name], leaf)
     table = pq.read_table(place / "metrics.parquet").to_pydict()
     np.testing.assert_allclose(table["error"], found.score.clients)
-    np.testing.assert_allclose(table["error_alone"], found.alone.clients)
-    (line,) = held_out_lines([{"method": "fedavg", "newcomers": found.told()}, {"method": "x"}])
-    assert line.startswith("fedavg: 6 newcomers joined after training and posted nothing: test acc")
-    own = 1 - found.score.clients
-    assert f"10th percentile {np.percentile(own, 10):.3g}" in line and "(not private)" in line
+    np.testing.assert_allclose(table["error_alone"], found.local.clients)
+    row = {"method": "fedavg", "metric": "accuracy", "value": 0.5, "newcomers": found.to_json()}
+    table = held_out_table([Entry.of_result(row), Entry.of_result({"method": "x"})])
+    assert table is not None and len(table.rows) == 1 and table.rows[0][:2] == ("fedavg", "6")
 
 
 def with_newcomers(path, *, far):
@@ -456,7 +455,7 @@ def with_newcomers(path, *, far):
 def test_unscaled_newcomers_are_refused_before_anything_is_spent(tmp_path):
     plan = with_newcomers(tmp_path / "rows.npz", far=1000.0)
     for folder in (None, tmp_path / "run"):
-        with pytest.raises(DataError, match=r"held out as newcomers: .*beyond.*--standardise"):
+        with pytest.raises(DataError, match=r"held-out clients: .*beyond.*--standardise"):
             execute(plan, folder=folder)
     assert not (tmp_path / "run").exists()
 
@@ -465,11 +464,11 @@ def test_a_paid_run_is_kept_whatever_becomes_of_its_newcomers(tmp_path):
     """It goes on after a crash with rows of newcomers that have changed since."""
     folder = tmp_path / "run"
     told = execute(with_newcomers(tmp_path / "rows.npz", far=1.0), folder=folder).summary
-    assert told["newcomers"]["clients"] == 3 and not any("newcomers" in n for n in told["notices"])
+    assert told["newcomers"]["clients"] == 3 and not any("held-out" in n for n in told["notices"])
     (folder / "result.json").unlink()
     again = execute(with_newcomers(tmp_path / "rows.npz", far=1000.0), folder=folder).summary
     assert again["value"] == told["value"] and again["newcomers"] is None
-    (why,) = [notice for notice in again["notices"] if "newcomers" in notice]
+    (why,) = [notice for notice in again["notices"] if "held-out" in notice]
     assert "could not be scored (DataError" in why and "beyond" in why
     assert json.loads((folder / "result.json").read_text())["notices"] == again["notices"]
 

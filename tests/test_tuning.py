@@ -208,7 +208,7 @@ def test_binary_tasks_are_scored_by_the_mean_of_clients_auc(monkeypatch):
     monkeypatch.setattr("coterie.tuning.evaluate", spy)
     found = tune(plan(options={**SMALL, "rows": 24, "task": "binary"}), LAMS, folds=2)
     assert found.table[0].metric == "auc" and found.table[0].mean >= found.table[1].mean
-    by_fold = {score.auc.value for score in scores}
+    by_fold = {score.own["auc"].value for score in scores}
     assert {value for trial in found.table for value in trial.folds} == by_fold
 
 
@@ -357,7 +357,7 @@ def test_shapes_of_the_budget_and_methods_can_be_in_the_grid():
         ({"rounds.x": [1]}, "rounds is not a table"),
         ({"method.lam": [-1.0, -2.0]}, "all 2 combinations are refused.*lam = -1"),
         ({"data.split_seed": [1, 2]}, "data cannot be tuned"),
-        ({"references": ["all", "none"]}, "references cannot be tuned"),
+        ({"baselines": [["local"], []]}, "baselines cannot be tuned"),
         ({"simulation_seed": [1, 2]}, "lucky"),
         ({"privacy.epsilon": [1, 2]}, "one budget"),
         ({"privacy.delta": [1e-5, 1e-3]}, "one budget"),

@@ -192,9 +192,9 @@ def test_mine_fields(shared_data):
     for seed in (0, 1):
         train, test = data.split(0.3, seed)
         train = train.at_most(40, seed)
-        alone = score(run(Local(), train), test).auc.value
+        alone = score(run(Local(), train), test).own["auc"].value
         for epsilon, found in gains.items():
-            found.append(score(run(PFEB(), train, epsilon), test).auc.value - alone)
+            found.append(score(run(PFEB(), train, epsilon), test).own["auc"].value - alone)
     assert np.mean(gains[math.inf]) > 0.01
     assert np.mean(gains[8.0]) > 0.01
 
