@@ -1,6 +1,6 @@
 """Make a picture of a report: `python tools/screenshot.py runs/demo/report.html report.png`.
 
-Needs a Chromium (or `$COTERIE_CHROMIUM`); it is driven by the code of `tests/browser.py`.
+Needs a Chromium (or `$COTERIE_CHROMIUM`); it is driven by the code of `tests/report/browser.py`.
 """
 
 import argparse

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ class Figure:
 
     def _heading(self) -> dict[str, Any]:
         style = {"anchor": "start", "color": INK, "fontSize": 13, "offset": 10}
-        return {"text": _wrapped(self.title), **style}
+        return {"text": wrap(self.title, 66), **style}
 
 
 def figure(name: str, title: str, chart: Any, rows: Mapping[str, Sequence[Row]]) -> Figure:
@@ -134,7 +135,10 @@ def figure(name: str, title: str, chart: Any, rows: Mapping[str, Sequence[Row]])
     spec = chart.to_dict(validate=True)
     spec.pop("config", None)
     spec.pop("$schema", None)
-    spec["datasets"] = {key: [_plain_row(row) for row in found] for key, found in rows.items()}
+    spec["datasets"] = {
+        name: [{key: _plain(value) for key, value in row.items()} for row in found]
+        for name, found in rows.items()
+    }
     return Figure(name, title, spec)
 
 
@@ -166,10 +170,6 @@ def hash_of(script: str) -> str:
     return f"'sha256-{base64.b64encode(found).decode()}'"
 
 
-def _plain_row(row: Row) -> Row:
-    return {key: _plain(value) for key, value in row.items()}
-
-
 def _plain(value: Any) -> Any:
     """Return a value of strict JSON: six digits, null in place of what is not finite."""
     if hasattr(value, "item"):
@@ -194,15 +194,6 @@ def _vegalite_version() -> str:
     written = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
     known: list[str] = vl_convert.get_vegalite_versions()
     return written if written in known else known[-1]
-
-
-def _wrapped(title: str, width: int = 66) -> list[str]:
-    lines = [""]
-    for word in title.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
 
 
 # --- parts of charts
@@ -347,16 +338,7 @@ def trade_off(
     marks: Array,
     approximation: Array | None = None,
 ) -> Figure:
-    """Return the trade-off curve: the least type II error at each type I error, and guessing.
-
-    Args:
-        name: Of the figure.
-        title: Caption.
-        alarms: Type I errors, ascending.
-        misses: The least type II errors at these.
-        marks: Points of the curve to mark, (n, 2).
-        approximation: An approximation of the curve at the same alarms; not a bound.
-    """
+    """Return the trade-off curve: the least type II error at each type I error, and guessing."""
     best, rough, guess = "best possible attack", "approximation, not a bound", "guessing"
     curves = [(best, alarms, misses)]
     curves += [] if approximation is None else [(rough, alarms, approximation)]
@@ -410,15 +392,7 @@ def loss_and_epsilon(
     spent: tuple[Sequence[int], Sequence[float]],
     metric: str = "loss",
 ) -> Figure:
-    """Return a metric of every round, and the epsilon spent by then.
-
-    Args:
-        name: Of the figure.
-        title: Caption.
-        curves: By name (training loss, test loss, ...): rounds, and the metric after each.
-        spent: Rounds, and epsilon after each of them; infinite ones are not drawn.
-        metric: Title of the left axis. It is not covered by epsilon.
-    """
+    """Return a metric of every round, and the epsilon spent by then."""
     known = [(r, e) for r, e in zip(*spent, strict=True) if math.isfinite(e)]
     names = [*curves, *(["epsilon"] if known else [])]
     hues = [*HUES[: len(curves)], SOFT] if len(curves) < len(HUES) else [HUES[0]] * len(names)
@@ -446,13 +420,7 @@ def loss_and_epsilon(
 
 
 def reliability(name: str, title: str, curves: Sequence[Curve]) -> Figure:
-    """Return a reliability diagram: accuracy by confidence.
-
-    Args:
-        name: Of the figure.
-        title: Caption.
-        curves: Names, mean confidences and accuracies of the bins that are not empty.
-    """
+    """Return a reliability diagram: accuracy by confidence."""
     names, hues, dashes = looks([curve[0] for curve in curves])
     scale, form = altair().Scale(domain=[0, 1]), altair().Axis(format="%")
     x, y = x_of("x", "confidence", scale=scale, axis=form), y_of("y", "accuracy", scale=scale)
@@ -533,15 +501,7 @@ def scores(
 def frontier(
     name: str, title: str, *, rows: Sequence[Row], levels: Sequence[Row], up: str
 ) -> Figure:
-    """Return a metric against epsilon, one line per method.
-
-    Args:
-        name: Of the figure.
-        title: Caption.
-        rows: `kind` (method), `x` (epsilon), `y` (mean), `error` (standard error), `runs`.
-        levels: `kind`, `y` of runs without an epsilon: local baseline, no privacy.
-        up: Title of the metric.
-    """
+    """Return a metric against epsilon, one line per method."""
     alt = altair()
     shown = [{**row, "low": row["y"] - row["error"], "high": row["y"] + row["error"]}
              for row in rows]  # fmt: skip
@@ -584,14 +544,7 @@ def client_tooltip(rows: Sequence[Row], than: str = "local") -> list[Any]:
 
 
 def gains(name: str, title: str, rows: Sequence[Row], *, than: str = "local") -> Figure:
-    """Return what every client gains, from the largest loss to the largest gain.
-
-    Args:
-        name: Of the figure.
-        title: Caption.
-        rows: Clients in that order: `gain`, and the fields of `client_tooltip`.
-        than: The baseline.
-    """
+    """Return what every client gains, from the largest loss to the largest gain."""
     alt = altair()
     found = np.array([row["gain"] for row in rows])
     bound = axis_bound(found)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ Array = NDArray[np.float64]
 
 _RESULT = {"method", "data", "clients", "rounds", "metric", "value", "simulation"}
 _COLUMNS = {"client", "train_rows", "test_rows", "error"}
+_SETTINGS = {"method", "rounds", "sampler"}
 _HISTORY = {"round", "seconds", "answered", "value"}
 
 
@@ -62,6 +64,11 @@ class FinishedRun:
     entry: str = ""
     selection: dict[str, Any] | None = None
 
+    @cached_property
+    def table(self) -> dict[str, Any]:
+        """The plan."""
+        return tomllib.loads(self.plan)
+
     @property
     def name(self) -> str:
         """The name of runs that belong together: a comparison's label, else the method."""
@@ -72,17 +79,14 @@ class FinishedRun:
         """What distinguishes it from other runs of its method: plan without budget and seeds."""
         if self.entry:
             return ""  # settings that were tuned differ from seed to seed
-        table = tomllib.loads(self.plan)
-        kept = {key: table[key] for key in table.keys() & {"method", "rounds", "sampler"}}
+        kept = {key: self.table[key] for key in self.table.keys() & _SETTINGS}
         return json.dumps(kept, sort_keys=True, default=str)
 
     @property
     def seed(self) -> int | None:
         """The seed of split and noise, or of the split alone with real noise; None if unknown."""
-        table = tomllib.loads(self.plan)
-        data = table.get("data")
-        split = data.get("split_seed") if isinstance(data, dict) else None
-        found = table.get("simulation_seed", split)
+        split = self.data.get("split_seed") if isinstance(self.data, dict) else None
+        found = self.table.get("simulation_seed", split)
         return found if isinstance(found, int) else None
 
     @property
@@ -121,7 +125,7 @@ class FinishedRun:
     @property
     def data(self) -> Any:
         """The plan's data table."""
-        return tomllib.loads(self.plan).get("data")
+        return self.table.get("data")
 
     @property
     def deployment(self) -> dict[str, Any]:

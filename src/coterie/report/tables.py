@@ -101,7 +101,6 @@ class Entry:
         view: The adversary that epsilon refers to.
         shares: Whether clients release anything.
         planned: Planned rounds, where they are known.
-        caveats: Whether restrictions of the guarantee are printed elsewhere.
     """
 
     label: str
@@ -427,7 +426,7 @@ def held_out_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | N
     shown = [entry for entry in entries if entry.first.get("newcomers")]
     if not shown:
         return None
-    rows = [_held_out_row(entry, worst=worst) for entry in shown]
+    rows = [_held_out_row(entry) for entry in shown]
     titles = ("method", "held-out clients", "test metric", "local", "better than local",
               "mean over clients", "worst decile", "worst client", "training clients")  # fmt: skip
     keys = ("method", "clients", "value", "local_value", "better", "held_mean", "tail",
@@ -442,7 +441,7 @@ def held_out_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | N
     )
 
 
-def _held_out_row(entry: Entry, *, worst: bool) -> list[Cell]:
+def _held_out_row(entry: Entry) -> list[Cell]:
     found = entry.first["newcomers"]
     of = _client_score(found["metric"])
     cells = (with_local(found, f"client_{of}_{key}") for key in ("mean", TAILS[of], "worst"))
