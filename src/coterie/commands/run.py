@@ -190,7 +190,7 @@ def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
         summary, stated, guarantee = read_summary(folder)
         summary |= promised(guarantee, stated.get("selection")) | {"run": str(folder)}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{error}; or remove result.json, and --resume makes both again") from error
+        raise ConfigError(f"{error}; or remove result.json and resume") from error
     return summary, guarantee
 
 
