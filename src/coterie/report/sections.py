@@ -977,10 +977,6 @@ _RELEASED = (
     "clients"
 )
 _SAMPLED = {"everyone": "every client in every round", "poisson": "Poisson", "fixed": "fixed size"}
-_RELATIONS = {
-    "zero_out": "zero_out: the client's contributions or zero",
-    "replace": "replace: the client or any other client in its place",
-}
 _QUESTIONS = {
     "zero_out": "whether the contributions of one given client come from its data or are zero",
     "replace": "whether the contributions of one given client come from its data or from another's",
@@ -1056,8 +1052,6 @@ def _statement(run: FinishedRun, clip: float | None) -> Iterator[Block]:
     yield label("As a formula")
     yield Block("formula", (round_up(epsilon), f"{guarantee.delta:.3g}"))
     yield note(_symbols(run, clip))
-    yield label("In short")
-    yield show(_guarantee_facts(run))
 
 
 def _sentence(line: str) -> Block:
@@ -1090,25 +1084,6 @@ def _symbols(run: FinishedRun, clip: float | None) -> str:
         f"{said}The models of the other clients are functions of the releases and their data; "
         f"together they satisfy {jointly}."
     )
-
-
-def _guarantee_facts(run: FinishedRun) -> Table:
-    """Return what a reviewer asks for, one by one."""
-    guarantee = run.guarantee
-    used = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    selected = run.selection is not None
-    rows: list[list[Cell]] = [
-        ["unit", "one client: all of its data and state"],
-        ["relation", _RELATIONS[guarantee.relation]],
-        ["adversary", run.view if selected else view_of(guarantee)],
-        ["sampling", _sampling(guarantee)],
-        ["rounds", str(len(guarantee.events))],
-        ["epsilon", round_up(run.epsilon if selected else guarantee.epsilon)],
-        ["delta", f"{guarantee.delta:.3g}"],
-        ["accountant", THEOREM if selected else guarantee.profile.accountant],
-        ["versions", used or "not recorded"],
-    ]
-    return Table.of(["fact", "value"], rows, "facts short")
 
 
 def _sampling(guarantee: Guarantee) -> str:
