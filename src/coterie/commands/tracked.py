@@ -32,8 +32,7 @@ def tracked(runs: Runs, arguments: argparse.Namespace, group: Path | None = None
 
 
 def _log(runs: Runs, kind: str, where: str | None, group: Path | None) -> list[str]:
-    from coterie import tracking as track
-    from coterie.tracking import as_kind, close_parent, open_parent
+    from coterie.tracking import as_kind, close_parent, open_parent, track
 
     named, place = as_kind(kind), None if where is None else Path(where)
     if group is None:

@@ -99,16 +99,22 @@ def write_report(
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page.strip().encode(errors="replace") + b"\n")
-    for one in drawn if figures is not None else ():
-        for ending in (".png", ".svg"):
-            one.save(figures / f"{one.name}{ending}")
+    if figures is not None:
+        for one in drawn:
+            for ending in (".png", ".svg"):
+                one.save(figures / f"{one.name}{ending}")
     return out
 
 
 def _template() -> Template:
-    loader = FileSystemLoader(Path(__file__).parent)
-    settings = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
-    return Environment(loader=loader, autoescape=True, **settings).get_template("page.html.j2")
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2")
 
 
 def _made_by() -> str:
