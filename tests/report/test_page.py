@@ -141,7 +141,7 @@ def test_simulation_and_not_private_are_marked(tmp_path: Path) -> None:
     text, _ = read([run], tmp_path / "report.html")
     assert "Without privacy, pmtl has test NMSE 0.31" in text
     assert text.count("SIMULATION: known seed, protects nobody") == 1, "said once, at the top"
-    assert text.count("NOT PRIVATE") == 3
+    assert text.count("NOT PRIVATE") == 4, "at the top, in two tables, and as the guarantee"
     assert "Bounds on any attack" not in text and "f-DP trade-off:" not in text
 
 
