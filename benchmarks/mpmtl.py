@@ -37,6 +37,7 @@ import torch
 from coterie.data.load import from_arrays
 from coterie.data.synthetic import mpmtl_group_sparse, mpmtl_low_rank
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate, noise_to_signal
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
@@ -51,7 +52,6 @@ from coterie.privacy.events import Participation
 from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PublishedWishart, WishartNoise
 from coterie.privacy.profiles import gaussian_mu
 from coterie.privacy.published import published_spending
-from coterie.scores import evaluate, noise_to_signal
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "methods" / "mpmtl"

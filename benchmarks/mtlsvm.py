@@ -37,7 +37,8 @@ from coterie.data.load import Source, load
 from coterie.data.scaling import standardise_clients
 from coterie.data.synthetic import mtlsvm_regression, synthetic
 from coterie.engine.simulate import set_clock, simulate
-from coterie.history import History
+from coterie.evaluation.history import History
+from coterie.evaluation.score import evaluate, noise_to_signal
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
@@ -46,7 +47,6 @@ from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import rounds_by_rule
 from coterie.plan.stragglers import Stragglers, fit_times, measure
-from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.sdca import Losses, fit_joint, take_steps
 from mpmtl import canvas, grid_of, save, words
 
@@ -95,7 +95,7 @@ def federation(name, seed):
 def quality(model, models, test):
     """Mean over clients of their own balanced accuracy, or R^2."""
     score = evaluate(model, models, test)
-    return (score.balanced if score.r2 is None else score.r2).value
+    return score.own.get("r2", score.own.get("balanced_accuracy")).value
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -559,8 +559,8 @@ def spend(method, epsilon, name, seed, given):
     score = evaluate(method.model, outcome.rows, test)
     ratio = noise_to_signal(outcome)[0] if epsilon < math.inf else 0.0
     return {
-        "value": [(score.balanced if score.r2 is None else score.r2).value],
-        "auc": [math.nan if score.auc is None else score.auc.value],
+        "value": [score.own.get("r2", score.own.get("balanced_accuracy")).value],
+        "auc": [score.own["auc"].value if "auc" in score.own else math.nan],
         "rounds": [len(outcome.posts)],
         "delta": [plan.delta(len(train))],
         "clip": [plan.clip(len(train)) if epsilon < math.inf else math.nan],

@@ -34,6 +34,7 @@ from coterie.core.tree import size
 from coterie.data.datasets import open_named
 from coterie.data.load import Source, load
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate, mean_loss
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
@@ -42,7 +43,6 @@ from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP
 from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Poisson
-from coterie.scores import evaluate, mean_loss
 from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD
 

@@ -63,6 +63,8 @@ from coterie.data.federated import DataError
 from coterie.data.load import Source, from_arrays, load
 from coterie.data.scaling import apply_constants, standardise_clients
 from coterie.engine.simulate import simulate
+from coterie.evaluation.predict import predict
+from coterie.evaluation.score import evaluate
 from coterie.methods.base import Method
 from coterie.methods.local import Local, own_choice
 from coterie.methods.local_star import LocalStar
@@ -73,8 +75,6 @@ from coterie.methods.pooled import PooledLinear
 from coterie.models import Linear, Model
 from coterie.plan.plan import Privacy
 from coterie.plan.rules import plan_for
-from coterie.predictions import predict
-from coterie.scores import evaluate
 from mpmtl import canvas, plain_ticks, save
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -37,11 +37,11 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.load import Source, load
 from coterie.data.scaling import standardise_clients
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.methods.ppsgd import PPSGD
 from coterie.plan.plan import Plan, Privacy
-from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 from mpmtl import canvas, plain_ticks, save
 
@@ -118,7 +118,7 @@ def score(method, name, seed, epsilon, rounds, clip):
     privacy = Privacy(epsilon=epsilon, clip=clip)
     plan = Plan(method=method, privacy=privacy, rounds=rounds, simulation_seed=seed)
     found = evaluate(method.model, simulate(plan, train).rows, test)
-    return found.value if found.auc is None else found.auc.value
+    return found.own["auc"].value if "auc" in found.own else found.value
 
 
 def choose(methods, name, epsilon, given):

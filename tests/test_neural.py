@@ -18,6 +18,7 @@ from torch import nn
 from coterie.cli.main import main
 from coterie.data.datasets import open_named
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
@@ -26,7 +27,6 @@ from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
 from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
-from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 
 pytestmark = pytest.mark.full

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from coterie.predictions import predict
+from coterie.evaluation.predict import predict
 
 pytestmark = pytest.mark.full
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"

@@ -11,8 +11,7 @@ import pytest
 
 from coterie.cli.main import main
 from coterie.privacy.guarantee import Guarantee
-from coterie.tracking.record import read_record
-from coterie.tracking.track import check_kinds, close_parent, open_parent, track
+from coterie.tracking import check_kinds, close_parent, open_parent, read_record, track
 
 pytestmark = pytest.mark.full
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3 --quiet"
@@ -232,7 +231,7 @@ def test_a_run_over_several_budgets_is_a_comparison(capsys):
 def test_what_cannot_be_tracked_with_is_refused_before_anything_is_spent(
     kind, told, monkeypatch, capsys
 ):
-    monkeypatch.setattr("coterie.tracking.track.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("coterie.tracking.importlib.util.find_spec", lambda name: None)
     assert main(shlex.split(f"run {SMALL} --out here --track {kind}")) == 2
     err = capsys.readouterr().err
     assert told in err and len(err.splitlines()) == 1 and not Path("here").exists()
@@ -244,7 +243,7 @@ def test_a_tracker_that_fails_costs_no_run(monkeypatch, capsys):
     def broken(*args, **more):
         raise OSError("no space left")
 
-    monkeypatch.setattr("coterie.tracking.track.track", broken)
+    monkeypatch.setattr("coterie.tracking.track", broken)
     assert (
         main(shlex.split(f"run {SMALL} --rounds 1 --no-local --out here --track tensorboard")) == 1
     )
@@ -263,7 +262,7 @@ def test_tensorboard_needs_no_torch(run):
 
     pytest.importorskip("tensorboard")
     code = (
-        "import sys; from pathlib import Path; from coterie.tracking.track import track\n"
+        "import sys; from pathlib import Path; from coterie.tracking import track\n"
         "track(Path(sys.argv[1]), 'tensorboard'); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run(

@@ -1,13 +1,13 @@
 """Make a picture of a report: `python tools/screenshot.py runs/demo/report.html report.png`.
 
-Needs a Chromium (or `$COTERIE_CHROMIUM`); it is driven by the code of `tests/browser.py`.
+Needs a Chromium (or `$COTERIE_CHROMIUM`); it is driven by the code of `tests/report/browser.py`.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "report"))
 
 import browser
 

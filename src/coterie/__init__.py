@@ -22,9 +22,7 @@ _HOMES = {
     "Everyone": "coterie.privacy.sampling",
     "FixedSize": "coterie.privacy.sampling",
     "Poisson": "coterie.privacy.sampling",
-    "Guarantee": "coterie.privacy.guarantee",
-    "Mechanism": "coterie.privacy.mechanisms",
-    "register_mechanism": "coterie.privacy.noise",
+    "Guarantee": "coterie.privacy.accounting",
     "Advice": "coterie.plan.advice",
     "advise": "coterie.plan.advice",
     "plan_for": "coterie.plan.rules",
@@ -32,9 +30,9 @@ _HOMES = {
     "Privacy": "coterie.plan.plan",
     "Speed": "coterie.engine.simulate",
     "simulate": "coterie.engine.simulate",
-    "evaluate": "coterie.scores",
-    "decision_function": "coterie.predictions",
-    "predict": "coterie.predictions",
+    "evaluate": "coterie.evaluation.score",
+    "decision_function": "coterie.evaluation.predict",
+    "predict": "coterie.evaluation.predict",
     "SGD": "coterie.solvers.sgd",
     "Linear": "coterie.models",
     "MLP": "coterie.models",
@@ -86,6 +84,9 @@ if TYPE_CHECKING:
     from coterie.estimators import PooledScalingError as PooledScalingError
     from coterie.estimators import PrivacyWarning as PrivacyWarning
     from coterie.estimators import check_pipeline as check_pipeline
+    from coterie.evaluation.predict import decision_function as decision_function
+    from coterie.evaluation.predict import predict as predict
+    from coterie.evaluation.score import evaluate as evaluate
     from coterie.methods.auto import Auto as Auto
     from coterie.methods.base import Method as Method
     from coterie.methods.base import register as register
@@ -99,21 +100,13 @@ if TYPE_CHECKING:
     from coterie.models import MLP as MLP
     from coterie.models import Linear as Linear
     from coterie.models import Module as Module
-    from coterie.plan.advice import Advice as Advice
-    from coterie.plan.advice import advise as advise
     from coterie.plan.plan import Plan as Plan
     from coterie.plan.plan import Privacy as Privacy
-    from coterie.plan.plan import Speed as Speed
     from coterie.plan.rules import plan_for as plan_for
-    from coterie.predictions import decision_function as decision_function
-    from coterie.predictions import predict as predict
-    from coterie.privacy.billboard import Post as Post
     from coterie.privacy.guarantee import Guarantee as Guarantee
-    from coterie.privacy.mechanisms import Mechanism as Mechanism
     from coterie.privacy.sampling import Everyone as Everyone
     from coterie.privacy.sampling import FixedSize as FixedSize
     from coterie.privacy.sampling import Poisson as Poisson
-    from coterie.scores import evaluate as evaluate
     from coterie.solvers.sgd import SGD as SGD
 
 

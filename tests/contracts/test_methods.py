@@ -17,6 +17,7 @@ from coterie.core.rng import Rng
 from coterie.data.synthetic import synthetic
 from coterie.engine.rounds import RoundState, client_half
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.base import Shape, about, per_row_leaves, registered
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
@@ -24,7 +25,6 @@ from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear
 from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Poisson
-from coterie.scores import evaluate
 
 # Settings that change what a method computes are held to the contracts like methods of their own.
 VARIANTS = {

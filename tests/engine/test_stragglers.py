@@ -12,14 +12,14 @@ import pytest
 from coterie.data.config import DataConfig
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import set_clock, simulate
-from coterie.history import History
+from coterie.evaluation.history import History
+from coterie.evaluation.score import evaluate
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.stragglers import Stragglers
 from coterie.privacy.sampling import Poisson
 from coterie.run.run import execute
-from coterie.scores import evaluate
 
 FREE = Privacy(epsilon=math.inf)
 

@@ -14,6 +14,7 @@ from coterie.data.federated import DataError
 from coterie.data.load import from_arrays
 from coterie.data.synthetic import figure2, mpmtl_group_sparse, mpmtl_low_rank, synthetic
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate, noise_to_signal
 from coterie.methods.mpmtl import MPMTL, framework
 from coterie.methods.mtl import MTL
 from coterie.methods.single import MOST_FEATURES, Single
@@ -22,7 +23,6 @@ from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.calibrate import Geometric, Power
 from coterie.privacy.noise import LaplaceNoise, PublishedWishart, WishartNoise
 from coterie.privacy.sampling import Poisson
-from coterie.scores import evaluate, noise_to_signal
 from coterie.solvers.multitask import fit_multitask
 from coterie.solvers.structured import OwnUnits
 

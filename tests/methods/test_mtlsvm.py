@@ -19,6 +19,7 @@ from coterie.core.rng import Rng
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.globalsvm import GlobalSVM
 from coterie.methods.localsvm import LocalSVM, joined
 from coterie.methods.mocha import MOCHA
@@ -29,7 +30,6 @@ from coterie.plan.rules import resolve, rounds_by_rule
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.noise import LaplaceNoise
 from coterie.privacy.sampling import FixedSize, Poisson
-from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
 

@@ -9,6 +9,7 @@ import torch
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.ditto import Ditto
 from coterie.methods.naive_dp import NaiveDP
 from coterie.methods.pfedme import PFedMe
@@ -17,7 +18,6 @@ from coterie.methods.ppsgd import PPSGD
 from coterie.models import MLP, Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
-from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 
 pytestmark = pytest.mark.full

@@ -15,6 +15,7 @@ from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engine.rounds import RoundState, client_half
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local, modes
 from coterie.methods.pfeb import DOUBT, DRIFT, PFEB, STEP, Statistics, packed, unpacked
 from coterie.methods.pmtl import PMTL
@@ -22,7 +23,6 @@ from coterie.models import MLP, Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import plan_for
 from coterie.privacy.sampling import Poisson
-from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
 

@@ -12,11 +12,11 @@ from sklearn.linear_model import LogisticRegression
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB
 from coterie.plan.plan import Privacy
 from coterie.plan.rules import plan_for
-from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
 
@@ -192,9 +192,9 @@ def test_mine_fields(shared_data):
     for seed in (0, 1):
         train, test = data.split(0.3, seed)
         train = train.at_most(40, seed)
-        alone = score(run(Local(), train), test).auc.value
+        alone = score(run(Local(), train), test).own["auc"].value
         for epsilon, found in gains.items():
-            found.append(score(run(PFEB(), train, epsilon), test).auc.value - alone)
+            found.append(score(run(PFEB(), train, epsilon), test).own["auc"].value - alone)
     assert np.mean(gains[math.inf]) > 0.01
     assert np.mean(gains[8.0]) > 0.01
 

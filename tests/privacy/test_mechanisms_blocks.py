@@ -14,6 +14,7 @@ from scipy.stats import norm
 
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import noise_to_signal
 from coterie.methods.base import Block, Clipping, Method, Rounds
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.mtlsvm import MTLSVM
@@ -37,7 +38,6 @@ from coterie.privacy.mechanisms import (
 from coterie.privacy.noise import GaussianNoise, Noise, Request
 from coterie.privacy.sampling import FixedSize, Poisson
 from coterie.privacy.transcript import MemoryTranscript
-from coterie.scores import noise_to_signal
 
 BLOCKS = (
     Block("mean", 1.0, 0.7),

@@ -16,7 +16,7 @@ import coterie.tune.charge
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.plan.plan import Plan
-from coterie.privacy.guarantee import Guarantee, round_up
+from coterie.privacy.guarantee import OTHERS, Guarantee, round_up
 from coterie.privacy.selection import (
     CHOSEN_ONLY,
     FOR_OTHERS,
@@ -180,15 +180,19 @@ def test_export_says_it_too(chosen, coterie_):
 def test_the_page_never_speaks_of_the_other_clients_with_that_number(chosen):
     found = read(chosen, "guarantee.json")["selection"]["epsilon_chosen_alone"]
     page = html.unescape(write_report([chosen], chosen / "page.html").read_text())
-    assert f"At epsilon {round_up(found)} for {CHOSEN_ONLY}" in page
-    assert f"{round_up(math.exp(found), 3)} times as probable" in page
-    assert "whatever somebody sees who is handed this run alone" in page
-    for wrong in ("2.72 times", "That is a strong promise", "whatever the other clients see"):
+    assert f"At epsilon {round_up(found)} ({CHOSEN_ONLY})" in page
+    assert f"{round_up(math.exp(found), 3)} times as likely" in page
+    assert "any event that an adversary who sees only this run can observe" in page
+    for wrong in (
+        "2.72 times",
+        "This is a strong guarantee",
+        "that the other clients together can",
+    ):
         assert wrong not in page
     assert (
-        FOR_OTHERS in page and "No curve is drawn" in page and "guarantee-1-trade-off" not in page
+        OTHERS in page and "has no trade-off curve" in page and "guarantee-1-trade-off" not in page
     )
-    assert "what other clients have seen of all runs together is in each selection.json" in page
+    assert "against the other clients, for all runs, is in each selection.json" in page
     # The bound at 10 % false positives, by hand.
     most = min(math.exp(found) * 0.1 + 1e-5, 1 - math.exp(-found) * (1 - 1e-5 - 0.1))
     assert f"{math.ceil(1000 * most - 1e-9) / 10:.1f} %" in page

@@ -1,6 +1,6 @@
 """The report in a real browser: nothing complains, nothing is fetched, every chart is drawn."""
 
-import importlib.util
+import math
 import os
 import sys
 import time
@@ -8,24 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tests.report import browser
+from tests.report import runs as made
 
-TESTS = Path(__file__).resolve().parent.parent
-ARTEFACTS = Path(os.environ.get("COTERIE_ARTEFACTS", TESTS.parent / "build" / "artefacts"))
-
-
-def load(name: str) -> Any:
-    """Load a file of the tests as a module: tests are no package."""
-    spec = importlib.util.spec_from_file_location(f"of_the_report_{name}", TESTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-browser = load("browser")
-made = load("test_report")
+ROOT = Path(__file__).resolve().parents[2]
+ARTEFACTS = Path(os.environ.get("COTERIE_ARTEFACTS", ROOT / "build" / "artefacts"))
 
 pytestmark = [
     pytest.mark.full,
@@ -108,18 +99,15 @@ def test_every_chart_is_drawn_and_nothing_complains(window: Any, page: Path) -> 
 
 
 def test_a_hover_names_the_client_and_its_errors(window: Any) -> None:
-    import numpy as np
-    import pyarrow.parquet as pq
-
     table = pq.read_table(Path(window.evaluate("document.URL")[7:]).parent / "0/metrics.parquet")
     columns = table.to_pydict()
     gain = np.array(columns["error_alone"]) - np.array(columns["error"])
     order = np.argsort(gain, kind="stable")
     for place in (0, 30, 59):
-        point_at(window, "joining-1-gain", ".mark-rect.layer_2_marks path", place)
+        point_at(window, "gains-1-gain", ".mark-rect.layer_2_marks path", place)
         told, client = tooltip(window), order[place]
         assert columns["client"][client] in told
-        for title, column in (("error alone", "error_alone"), ("error joined", "error"),
+        for title, column in (("error local", "error_alone"), ("error personal", "error"),
                               ("error of the shared model", "error_shared")):  # fmt: skip
             assert f"{title}{columns[column][client]:.4g}"[:-1] in told
         assert "train rows12" in told and "test rows4" in told
@@ -129,16 +117,16 @@ def test_a_hover_names_the_client_and_its_errors(window: Any) -> None:
 @pytest.mark.parametrize(
     ("chart", "words"),
     [
-        ("scores", ["run", "alone"]),
+        ("scores", ["run", "local"]),
         ("frontier-1", ["method", "epsilon", "standard error"]),
         ("guarantee-1-trade-off", ["false positives"]),
         ("guarantee-1-spent", ["rounds done", "epsilon spent"]),
         ("losses-1", ["rounds done", "loss"]),
         ("history-1-round", ["run", "rounds done"]),
-        ("joining-1-alone", ["client", "error joined"]),
-        ("joining-1-models", ["client", "error joined"]),
+        ("gains-1-local", ["client", "error personal"]),
+        ("gains-1-models", ["client", "error personal"]),
         ("clients-accuracy", ["run", "% of clients"]),
-        ("reliability", ["confidence", "share right"]),
+        ("reliability", ["confidence", "accuracy"]),
     ],
 )
 def test_every_kind_of_chart_answers_to_a_hover(window: Any, chart: str, words: list[str]) -> None:
@@ -182,15 +170,15 @@ def test_a_narrow_screen_has_no_sideways_scroll(window: Any) -> None:
 
 
 def test_the_list_narrows_to_what_is_typed(window: Any) -> None:
-    rows = "[...document.querySelectorAll('#joining-1-list tbody tr')].filter((r) => !r.hidden)"
+    rows = "[...document.querySelectorAll('#gains-1-list tbody tr')].filter((r) => !r.hidden)"
     rows += ".map((r) => r.cells[0].textContent)"
-    typed = """(() => { const box = document.querySelector('[data-of="joining-1-list"]');
+    typed = """(() => { const box = document.querySelector('[data-of="gains-1-list"]');
       box.value = %r; box.dispatchEvent(new Event('input')); })()"""
     assert len(window.evaluate(rows)) == 60
     window.evaluate(typed % "DISTRICT 4")
     found = window.evaluate(rows)
     assert len(found) == 11 and all("district 4" in name for name in found)
-    told = window.evaluate("document.getElementById('joining-1-list-count').textContent")
+    told = window.evaluate("document.getElementById('gains-1-list-count').textContent")
     assert told == "11 of 60 shown"
     window.evaluate(typed % "__proto__")
     assert window.evaluate(rows) == ["__proto__"]
@@ -207,12 +195,6 @@ def test_a_page_without_charts_is_quiet_too(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_odd_numbers_do_not_break_a_page(folder: Path) -> None:
-    import math
-
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     run = made.make_run(folder / "odd", empty=0)
     table = pq.read_table(run / "metrics.parquet").to_pydict()
     error = np.array(table["error"])

@@ -18,8 +18,8 @@ from torch import nn
 
 from coterie.cli.main import main
 from coterie.cli.options import check_file
+from coterie.evaluation.predict import decision_function
 from coterie.plan.plan import Plan
-from coterie.predictions import decision_function
 from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.guarantee import Guarantee
 from coterie.run.run import execute

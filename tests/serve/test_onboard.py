@@ -10,27 +10,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from coterie.report.elements import join
 from pyarrow import csv
 from sklearn.preprocessing import StandardScaler
 
 from coterie.cli.main import main
-from coterie.cli.results_table import about_newcomers
 from coterie.core.tree import take
 from coterie.data.config import DataConfig, Source
 from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import check_onboard, simulate
+from coterie.evaluation.baselines import score_local
+from coterie.evaluation.holdout import hold_out, score_held_out
+from coterie.evaluation.score import evaluate
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local import Local
 from coterie.methods.localsvm import joined
 from coterie.methods.pmtl import PMTL
-from coterie.newcomers import hold_out, score_alone, score_newcomers
 from coterie.plan.plan import Plan, Privacy
-from coterie.report.elements import join
+from coterie.report.tables import held_out_lines
 from coterie.run.models import stacked_models
 from coterie.run.run import execute
-from coterie.scores import evaluate
 from coterie.serve.onboard import choose, onboard
 
 ROWS, POOLED = Shape.ROWS, Shape.POOLED
@@ -363,7 +364,7 @@ def test_newcomers_are_scored_beside_learning_alone():
     outcome, train, test, _ = outcome_with(PMTL(), epsilon=8.0)
     assert outcome.guarantee.clients == 18, "of the clients that were trained with"
     posts = len(outcome.posts)
-    found = score_newcomers(outcome, train, test)
+    found = score_held_out(outcome, train, test)
     assert len(outcome.posts) == posts, "they post nothing"
     models = outcome.onboard(train)
     for name, leaf in models.items():
@@ -385,14 +386,14 @@ def test_newcomers_are_scored_beside_learning_alone():
     assert told["client_error_worst"] == pytest.approx(own.max())
     assert "client_accuracy_mean" not in told
     json.dumps(told, allow_nan=False)
-    quick = score_newcomers(outcome, train, test, alone=False)
+    quick = score_held_out(outcome, train, test, alone=False)
     assert quick.alone is None and quick.told()["share_better_than_local"] is None
 
 
 def test_newcomers_gain_from_a_shared_model_that_was_worth_making():
     """Clients are alike, and have few rows: the mean of many is better than one's own fit."""
     outcome, train, test, _ = outcome_with(PMTL(lam=3.0))
-    found = score_newcomers(outcome, train.at_most(1, seed=0), test)
+    found = score_held_out(outcome, train.at_most(1, seed=0), test)
     assert found.alone is not None
     assert found.score.value < 0.5 * found.alone.value
 
@@ -406,7 +407,7 @@ def test_every_method_with_a_shared_model_can_be_joined(kind):
             outcome, train, test, old = outcome_with(method, task)
         except (ValueError, NotImplementedError):
             continue  # not of this task
-        found = score_newcomers(outcome, train, test)
+        found = score_held_out(outcome, train, test)
         assert math.isfinite(found.score.value)
         assert {len(leaf) for leaf in found.models.values()} == {6}
         assert math.isfinite(evaluate(method.model, outcome.rows, old).value)
@@ -425,7 +426,7 @@ def test_methods_without_a_shared_model_are_refused_before_they_spend():
 
 def test_newcomers_are_kept_and_told(tmp_path):
     outcome, train, test, _ = outcome_with(FedAvg(), "binary")
-    found = score_newcomers(outcome, train, test)
+    found = score_held_out(outcome, train, test)
     found.keep(tmp_path)
     place = tmp_path / "newcomers"
     assert json.loads((place / "clients.json").read_text()) == list(train.names)
@@ -434,7 +435,7 @@ def test_newcomers_are_kept_and_told(tmp_path):
     table = pq.read_table(place / "metrics.parquet").to_pydict()
     np.testing.assert_allclose(table["error"], found.score.clients)
     np.testing.assert_allclose(table["error_alone"], found.alone.clients)
-    (line,) = about_newcomers([{"method": "fedavg", "newcomers": found.told()}, {"method": "x"}])
+    (line,) = held_out_lines([{"method": "fedavg", "newcomers": found.told()}, {"method": "x"}])
     assert line.startswith("fedavg: 6 newcomers joined after training and posted nothing: test acc")
     own = 1 - found.score.clients
     assert f"10th percentile {np.percentile(own, 10):.3g}" in line and "(not private)" in line
@@ -496,5 +497,5 @@ def test_learning_alone_is_the_same_in_a_run_and_for_newcomers(tmp_path, finetun
     plan = Plan.from_table(table)
     result = execute(plan)
     train, test = plan.data.split()
-    again = score_alone(plan.method, train, test, seed=1)
+    again = score_local(plan.method, train, test, seed=1)
     np.testing.assert_allclose(again.clients, result.local.clients)

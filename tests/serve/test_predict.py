@@ -15,8 +15,8 @@ from coterie.data.config import Source
 from coterie.data.federated import DataError
 from coterie.data.load import load_unlabelled
 from coterie.data.tables import feature_constants, target_constants
+from coterie.evaluation.predict import decision_function, predict
 from coterie.plan.plan import Plan
-from coterie.predictions import decision_function, predict
 from coterie.run.run import execute
 from coterie.serve.export import load_client, read_clients, save_client
 from coterie.serve.predict import predict_model, predict_run

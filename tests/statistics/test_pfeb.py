@@ -12,12 +12,12 @@ from scipy.stats import chi2
 
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local
 from coterie.methods.pfeb import DOUBT, PFEB, STEP, Statistics
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import plan_for
 from coterie.privacy.sampling import Poisson
-from coterie.scores import evaluate
 
 pytestmark = pytest.mark.full
 

@@ -13,7 +13,7 @@ from coterie.core.config import ConfigError
 from coterie.methods.base import registered
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import locked
-from coterie.report.groups import rows_of
+from coterie.report.read import rows_of
 from coterie.run.summary import NOT_COVERED
 from coterie.tune import compare as library
 from coterie.tune.compare import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.report.averages import average
+from coterie.evaluation.metrics import average
 from coterie.tune.frontier import Difference, adjust, compare_errors, holm
 
 

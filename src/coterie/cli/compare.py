@@ -115,7 +115,7 @@ def compare(arguments: argparse.Namespace) -> int:
     from coterie.cli.tracked import tracked
     from coterie.core.config import ConfigError
     from coterie.core.signals import stop_status, stoppable
-    from coterie.tracking.track import check_kinds
+    from coterie.tracking import check_kinds
     from coterie.tune.compare import carry_out, finished
 
     check_kinds(arguments.track)
@@ -395,7 +395,7 @@ def _troubles(rows: "Sequence[Row]") -> Iterator[str]:
 
 def _summary(found: "Findings", rows: "Sequence[Row]", spent: "Spent") -> dict[str, Any]:
     """Return frontier and differences as one strict JSON object."""
-    from coterie.run.summary import json_number
+    from coterie.evaluation.metrics import json_number
     from coterie.tune.frontier import FALSE_ALARMS
 
     done = [row for row in rows if row["status"] == "done"]
@@ -423,7 +423,7 @@ def _summary(found: "Findings", rows: "Sequence[Row]", spent: "Spent") -> dict[s
 
 
 def _with_status(rows: "Sequence[Row]", status: str) -> list[dict[str, Any]]:
-    from coterie.run.summary import json_number
+    from coterie.evaluation.metrics import json_number
 
     keys = ("label", "epsilon_asked", "seed", "status", "run")
     found = [{key: row[key] for key in keys} for row in rows if row["status"].startswith(status)]
@@ -434,7 +434,7 @@ def _with_status(rows: "Sequence[Row]", status: str) -> list[dict[str, Any]]:
 
 
 def _point_json(point: "Point") -> dict[str, Any]:
-    from coterie.run.summary import json_number
+    from coterie.evaluation.metrics import json_number
 
     found = {one.name: getattr(point, one.name) for one in fields(point)}
     found["best"], found["local_value"] = found.pop("is_best"), found.pop("local")
@@ -442,7 +442,7 @@ def _point_json(point: "Point") -> dict[str, Any]:
 
 
 def _pair_json(pair: "Pair") -> dict[str, Any]:
-    from coterie.run.summary import json_number
+    from coterie.evaluation.metrics import json_number
 
     difference = pair.difference
     return {

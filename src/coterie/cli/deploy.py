@@ -362,8 +362,8 @@ def _refuse_settings(arguments: argparse.Namespace) -> None:
 
 
 def _app_facts(app: "App") -> dict[str, Any]:
+    from coterie.evaluation.metrics import json_number
     from coterie.plan.rules import advice_for
-    from coterie.run.summary import json_number
 
     agreement, federation = app.agreement, app.agreement.federation
     advice = advice_for(agreement.run_plan, federation.spec)

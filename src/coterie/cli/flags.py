@@ -35,6 +35,8 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
             table[name] = getattr(arguments, name)
     if getattr(arguments, "no_local", False):
         table["compare_with_local"] = False
+    if getattr(arguments, "baselines", None) is not None:
+        table["baselines"] = list(dict.fromkeys(("local", *arguments.baselines)))
     _lay_clock(table, arguments)
     for setting in arguments.set:
         _assign(table, setting)

@@ -31,7 +31,8 @@ def add(commands: Commands) -> None:
 def onboard(arguments: argparse.Namespace) -> int:
     """Carry out `coterie onboard`."""
     from coterie.cli.flags import data_table
-    from coterie.run.summary import json_number, promised
+    from coterie.evaluation.metrics import json_number
+    from coterie.run.summary import promised
     from coterie.serve import onboard as library
 
     folder, out = Path(arguments.run), Path(arguments.out)

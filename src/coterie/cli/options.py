@@ -9,6 +9,7 @@ from coterie.privacy import noise_names
 
 Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
+BASELINES = ("local", "local_star", "centralised", "mixed")
 
 
 def command(
@@ -126,6 +127,14 @@ def add_work(run: argparse._ArgumentGroup) -> None:
     run.add_argument("--block", type=int, help="clients computed side by side (default: by size)")
     run.add_argument("--store", choices=("memory", "disk"), help="where personal models live")
     run.add_argument("--no-local", action="store_true", help="do not train the local baseline")
+    run.add_argument(
+        "--baselines",
+        nargs="?",
+        const=BASELINES,
+        type=_baselines,
+        metavar="LIST",
+        help="also score these baselines: local_star, centralised, mixed (default: all)",
+    )
     run.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
@@ -197,3 +206,13 @@ def check_file(path: Path, flag: str) -> Path:
     if not path.parent.is_dir():
         raise ValueError(f"{flag} {path}: no such folder as {path.parent}; make it first")
     return path
+
+
+def _baselines(text: str) -> tuple[str, ...]:
+    """Return the baselines of a comma-separated list; `pooled` is the name of a method."""
+    names = tuple("centralised" if name == "pooled" else name for name in text.split(","))
+    if text != "all" and (unknown := [name for name in names if name not in BASELINES]):
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r}: expected some of {', '.join(BASELINES)}, or all"
+        )
+    return BASELINES if text == "all" else names

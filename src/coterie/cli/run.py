@@ -41,12 +41,13 @@ def add(commands: Commands) -> None:
         help="score every round on test rows, not private (default: where that is cheap)",
     )
     run.add_argument(
-        "--newcomers",
+        "--holdout-clients",
+        dest="newcomers",
         type=share,
         metavar="SHARE|NUMBER",
-        help="clients held out of training and onboarded afterwards: how the run serves new "
-        "clients",
+        help="clients to hold out of training and onboard afterwards; they release nothing",
     )
+    run.add_argument("--newcomers", type=share, help=argparse.SUPPRESS)
     add_work(run)
     add_tracking(run)
     parser.set_defaults(action=_run)

@@ -1,4 +1,4 @@
-"""`--track`: finished runs are logged elsewhere too; a run is never lost because that failed."""
+"""`--track`: log finished runs to a tracker. A run is never lost because that fails."""
 
 import argparse
 import sys
@@ -9,18 +9,18 @@ Runs = Sequence[Path] | Mapping[Path, str]
 
 
 def tracked(runs: Runs, arguments: argparse.Namespace, group: Path | None = None) -> int:
-    """Log finished runs as `--track` asks for; give the exit status.
+    """Log finished runs as `--track` asks; return the exit status.
 
-    `group` is the folder of a comparison that the runs belong to, which may have names for them.
+    `group` is the folder of a comparison that the runs belong to, which may have labels for them.
     """
     status = 0
     for kind in dict.fromkeys(getattr(arguments, "track", None) or ()):
         try:
             places = _log(runs, kind, getattr(arguments, "track_dir", None), group)
-        except Exception as error:  # whatever a tracking server says: the runs are paid for
+        except Exception as error:  # any error of a tracker: the runs are paid for
             kept = group or next(iter(runs))
             print(
-                f"--track {kind} failed ({error}); the run is kept: try again with "
+                f"--track {kind} failed ({error}); the run is kept. Try again: "
                 f"`coterie {arguments.command} --resume {kept} --track {kind}`",
                 file=sys.stderr,
             )
@@ -32,7 +32,7 @@ def tracked(runs: Runs, arguments: argparse.Namespace, group: Path | None = None
 
 
 def _log(runs: Runs, kind: str, where: str | None, group: Path | None) -> list[str]:
-    from coterie.tracking.track import as_kind, close_parent, open_parent, track
+    from coterie.tracking import as_kind, close_parent, open_parent, track
 
     named, place = as_kind(kind), None if where is None else Path(where)
     if group is None:

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from coterie.cli.flags import plan_table
-from coterie.cli.results_table import about_newcomers, clients_table, name_of, results_table
 from coterie.cli.tracked import tracked
 from coterie.cli.watch import Watch
 from coterie.core.config import ConfigError, to_table
@@ -28,9 +27,11 @@ from coterie.plan.rules import default_method
 from coterie.privacy.guarantee import Guarantee, add_up, spent_together
 from coterie.privacy.selection import charged_statement
 from coterie.report.page import write_report
+from coterie.report.read import read_summary
+from coterie.report.tables import name_of, terminal
 from coterie.run.run import execute
 from coterie.run.summary import promised
-from coterie.tracking.track import check_kinds
+from coterie.tracking import check_kinds
 
 MEMBERS = "members.json"
 _REFERENCE = "not-private"
@@ -181,16 +182,10 @@ def _show_finished(folder: Path, *, as_json: bool) -> int:
 
 def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
     try:
-        summary = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
-        guarantee, summary["run"] = Guarantee.from_json(stated), str(folder)
-        summary |= promised(guarantee, stated.get("selection"))  # recomputed, not trusted
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{folder}: result.json or guarantee.json is missing or damaged ({error!r}); "
-            "restore them, or remove result.json to make both again"
-        ) from error
-    return summary, guarantee
+        summary, stated, guarantee = read_summary(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{error}; or remove result.json and resume") from error
+    return summary | promised(guarantee, stated.get("selection")) | {"run": str(folder)}, guarantee
 
 
 def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_json: bool) -> int:
@@ -224,11 +219,8 @@ def _report(folder: Path) -> int:
 
 def _show_tables(rows: Sequence[Mapping[str, Any]]) -> None:
     console = Console()
-    console.print(results_table(rows))
-    if (spread := clients_table(rows)) is not None:
-        console.print(spread)
-    for line in about_newcomers(rows):
-        print(line)
+    for shown in terminal(rows):
+        console.print(shown)
 
 
 def _print_caveats(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -265,7 +265,8 @@ def _text(
 def _summary(
     table: Mapping[str, Any], trials: Sequence["Trial"], found: "Tuned | None"
 ) -> dict[str, Any]:
-    from coterie.run.summary import TUNING, json_number
+    from coterie.evaluation.metrics import json_number
+    from coterie.run.summary import TUNING
 
     best = trials[0]
     return {

@@ -17,14 +17,13 @@ from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
 from coterie.engine.simulate import Progress as RoundProgress
 from coterie.engine.simulate import set_clock
+from coterie.evaluation.baselines import TITLES
+from coterie.evaluation.score import mean_loss
 from coterie.methods.base import Shape
-from coterie.models import Linear
 from coterie.plan.plan import Plan
 from coterie.plan.rules import advice_for
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.guarantee import round_up
-from coterie.references import TITLES
-from coterie.scores import mean_loss
 
 _PATIENCE = 2.0
 _COMPILING = "compiling solvers, once on this machine (about 20 s) ..."
@@ -85,7 +84,7 @@ class Watch:
 
     def scoring(self, plan: Plan) -> None:
         """Print what is computed after the last round."""
-        named = _beside(plan)
+        named = _baseline_names(plan)
         if named and not self._quiet:
             self._print(f"scoring the baselines: {named} ...")
 
@@ -156,14 +155,12 @@ def _verdict(plan: Plan, data: FederatedDataset, *, brief: bool) -> Iterator[str
         yield f"auto: {plan.chosen}"
 
 
-def _beside(plan: Plan) -> str:
-    """Return the names of the baselines that are scored."""
-    method, which = plan.method, plan.references
-    alone = which == "local" or not isinstance(method.model, Linear)
-    names = [title for name, title in TITLES.items() if name == "local" or not alone]
-    if not plan.compare_with_local or which == "none" or method.shape is Shape.NONE:
-        names = []
-    return ", ".join([*names, *(["newcomers"] if plan.newcomers is not None else [])])
+def _baseline_names(plan: Plan) -> str:
+    """Return the names of the baselines and held-out clients to score, which take time."""
+    skip = not plan.compare_with_local or plan.method.shape is Shape.NONE
+    names = [TITLES[name] for name in plan.baselines if not (skip and name == "local")]
+    held_out = ["held-out clients"] if plan.newcomers is not None else []
+    return ", ".join([*names, *held_out])
 
 
 def _hints(plan: Plan, data: FederatedDataset) -> Iterator[str]:

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 
 from coterie.core.config import ConfigError, from_table, read_toml, to_table
 from coterie.data.federated import TASKS, Spec, Task
+from coterie.evaluation.metrics import json_number
 from coterie.methods.base import Shape
 from coterie.plan.plan import Plan
 from coterie.plan.rules import resolve
 from coterie.privacy.guarantee import Guarantee, is_central, round_up
 from coterie.privacy.mechanisms import Mechanism
-from coterie.run.summary import json_number
 
 PLAN, FEDERATION = "plan.toml", "federation.toml"
 Trust = Literal["server", "secure_aggregation"]

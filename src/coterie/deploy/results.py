@@ -46,16 +46,17 @@ from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import Moments
 from coterie.deploy.federation import FEDERATION, PLAN, Agreement, caveats, deployment_facts
 from coterie.deploy.messages import digest
-from coterie.newcomers import score_alone
+from coterie.evaluation.baselines import score_local
+from coterie.evaluation.metrics import Score, json_number, score_json, write_metrics
+from coterie.evaluation.score import evaluate
 from coterie.plan.rules import advice_for
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.guarantee import Guarantee
 from coterie.run.certificate import keep_certificate
-from coterie.run.folder import check_model, facts_of, keep_shared, keep_summary, write_metrics
+from coterie.run.folder import check_model, facts_of, keep_shared, keep_summary
 from coterie.run.log import Log
 from coterie.run.models import MODELS, SCALING, write_models
-from coterie.run.summary import TUNING, json_number, noise_summary, promised, score_summary
-from coterie.scores import Score, evaluate
+from coterie.run.summary import TUNING, noise_summary, promised
 
 RESULT, SITE = "result.json", "site.json"
 _NO_BASELINES = "scores of clients' models stay at the sites, so there are no baselines"
@@ -142,7 +143,7 @@ def summary_of(
         "rounds": plan.posts,
         **promised(guarantee),
         **noise_summary(plan, federation.spec),
-        **score_summary(score, local),
+        **score_json(score, local),
         "newcomers": None,
         "noise_to_signal": None,
         "not_covered": _NOT_COVERED,
@@ -250,9 +251,9 @@ def _scores(
         return {name: leaf[ids] for name, leaf in models.items()}
 
     score = evaluate(run_plan.method.model, rows, test)
-    if not run_plan.compare_with_local or run_plan.references == "none":
+    if not run_plan.compare_with_local or "local" not in run_plan.baselines:
         return score, None
     try:
-        return score, score_alone(run_plan.method, train, test)
+        return score, score_local(run_plan.method, train, test)
     except (ValueError, RuntimeError, ArithmeticError):
         return score, None  # a failed baseline must not lose the models

@@ -38,7 +38,6 @@ from coterie.privacy.sampling import Poisson, Sampler
 from coterie.privacy.selection import Charged
 from coterie.privacy.transcript import FolderTranscript, MemoryTranscript, Transcript
 
-Baselines = Literal["auto", "all", "local", "none"]
 TunedOn = Literal["no", "public", "charged", "not covered"]
 _GUARANTEED = ("method", "privacy", "sampler", "rounds", "simulation_seed", "tuned")
 """Fields that decide on the releases and their guarantee; the ledger is bound to them."""
@@ -173,7 +172,7 @@ class Plan:
         data: What is read and how it is split; `NO_DATA` where the caller brings the data.
         speed: Device, block size, store, precision.
         compare_with_local: Whether the local baseline is trained and scored beside the run.
-        references: Which baselines are scored beside the run.
+        baselines: Names of the baselines to score, see `coterie.evaluation.baselines`.
         charged: The charged selection that this run belongs to, if any.
         stragglers: Puts clients on a virtual clock.
         history: Whether every round is scored on test rows; None: where that is cheap.
@@ -190,7 +189,7 @@ class Plan:
     data: DataConfig = NO_DATA
     speed: Speed = field(default_factory=Speed)
     compare_with_local: bool = True
-    references: Baselines = "auto"
+    baselines: tuple[str, ...] = ("local",)
     charged: Charged | None = None
     stragglers: Stragglers | None = None
     history: bool | None = None

@@ -1,1 +1,1 @@
-"""The page of a run or of several: words, tables and charts; `coterie.report.page` writes it."""
+"""Pages, tables and charts of finished runs."""

@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from coterie.core.config import read_toml, to_toml
@@ -35,12 +33,12 @@ from coterie.core.tree import Tree
 from coterie.data.assemble import SIGNED
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engine.simulate import Outcome
+from coterie.evaluation.metrics import Array, Score, write_metrics
 from coterie.models import Model
 from coterie.plan.plan import Plan
 from coterie.run.certificate import keep_certificate
 from coterie.run.log import Log
 from coterie.run.models import MODELS, write_models
-from coterie.scores import Array, Score
 
 _PARTS = ("ledger.jsonl", "posts", "posts.npz", "personal", "models", "result.json")
 _PACKAGES = ("coterie", "dp-accounting", "numpy", "scipy", "torch")
@@ -207,30 +205,3 @@ def keep_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write result.json: the run is finished."""
     text = json.dumps(dict(summary), indent=2, allow_nan=False)
     write_atomically(folder / "result.json", text.encode())
-
-
-def write_metrics(
-    path: Path,
-    train: FederatedDataset,
-    score: Score,
-    local: Score | None,
-    errors: Mapping[str, Array] = _NOTHING,
-) -> None:
-    """Write one row per client: rows, errors, metrics, errors of the baselines."""
-    columns = {
-        "client": pa.array(list(train.names)),
-        "train_rows": pa.array(train.counts),
-        "test_rows": pa.array(score.rows),
-        "error": pa.array(score.clients),
-    }
-    for key, own in {**score.per_client, "calibration_error": score.calibration}.items():
-        if own is not None:
-            columns[key] = pa.array(own.clients)
-    if local is not None:
-        columns["error_alone"] = pa.array(local.clients)
-        if local.calibration is not None:
-            columns["calibration_error_alone"] = pa.array(local.calibration.clients)
-    columns |= {name: pa.array(found) for name, found in errors.items()}
-    buffer = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), buffer)
-    write_atomically(path, buffer.getvalue().to_pybytes())

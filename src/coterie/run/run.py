@@ -14,19 +14,19 @@ from coterie.core.files import explain_disk_errors
 from coterie.core.signals import as_interrupt
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.engine.simulate import Observer, Outcome, check_onboard, set_clock, simulate
-from coterie.history import History, is_cheap
-from coterie.newcomers import Newcomers, attempt_newcomers, check_newcomers, hold_out
+from coterie.evaluation.baselines import Baselines, score_baselines
+from coterie.evaluation.history import History, is_cheap
+from coterie.evaluation.holdout import HeldOut, check_held_out, hold_out, try_held_out
+from coterie.evaluation.metrics import Score, json_number
+from coterie.evaluation.score import evaluate, shared_errors
 from coterie.plan.plan import NO_DATA, Plan
 from coterie.plan.rules import advice_for, resolve
 from coterie.plan.stragglers import Stragglers
 from coterie.plan.stragglers import calibrate as calibrate_clock
 from coterie.privacy.ledger import locked
-from coterie.references import References, Which, score_references
 from coterie.run.folder import check_charged, check_model, check_rows, claim, keep
 from coterie.run.log import Log, Logged
-from coterie.run.summary import json_number, paid, summarise
-from coterie.scores import Score, evaluate
-from coterie.shared_errors import shared_errors
+from coterie.run.summary import paid, summarise
 
 Newcoming = tuple[FederatedDataset, FederatedDataset] | None
 Opens = Callable[["Plan", FederatedDataset], Observer] | None
@@ -83,7 +83,7 @@ def execute(
     for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
         plan.method.model.check_data(part)
     if joining is not None and (folder is None or not (folder / "plan.toml").exists()):
-        check_newcomers(plan.method, joining[0])
+        check_held_out(plan.method, joining[0])
     if plan.stragglers is not None:
         plan = _set_clock(plan, plan.stragglers, train)
     data = train, test, joining
@@ -161,13 +161,13 @@ def _train(
         tuned=plan.tuned,
         seconds=time.perf_counter() - started,
         notices=(*notices, *unscored),
-        newcomers=None if joined is None else joined.told(),
+        newcomers=None if joined is None else joined.to_json(),
     )
     summary |= paid(outcome.guarantee, plan.tuned, plan.charged)
     if plan.stragglers is not None:
         summary["caveats"].append(_LATE)
     summary |= _prior_facts(plan, train.spec)
-    summary |= {"references": others.told(score), "references_missing": list(others.missing)}
+    summary |= {"references": others.to_json(score), "references_missing": list(others.missing)}
     summary["gap"] = None if outcome.gap is None else json_number(outcome.gap)
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
@@ -210,25 +210,25 @@ def _score_others(
     score: Score,
     data: tuple[FederatedDataset, FederatedDataset, Newcoming],
     scoring: Scoring,
-) -> tuple[References, Newcomers | None, tuple[str, ...]]:
+) -> tuple[Baselines, HeldOut | None, tuple[str, ...]]:
     """Score the baselines and the held-out clients; or say why they could not be scored."""
     if scoring is not None:
         scoring(plan)
     (train, test, joining), speed = data, plan.speed
-    which: Which = plan.references if plan.compare_with_local else "none"
-    others = score_references(
+    names = [name for name in plan.baselines if name != "local" or plan.compare_with_local]
+    others = score_baselines(
         plan.method,
         train,
         test,
         score=score,
-        which=which,
+        names=names,
         private=plan.privacy.epsilon != math.inf,
         seed=plan.simulation_seed or 0,
         speed=speed,
     )
     if joining is None:
         return others, None, ()
-    return others, *attempt_newcomers(outcome, *joining, alone=which != "none", speed=speed)
+    return others, *try_held_out(outcome, *joining, local="local" in names, speed=speed)
 
 
 def _prior_facts(plan: Plan, spec: Spec) -> dict[str, Any]:

@@ -4,20 +4,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from coterie.data.federated import Spec
 from coterie.engine.simulate import Outcome
+from coterie.evaluation.metrics import Score, json_number, score_json
+from coterie.evaluation.score import noise_to_signal
 from coterie.methods.base import Shape
 from coterie.plan.advice import describe_error
 from coterie.plan.plan import Plan, TunedOn
 from coterie.privacy.guarantee import Guarantee, view_of
 from coterie.privacy.selection import CHOSEN_ONLY, Charged, charged_message, chosen_alone
-from coterie.scores import TITLES, Array, Score, noise_to_signal
 
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
-_SPREAD = {"mean": "mean", "weighted_mean": "weighted_mean", "tail": "", "worst": "worst"}
-_NOTHING: Mapping[str, Array] = {}
 CHARGED = (
     "CHARGED: settings were chosen among earlier private runs by private scores; the cost of that "
     "choice is in their selection.json and comes on top of this epsilon"
@@ -55,7 +52,7 @@ def summarise(
         "rounds": 1 if plan.method.shape is Shape.POOLED else len(outcome.posts),
         **promised(guarantee),
         **noise_summary(plan, outcome.spec),
-        **score_summary(score, local),
+        **score_json(score, local),
         "newcomers": None if newcomers is None else dict(newcomers),
         "noise_to_signal": [
             None if ratio is None else json_number(ratio) for ratio in noise_to_signal(outcome)
@@ -69,21 +66,6 @@ def summarise(
         ],
         "notices": [*notices, *_zeroed(outcome)],
         "seconds": round(seconds, 3),
-    }
-
-
-def score_summary(score: Score | None, local: Score | None) -> dict[str, Any]:
-    """Return the scores; all null where none were computed, as in a deployment."""
-    return {
-        "metric": None if score is None else score.metric,
-        "value": None if score is None else json_number(score.value),
-        "standard_error": None if score is None else json_number(score.standard_error),
-        **_per_client(score),
-        **client_summary(score),
-        **_calibration(score),
-        "test_loss": None if score is None else json_number(score.loss),
-        "clients_without_test_rows": None if score is None else score.spread.left_out,
-        **_beside_local(score, local),
     }
 
 
@@ -115,61 +97,6 @@ def can_learn(error: float | None) -> tuple[str, ...]:
         f"{text}{describe_error(error)}, so clients rely on their own rows. Fewer shared "
         "parameters, fewer rounds, more clients or a larger epsilon would help.",
     )
-
-
-def _per_client(score: Score | None) -> dict[str, Any]:
-    """Return means over clients of per-client metrics; null where they do not apply."""
-    found: dict[str, Any] = {}
-    owned = dict.fromkeys(TITLES) if score is None else score.per_client
-    for key, own in owned.items():
-        found[key] = None if own is None else json_number(own.value)
-        found[f"{key}_standard_error"] = None if own is None else json_number(own.standard_error)
-        found[f"{key}_left_out"] = None if own is None else own.left_out
-    r2 = owned["r2"]
-    known = np.empty(0) if r2 is None else r2.clients[~np.isnan(r2.clients)]
-    # A few clients with nearly constant targets ruin a mean, not a median.
-    found["r2_median"] = json_number(float(np.median(known))) if len(known) else None
-    return found
-
-
-def client_summary(score: Score | None, prefix: str = "") -> dict[str, Any]:
-    """Return the distribution over clients; null where it does not apply or was not scored.
-
-    The tail is p10 of accuracies, p90 of errors.
-    """
-    found: dict[str, Any] = {}
-    spread = None if score is None else score.spread
-    for of, tail in (("accuracy", "p10"), ("error", "p90")):
-        shown = spread if spread is not None and spread.of == of else None
-        for name, key in _SPREAD.items():
-            value = None if shown is None else json_number(getattr(shown, name))
-            found[f"{prefix}client_{of}_{key or tail}"] = value
-    return found
-
-
-def _beside_local(score: Score | None, local: Score | None) -> dict[str, Any]:
-    """Return the comparison with the local baseline; null where it was not trained."""
-    better = None
-    if score is not None and local is not None:
-        better = json_number(score.share_better_than(local))
-    return {
-        "share_better_than_local": better,
-        "local_value": None if local is None else json_number(local.value),
-        **client_summary(local, "local_"),
-        **_calibration(local, "local_"),
-    }
-
-
-def _calibration(score: Score | None, prefix: str = "") -> dict[str, Any]:
-    """Return calibration errors and the reliability diagram; null for regression."""
-    pooled = None if score is None else score.reliability
-    own = None if score is None else score.calibration
-    return {
-        f"{prefix}calibration_error": None if pooled is None else json_number(pooled.error),
-        f"{prefix}client_calibration_error": None if own is None else json_number(own.value),
-        f"{prefix}client_calibration_error_left_out": None if own is None else own.left_out,
-        f"{prefix}reliability": None if pooled is None else pooled.to_json(),
-    }
 
 
 def _claimed(guarantee: Guarantee) -> tuple[str, ...]:
@@ -229,10 +156,3 @@ def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -
         "simulation": guarantee.simulation,
         "assumed_public": list(guarantee.assumed),
     }
-
-
-def json_number(value: float) -> float | str | None:
-    """Return a number as strict JSON: infinity as "inf" or "-inf", NaN as null."""
-    if math.isnan(value):
-        return None
-    return str(value) if math.isinf(value) else value

@@ -42,10 +42,10 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import LIMIT, Moments, client_moments
 from coterie.data.tables import feature_constants, target_constants
 from coterie.data.text_images import plan_tags, read_words
+from coterie.evaluation.holdout import FOLDER, hold_out
 from coterie.models import Model
 from coterie.models.base import squeezed
 from coterie.models.module import Networked, assembled
-from coterie.newcomers import FOLDER, hold_out
 from coterie.plan.plan import Plan
 from coterie.privacy.guarantee import OTHERS, OUTSIDER, Guarantee
 from coterie.run.folder import check_rows, facts_of

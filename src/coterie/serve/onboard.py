@@ -26,13 +26,14 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.load import file_columns
 from coterie.data.tables import TABLES
 from coterie.engine.simulate import onboard as onboard_models
+from coterie.evaluation.baselines import score_local
+from coterie.evaluation.metrics import Score
+from coterie.evaluation.score import evaluate
 from coterie.methods.base import Method
-from coterie.newcomers import score_alone
 from coterie.plan.plan import Plan
 from coterie.privacy.guarantee import Guarantee
 from coterie.run.folder import check_model
 from coterie.run.models import client_names, write_models
-from coterie.scores import Score, evaluate
 from coterie.serve.predict import read_shared
 
 _MAY_DIFFER = ("client", "target", "split", "splits", "missing", "memory_map", "images")
@@ -121,7 +122,7 @@ def onboard(folder: Path, choice: DataConfig, out: Path | None = None) -> Onboar
         models=models,
         names=names,
         score=evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test),
-        local=score_alone(method, train, test),
+        local=score_local(method, train, test),
         guarantee=guarantee,
         notes={key: result.get(key) for key in ("caveats", "tuning")},
         known=_known(folder, names),

@@ -38,6 +38,8 @@ from coterie.core.signals import as_interrupt
 from coterie.data.config import DataConfig
 from coterie.data.federated import FederatedDataset
 from coterie.engine.simulate import Outcome
+from coterie.evaluation.metrics import Array
+from coterie.evaluation.score import evaluate
 from coterie.plan.plan import Plan
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.entropy import open_entropy, uniforms
@@ -47,7 +49,6 @@ from coterie.privacy.profiles import gaussian_mu
 from coterie.privacy.selection import Charged, RunLaw, Selection, renyi
 from coterie.privacy.transcript import FolderTranscript
 from coterie.run.run import execute
-from coterie.scores import Array, evaluate
 from coterie.tune.tune import (
     Grid,
     Observe,

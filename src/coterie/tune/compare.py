@@ -42,8 +42,8 @@ from coterie.core.config import ConfigError, assign, from_table, read_toml, to_t
 from coterie.core.environment import go_offline, is_offline
 from coterie.core.files import write_atomically
 from coterie.core.signals import as_interrupt, stoppable
+from coterie.evaluation.holdout import hold_out
 from coterie.methods.base import Method, Shape, choices
-from coterie.newcomers import hold_out
 from coterie.plan.plan import Plan, TunedOn, fill_kinds
 from coterie.privacy.guarantee import OTHERS, Guarantee, add_up, round_up, spent_together
 from coterie.privacy.ledger import LedgerError, events_digest, locked
@@ -277,7 +277,6 @@ def _cell_table(
     privacy["epsilon"] = math.inf if epsilon is None else epsilon
     assign(table, "data.split_seed", seed)
     # A comparison shows only final results; anything else that costs time must be asked for.
-    table.setdefault("references", "local")
     table.setdefault("history", False)
     fill_kinds(table)
     return table

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy import special
 
-from coterie.report.averages import average
+from coterie.evaluation.metrics import average
 from coterie.tune.compare import Ended, Row, is_done, read_comparison, rows_of
 
 LOCAL = "local baseline"

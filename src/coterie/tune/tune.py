@@ -27,9 +27,9 @@ from coterie.data.datasets import NAMES
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import standardise_clients
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.plan.plan import Plan, TunedOn, fill_kinds
 from coterie.plan.rules import resolve
-from coterie.scores import evaluate
 
 _GENERATED = ("synthetic", "mpmtl:", "mtlsvm:")
 _ONE_BUDGET = "settings are compared at one budget"
@@ -40,7 +40,7 @@ _FIXED = {
     "charged": "charged selection writes it",
     "simulation_seed": "it would select lucky noise",
     "compare_with_local": "it does not change the run",
-    "references": "they do not change the run",
+    "baselines": "they do not change the run",
     "privacy.epsilon": _ONE_BUDGET,
     "privacy.noise_multiplier": f"{_ONE_BUDGET}: give epsilon",
     "privacy.delta": _ONE_BUDGET,
@@ -286,8 +286,8 @@ def _try(trial: Trial, run_plan: Plan, parts: Parts) -> Trial:
     except ValueError as error:
         return replace(trial, refused=str(error))
     score = evaluate(run_plan.method.model, outcome.rows, inside)
-    if score.auc is not None:
-        return replace(trial, metric="auc", folds=(*trial.folds, score.auc.value))
+    if "auc" in score.own:
+        return replace(trial, metric="auc", folds=(*trial.folds, score.own["auc"].value))
     return replace(trial, metric=score.metric, folds=(*trial.folds, score.value))
 
 

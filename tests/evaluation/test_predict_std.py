@@ -11,11 +11,11 @@ import coterie as ct
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engine.simulate import simulate
+from coterie.evaluation.predict import decision_function, predict
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Privacy
 from coterie.plan.rules import plan_for
-from coterie.predictions import decision_function, predict
 
 pytestmark = pytest.mark.full
 TASKS = ["regression", "binary", "multiclass", "multilabel"]

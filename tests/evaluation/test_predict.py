@@ -13,12 +13,12 @@ import coterie as ct
 from coterie.data.federated import FederatedDataset
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import Outcome, simulate
+from coterie.evaluation.predict import decision_function, predict
+from coterie.evaluation.score import evaluate
 from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
 from coterie.plan.plan import Plan, Privacy
-from coterie.predictions import decision_function, predict
-from coterie.scores import evaluate
 from coterie.solvers.sgd import SGD
 
 TASKS = ["regression", "binary", "multiclass", "multilabel"]

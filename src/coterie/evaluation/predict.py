@@ -1,7 +1,7 @@
-"""What every client's own model says of that client's rows. Not private: for whoever holds them.
+"""Predictions of every client's own model for that client's rows. Not private.
 
-Rows go in as training rows did: scaled by the same constants, from the same clients in the same
-order. Clients have as many answers as rows, so what comes back is one array per client.
+Scale rows as the training rows: by the same constants, with the same clients in the same order. The
+result has one array per client, since clients have different numbers of rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from coterie.models import Model
 
 Models = Callable[[NDArray[np.int64]], Tree]
 
-BLOCK = 1024  # clients computed side by side
+BLOCK = 1024  # clients per batch
 
 
 def decision_function(outcome: Outcome, data: FederatedDataset) -> list[NDArray[np.floating[Any]]]:
@@ -36,17 +36,17 @@ def decision_function(outcome: Outcome, data: FederatedDataset) -> list[NDArray[
     return _by_client(outcome, data, lambda outputs: outputs)
 
 
-Answers = list[NDArray[Any]]
+Predictions = list[NDArray[Any]]
 
 
 @overload
-def predict(outcome: Outcome, data: FederatedDataset) -> Answers: ...
+def predict(outcome: Outcome, data: FederatedDataset) -> Predictions: ...
 
 
 @overload
 def predict(
     outcome: Outcome, data: FederatedDataset, *, return_std: bool, train: FederatedDataset
-) -> tuple[Answers, Answers]: ...
+) -> tuple[Predictions, Predictions]: ...
 
 
 def predict(
@@ -55,18 +55,17 @@ def predict(
     *,
     return_std: bool = False,
     train: FederatedDataset | None = None,
-) -> Answers | tuple[Answers, Answers]:
-    """Return what every client's model predicts for its own rows of `data`.
+) -> Predictions | tuple[Predictions, Predictions]:
+    """Return the predictions of every client's model for its own rows of `data`.
 
     Args:
         outcome: A finished run.
         data: Rows of its clients, in their order.
-        return_std: Also give the standard deviation of each prediction, of methods that know it
-            (pfeb): of an outcome, residual noise included, or of the score of a class (that of
-            `decision_function`). An interval of outcomes that holds about 90 % of them is
-            prediction +- 1.645 std.
-        train: The rows that the run was trained with, from which a client's uncertainty follows;
-            needed for `return_std`.
+        return_std: Also return the standard deviation of each prediction, for methods that have one
+            (pfeb): of an outcome, residual noise included, or of the output of
+            `decision_function`. About 90 % of outcomes lie in prediction +- 1.645 std.
+        train: The training rows, from which a client's uncertainty follows; required by
+            `return_std`.
 
     Returns:
         One array per client, in their order: values (regression), classes numbered from 0 (binary:
@@ -75,30 +74,30 @@ def predict(
 
     Raises:
         ValueError: If rows are not of the shape, task and number of clients of the run, or
-            uncertainties are asked for without the training rows.
-        NotImplementedError: If the method has no uncertainties.
+            `return_std` is given without the training rows.
+        NotImplementedError: If the method has no standard deviations.
     """
-    answers = _by_client(outcome, data, lambda outputs: decide(data.spec.task, outputs))
+    found = _by_client(outcome, data, lambda outputs: decide(data.spec.task, outputs))
     if not return_std:
-        return answers
+        return found
     if train is None or train.spec != outcome.spec:
         raise ValueError(
-            "return_std = True needs the rows that the run was trained with, which a client's "
-            f"uncertainty follows from: give train = data of {outcome.spec}"
+            "return_std = True needs the training rows, from which a client's uncertainty follows: "
+            f"give train = data of {outcome.spec}"
         )
-    return answers, _deviations(outcome, data, train)
+    return found, _deviations(outcome, data, train)
 
 
 def outputs_by_block(
     model: Model, models: Models, data: FederatedDataset, block: int = BLOCK
 ) -> Iterator[tuple[Clients, Tensor]]:
-    """Return clients with rows in blocks, and what their models say of the padded rows."""
+    """Return clients with rows in blocks, and the outputs of their models on the padded rows."""
     for clients in data.blocks(np.flatnonzero(data.counts > 0), block):
         yield clients, outputs_of(model, models(clients.ids.numpy()), clients)
 
 
 def outputs_of(model: Model, params: Tree, clients: Clients) -> Tensor:
-    """Return what stacked models say of the padded rows: (c, longest), or (c, longest, outputs)."""
+    """Return the outputs of stacked models on padded rows: (c, longest[, outputs])."""
     with torch.no_grad():
         moved = {name: leaf.to(clients.device) for name, leaf in params.items()}
         outputs = model.apply_stacked(moved, clients.x)
@@ -108,17 +107,16 @@ def outputs_of(model: Model, params: Tree, clients: Clients) -> Tensor:
 
 
 def decide(task: Task, outputs: Tensor) -> Tensor:
-    """Turn outputs into what is predicted: values, class numbers, or 0 and 1 for each label."""
+    """Return predictions from outputs: values, class numbers, or 0 and 1 for each label."""
     if task == "regression":
         return outputs
     return outputs.argmax(dim=-1) if task == "multiclass" else (outputs > 0).long()
 
 
-def wrong_answers(outputs: Tensor, clients: Clients) -> Tensor:
-    """Say which answers to the padded rows are wrong: (c, longest), or (c, longest, labels).
+def wrong_predictions(outputs: Tensor, clients: Clients) -> Tensor:
+    """Return which predictions for padded rows are wrong: (c, longest[, labels]).
 
-    An answer that rests on an output that is not a number is wrong, whatever it says. Not for
-    regression, whose answers are not right or wrong.
+    A prediction from an output that is not a number is wrong. Not for regression.
     """
     task = clients.spec.task
     broken = outputs.isnan()
@@ -128,11 +126,11 @@ def wrong_answers(outputs: Tensor, clients: Clients) -> Tensor:
 
 
 def labels_of(clients: Clients) -> Tensor:
-    """Return the classes of the padded rows: numbers, or 0 and 1 (for each label)."""
+    """Return the classes of padded rows: numbers, or 0 and 1 (for each label)."""
     return clients.y if clients.spec.task == "multiclass" else (clients.y > 0.5).long()
 
 
-def _deviations(outcome: Outcome, data: FederatedDataset, train: FederatedDataset) -> Answers:
+def _deviations(outcome: Outcome, data: FederatedDataset, train: FederatedDataset) -> Predictions:
     method, found = outcome.plan.method, dict[int, NDArray[Any]]()
     for rows in data.blocks(np.flatnonzero(data.counts > 0), BLOCK):
         clients = train.clients(rows.ids.numpy())
@@ -156,7 +154,7 @@ def _by_client(
         padded = turn(outputs).cpu().numpy()
         for client, count, rows in zip(clients.ids, clients.counts, padded, strict=True):
             found[int(client)] = rows[: int(count)].copy()  # else the block's padding lives on
-    # Nobody here may have rows: the kind and shape of no answers come from a row of zeros.
+    # No client may have rows: the type and shape of an empty result come from a row of zeros.
     width = () if data.spec.task in ("regression", "binary") else (data.spec.outputs,)
     empty = turn(torch.zeros(1, *width))[:0].numpy()
     return [found.get(client, empty) for client in range(len(data))]

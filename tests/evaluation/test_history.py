@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import mean_squared_error
 
-from coterie import history
 from coterie.cli.main import main
 from coterie.data.config import DataConfig
 from coterie.engine.simulate import Progress
-from coterie.history import History, is_cheap
+from coterie.evaluation import history
+from coterie.evaluation.history import History, is_cheap
 from coterie.methods.base import Method
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg

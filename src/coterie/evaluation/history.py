@@ -1,9 +1,8 @@
-"""The score of every round on test rows, for plots against rounds and virtual seconds.
+"""The score of every round on test rows, for plots against rounds and virtual seconds. Not private.
 
-Beside it stand the losses: the mean over clients of their mean loss on their training rows, and on
-their test rows. Not private: for simulations, and for the data's owner. Kept line by line beside
-the run while it goes on (`history.jsonl`), so that nothing is lost when it is cut short, and as a
-table (`history.parquet`) when it is done.
+Each line also has the mean over clients of their mean loss on training rows and on test rows. Lines
+are appended to `history.jsonl` during the run, so that an interruption loses nothing; the finished
+run has them as a table (`history.parquet`).
 """
 
 import json
@@ -21,52 +20,51 @@ from coterie.core.rng import Rng
 from coterie.core.tree import size, take
 from coterie.data.federated import FederatedDataset
 from coterie.engine.simulate import Observer, Progress
+from coterie.evaluation.metrics import PER_CLIENT, Score
+from coterie.evaluation.predict import Models
+from coterie.evaluation.score import evaluate, mean_loss
 from coterie.methods.base import Method, Shape
-from coterie.predictions import Models
-from coterie.run.summary import json_number
-from coterie.scores import evaluate, mean_loss
 
 COLUMNS = (
     "round",
     "seconds",
     "answered",
     "value",
-    "balanced_accuracy",
-    "r2",
+    *(metric.name for metric in PER_CLIENT),
     "train_loss",
     "test_loss",
 )
 _CHEAP = 3e8
-"""Multiplications, about, that a history may take unasked: about a second of one core."""
+"""Multiplications that a history may take by default: about a second of one core."""
 _AT_ONCE = 1 << 24
-"""Numbers of all clients' models together that are made once for both scores of a round."""
+"""Parameters of all clients' models together that are computed once for both scores of a round."""
 
 
 def is_cheap(method: Method, train: FederatedDataset, test: FederatedDataset, posts: int) -> bool:
-    """Return whether scoring every round takes so little that nobody needs to ask for it.
+    """Return whether scoring every round is cheap enough to do by default.
 
-    Every round makes each client's model as it stands, which may take a pass over its rows for
-    each of the model's numbers (solvers), and scores it on all rows. A rule of sizes alone, so that
-    a run that goes on after a crash decides as it did before.
+    Every round computes each client's current model, which may take a pass over its rows for each
+    parameter (solvers), and scores it on all rows. The rule depends on sizes alone, so that a
+    resumed run decides as before.
     """
     if method.shape is Shape.POOLED or posts == 0:
         return False
-    numbers = size(method.model.init(train.spec, Rng.seeded(0)))
+    parameters = size(method.model.init(train.spec, Rng.seeded(0)))
     rows = int(train.counts.sum()) + int(test.counts.sum())
-    return posts * (rows * max(numbers, 8) + 2000.0 * len(train)) <= _CHEAP
+    return posts * (rows * max(parameters, 8) + 2000.0 * len(train)) <= _CHEAP
 
 
 class History:
-    """An observer that scores every client's model as it stands, and passes the round on.
+    """An observer that scores every client's current model after each round.
 
     Args:
-        method: Whose models are scored.
-        train: The rows that the run learns from.
-        test: The rows to score on.
-        folder: Where to keep the lines; None keeps them here alone.
-        then: Another observer.
-        unasked: Nobody asked for it: keep it only from the first round on, and nothing of a run
-            that was begun without.
+        method: The method whose models are scored.
+        train: Training rows.
+        test: Test rows.
+        folder: Where to write the lines; None keeps them in memory.
+        then: An observer to call next.
+        unasked: The history is kept by default, not on request: keep it only from the first round
+            on, and not of a run that was started without.
     """
 
     def __init__(
@@ -85,18 +83,18 @@ class History:
         self.lines: list[dict[str, Any]] = [] if self._path is None else _read(self._path)
 
     def __call__(self, progress: Progress) -> None:
-        """Score a round."""
+        """Score a round, then call the next observer."""
         self._note(progress)
         if self._then is not None:
             self._then(progress)
 
     def catch_up(self, progress: Progress) -> None:
-        """Score the last round of a run that goes on, if it was cut off before its line was out."""
+        """Score the last round of a resumed run, if it has no line yet."""
         if not any(line["round"] == progress.round for line in self.lines):
             self._note(progress)
 
     def _note(self, progress: Progress) -> None:
-        # A round that was cut short before its post was out is made again.
+        # A round that was interrupted before its release is repeated.
         before = [old for old in self.lines if old["round"] < progress.round]
         if self.unasked and len(before) < progress.round - 1:
             return
@@ -119,23 +117,22 @@ class History:
             "seconds": progress.seconds,
             "answered": progress.answered,
             "value": _plain(score.value),
-            "balanced_accuracy": None if score.balanced is None else _plain(score.balanced.value),
-            "r2": None if score.r2 is None else _plain(score.r2.value),
+            **{metric.name: _own(score, metric.name) for metric in PER_CLIENT},
             "train_loss": _plain(loss),
             "test_loss": _plain(score.loss),
         }
 
     def _models(self, progress: Progress) -> Models:
-        """Return models by clients; where they fit into memory they are made once for both scores."""
+        """Return models by clients, computed once for both scores where they fit into memory."""
         found = progress.models(self._method, self._train)
-        numbers = size(self._method.model.init(self._train.spec, Rng.seeded(0)))
-        if numbers * len(self._train) > _AT_ONCE:
+        parameters = size(self._method.model.init(self._train.spec, Rng.seeded(0)))
+        if parameters * len(self._train) > _AT_ONCE:
             return found
         made = found(np.arange(len(self._train), dtype=np.int64))
         return lambda ids: take(made, torch.from_numpy(ids))
 
     def keep(self, folder: Path) -> None:
-        """Write the table, if there are rounds to tell of."""
+        """Write the table, if there are rounds."""
         if not self.lines and self.unasked:
             return
         columns = {name: [line.get(name) for line in self.lines] for name in COLUMNS}
@@ -149,13 +146,16 @@ def _ends_line(file: BinaryIO) -> bool:
     return file.read(1) == b"\n"
 
 
+def _own(score: Score, name: str) -> float | None:
+    return _plain(score.own[name].value) if name in score.own else None
+
+
 def _plain(value: float) -> float | None:
-    found = json_number(value)
-    return found if isinstance(found, float) and math.isfinite(found) else None
+    return value if math.isfinite(value) else None
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a run that goes on; a last line that was cut short is dropped."""
+    """Return the lines of a resumed run, without an incomplete last line."""
     if not path.exists():
         return []
     by_round: dict[int, dict[str, Any]] = {}

@@ -1,0 +1,1 @@
+"""Evaluation: the metrics registry, scores, predictions, baselines, held-out clients, history."""

@@ -1,0 +1,304 @@
+"""Baselines of a run: local training, and what could be had without privacy. Not private.
+
+- `local`: each client trains by itself, its penalty by its own leave-one-out (`methods.local`)
+- `local_star`: local training with one penalty for all clients (`methods.local_star`)
+- `centralised`: one model on all rows in one place (`methods.pooled`)
+- `mixed`: the mixed model without privacy: private empirical Bayes at epsilon = inf
+
+`local` is scored with every run, the others on request. Each is compared with the run client by
+client on the same test rows: d_k = own error under the run - own error under the baseline. The
+comparison has the mean of d_k, its standard error s / sqrt(clients), their ratio t, and the share
+of clients with d_k > 0. Below 0 the run is better. This module does not import torch until a
+baseline is scored.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coterie.evaluation.metrics import Array, Score, json_number
+
+if TYPE_CHECKING:
+    from coterie.data.federated import FederatedDataset
+    from coterie.methods.base import Method
+    from coterie.plan.plan import Speed
+
+TITLES = {
+    "local": "local",
+    "local_star": "local*",
+    "centralised": "centralised",
+    "mixed": "mixed model",
+}
+"""All baselines, by name: their names in tables."""
+DESCRIPTIONS = {
+    "local": "each client trains on its own rows only",
+    "local_star": "local training tuned over all clients without privacy; no client can have it",
+    "centralised": "one model trained on all rows in one place, without privacy",
+    "mixed": "the mixed model without privacy: the most that any budget can buy",
+}
+PROMISE = "These are averages over clients; no single client is promised a gain."
+"""Printed with every comparison with baselines."""
+_CLEAR = 2.0
+"""Standard errors from which a difference counts as clear."""
+
+
+def check_baselines(names: Sequence[str]) -> None:
+    """Raise a ValueError for an unknown baseline."""
+    for name in names:
+        if name not in TITLES:
+            known = ", ".join(TITLES)
+            raise ValueError(f"baselines: {name!r} is unknown; expected one of {known}")
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The paired comparison of a run with a baseline, client by client.
+
+    Attributes:
+        difference: The mean over clients with test rows of own error under the run minus own error
+            under the baseline; not a number where an error is not finite.
+        standard_error: Of that mean, over clients.
+        worse: The share of clients whose error is larger under the run.
+    """
+
+    difference: float
+    standard_error: float
+    worse: float
+
+    @property
+    def t(self) -> float:
+        """The difference in standard errors; 0 where no client differs."""
+        if self.difference == 0:
+            return 0.0
+        return self.difference / self.standard_error if self.standard_error > 0 else math.nan
+
+    @classmethod
+    def of(cls, run: Score, other: Score) -> "Paired":
+        """Return the comparison of two scores on the same test rows."""
+        known = run.rows > 0
+        if not known.any():
+            return cls(math.nan, math.nan, math.nan)
+        ours, theirs = run.clients[known], other.clients[known]
+        # An error that is not a number is not smaller than any other.
+        worse = float((~(ours <= theirs) & ~np.isnan(theirs)).mean())
+        with np.errstate(invalid="ignore"):
+            apart = ours - theirs
+        if not np.isfinite(apart).all():
+            return cls(math.nan, math.nan, worse)
+        count = len(apart)
+        error = float(apart.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
+        return cls(float(apart.mean()), error, worse)
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """The scores of baselines.
+
+    Attributes:
+        scores: By name, in the order of `TITLES`.
+        missing: Sentences on the baselines that could not be scored.
+    """
+
+    scores: Mapping[str, Score]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def local(self) -> Score | None:
+        """The local baseline; None where it was not scored."""
+        return self.scores.get("local")
+
+    def to_json(self, score: Score) -> list[dict[str, Any]]:
+        """Return the comparisons with a run of this score as strict JSON."""
+        return [self._one(name, other, score) for name, other in self.scores.items()]
+
+    def _one(self, name: str, other: Score, score: Score) -> dict[str, Any]:
+        paired, strong = Paired.of(score, other), self.scores.get("local_star")
+        than_strong = math.nan if strong is None else Paired.of(other, strong).worse
+        return {
+            "name": name,
+            "label": DESCRIPTIONS[name],
+            "releases_nothing": name == "local",
+            "value": json_number(other.value),
+            "standard_error": json_number(other.standard_error),
+            "difference": json_number(paired.difference),
+            "difference_standard_error": json_number(paired.standard_error),
+            "t": json_number(paired.t),
+            "share_worse_off": json_number(paired.worse),
+            "share_worse_than_local_star": json_number(than_strong),
+        }
+
+    def errors(self) -> dict[str, Array]:
+        """Return each client's own error, by column of metrics.parquet, without `local`."""
+        named = {name: other.clients for name, other in self.scores.items() if name != "local"}
+        return {f"error_{name}": errors for name, errors in named.items()}
+
+
+def verdict(baselines: Sequence[Mapping[str, Any]]) -> str:
+    """Return sentences on how a run compares with `local` and with `local*`.
+
+    Args:
+        baselines: The comparisons of a summary (`references`).
+    """
+    by_name = {one["name"]: one for one in baselines if one.get("t") is not None}
+    said = []
+    for name, lead in (
+        ("local", "Compared with local training"),
+        ("local_star", "Compared with local*"),
+    ):
+        if name not in by_name:
+            continue
+        t, share = (float(by_name[name][key]) for key in ("t", "share_worse_off"))
+        text = f"{lead}, joining {_how(t)} on average (t = {t:.1f}); "
+        text += f"{_percent(share)} of clients are worse off"
+        free = by_name.get("mixed", {}).get("share_worse_than_local_star")
+        if name == "local_star" and free is not None:
+            text += f" ({_percent(float(free))} without privacy)"
+        said.append(f"{text}.")
+    return " ".join(said)
+
+
+def _how(t: float) -> str:
+    if abs(t) <= _CLEAR:
+        return "makes no clear difference"
+    return "is better" if t < 0 else "is worse"
+
+
+def verdicts(baselines: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """Return the verdicts of several runs, by their labels, and what an average promises."""
+    said = {label: verdict(one) for label, one in baselines.items()}
+    for label, text in said.items():
+        if text:
+            yield text if len(said) == 1 else f"{label}: {text}"
+    if any(baselines.values()):
+        yield PROMISE
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def score_baselines(
+    method: "Method",
+    train: "FederatedDataset",
+    test: "FederatedDataset",
+    *,
+    score: Score,
+    names: Sequence[str] = ("local",),
+    private: bool = True,
+    seed: int = 0,
+    speed: "Speed | None" = None,
+) -> Baselines:
+    """Return the scores of baselines; one that fails is left out with a note, never the run.
+
+    Args:
+        method: The run's method.
+        train: Its training rows.
+        test: Test rows of the same clients.
+        score: The run's own score, which is that of `local` where nothing is shared.
+        names: Baselines to score, see `TITLES`.
+        private: Whether the run has a budget; a run is not a baseline of itself.
+        seed: Seed of random streams.
+        speed: Block size and device.
+    """
+    from coterie.data.federated import DataError
+
+    scores: dict[str, Score] = {}
+    missing: list[str] = []
+    for name in (one for one in TITLES if one in names):
+        make = _scorer(
+            name, method, train, test, score=score, private=private, seed=seed, speed=speed
+        )
+        if make is None:
+            continue
+        try:
+            scores[name] = make()
+        except _NotLinearError as error:
+            missing.append(f"{TITLES[name]} is left out: {error}")
+        except DataError:  # its text names clients and columns, which are for their owner
+            missing.append(f"{TITLES[name]} is left out: the rows are not scaled for it")
+        except Exception as error:  # the run is done and paid for
+            missing.append(
+                f"{TITLES[name]} could not be computed ({type(error).__name__}: {error})"
+            )
+    return Baselines(scores, tuple(missing))
+
+
+class _NotLinearError(Exception):
+    """The baseline is defined for linear models only."""
+
+
+def _scorer(
+    name: str,
+    method: "Method",
+    train: "FederatedDataset",
+    test: "FederatedDataset",
+    *,
+    score: Score,
+    private: bool,
+    seed: int,
+    speed: "Speed | None",
+) -> Callable[[], Score] | None:
+    """Return a function that scores a baseline; None where the run is that baseline itself."""
+    from coterie.methods.base import Shape, registered
+
+    if name == "local":
+        if method.shape is Shape.NONE:
+            return lambda: score
+        return partial(score_local, method, train, test, seed=seed, speed=speed)
+    kind = {"local_star": "local_star", "centralised": "pooled", "mixed": "pfeb"}[name]
+    make: Any = registered().get(kind)
+    if make is None or (method.kind == kind and not (name == "mixed" and private)):
+        return None
+    other = method if method.kind == kind else make(model=method.model)
+    return partial(_score, other, train, test, seed, speed)
+
+
+def _score(
+    method: "Method",
+    train: "FederatedDataset",
+    test: "FederatedDataset",
+    seed: int,
+    speed: "Speed | None",
+) -> Score:
+    """Return the score of a method without privacy, with as many rounds as it needs."""
+    from coterie.engine.simulate import simulate
+    from coterie.evaluation.score import evaluate
+    from coterie.models import Linear
+    from coterie.plan.plan import Plan, Privacy
+
+    if not isinstance(method.model, Linear):
+        raise _NotLinearError(f"it needs a linear model, and this is {type(method.model).__name__}")
+    method = method.resolve(train.spec, n_mu=math.inf, cohort=len(train))
+    rounds, free = method.rounds(train.spec).without_noise, Privacy(epsilon=math.inf)
+    plan = Plan(method=method, privacy=free, rounds=rounds, simulation_seed=seed)
+    return evaluate(method.model, simulate(plan, train, speed=speed).rows, test)
+
+
+def score_local(
+    method: "Method",
+    train: "FederatedDataset",
+    test: "FederatedDataset",
+    *,
+    seed: int = 0,
+    speed: "Speed | None" = None,
+) -> Score:
+    """Return the score of local training: the method's own, or with its model and step size."""
+    from coterie.engine.simulate import simulate
+    from coterie.evaluation.score import evaluate
+    from coterie.methods.local import Local
+    from coterie.plan.plan import Plan, Privacy
+    from coterie.solvers.sgd import SGD
+
+    local = method.baselines().local
+    if local is None:
+        # Finetuning has steps of its own; training uses those of the base method.
+        steps = getattr(getattr(method, "base", method), "sgd", SGD())
+        usual = Local(model=method.model)
+        local = replace(usual, sgd=replace(steps, epochs=usual.sgd.epochs, steps=None))
+    free = Privacy(epsilon=math.inf)
+    plan = Plan(method=local, privacy=free, rounds=1, simulation_seed=seed)
+    return evaluate(local.model, simulate(plan, train, speed=speed).rows, test)

@@ -1,0 +1,362 @@
+"""Baselines: pairs of errors, which are scored and why not, sentences, pages, resuming."""
+
+import html
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import ttest_rel
+
+from coterie.cli.main import main
+from coterie.data.config import DataConfig
+from coterie.data.synthetic import synthetic
+from coterie.engine.simulate import simulate
+from coterie.evaluation.baselines import (
+    DESCRIPTIONS,
+    TITLES,
+    Baselines,
+    Paired,
+    score_baselines,
+    verdict,
+    verdicts,
+)
+from coterie.evaluation.metrics import Score
+from coterie.evaluation.score import evaluate
+from coterie.methods.base import registered
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.local import Local
+from coterie.methods.local_star import LocalStar
+from coterie.methods.pmtl import PMTL
+from coterie.methods.pooled import PooledLinear
+from coterie.models import MLP, Linear
+from coterie.plan.plan import Plan, Privacy
+from coterie.report.page import write_report
+from coterie.report.read import read_finished
+from coterie.run.run import execute
+
+pytestmark = pytest.mark.full
+
+FREE = Privacy(epsilon=math.inf)
+NAMES = list(TITLES)
+
+
+def scored(errors, rows=None, value=0.5):
+    errors = np.asarray(errors, dtype=np.float64)
+    rows = np.full(len(errors), 3) if rows is None else np.asarray(rows)
+    return Score("nmse", value, 0.01, errors, rows)
+
+
+def small(clients=30, task="regression", **settings):
+    data = synthetic("mean", clients=clients, rows=(4, 9), features=3, task=task, **settings).data
+    return data.split(2, 0)
+
+
+def run_of(method, train, test, epsilon=math.inf):
+    plan = Plan(method=method, privacy=Privacy(epsilon=epsilon), rounds=3, simulation_seed=0)
+    return evaluate(method.model, simulate(plan, train).rows, test)
+
+
+# --- pairs of errors
+
+
+def test_pairs_are_those_of_a_paired_t_test():
+    draw = np.random.default_rng(0)
+    ours, theirs = draw.gamma(2, 1, 40), draw.gamma(2, 1.2, 40)
+    rows = np.full(40, 2)
+    rows[:4], ours[:4], theirs[:4] = 0, math.nan, math.nan
+    paired = Paired.of(scored(ours, rows), scored(theirs, rows))
+    oracle = ttest_rel(ours[4:], theirs[4:])
+    assert paired.t == pytest.approx(oracle.statistic)
+    assert paired.difference == pytest.approx((ours - theirs)[4:].mean())
+    assert paired.worse == ((ours > theirs)[4:]).mean()
+    turned = Paired.of(scored(theirs, rows), scored(ours, rows))
+    assert turned.t == pytest.approx(-paired.t) and turned.worse == pytest.approx(1 - paired.worse)
+
+
+def test_pairs_without_numbers():
+    same = Paired.of(scored([1.0, 2.0]), scored([1.0, 2.0]))
+    assert (same.difference, same.t, same.worse) == (0, 0, 0)
+    broken = Paired.of(scored([math.nan, math.inf, 1.0]), scored([1.0, 2.0, 3.0]))
+    assert math.isnan(broken.difference) and math.isnan(broken.t)
+    assert broken.worse == pytest.approx(2 / 3), "a model that broke is worse than one that did not"
+    nobody = Paired.of(scored([math.nan], [0]), scored([math.nan], [0]))
+    assert math.isnan(nobody.worse)
+    assert math.isnan(Paired.of(scored([1.0]), scored([2.0])).t), "one client has no error"
+
+
+# --- what is scored
+
+
+def score_all(method, train, test, score, **more):
+    return score_baselines(method, train, test, score=score, names=NAMES, **more)
+
+
+def test_baselines_are_the_runs_they_name():
+    train, test = small()
+    score = run_of(PMTL(), train, test, 1.0)
+    found = score_all(PMTL(), train, test, score)
+    assert list(found.scores) == NAMES and found.missing == ()
+    assert found.local is found.scores["local"]
+    for name, method in (
+        ("local", Local()),
+        ("local_star", LocalStar()),
+        ("centralised", PooledLinear()),
+    ):
+        np.testing.assert_allclose(
+            found.scores[name].clients, run_of(method, train, test).clients, rtol=1e-5
+        )
+    kept = found.to_json(score)
+    assert [one["name"] for one in kept] == NAMES
+    assert [one["releases_nothing"] for one in kept] == [True, *[False] * (len(NAMES) - 1)]
+    for one in kept:
+        assert one["label"] == DESCRIPTIONS[one["name"]]
+        assert one["value"] == found.scores[one["name"]].value
+        assert one["t"] == pytest.approx(one["difference"] / one["difference_standard_error"])
+    assert kept[1]["share_worse_than_local_star"] == 0
+    assert list(found.errors()) == [f"error_{name}" for name in NAMES[1:]]
+    json.dumps(kept, allow_nan=False)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_baselines_of_classes(task):
+    train, test = small(task=task)
+    found = score_all(PMTL(), train, test, run_of(PMTL(), train, test, 1.0))
+    assert {"local", "local_star", "centralised"} <= set(found.scores), found.missing
+
+
+def test_local_is_scored_by_default_and_others_on_request():
+    train, test = small()
+    score = run_of(PMTL(), train, test, 1.0)
+    assert list(score_baselines(PMTL(), train, test, score=score).scores) == ["local"]
+    assert score_baselines(PMTL(), train, test, score=score, names=()).scores == {}
+    some = score_baselines(PMTL(), train, test, score=score, names=("centralised",))
+    assert list(some.scores) == ["centralised"] and some.local is None
+    alone = score_all(Local(), train, test, score)
+    assert alone.local is score and list(alone.scores) == NAMES
+    network = FedAvg(model=MLP(hidden=(2,)))
+    found = score_all(network, train, test, run_of(network, train, test))
+    assert list(found.scores) == ["local"] and len(found.missing) == len(NAMES) - 1
+    assert found.missing[0] == "local* is left out: it needs a linear model, and this is MLP"
+
+
+def test_a_run_is_not_compared_with_itself():
+    train, test = small()
+    for method, name in ((LocalStar(), "local_star"), (PooledLinear(), "centralised")):
+        found = score_all(method, train, test, run_of(method, train, test), private=False)
+        assert list(found.scores) == [other for other in NAMES if other != name]
+
+
+def test_the_mixed_model_of_a_run_without_privacy_is_itself():
+    train, test = small()
+    method = registered()["pfeb"]()
+    score = run_of(method, train, test)
+    assert "mixed" not in score_all(method, train, test, score, private=False).scores
+    found = score_all(method, train, test, score).scores
+    by_hand = replace(method.for_budget(math.inf, train.spec), model=Linear())
+    plan = Plan(method=by_hand, privacy=FREE, rounds=method.rounds_without_noise, simulation_seed=0)
+    again = evaluate(by_hand.model, simulate(plan, train).rows, test)
+    np.testing.assert_array_equal(found["mixed"].clients, again.clients)
+
+
+# --- a run and its folder
+
+
+def plan_of(baselines=tuple(TITLES), **settings):
+    options = {"clients": 25, "rows": 7, "features": 3}
+    return Plan(
+        data=DataConfig(name="synthetic", options=options),
+        method=PMTL(),
+        privacy=Privacy(epsilon=4.0),
+        rounds=2,
+        simulation_seed=3,
+        baselines=baselines,
+        **settings,
+    )
+
+
+def without_time(summary):
+    return {key: value for key, value in summary.items() if key not in ("seconds", "run")}
+
+
+def test_a_run_keeps_its_baselines(tmp_path):
+    result = execute(plan_of(), folder=tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert [one["name"] for one in kept["references"]] == NAMES
+    assert kept["references_missing"] == []
+    local = kept["references"][0]
+    assert local["value"] == kept["local_value"] == result.local.value
+    metrics = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pydict()
+    columns = {name: metrics[f"error_{name}"] for name in NAMES[1:]}
+    columns["local"] = metrics["error_alone"]
+    for one in kept["references"]:
+        apart = np.array(metrics["error"]) - np.array(columns[one["name"]])
+        assert one["difference"] == pytest.approx(apart.mean())
+        assert one["share_worse_off"] == (apart > 0).mean()
+    assert Plan.load(tmp_path / "run" / "plan.toml").baselines == tuple(NAMES)
+
+
+@pytest.mark.parametrize("settings", [{"baselines": ()}, {"compare_with_local": False}])
+def test_a_run_that_nobody_wants_compared(settings):
+    result = execute(plan_of(**{"baselines": ("local",), **settings}))
+    assert result.local is None and result.summary["references"] == []
+    assert result.summary["local_value"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ([], ("local",)),
+        (["--baselines"], tuple(TITLES)),
+        (["--baselines", "pooled"], ("local", "centralised")),
+        (["--baselines", "mixed,local_star"], ("local", "mixed", "local_star")),
+    ],
+)
+def test_the_flag_names_baselines(tmp_path, capsys, flags, names):
+    line = "run --data synthetic --option clients=12 --rounds 1 --simulation-seed 1 --quiet --json"
+    assert main([*line.split(), "--out", str(tmp_path / "run"), *flags]) == 0
+    assert Plan.load(tmp_path / "run" / "plan.toml").baselines == names
+    found = json.loads(capsys.readouterr().out)["references"]
+    assert {one["name"] for one in found} == set(names)
+
+
+def test_an_unknown_baseline_is_refused(capsys):
+    with pytest.raises(ValueError, match="'best' is unknown; expected one of local, local_star"):
+        plan_of(baselines=("best",))
+    with pytest.raises(SystemExit):
+        main(["run", "--data", "synthetic", "--baselines", "best"])
+    assert "'best' is unknown" in capsys.readouterr().err
+
+
+def test_a_failing_baseline_does_not_lose_the_run(tmp_path, monkeypatch):
+    def fail(self, clients):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(PooledLinear, "fit_all", fail)
+    summary = execute(plan_of(), folder=tmp_path / "run").summary
+    assert [one["name"] for one in summary["references"]] == [
+        n for n in NAMES if n != "centralised"
+    ]
+    told = ["centralised could not be computed (RuntimeError: out of memory)"]
+    assert summary["references_missing"] == told
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_baseline_that_refuses_the_rows_names_no_client():
+    train, test = small()
+    train, test = (replace(part, features=part.features * 1000) for part in (train, test))
+    found = score_all(PMTL(), train, test, run_of(Local(), train, test))
+    assert found.missing == ("mixed model is left out: the rows are not scaled for it",)
+    assert "mixed" not in found.scores and "local_star" in found.scores
+
+
+def test_a_run_that_is_killed_during_its_baselines_ends_the_same(tmp_path, monkeypatch):
+    whole = execute(plan_of(), folder=tmp_path / "whole").summary
+    done = PooledLinear.personalise
+
+    def die(self, clients):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PooledLinear, "fit_all", die)
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan_of(), folder=tmp_path / "killed")
+    assert not (tmp_path / "killed" / "result.json").exists()
+    monkeypatch.setattr(PooledLinear, "fit_all", done)
+    again = execute(Plan.load(tmp_path / "killed" / "plan.toml"), folder=tmp_path / "killed")
+    assert without_time(again.summary) == without_time(whole)
+    first, second = (
+        pq.read_table(tmp_path / name / "metrics.parquet") for name in ("whole", "killed")
+    )
+    assert first.equals(second)
+
+
+# --- words
+
+
+def told_of(name="local_star", t=-20.0, worse=0.09, **more):
+    keys = {"value": 0.5, "standard_error": 0.01, "difference": (t or 0) / 1000}
+    keys |= {"difference_standard_error": 0.001, "share_worse_than_local_star": None}
+    return {
+        "name": name,
+        "label": name,
+        "t": t,
+        "share_worse_off": worse,
+        **keys,
+        **more,
+    }
+
+
+def test_the_verdict_names_the_average_and_those_who_lose():
+    mixed = told_of("mixed", share_worse_than_local_star=0.08)
+    assert verdict([told_of("local", worse=0.05), told_of(), mixed]) == (
+        "Compared with local training, joining is better on average (t = -20.0); 5 % of clients "
+        "are worse off. Compared with local*, joining is better on average (t = -20.0); 9 % of "
+        "clients are worse off (8 % without privacy)."
+    )
+    lost = [told_of("local", t=5.0, worse=0.8)]
+    first, second, promise = verdicts({"pmtl": [told_of("local")], "fedavg": lost})
+    assert first.startswith("pmtl: Compared") and second == (
+        "fedavg: Compared with local training, joining is worse on average (t = 5.0); 80 % of "
+        "clients are worse off."
+    )
+    for t in (1.0, -1.0):
+        line, promise = verdicts({"pmtl": [told_of("local", t=t)]})
+        assert "makes no clear difference on average" in line
+        assert promise == "These are averages over clients; no single client is promised a gain."
+    assert verdict([]) == "" and verdict([told_of(t=None)]) == ""
+    assert list(verdicts({"pmtl": [told_of(t=None)]})) == [promise]
+    assert list(verdicts({"local": []})) == []
+
+
+def test_a_page_shows_the_baselines(tmp_path):
+    folders = []
+    for name, method in (("one", PMTL()), ("two", FedAvg()), ("three", Local())):
+        execute(replace(plan_of(), method=method), folder=tmp_path / name)
+        folders.append(tmp_path / name)
+    page = write_report(folders[:1], tmp_path / "one.html").read_text()
+    assert '<h2 id="baselines">Baselines</h2>' in page
+    assert page.count(DESCRIPTIONS["local_star"]) == 1
+    assert "<svg" in page and "against local*" in page
+    told = read_finished(folders[:1])[0].baselines
+    assert f"{100 * told[1]['share_worse_off']:.0f} %" in page
+    several = write_report(folders, tmp_path / "all.html").read_text()
+    assert several.count(DESCRIPTIONS["local_star"]) == 1
+    assert several.count('<th scope="col">local*: ') == 1
+    assert several.count("against local*</figcaption>") == 2
+    # Folders of earlier versions have none, and are shown without.
+    result = json.loads((folders[0] / "result.json").read_text())
+    del result["references"], result["references_missing"]
+    (folders[0] / "result.json").write_text(json.dumps(result))
+    old = write_report(folders[:1], tmp_path / "old.html").read_text()
+    assert 'id="baselines"' not in old
+
+
+def test_a_page_opens_with_the_verdict_and_the_choice(tmp_path):
+    made = execute(plan_of(chosen="pmtl, because <it> is asked for"), folder=tmp_path / "a")
+    verdict = made.summary["verdict"]
+    page = write_report([tmp_path / "a"], tmp_path / "a.html").read_text()
+    top = page[page.index("<header") : page.index("</header>")]
+    assert "Chosen by auto: pmtl, because &lt;it&gt; is asked for." in top
+    assert verdict["verdict"] in ("join", "small gain", "learn alone")
+    assert f"Verdict before the run: {verdict['verdict']}. " in top
+    assert html.escape(verdict["words"]) in top
+    assert all(html.escape(told) in top for told in verdict["remedies"])
+    result = json.loads((tmp_path / "a" / "result.json").read_text())
+    (tmp_path / "a" / "result.json").write_text(
+        json.dumps(result | {"r2": -7393.0, "r2_median": 0.21})
+    )
+    execute(replace(plan_of(), method=FedAvg()), folder=tmp_path / "b")
+    both = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text()
+    top = both[both.index("<header") : both.index("</header>")]
+    assert "pmtl: Chosen by auto" in top
+    assert "0.21 (median)" in both and "7393" not in both
+    # Folders of earlier versions say nothing of it.
+    older = {key: told for key, told in result.items() if key not in ("verdict", "chosen")}
+    (tmp_path / "a" / "result.json").write_text(json.dumps(older))
+    assert "Verdict" not in write_report([tmp_path / "a"], tmp_path / "o.html").read_text()
+
+
+def test_nothing_is_told_of_nothing():
+    assert Baselines({}).to_json(scored([1.0])) == [] and Baselines({}).local is None
