@@ -22,8 +22,7 @@ from torch.nn import functional
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.models import CNN
 from coterie.rng import Rng
-from coterie.solvers.batches import draw_plainly
-from coterie.solvers.sgd import SGD
+from coterie.solvers.sgd import SGD, draw_plainly
 from coterie.tree import Tree, stack, to
 
 CLIENTS, ROWS, COHORT, STEPS, BATCH = 205, 170, 100, 10, 10

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from coterie.models.linear import Linear, save_start
 from numpy.typing import NDArray
 from public_features.network import PublicMap, public_map
 
 import coterie as ct
 from coterie.data.embed import embed
 from coterie.methods.pmtl import PMTL
-from coterie.models.dense import Linear, save_start
 from coterie.rng import Rng
 
 DIRECTIONS = 16

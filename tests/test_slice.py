@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from coterie.models.linear import matrix_of, put_slice, save_start, slice_of, slice_variances
 from scipy.optimize import minimize
 
 from coterie.config import from_table, to_table, to_toml
@@ -17,8 +18,6 @@ from coterie.engines.simulate import simulate
 from coterie.methods.base import Method
 from coterie.methods.pmtl import LAST, PMTL
 from coterie.models import MLP, Linear, Model
-from coterie.models.dense import save_start
-from coterie.models.features import matrix_of, put_slice, slice_of, slice_variances
 from coterie.plan import Plan, Privacy
 from coterie.recognition import recognise_model
 from coterie.rng import Rng

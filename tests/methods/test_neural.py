@@ -25,8 +25,8 @@ from coterie.models import CNN, MLP, Linear, Module
 from coterie.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.rng import Rng
-from coterie.solvers.kernels import draw_batches
 from coterie.solvers.sgd import SGD
+from coterie.solvers.sgd_kernels import draw_batches
 
 pytestmark = pytest.mark.full
 BARE = Privacy(epsilon=math.inf)

@@ -20,7 +20,7 @@ from coterie.methods.single import Single
 from coterie.models import Linear
 from coterie.plan import Plan, Privacy
 from coterie.scores import evaluate
-from coterie.solvers.mtrl import relation_of
+from coterie.solvers.multitask import relation_of
 from coterie.solvers.structured import OwnUnits
 
 pytestmark = pytest.mark.full

@@ -17,7 +17,7 @@ from coterie.privacy.billboard import Billboard, Bounded, Post, bound
 from coterie.privacy.entropy import client_entropy
 from coterie.privacy.mechanisms import Mechanism
 from coterie.rng import Rng
-from coterie.solvers.precision import Precision, computed_in
+from coterie.solvers.sgd import Precision, computed_in
 from coterie.tree import Tree, map_leaves
 
 

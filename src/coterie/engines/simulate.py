@@ -31,7 +31,7 @@ from coterie.privacy.entropy import open_entropy
 from coterie.privacy.files import write_atomically
 from coterie.privacy.ledger import LedgerError
 from coterie.rng import Rng
-from coterie.solvers.precision import Precision, computed_in
+from coterie.solvers.sgd import Precision, computed_in
 from coterie.tree import Tree, size, to
 
 

@@ -21,7 +21,7 @@ from coterie.privacy.billboard import Bounded
 from coterie.privacy.files import write_atomically
 from coterie.privacy.local import LocalGaussianSum
 from coterie.rng import Rng
-from coterie.solvers.precision import computed_in
+from coterie.solvers.sgd import computed_in
 from coterie.tree import Tree
 from coterie.wire import Expected, Letter, RefusedError, digest
 

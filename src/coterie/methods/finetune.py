@@ -30,10 +30,8 @@ from coterie.methods.base import Block, Method, Post, Shape, register
 from coterie.methods.fedavg import FedAvg
 from coterie.models import Model
 from coterie.rng import Rng
-from coterie.solvers.fisher import fisher
-from coterie.solvers.local import LocalProblem
-from coterie.solvers.objective import Near
-from coterie.solvers.sgd import SGD
+from coterie.solvers.local import LocalProblem, fisher
+from coterie.solvers.sgd import SGD, Near
 from coterie.tree import Tree, scale, stack
 
 How = Literal["plain", "mean", "kl", "ewc"]

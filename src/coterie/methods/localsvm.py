@@ -19,7 +19,7 @@ from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
 from coterie.rng import Rng
-from coterie.solvers.sdca import Losses, fit_alone
+from coterie.solvers.sdca import Losses, fit_local
 from coterie.tree import Tree, to
 
 _MOST_EPOCHS = 2000
@@ -121,7 +121,7 @@ class LocalSVM(Machines, Silent):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit own rows."""
         assert isinstance(self.model, Linear)
-        fit = fit_alone(
+        fit = fit_local(
             clients,
             self.losses(),
             bias=self.model.bias,

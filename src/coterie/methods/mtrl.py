@@ -6,7 +6,7 @@ learning":
     min_{W, Omega}  sum_k mean loss of client k(w_k) + lam1/2 |W|^2 + lam2/2 tr(W^T Omega^-1 W)
 
 over positive semidefinite Omega (clients by clients) of trace 1, to a relative duality gap of the
-equivalent problem in W alone (`solvers.mtrl`), in each client's own units. All rows are in one
+equivalent problem in W (`solvers.multitask`), in each client's own units. All rows are in one
 place: a reference.
 """
 
@@ -17,7 +17,7 @@ from coterie.methods.base import register
 from coterie.methods.mtl import Pooled
 from coterie.methods.single import check_lam, own_units, usual_lam
 from coterie.models import Linear, Model
-from coterie.solvers.mtrl import fit_mtrl
+from coterie.solvers.multitask import fit_mtrl
 from coterie.tree import Tree, to
 
 
