@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
+from torch.nn.functional import pad
 
 from coterie.data.federated import Clients
 from coterie.tree import Tree
@@ -132,12 +133,18 @@ def _shifts(block: Clients, start: Tensor, lam: Tensor, bias: bool) -> Tensor:
     x = block.x.flatten(2).double()
     if bias:
         x = torch.cat([x, block.mask[..., None].double()], dim=2)
+    rows, columns = x.shape[1:]
+    # Zeros up to multiples of 8: every client's matrices then begin at a multiple of 64 bytes.
+    # Otherwise the last bits of products depend on a client's position among others.
+    x = pad(x, (0, -columns % 8, 0, -rows % 8))
+    y, start = pad(block.y.double(), (0, -rows % 8)), pad(start, (0, -columns % 8))
     counts = block.counts.to(block.device).double()[:, None]
-    rest = (block.y.double() - (x @ start[..., None])[..., 0]) / counts
-    if x.shape[1] < x.shape[2]:
+    rest = (y - (x @ start[..., None])[..., 0]) / counts
+    if rows < columns:
         dual = _solve(x @ x.mT / counts[..., None], rest, lam)
-        return (x.mT @ dual[..., None])[..., 0]
-    return _solve(x.mT @ x / counts[..., None], (x.mT @ rest[..., None])[..., 0], lam)
+        return (x.mT @ dual[..., None])[:, :columns, 0]
+    gram = x.mT @ x / counts[..., None]
+    return _solve(gram, (x.mT @ rest[..., None])[..., 0], lam)[:, :columns]
 
 
 def _sparse_shifts(block: Clients, start: Tensor, lam: Tensor, bias: bool) -> Tensor:
@@ -242,14 +249,20 @@ def _fit_rows(rows: Floats, y: Floats, binary: bool, *rest: Any) -> float:
     lam, bias, tol, most, weight, intercept = rest
     if not (np.isfinite(rows).all() and np.isfinite(y).all()):
         return math.nan
-    if binary:
-        check_binary(y)
-        only = single_class(y, tol) if bias else None
-        if only is not None:
-            intercept[0] = only
-            return 0.0
-        y = 2 * y - 1
-    return _lasso(rows, y, binary, lam, bias, tol, most, weight, intercept)
+    if not binary:  # the optimal bias makes residuals sum to zero, as do centred rows and targets
+        centre, mean = (rows.mean(axis=1), y.mean()) if bias else (np.zeros(len(rows)), 0.0)
+        rows = rows - centre[:, None]
+        gap = _lasso(rows, y - mean, False, lam, False, tol, most, weight, np.zeros(1))
+        intercept[0] = mean - centre @ weight
+        return gap
+    check_binary(y)
+    only = single_class(y, tol) if bias else None
+    if only is not None:
+        intercept[0] = only
+        return 0.0
+    if bias:
+        intercept[0] = math.log(y.mean() / (1 - y.mean()))
+    return _lasso(rows, 2 * y - 1, True, lam, bias, tol, most, weight, intercept)
 
 
 def _client_rows(clients: Clients, place: int) -> tuple[Floats, Floats, Any]:
@@ -353,9 +366,9 @@ def _lasso(
     A: Array, y: Array, binary: bool, lam: float, bias: bool, tol: float, most: int, w: Array,
     b: Array,
 ) -> float:  # fmt: skip
-    # From zero; returns the relative gap. A is (d, n): a feature is contiguous.
+    # From w = 0 and a given b; returns the relative gap. A is (d, n): a feature is contiguous.
     n, sweeps = A.shape[1], 0
-    scores, first, second = np.zeros(n), np.empty(n), np.empty(n)
+    scores, first, second = np.full(n, b[0]), np.empty(n), np.empty(n)
     floor = _ROUNDING * max(_mean_loss(scores, y, binary), 1e-300)
     while True:
         _derivatives(scores, y, binary, first, second)
