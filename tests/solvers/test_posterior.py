@@ -480,7 +480,7 @@ def test_leaving_a_row_out_of_classes_is_nearly_a_refit(task, features):
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("features", [4, 30])
 @pytest.mark.parametrize("per_row", [False, True])
-def test_predictive_deviations(task, is_sparse, features, per_row):
+def test_predictive_std(task, is_sparse, features, per_row):
     data = dataset(task, is_sparse=is_sparse, features=features)
     fresh = dataset(task, (2, 3, 4, 0, 1, 5), features=features, is_sparse=is_sparse, seed=9)
     prior = a_prior(task, features + 1, per_row=per_row)

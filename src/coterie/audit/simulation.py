@@ -207,7 +207,7 @@ def _check(plan: Plan, data: FederatedDataset) -> MTLSVM:
     if len(events) > 1 or not all(isinstance(e, Gaussian | NonPrivate) for e in events):
         raise ValueError("expected Gaussian noise, the same in every round, or none at all")
     if plan.sampler.participation(data.spec.clients).rate != 1:
-        raise ValueError("a sampled cohort: expected a plan in which everybody takes part")
+        raise ValueError("a sampled cohort: expected a plan in which all clients take part")
     return method
 
 

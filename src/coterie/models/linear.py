@@ -234,5 +234,5 @@ def check_directions(directions: int, spec: Spec) -> None:
     if not 0 <= directions <= spec.features:
         raise ValueError(
             f"directions = {directions}: the rows have {spec.features} features; use a number from "
-            f"0 (the biases alone) to {spec.features}"
+            f"0 (only the biases) to {spec.features}"
         )

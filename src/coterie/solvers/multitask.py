@@ -494,7 +494,7 @@ class _Problem:
         return np.asarray(np.add.reduceat(values, self.offsets[:-1]) / np.diff(self.offsets))
 
     def at(self, scores: Floats, before: _Point | None = None) -> _Point:
-        """Return the loss at scores; `before` gives a start for the biases."""
+        """Return the loss at scores; `before` holds a start for the biases."""
         if not self.binary:
             left = scores - self.targets
             bias = -self.means(left) if self.free else np.zeros(len(self))
@@ -545,10 +545,10 @@ class _Problem:
             return self
         if self.shared is not None:
             y = self.targets.reshape(len(self), -1).T
-            rows, kept, left = _triangle(self.shared, y, self.free)
-            offsets = np.arange(len(self) + 1, dtype=np.int64) * len(rows)
+            own, kept, left = _triangle(self.shared, y, self.free)
+            offsets = np.arange(len(self) + 1, dtype=np.int64) * len(own)
             return replace(
-                self, free=False, shared=rows, offsets=offsets, rest=self.shares[0] * left / 2,
+                self, free=False, shared=own, offsets=offsets, rest=self.shares[0] * left / 2,
                 targets=np.ascontiguousarray(kept.T).reshape(-1),
             )  # fmt: skip
         rows, targets, rest = [], [], 0.0
@@ -609,10 +609,11 @@ def _prepare(clients: Clients, *, bias: bool, tol: float) -> _Taken:
     dense = isinstance(features, Tensor)
     rows = features.flatten(1).cpu().numpy() if dense else features.toarray()
     own_targets = [targets[s : s + n] for s, n in zip(starts, counts, strict=True)]
-    for k, y in enumerate(own_targets):
-        if not (np.isfinite(rows[starts[k] : starts[k] + len(y)]).all() and np.isfinite(y).all()):
+    for at, own in enumerate(own_targets):
+        x = rows[starts[at] : starts[at] + len(own)]
+        if not (np.isfinite(x).all() and np.isfinite(own).all()):
             raise ValueError(
-                f"client {int(clients.ids[places[k]])}: given rows with NaN or infinity; expected "
+                f"client {int(clients.ids[places[at]])}: given rows with NaN or infinity; expected "
                 "finite numbers, since a joint fit spreads them to all: remove the client"
             )
     y = np.concatenate([np.empty(0), *own_targets])
@@ -710,7 +711,7 @@ def _logistic(
         losses[k] = total / n
 
 
-@njit(cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(cache=True, error_model="numpy")
 def _best_bias(scores: Array, signs: Array, first: int, last: int, b: float) -> float:
     # Newton's method on the derivative by the bias, kept inside a bracket of its zero.
     low, high = -np.inf, np.inf

@@ -270,8 +270,9 @@ def _client_rows(clients: Clients, place: int) -> tuple[Floats, Floats, Any]:
     start, count = int(clients.starts[place]), int(clients.counts[place])
     own = slice(start, start + count)
     y, features = clients.targets[own].cpu().double().numpy(), cast(Any, clients.features)
+    columns: Any = slice(None)
     if isinstance(features, Tensor):
-        rows, columns = features[own].flatten(1).cpu().double().numpy(), slice(None)
+        rows = features[own].flatten(1).cpu().double().numpy()
     else:
         columns = np.unique(features[own].indices)
         rows = features[own][:, columns].astype(np.float64).toarray()

@@ -550,7 +550,7 @@ class _Joint:
         return cls(problem, c2, order, dual, np.zeros(own.shape[1], dual.dtype), own)
 
     def solve(self, keys: Keys, tol: float, most: int) -> "_Joint":
-        """Sweep until the gap is small enough; the sweeps' own estimate says when to compute it."""
+        """Sweep until the gap is small enough; the sweeps estimate when to compute it."""
         self._certify()
         limit, due, active = math.inf, SELDOM, self.problem.stack.counts.copy()
         while self.gap > tol * self.primal + self.floor and self.epochs < most:

@@ -554,11 +554,11 @@ def _conjugate(
         size += gradients[place] * gradients[place]
     goal = _NEAR * size
     for _ in range(turns):
-        curve = _gather(x, stack, who, which, way, coupling, total, sums)
-        if not curve > 0:
+        quadratic = _gather(x, stack, who, which, way, coupling, total, sums)
+        if not quadratic > 0:
             break
         _spread(x, stack, who, which, coupling, total, sums, form)
-        length, before, size = size / curve, size, 0.0
+        length, before, size = size / quadratic, size, 0.0
         for place in range(len(who)):
             step[place] += length * way[place]
             rest[place] -= length * form[place]
@@ -613,8 +613,8 @@ def accelerate(
     moves, length = np.empty(len(who)), _first_length(stack, output, who, which, step)
     for _ in range(_HALVINGS):
         decrease = _cut_moves(stack, output, who, which, dual, step, length, gradients, moves)
-        curve = _gather(x, stack, who, which, moves, coupling, total, sums)
-        if decrease < 0 and decrease + 0.5 * curve <= 0.1 * decrease:
+        quadratic = _gather(x, stack, who, which, moves, coupling, total, sums)
+        if decrease < 0 and decrease + 0.5 * quadratic <= 0.1 * decrease:
             for place in range(len(who)):
                 dual[who[place], which[place], output] += dual.dtype.type(moves[place])
             for column in range(len(w)):
@@ -646,7 +646,7 @@ def _solve(
     x: Rows, stack: Stack, client: int, output: int, q: Array, dual: Array, order: Array,
     state: np.uint64, tol: float, most: int, found: Array,
 ) -> None:  # fmt: skip
-    # The terms of the gap, summed during sweeps, say when to compute the gap.
+    # The terms of the gap, summed during sweeps, estimate when to compute the gap.
     b, nothing = dual[client, : len(order), output], np.empty(0)
     members, nobody = np.empty(1, np.int64), np.empty((0, len(q)), q.dtype)
     members[0] = client
