@@ -23,8 +23,8 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree, stack, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.models import CNN
-from coterie.solvers.batches import draw_plainly
 from coterie.solvers.sgd import SGD
+from coterie.solvers.sgd_kernels import draw_batches
 
 CLIENTS, ROWS, COHORT, STEPS, BATCH = 205, 170, 100, 10, 10
 LAM, LR = 0.1, 0.05
@@ -82,7 +82,7 @@ def loop(start: Tree, clients: Clients, rng: Rng, anchor: Tree) -> Tree:
     """One client after the other, as one would write it with torch alone."""
     assert isinstance(clients.features, Tensor)
     steps = np.full(len(clients), STEPS, dtype=np.int64)
-    drawn = draw_plainly(rng.keys(clients.ids), clients.counts.numpy(), steps, BATCH)
+    drawn = draw_batches(rng.keys(clients.ids), clients.counts.numpy(), steps, BATCH)
     index = (torch.from_numpy(drawn).long() + clients.starts[:, None, None]).to(clients.device)
     names, rows = list(start), []
     for place in range(len(clients)):

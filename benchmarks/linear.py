@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.core.rng import Rng
-from coterie.solvers.kernels import linear_sgd
+from coterie.solvers.sgd_kernels import linear_sgd
 
 LR, LAM = 0.1, 0.1
 Floats = NDArray[np.float32]

@@ -20,11 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.audit.play import Defence, client_messages
-from coterie.audit.reconstruct import reconstruct
-from coterie.audit.record import record, true_rows
-from coterie.audit.success import chance, match
-from coterie.audit.view import Rule
+from coterie.audit.reconstruction import Rule, chance, match, reconstruct
+from coterie.audit.simulation import Defence, client_messages, record, true_rows
 from coterie.data.synthetic import synthetic
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear

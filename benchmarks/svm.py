@@ -36,7 +36,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.solvers.sdca import Losses, fit_alone, fit_joint
+from coterie.solvers.sdca import Losses, fit_joint, fit_local
 
 Floats = NDArray[np.float64]
 GAP = 1e-3
@@ -72,7 +72,7 @@ class Task:
         """Return lower bounds of the objectives, by weak duality."""
         clients, losses = everyone(data), Losses(c1=self.c1)
         if self.kind == "alone":
-            fit = fit_alone(clients, losses, bias=False, tol=EXACT)
+            fit = fit_local(clients, losses, bias=False, tol=EXACT)
             return (fit.primal - fit.gap).numpy()
         joint = fit_joint(clients, losses, c2=self.c2, bias=False, tol=EXACT)
         return np.array([joint.primal - joint.gap])
@@ -92,7 +92,7 @@ class Task:
         def solve(data: FederatedDataset, tol: float) -> Floats:
             clients = everyone(data)
             if self.kind == "alone":
-                fit = fit_alone(clients, losses, bias=False, tol=tol, dtype=dtype)
+                fit = fit_local(clients, losses, bias=False, tol=tol, dtype=dtype)
                 return fit.weight[:, 0].double().numpy()
             joint = fit_joint(clients, losses, c2=self.c2, bias=False, tol=tol, dtype=dtype)
             return torch.cat([joint.shared, joint.own[:, 0]]).double().numpy()

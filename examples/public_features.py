@@ -31,7 +31,7 @@ import coterie as ct
 from coterie.core.rng import Rng
 from coterie.data.scaling import embed
 from coterie.methods.pmtl import PMTL
-from coterie.models.dense import Linear, save_start
+from coterie.models.linear import Linear, save_start
 
 DIRECTIONS = 16
 LAM = 0.1

@@ -18,8 +18,7 @@ from coterie.engine.simulate import simulate
 from coterie.methods.base import Method
 from coterie.methods.pmtl import LAST, PMTL
 from coterie.models import MLP, Linear, Model
-from coterie.models.dense import save_start
-from coterie.models.features import matrix_of, put_slice, slice_of, slice_variances
+from coterie.models.linear import matrix_of, put_slice, save_start, slice_of, slice_variances
 from coterie.plan.plan import Plan, Privacy
 from coterie.run.folder import check_model
 

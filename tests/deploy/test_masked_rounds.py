@@ -39,7 +39,7 @@ from coterie.methods.pmtl import PMTL
 from coterie.privacy.mechanisms import count_numbers
 from coterie.privacy.noise import LocalNoise
 from coterie.privacy.sampling import Everyone, Poisson
-from coterie.solvers._sdca import steps
+from coterie.solvers.sdca import steps
 
 pytestmark = pytest.mark.full
 SITES = 4

@@ -19,7 +19,7 @@ from coterie.methods.mtrl import MTRL
 from coterie.methods.single import Single
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
-from coterie.solvers.mtrl import relation_of
+from coterie.solvers.multitask import relation_of
 from coterie.solvers.structured import OwnUnits
 
 pytestmark = pytest.mark.full

@@ -315,10 +315,10 @@ def test_moments_kept_with_the_data_give_the_same_steps():
     block = data.clients(np.arange(6))
     units = OwnUnits.of(block, bias=True)
     points = torch.randn(6, 6, dtype=torch.float64)
-    kept = units.slopes(points)
+    kept = units.gradients(points)
     assert any("moments" in name for name in block.memory)
     few = replace(block, spec=replace(block.spec, clients=1 << 40), memory={})  # too many to keep
-    torch.testing.assert_close(OwnUnits.of(few, bias=True).slopes(points), kept)
+    torch.testing.assert_close(OwnUnits.of(few, bias=True).gradients(points), kept)
     assert not any("moments" in name for name in few.memory)
 
 

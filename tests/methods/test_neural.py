@@ -24,8 +24,8 @@ from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear, Module
 from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Poisson
-from coterie.solvers.kernels import draw_batches
 from coterie.solvers.sgd import SGD
+from coterie.solvers.sgd_kernels import draw_batches
 
 pytestmark = pytest.mark.full
 BARE = Privacy(epsilon=math.inf)

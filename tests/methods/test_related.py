@@ -22,9 +22,9 @@ from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.sampling import Poisson
-from coterie.solvers.relation import Decomposition, decompose, mean_relation
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD
+from coterie.solvers.structured import Decomposition, decompose, mean_relation
 
 pytestmark = pytest.mark.full
 

@@ -1,4 +1,4 @@
-"""Joint fits against cvxpy, scikit-learn and their optimality conditions."""
+"""Joint fits and MTRL against cvxpy, scikit-learn and their optimality conditions."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from sklearn.linear_model import MultiTaskLasso
 
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.solvers import multitask
-from coterie.solvers.multitask import fit_multitask, lam_max
-from coterie.solvers.single import fit_single
+from coterie.solvers.multitask import fit_mtrl, fit_multitask, lam_max, relation_of
+from coterie.solvers.ridge import fit_lasso, solve_ridge
 
 pytestmark = pytest.mark.full
 
@@ -72,7 +72,7 @@ def losses(data, score, y):
 
 
 def gradient(data, fit):
-    """The smooth part's slopes by weights (m, d) and biases (m,), from the formula."""
+    """The smooth part's gradients by weights (m, d) and biases (m,), from the formula."""
     found = np.zeros(fit.weight.shape), np.zeros(len(data))
     for client in range(len(data)):
         x, y = own_rows(data, client)
@@ -169,11 +169,9 @@ def test_shared_compressed_and_sparse_rows_give_one_answer(
 
     once = solve(dense)
     found = [solve(data)]
-    monkeypatch.setattr("coterie.solvers._problem._shared", lambda *_: None)
+    monkeypatch.setattr(multitask, "_shared", lambda *_: None)
     found.append(solve(dense))
-    monkeypatch.setattr("coterie.solvers._problem._WIDE", 0)
-    found += [solve(dense), solve(data)]
-    monkeypatch.setattr(multitask, "_GRAM", 0)
+    monkeypatch.setattr(multitask, "_WIDE", 0)
     found.append(solve(dense))
     for fit in found:
         np.testing.assert_allclose(fit.objective, once.objective, rtol=1e-8)
@@ -183,8 +181,7 @@ def test_shared_compressed_and_sparse_rows_give_one_answer(
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("share", [0.5, 0.05])
+@pytest.mark.parametrize(("is_sparse", "share"), [(False, 0.5), (True, 0.05)])
 def test_conditions_hold_on_larger_problems(task, penalty, is_sparse, share):
     counts = np.random.default_rng(5).integers(5, 60, size=40)
     data = dataset(task, counts=counts, features=70, is_sparse=is_sparse, density=0.1, seed=2)
@@ -230,9 +227,9 @@ def test_one_client_is_a_single_task_problem(task):
     """Of one client both norms are known: |w| (trace), |w|_1 (l2,1)."""
     clients = everyone(dataset(task, counts=(30,), features=8))
     joint = fit_multitask(clients, penalty="l21", lam=0.1, bias=True, tol=1e-10)
-    alone = fit_single(clients, penalty="l1", lam=0.1, bias=True)
-    np.testing.assert_allclose(joint.weight, alone["weight"][:, 0], atol=1e-4)
-    np.testing.assert_allclose(joint.bias, alone["bias"][:, 0], atol=1e-4)
+    weight, bias = fit_lasso(clients, lam=0.1, bias=True)
+    np.testing.assert_allclose(joint.weight, weight, atol=1e-4)
+    np.testing.assert_allclose(joint.bias, bias, atol=1e-4)
 
 
 def test_low_rank_models_are_found():
@@ -251,7 +248,7 @@ def test_low_rank_models_are_found():
     lam = 0.01 * lam_max(clients, "trace", False)
     fit = fit_multitask(clients, penalty="trace", lam=lam, bias=False)
     assert np.linalg.matrix_rank(fit.weight.numpy(), tol=1e-2) <= 3
-    alone = fit_single(clients, penalty="l2", lam=1e-3, bias=False)["weight"][:, 0]
+    alone = solve_ridge(clients, anchor=None, lam=1e-3, bias=False)["weight"][:, 0]
     error = np.linalg.norm(fit.weight.numpy() - truth)
     assert error < 0.2 * np.linalg.norm(alone.numpy() - truth)
 
@@ -322,3 +319,106 @@ def test_refusals():
     )
     with pytest.raises(ValueError, match="'multiclass'"):
         fit_multitask(everyone(other), penalty="trace", lam=1.0, bias=True)
+
+
+# MTRL
+
+
+def opposed(task, counts=(9, 3, 0, 25, 12), features=4, seed=0):
+    generator = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    x = (generator.normal(size=(offsets[-1], features)) + 0.3).astype(np.float32)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    score = np.asarray(x @ generator.normal(size=features)) * np.where(owner % 2, 1, -1)
+    score += 0.5 * generator.normal(size=offsets[-1])
+    y = (score > 0.3) if task == "binary" else score + 1
+    spec = Spec(shape=(features,), outputs=1, task=task, clients=len(counts))
+    names = [str(place) for place in range(len(counts))]
+    return FederatedDataset(
+        spec, names, offsets, torch.from_numpy(x), torch.from_numpy(y.astype(np.float32))
+    )
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_mtrl_matches_the_joint_optimum_of_cvxpy(task, bias):
+    data = opposed(task, counts=(14, 12, 16), features=3)
+    lam1, lam2 = 0.02, 0.05
+    weight, level = cvxpy.Variable((3, 3)), cvxpy.Variable(3)
+    related = cvxpy.Variable((3, 3), PSD=True)
+    total = lam1 / 2 * cvxpy.sum_squares(weight) + lam2 / 2 * cvxpy.matrix_frac(weight, related)
+    for client in range(3):
+        x, y = own_rows(data, client)
+        score = x @ weight[client] + (level[client] if bias else 0.0)
+        if task == "binary":
+            loss = cvxpy.sum(cvxpy.logistic(cvxpy.multiply(1 - 2 * y, score)))
+        else:
+            loss = cvxpy.sum_squares(score - y) / 2
+        total += loss / len(y)
+    best = cvxpy.Problem(cvxpy.Minimize(total), [cvxpy.trace(related) == 1]).solve(
+        solver=cvxpy.CLARABEL
+    )
+    fit = fit_mtrl(everyone(data), lam1=lam1, lam2=lam2, bias=bias, tol=1e-10)
+    np.testing.assert_allclose(fit.objective, best, rtol=2e-6)
+    np.testing.assert_allclose(fit.weight, weight.value, atol=5e-3)
+    np.testing.assert_allclose(fit.relation, related.value, atol=5e-3)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("lam1", [0.0, 0.01])
+def test_mtrl_is_stationary(task, bias, lam1):
+    """More models than features: -gradient = lam2 |W|_* S + lam1 W, S a trace norm subgradient."""
+    counts = np.random.default_rng(1).integers(0, 40, size=30)
+    data = opposed(task, counts=counts, features=8)
+    fit = fit_mtrl(everyone(data), lam1=lam1, lam2=0.01, bias=bias, tol=1e-9)
+    assert 0 <= fit.gap <= 1.01e-9 * fit.objective
+    np.testing.assert_allclose(np.trace(fit.relation), 1, rtol=1e-12)
+    slope = lam1 * fit.weight.numpy()
+    for client in range(30):
+        x, y = own_rows(data, client)
+        if len(y):
+            score = x @ fit.weight[client].numpy() + float(fit.bias[client])
+            rest = (score if task == "regression" else 1 / (1 + np.exp(-score))) - y
+            slope[client] += x.T @ rest / len(y)
+    size = np.linalg.svd(fit.weight.numpy(), compute_uv=False).sum()
+    assert np.linalg.norm(slope, 2) <= 0.01 * size * 1.001
+    np.testing.assert_allclose(-(slope * fit.weight.numpy()).sum(), 0.01 * size**2, rtol=1e-3)
+
+
+def test_opposed_clients_are_seen_as_such():
+    data = opposed("regression", counts=(30,) * 4, features=3)
+    fit = fit_mtrl(everyone(data), lam1=1e-3, lam2=1e-3, bias=True)
+    related = fit.relation.numpy()
+    alike = related / np.sqrt(np.outer(np.diag(related), np.diag(related)))
+    assert alike[0, 2] > 0.8 > -0.8 > alike[0, 1]
+
+
+def test_relation_of_models():
+    weight = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    found = relation_of(weight, 0.1).numpy()
+    moment = weight.double().numpy() @ weight.double().numpy().T + 0.01 * np.eye(6)
+    root = found * np.sqrt(np.linalg.eigvalsh(moment)).sum()
+    np.testing.assert_allclose(root @ root, moment, atol=1e-10)
+
+
+def test_mtrl_of_empty_and_constant_clients():
+    empty = fit_mtrl(everyone(opposed("regression", counts=(0, 0))), lam1=0.1, lam2=0.1, bias=True)
+    assert not empty.weight.any()
+    data = opposed("regression", counts=(5, 5))
+    data.targets[:] = 2.0
+    fit = fit_mtrl(everyone(data), lam1=0.1, lam2=0.1, bias=True)
+    assert fit.weight.abs().max() < 1e-9
+    np.testing.assert_allclose(fit.bias, 2.0)
+    nobody = fit_mtrl(data.clients(np.arange(0)), lam1=0.1, lam2=0.1, bias=True)
+    assert nobody.weight.shape == (0, 4)
+
+
+def test_mtrl_refusals():
+    clients = everyone(opposed("regression"))
+    with pytest.raises(ValueError, match="lam1: given"):
+        fit_mtrl(clients, lam1=-1.0, lam2=1.0, bias=True)
+    with pytest.raises(ValueError, match="lam2: given"):
+        fit_mtrl(clients, lam1=1.0, lam2=0.0, bias=True)
+    with pytest.raises(RuntimeError, match="after 1 iterations"):
+        fit_mtrl(clients, lam1=0.0, lam2=1e-3, bias=True, most=1)

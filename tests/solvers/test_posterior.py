@@ -11,7 +11,7 @@ from scipy.special import expit, logsumexp, softmax
 from sklearn.linear_model import BayesianRidge, LogisticRegression, Ridge
 
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.solvers.posterior import Prior, leave_one_out, posterior, predictive_deviation
+from coterie.solvers.posterior import Prior, leave_one_out, posterior, predictive_std
 
 pytestmark = pytest.mark.full
 
@@ -135,7 +135,7 @@ def test_regression_agrees_with_scikit_learn():
     found = posterior(everyone(data), prior, bias=False)
     w = found.deviation[0, 0].numpy() / np.sqrt(peer.lambda_)
     np.testing.assert_allclose(w, peer.coef_, rtol=1e-6)
-    wide = predictive_deviation(everyone(data), prior, everyone(data), bias=False).numpy()
+    wide = predictive_std(everyone(data), prior, everyone(data), bias=False).numpy()
     _, spread = peer.predict(x, return_std=True)
     np.testing.assert_allclose(np.sqrt(wide[0] ** 2 + 1 / peer.alpha_), spread, rtol=1e-6)
     ridge = Ridge(alpha=peer.lambda_ / peer.alpha_, fit_intercept=False).fit(x, y)
@@ -337,7 +337,7 @@ def results(clients, prior, fresh=None):
     found = posterior(clients, prior, bias=True)
     parts = [found.deviation, found.variances, found.residual]
     parts.append(leave_one_out(clients, prior, bias=True))
-    parts.append(predictive_deviation(clients, prior, fresh or clients, bias=True))
+    parts.append(predictive_std(clients, prior, fresh or clients, bias=True))
     return [part.numpy() for part in parts]
 
 
@@ -411,7 +411,7 @@ def test_no_clients_and_no_rows():
     assert leave_one_out(empty, prior, bias=True).shape == (1, 0)
     other = data.clients(np.array([2]))
     rows = replace(other, starts=torch.tensor([0]), counts=torch.tensor([3]))
-    wide = predictive_deviation(empty, prior, rows, bias=True)
+    wide = predictive_std(empty, prior, rows, bias=True)
     x, _ = own(data, 0, True)
     wanted = np.sqrt((x[:3] ** 2) @ prior.variances[0].numpy())
     np.testing.assert_allclose(wide[0], wanted, rtol=1e-12)
@@ -480,11 +480,11 @@ def test_leaving_a_row_out_of_classes_is_nearly_a_refit(task, features):
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("features", [4, 30])
 @pytest.mark.parametrize("per_row", [False, True])
-def test_predictive_deviations(task, is_sparse, features, per_row):
+def test_predictive_std(task, is_sparse, features, per_row):
     data = dataset(task, is_sparse=is_sparse, features=features)
     fresh = dataset(task, (2, 3, 4, 0, 1, 5), features=features, is_sparse=is_sparse, seed=9)
     prior = a_prior(task, features + 1, per_row=per_row)
-    wide = predictive_deviation(everyone(data), prior, everyone(fresh), bias=True).numpy()
+    wide = predictive_std(everyone(data), prior, everyone(fresh), bias=True).numpy()
     assert wide.shape == (6, 5) if OUTPUTS[task] == 1 else (6, 5, OUTPUTS[task])
     wide = wide.reshape(6, 5, -1)
     found = posterior(everyone(data), prior, bias=True)
@@ -518,7 +518,7 @@ def test_intervals_cover():
     prior = Prior(center, torch.full_like(center, 0.36), residual=0.64)
     found = posterior(everyone(data), prior, bias=False)
     fitted = np.einsum("crf,cf->cr", x, 0.2 + 0.6 * found.deviation[:, 0].numpy())
-    wide = predictive_deviation(everyone(data), prior, everyone(data), bias=False).numpy()
+    wide = predictive_std(everyone(data), prior, everyone(data), bias=False).numpy()
     covered = (np.abs(fitted - clean) < 1.645 * wide).mean()
     assert abs(covered - 0.9) < 0.025
     assert abs(float(found.residual.mean()) - 1) < 0.05
@@ -548,7 +548,7 @@ def test_what_does_not_fit_is_refused():
         posterior(everyone(dataset("binary")), prior, bias=True)
     with pytest.raises(ValueError, match="same order"):
         some = data.clients(np.array([1, 0]))
-        predictive_deviation(data.clients(np.array([0, 1])), prior, some, bias=True)
+        predictive_std(data.clients(np.array([0, 1])), prior, some, bias=True)
 
 
 def test_targets_that_are_no_class_are_refused():

@@ -211,3 +211,14 @@ def test_how_a_client_is_solved_does_not_depend_on_its_neighbours_rows():
     short, long = solve(8), solve(40)
     for name in short:
         assert torch.equal(short[name][1:], long[name][1:])
+
+
+@pytest.mark.parametrize(("rows", "features"), [(7, 4), (9, 4), (16, 12), (5, 20), (21, 20)])
+def test_the_position_of_a_client_does_not_change_a_bit(rows, features):
+    """In float64, before rounding to float32 hides it."""
+    data = dataset(counts=(rows,) * 40, features=features)
+    start, lam = torch.ones(1, features + 1).double(), torch.tensor([LAM]).double()
+    together = ridge._shifts(everyone(data), start, lam, True)
+    for ids in ([0], [1], [7, 3], [39, 20, 5], list(range(1, 40))):
+        some = ridge._shifts(data.clients(np.array(ids)), start, lam, True)
+        assert torch.equal(some, together[ids])

@@ -11,11 +11,9 @@ from coterie.core.rng import Rng
 from coterie.core.tree import stack
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.models import CNN, MLP, Linear, Model, row_losses
-from coterie.solvers import batches
 from coterie.solvers import sgd as module
-from coterie.solvers.batches import draw_plainly
-from coterie.solvers.kernels import draw_batches
 from coterie.solvers.sgd import SGD
+from coterie.solvers.sgd_kernels import draw_batches
 
 TASKS = ("regression", "binary", "multiclass", "multilabel")
 COUNTS = (7, 1, 0, 13, 3, 8)
@@ -173,8 +171,7 @@ def test_linear_without_the_kernel_is_the_same(monkeypatch):
     start, anchor, _ = trees(Linear(), data)
     settings = SGD(lr=0.1, epochs=3, batch=4, momentum=0.5)
     kernel = settings(Linear(), start, everyone(data), RNG, anchor=anchor, lam=0.1)
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    assert not module._fits_kernel(start, everyone(data))
+    monkeypatch.setattr(module, "_fits_kernel", lambda *_: False)
     torch_only = settings(Linear(), start, everyone(data), RNG, anchor=anchor, lam=0.1)
     assert_trees_close(torch_only, kernel)
 
@@ -315,36 +312,6 @@ def test_nobody_and_nothing():
             none = {leaf: rows[:0] for leaf, rows in start.items()}
             found = SGD(fast=fast)(model, none, data.clients(np.arange(0)), RNG)
             assert all(len(rows) == 0 for rows in found.values())
-
-
-def test_batches_without_numba_are_the_same():
-    generator = np.random.default_rng(0)
-    for _ in range(40):
-        clients, batch = int(generator.integers(0, 7)), int(generator.integers(1, 12))
-        counts, steps = generator.integers(0, 30, clients), generator.integers(0, 9, clients)
-        keys = generator.integers(0, 2**64, clients, dtype=np.uint64)
-        found = draw_plainly(keys, counts, steps, batch)
-        assert np.array_equal(found, draw_batches(keys, counts, steps, batch))
-
-
-def test_refused_words_are_skipped():
-    # Bounds near 2^32 refuse words often, which no number of rows in a test could.
-    state, counts = np.array([7, 8], dtype=np.uint64), np.array([3 * 2**30 + 1, 2**31 + 3])
-    jumps = batches._draw_jumps(state, counts, np.array([6, 4]))
-    word, mask = (1 << 64) - 1, (1 << 32) - 1
-    for client, reach in enumerate((6, 4)):
-        key = 7 + client
-        for place in range(reach):
-            bound = int(counts[client]) - place
-            while True:
-                key = (key + 0x9E3779B97F4A7C15) & word
-                mixed = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & word
-                mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & word
-                product = ((mixed ^ (mixed >> 31)) >> 32) * bound
-                if product & mask >= (2**32 - bound) % bound:
-                    break
-            assert jumps[client, place] == product >> 32
-        assert int(state[client]) == key
 
 
 @pytest.mark.parametrize(

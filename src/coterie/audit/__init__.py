@@ -1,1 +1,1 @@
-"""Attacks on what a run lets others see: each takes a `View`, the threat model as a value."""
+"""Attacks on runs, each from a `View`: the observations of an adversary."""

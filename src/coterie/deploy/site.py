@@ -72,7 +72,7 @@ from coterie.methods.base import per_row_leaves
 from coterie.plan.plan import Plan, Speed
 from coterie.privacy.billboard import Bounded
 from coterie.privacy.validation import grid_steps
-from coterie.solvers.precision import computed_in
+from coterie.solvers.sgd import computed_in
 
 SHARED, SUM, MASKED = "shared/", "sum/", "masked"
 NO_SESSION = "no session"

@@ -25,7 +25,7 @@ from coterie.methods.base import Method
 from coterie.privacy.billboard import Bounded, Post, Release, bound
 from coterie.privacy.entropy import client_entropy
 from coterie.privacy.mechanisms import Mechanism
-from coterie.solvers.precision import Precision, computed_in
+from coterie.solvers.sgd import Precision, computed_in
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from coterie.privacy.billboard import Billboard, Post
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import LedgerError
-from coterie.solvers.precision import computed_in
+from coterie.solvers.sgd import computed_in
 
 
 @dataclass(frozen=True)

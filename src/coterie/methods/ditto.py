@@ -75,7 +75,7 @@ class Ditto(Method):
         together = LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
         start = stack(shared, len(clients))
         moved = together.solve(
-            start, clients, rng.at("shared"), round=round, anchor=None, tell=True
+            start, clients, rng.at("shared"), round=round, anchor=None, keep_failed=True
         )
         own = self._own(self.own_sgd).solve(
             personal, clients, rng.at("own"), round=round, anchor=shared

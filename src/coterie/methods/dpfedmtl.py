@@ -219,7 +219,7 @@ class DPFedMTL(Method):
             models = self._fit_heads(models, personal, clients, rng.at("heads"), round)
             only = tuple(layers)
         after = self.problem().solve(
-            models, clients, rng, round=round, anchor=None, only=only, tell=True
+            models, clients, rng, round=round, anchor=None, only=only, keep_failed=True
         )
         change = {name: after[name] - leaf for name, leaf in layers.items()}
         return {name: after[name] for name in personal}, change

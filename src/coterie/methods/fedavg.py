@@ -65,7 +65,9 @@ class FedAvg(Method):
     ) -> tuple[Tree, Tree]:
         """Work from the shared model; contribute the difference to it."""
         start = stack(shared, len(clients))
-        after = self.problem().solve(start, clients, rng, round=round, anchor=shared, tell=True)
+        after = self.problem().solve(
+            start, clients, rng, round=round, anchor=shared, keep_failed=True
+        )
         return personal, subtract(after, shared)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:

@@ -29,10 +29,8 @@ from coterie.core.tree import Tree, scale, stack
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.methods.base import Method, Post, Shape, per_row_leaves, register, shared_leaves
 from coterie.methods.fedavg import FedAvg
-from coterie.solvers.fisher import fisher
-from coterie.solvers.local import LocalProblem
-from coterie.solvers.objective import Near
-from coterie.solvers.sgd import SGD
+from coterie.solvers.local import LocalProblem, fisher
+from coterie.solvers.sgd import SGD, Near
 
 How = Literal["plain", "mean", "kl", "ewc"]
 C = TypeVar("C", bound=type[Method])

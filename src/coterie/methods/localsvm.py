@@ -20,7 +20,7 @@ from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate, refuse_labels
 from coterie.methods.base import Method, Silent, register
 from coterie.models import Linear, Model
-from coterie.solvers.sdca import Losses, fit_alone
+from coterie.solvers.sdca import Losses, fit_local
 
 _MOST_EPOCHS = 2000
 
@@ -122,7 +122,7 @@ class LocalSVM(Machines, Silent):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit own rows."""
         assert isinstance(self.model, Linear)
-        fit = fit_alone(
+        fit = fit_local(
             clients,
             self.losses(),
             bias=self.model.bias,

@@ -49,8 +49,7 @@ from coterie.methods.base import Baselines, Method, Post, Rounds, Shape, registe
 from coterie.methods.mtl import MTL
 from coterie.methods.single import Single, check_linear, check_matrix, usual_lam
 from coterie.models import Linear, Model
-from coterie.solvers.spectrum import Lift, Spectrum, apply, lift
-from coterie.solvers.structured import OwnUnits
+from coterie.solvers.structured import Lift, OwnUnits, Spectrum, apply, lift
 
 _LIFTS = {"flat": 1.2, "floor": 0.1, "add": 1.5}
 _INNER = 5000  # accelerated steps that a client's own problem with two parts may take
@@ -250,7 +249,7 @@ class MPMTL(Method):
             beta = (t - 1) / (t + 2)
             ahead, ahead_own = model + beta * (model - last), own + beta * (own - last_own)
             last, last_own = model, own
-            slope = units.slopes(_join(ahead, ahead_own))
+            slope = units.gradients(_join(ahead, ahead_own))
             step = ahead - eta * slope
             step[:, :-1] = apply(damped, step[:, :-1])
             model = torch.where(done, last, step)
@@ -294,7 +293,7 @@ class MPMTL(Method):
             return personal
         eta = self._step_size(units)
         ahead = shrunk + self._beta(posts, units) * (shrunk - personal["last"])
-        slope = units.slopes(_join(ahead, personal["own"]))
+        slope = units.gradients(_join(ahead, personal["own"]))
         slope[:, :-1] += self.mu * ahead[:, :-1]
         own = personal["own"]
         if self.decompose is not None:

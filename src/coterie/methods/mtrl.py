@@ -19,7 +19,7 @@ from coterie.methods.base import register
 from coterie.methods.mtl import Pooled
 from coterie.methods.single import check_lam, own_units, usual_lam
 from coterie.models import Linear, Model
-from coterie.solvers.mtrl import fit_mtrl
+from coterie.solvers.multitask import fit_mtrl
 
 
 @register(

@@ -116,7 +116,9 @@ class NaiveDP(Method):
         """Work from the own released row, towards the mean of all; contribute the change."""
         start = take(shared, clients.ids.to(clients.device))
         mean = map_leaves(lambda leaf: leaf.mean(dim=0), shared)
-        after = self._problem().solve(start, clients, rng, round=round, anchor=mean, tell=True)
+        after = self._problem().solve(
+            start, clients, rng, round=round, anchor=mean, keep_failed=True
+        )
         return personal, subtract(after, start)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:

@@ -69,14 +69,14 @@ from coterie.methods.base import (
 )
 from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
 from coterie.models import Linear, Model
-from coterie.models.features import check_directions, head_of, matrix_of, slice_variances
+from coterie.models.linear import check_directions, head_of, matrix_of, slice_variances
 from coterie.plan.advice import FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS, ROUNDS
 from coterie.solvers.posterior import (
     Prior,
     add_in_turn,
     leave_one_out,
     posterior,
-    predictive_deviation,
+    predictive_std,
     row_totals,
 )
 
@@ -357,7 +357,7 @@ class PFEB(Method):
                 "known: leave guard or return_std out"
             )
         prior = self.prior(shared, clients.spec)
-        scores = predictive_deviation(clients, prior, rows, bias=self._bias)
+        scores = predictive_std(clients, prior, rows, bias=self._bias)
         noise = prior.residual if clients.spec.task == "regression" else 0.0
         return (scores.square() + noise).sqrt()
 

@@ -91,7 +91,7 @@ class PFedMe(Method):
         step = self.lr * self.lam
         for local in range(self.local_rounds):
             stream = rng.at("local", local)
-            theta = inner.solve(theta, clients, stream, round=round, anchor=copy, tell=True)
+            theta = inner.solve(theta, clients, stream, round=round, anchor=copy, keep_failed=True)
             copy = map_leaves(lambda w, near: w + step * (near - w), copy, theta)
         return theta, subtract(copy, shared)
 

@@ -65,7 +65,7 @@ from coterie.methods.base import (
 )
 from coterie.methods.local import best_modes, modes
 from coterie.models import Linear, Model
-from coterie.models.features import (
+from coterie.models.linear import (
     check_directions,
     head_of,
     matrix_of,
@@ -261,7 +261,9 @@ class PMTL(Method):
             after = self._fit(anchor, clients, [self.lam], self.directions)
             return after, slice_of(subtract(after, anchor), self.directions)
         start = begin(personal, anchor) if self.clusters else personal
-        after = self.problem().solve(start, clients, rng, round=round, anchor=anchor, tell=True)
+        after = self.problem().solve(
+            start, clients, rng, round=round, anchor=anchor, keep_failed=True
+        )
         change = subtract(after, anchor if self.change_from == "shared" else start)
         if not self.clusters:
             return after, change

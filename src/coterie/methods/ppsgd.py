@@ -88,7 +88,7 @@ class PPSGD(Method):
         """Take steps on w + theta; contribute w's share of the way, keep theta's."""
         problem = LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
         start = add(personal, shared)
-        after = problem.solve(start, clients, rng, round=round, anchor=None, tell=True)
+        after = problem.solve(start, clients, rng, round=round, anchor=None, keep_failed=True)
         moved = subtract(after, start)
         theta = map_leaves(lambda own, way: own + (1 - self.share) * way, personal, moved)
         return self._shrunk(theta, clients, round), scale(moved, self.share)

@@ -51,15 +51,9 @@ from coterie.methods.base import Method, Notes, Post, Serving, Shape, register
 from coterie.methods.pmtl import begin, begun, check_membership
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
-from coterie.solvers.relation import (
-    SAME,
-    Decomposition,
-    check_relation,
-    decompose,
-    mean_relation,
-)
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD
+from coterie.solvers.structured import SAME, Decomposition, check_relation, decompose, mean_relation
 
 Matrix = tuple[tuple[float, ...], ...]
 _SUMS = (
@@ -241,7 +235,7 @@ class Related(Method):
         if problem.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
             after = solve_ridge(clients, anchor=how["anchor"], lam=pulls, bias=self.model.bias)
-            return after if how.get("tell") else map_leaves(_finite, after, start)
+            return after if how.get("keep_failed") else map_leaves(_finite, after, start)
         weights = map_leaves(
             lambda leaf: pulls.to(leaf).reshape(-1, *[1] * (leaf.dim() - 1)).expand_as(leaf), start
         )
@@ -254,7 +248,9 @@ class Related(Method):
         anchor = self._center(shared, clients)
         problem = self._problem(self.sgd, clients.spec.clients)
         start = begin(personal, anchor)
-        after = self._solve(problem, start, clients, rng, round=round, anchor=anchor, tell=True)
+        after = self._solve(
+            problem, start, clients, rng, round=round, anchor=anchor, keep_failed=True
+        )
         origin = anchor if self.change_from == "anchor" else _start(shared)
         relation = self.relation(clients.spec.clients)
         rows = (relation.factors[clients.ids.cpu()] / relation.unit).to(clients.device)

@@ -1,11 +1,9 @@
 """Models: pure functions of a tree of parameters, for one client or for many side by side."""
 
 from coterie.models.base import MODELS, Model, register_model, row_losses
-from coterie.models.cnn import CNN
-from coterie.models.dense import MLP, Linear
-from coterie.models.module import Module, as_model
-from coterie.models.refusals import replace_batchnorm
-from coterie.models.zoo import CelebaCNN, CharLSTM, FemnistCNN, FemnistLeaf, TagLogistic
+from coterie.models.linear import MLP, Linear
+from coterie.models.module import Module, as_model, replace_batchnorm
+from coterie.models.zoo import CNN, CelebaCNN, CharLSTM, FemnistCNN, FemnistLeaf, TagLogistic
 
 __all__ = [
     "CNN",

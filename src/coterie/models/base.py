@@ -1,8 +1,8 @@
-"""What a model is: a pure function of a tree of parameters, for one client or for many.
+"""The model interface: a pure function of a tree of parameters, for one client or for many.
 
 A model is a frozen dataclass whose fields are its architecture; it holds no parameters. `apply` is
 written for one client; `apply_stacked` runs the models of many clients at once, each on its own
-rows, and is what solvers call.
+rows; solvers call it.
 """
 
 from abc import ABC, abstractmethod
@@ -26,8 +26,8 @@ class Model(ABC):
 
     Class attributes:
         kind: Its registered name.
-        clients_per_thread: How many clients a solver should hand to a CPU thread at a time; 0 to
-            let the solver choose by the number of parameters.
+        clients_per_thread: Clients per CPU thread and batch of work; 0 lets the solver choose by
+            the number of parameters.
     """
 
     kind: ClassVar[str] = ""
@@ -35,30 +35,30 @@ class Model(ABC):
 
     @abstractmethod
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Make one client's parameters, unstacked, from public facts alone."""
+        """Return one client's initial parameters, unstacked, from public facts only."""
 
     @abstractmethod
-    def apply(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
+    def apply(self, params: Tree, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """Predict rows (n, *shape) of one client: (n,) for a single output, else (n, outputs).
 
-        `coins` is a whole number that decides everything random (dropout) in training, None for
-        predictions; models that draw nothing do not look at it.
+        `seed` is an integer that determines all randomness (dropout) in training, None for
+        predictions; models without dropout ignore it.
         """
 
-    def apply_stacked(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
+    def apply_stacked(self, params: Tree, x: Tensor, seeds: Tensor | None = None) -> Tensor:
         """Predict rows (c, n, *shape) of c clients by their own parameters: (c, n[, outputs]).
 
-        `coins`, (c,), are each client's own.
+        `seeds`, (c,), holds one seed per client.
         """
-        if coins is None:
+        if seeds is None:
             outputs: Tensor = torch.func.vmap(self.apply)(dict(params), x)
         else:
-            outputs = torch.func.vmap(self.apply)(dict(params), x, coins)
+            outputs = torch.func.vmap(self.apply)(dict(params), x, seeds)
         return outputs
 
     @property
     def draws(self) -> bool:
-        """Whether training draws coins."""
+        """Whether training needs seeds."""
         return False
 
     def losses(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -66,17 +66,17 @@ class Model(ABC):
         return row_losses(task, outputs, targets)
 
     def head(self, spec: Spec) -> tuple[str, ...]:
-        """Name the leaves of the last linear layer: what is personal where layers are shared."""
+        """Return the leaves of the last linear layer: the personal part if layers are shared."""
         names = tuple(self.init(spec, Rng.seeded(0)))
         layer = names[-1].rpartition(".")[0]
         return tuple(name for name in names if name.rpartition(".")[0] == layer)
 
     def check_data(self, data: FederatedDataset) -> None:
-        """Refuse rows that the model cannot take, before anything is spent."""
+        """Raise DataError on rows that the model cannot use, before any budget is spent."""
         return None
 
     def alias(self, spec: Spec, path: str) -> str | None:
-        """Name the leaf that a leaf or layer of this name shares; None if it shares none."""
+        """Return the leaf with which a leaf or layer is tied; None if there is none."""
         return None
 
     @classmethod
@@ -86,7 +86,7 @@ class Model(ABC):
 
 
 def register_model(name: str) -> Callable[[M], M]:
-    """Put a model on the list under a name."""
+    """Register a model under a name."""
 
     def put(cls: M) -> M:
         if name in MODELS and MODELS[name].__module__ != cls.__module__:
@@ -104,8 +104,8 @@ def row_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of every row, shape (..., n).
 
     1/2 (p - y)^2 for regression, logistic on 0/1 for binary, cross-entropy for multiclass, the sum
-    over labels of logistic for multilabel; `outputs` are what a model predicts, (..., n) if there
-    is one, else (..., n, outputs).
+    over labels of logistic for multilabel; `outputs` are predictions, (..., n) for one output, else
+    (..., n, outputs).
     """
     if task == "multiclass":
         flat = functional.cross_entropy(

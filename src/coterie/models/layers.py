@@ -1,28 +1,39 @@
-"""Layers of torch that cannot be stacked over clients as they are, and what takes their place.
+"""Layers of many clients at once, each client with its own weights.
 
-A layer keeps its parameters, their names and its settings; only what it computes is exchanged:
+`stacked_linear` and `convolve` are batched products. Images are (clients, channels, height, width,
+rows): with rows last a patch is a run of width * rows neighbours in memory, so unfolding is a plain
+strided copy, one matrix product per client is the whole convolution, and its output already has the
+layout of the next layer.
 
-- dropout: whether a number is kept is a hash of the client's coin, of how many layers drew before
-  in this pass, and of the number's place. A client's mask depends neither on who else is in the
-  stack nor on the order or the size of the stack; without a coin nothing is dropped;
+`REPLACED` maps torch layers that cannot be stacked over clients to replacements, which keep their
+parameters, names and settings:
+
+- dropout: a hash of the client's seed, of the number of earlier draws in this pass and of the
+  position decides whether an entry is kept. A client's mask does not depend on the other clients
+  in the stack; without a seed nothing is dropped;
 - linear layers and convolutions: the same function, by kernels that are fast for a stack;
-- embeddings: rows are float32, whole numbers among them are rounded to look them up. A number that
-  is not in the table becomes NaN, on every device alike: the client's loss then is no number, which
-  is noticed, and the run of the others goes on. torch's own lookup of a stack would read the table
-  of the next client there;
-- PReLU: its weight is of the type of the numbers that it meets, also where they are of bfloat16.
+- embeddings: rows are float32; integers among them are rounded for the lookup. An index outside the
+  table becomes NaN on every device, so the client's loss is NaN, which is detected. torch's own
+  lookup in a stack would read the table of the next client;
+- PReLU: its weight takes the type of its input, also under bfloat16;
+- recurrent layers and attention: explicit loops and products. torch's are single library calls,
+  which know no stack of weights and draw their own dropout.
 
-Recurrent layers and attention are in `coterie.models.sequences`.
+`chain_of` takes an nn.Sequential of simple layers apart, because the bookkeeping of
+`torch.func.vmap` costs more than the products of a small network. A chain with any other layer, a
+hook, or fixed parameters is not taken apart.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from coterie import stacked
+from coterie.core.tree import Tree
 
 # SplitMix64 (Steele, Lea, Flood 2014), as signed words, and the multipliers of a 32-bit finaliser
 # ("lowbias32", Wellons 2018).
@@ -30,34 +41,34 @@ _GOLDEN = -0x61C8864680B583EB
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 _SHORT = (0x7FEB352D, -0x7B935975)
 _SPREAD = -0x61C88647
-# Numbers in the patches of a client's images, up to which products of a stack beat a loop.
+# Entries in the patches of a client's images, up to which products of a stack beat a loop.
 _FEW = 1 << 16
-# What SELU makes of minus infinity: what a dropped number becomes (Klambauer et al. 2017).
+# SELU of minus infinity, the value of a dropped entry (Klambauer et al. 2017).
 _LOWEST = -1.7580993408473766
 
 
-class Coins:
-    """The coin of the client at work, and how many layers have drawn in this pass."""
+class DropoutStream:
+    """The random stream of dropout: a seed per client, and the number of draws in this pass."""
 
     def __init__(self) -> None:
-        self._word: Tensor | None = None
+        self._seed: Tensor | None = None
         self._draws = 0
 
-    def toss(self, word: Tensor | None) -> None:
-        """Begin a pass by the client's whole number, (c,) of a stack, or without draws."""
-        self._word, self._draws = word, 0
+    def restart(self, seed: Tensor | None) -> None:
+        """Begin a pass with the client's seed, (c,) for a stack, or without dropout."""
+        self._seed, self._draws = seed, 0
 
     def kept(self, like: Tensor, shape: tuple[int, ...], share: float) -> Tensor | None:
-        """Draw 1 for what is kept and 0 for what is dropped; None if nothing is to be dropped.
+        """Return a mask, 1 for kept and 0 for dropped entries; None if nothing is dropped.
 
-        `shape` is that of one client's numbers; of a stack, (c, *shape) are drawn.
+        `shape` is that of one client's entries; for a stack the mask is (c, *shape).
         """
-        if self._word is None or share <= 0:
+        if self._seed is None or share <= 0:
             return None
         self._draws += 1
         if share >= 1:
             return like.new_zeros(shape)
-        key = _mixed(self._word + _wrapped(self._draws * _GOLDEN))[..., None]
+        key = _mixed(self._seed + _wrapped(self._draws * _GOLDEN))[..., None]
         places = torch.arange(torch.Size(shape).numel(), dtype=torch.int32, device=like.device)
         words = places * _SPREAD + key.to(torch.int32)
         for by, factor in ((16, _SHORT[0]), (15, _SHORT[1])):
@@ -78,9 +89,9 @@ def _mixed(words: Tensor) -> Tensor:
     return words ^ ((words >> 31) & ((1 << 33) - 1))
 
 
-def dropped(x: Tensor, share: float, coins: Coins) -> Tensor:
-    """Drop a share of the numbers, and scale the others up."""
-    kept = coins.kept(x, tuple(x.shape), share)
+def dropped(x: Tensor, share: float, stream: DropoutStream) -> Tensor:
+    """Return entries after dropout, the kept ones scaled up."""
+    kept = stream.kept(x, tuple(x.shape), share)
     return x if kept is None else x * (kept / max(1 - share, 1e-12))
 
 
@@ -89,44 +100,44 @@ def _by_channel(x: Tensor) -> tuple[int, ...]:
 
 
 class Dropout(nn.Dropout):
-    """Drops single numbers."""
+    """Drops single entries."""
 
-    _coins: Coins
+    _stream: DropoutStream
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop by the client's coin."""
-        return dropped(input, self.p, self._coins)
+        """Apply the client's dropout."""
+        return dropped(input, self.p, self._stream)
 
 
 class ChannelDropout(nn.Dropout):
     """Drops whole channels, (rows, channels, ...)."""
 
-    _coins: Coins
+    _stream: DropoutStream
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop by the client's coin."""
-        kept = self._coins.kept(input, _by_channel(input), self.p)
+        """Apply the client's dropout."""
+        kept = self._stream.kept(input, _by_channel(input), self.p)
         return input if kept is None else input * (kept / max(1 - self.p, 1e-12))
 
 
 class AlphaDropout(nn.AlphaDropout):
-    """Drops single numbers to SELU's lowest value, and keeps mean and variance."""
+    """Drops single entries to SELU's lowest value, and keeps mean and variance."""
 
-    _coins: Coins
+    _stream: DropoutStream
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop by the client's coin."""
-        return _dropped_alike(input, self._coins.kept(input, tuple(input.shape), self.p), self.p)
+        """Apply the client's dropout."""
+        return _dropped_alike(input, self._stream.kept(input, tuple(input.shape), self.p), self.p)
 
 
 class ChannelAlphaDropout(nn.FeatureAlphaDropout):
     """Drops whole channels to SELU's lowest value, and keeps mean and variance."""
 
-    _coins: Coins
+    _stream: DropoutStream
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop by the client's coin."""
-        return _dropped_alike(input, self._coins.kept(input, _by_channel(input), self.p), self.p)
+        """Apply the client's dropout."""
+        return _dropped_alike(input, self._stream.kept(input, _by_channel(input), self.p), self.p)
 
 
 def _dropped_alike(x: Tensor, kept: Tensor | None, share: float) -> Tensor:
@@ -140,33 +151,33 @@ def _dropped_alike(x: Tensor, kept: Tensor | None, share: float) -> Tensor:
 
 
 class Embedding(nn.Embedding):
-    """Looks rows up by whole numbers that may come as floats.
+    """A lookup of indices that may be floats.
 
     Attributes:
-        lookups: What it was asked for, in a trial that wants to know; None otherwise.
+        lookups: Receives the indices in a trial; None otherwise.
     """
 
     lookups: list[Tensor] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        """Round to whole numbers and look them up; NaN for those that are not in the table."""
+        """Return the rows of rounded indices; NaN for indices outside the table."""
         if self.lookups is not None:
             self.lookups.append(input)
-        index, outside = numbers_in(input, len(self.weight))
-        with torch._C.DisableTorchFunction():  # a lookup in bounds, which a trial lets pass
+        index, outside = indices_in(input, len(self.weight))
+        with torch._C.DisableTorchFunction():  # a lookup in bounds, which a trial allows
             found = functional.embedding(index, self.weight)
         found = found.masked_fill(outside[..., None], float("nan"))
         if self.padding_idx is None:
             return found
-        # Not trained there: in a stack torch forgets that.
+        # Without gradient there, which torch ignores in a stack.
         return torch.where((index == self.padding_idx)[..., None], found.detach(), found)
 
 
 class EmbeddingBag(nn.EmbeddingBag):
-    """Looks up and sums, by whole numbers that may come as floats.
+    """A lookup and sum of indices that may be floats.
 
     Attributes:
-        lookups: As those of `Embedding`.
+        lookups: As in `Embedding`.
     """
 
     lookups: list[Tensor] | None = None
@@ -177,18 +188,18 @@ class EmbeddingBag(nn.EmbeddingBag):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Round to whole numbers; NaN for a bag with one that is not in the table."""
+        """Return sums for rounded indices; NaN for a bag with an index outside the table."""
         if self.lookups is not None:
             self.lookups.append(input)
-        index, outside = numbers_in(input, len(self.weight))
+        index, outside = indices_in(input, len(self.weight))
         with torch._C.DisableTorchFunction():  # as in `Embedding`
             found: Tensor = super().forward(index, offsets, per_sample_weights)
         bad = outside.any(dim=-1, keepdim=True) if input.dim() == 2 else outside.any()
         return found.masked_fill(bad, float("nan"))
 
 
-def numbers_in(given: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Round to whole numbers from 0 to below `size`; also say which are not, and become 0."""
+def indices_in(given: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return rounded indices below `size`, 0 where they are outside, and where that is."""
     whole = given.round() if given.is_floating_point() else given
     kept = whole.clamp(0, size - 1)
     outside = whole != kept  # NaN is not equal to itself
@@ -196,7 +207,7 @@ def numbers_in(given: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 class GroupNorm(nn.GroupNorm):
-    """The same norm; torch's cannot look at the order of a stack's numbers in memory."""
+    """The same norm; torch's fails on the memory layout of a stack."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise every group of channels of a row."""
@@ -204,15 +215,15 @@ class GroupNorm(nn.GroupNorm):
 
 
 class PReLU(nn.PReLU):
-    """The same slopes; under autocast torch's stack cannot mix types."""
+    """The same function; under autocast torch's stack cannot mix types."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Scale what is below 0."""
+        """Scale negative entries."""
         return functional.prelu(input, self.weight.to(input.dtype))
 
 
 class Linear(nn.Linear):
-    """The same products, by a kernel whose gradients lie in memory as the weights do."""
+    """The same products; gradients have the memory layout of the weights."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Map the last axis."""
@@ -246,7 +257,7 @@ class _Products(torch.autograd.Function):
             return functional.linear(x.movedim(in_dims[0], 0), weight, bias), 0
         clients = info.batch_size
         rows = _leading(x, in_dims[0], clients)
-        mapped = stacked.linear(
+        mapped = stacked_linear(
             rows.reshape(clients, -1, rows.shape[-1]),
             _leading(weight, in_dims[1], clients),
             None if bias is None else _leading(bias, in_dims[2], clients),
@@ -259,21 +270,21 @@ def _leading(x: Tensor, dim: int | None, clients: int) -> Tensor:
 
 
 class Conv1d(nn.Conv1d):
-    """The same convolution, by what is fast for a stack."""
+    """The same convolution, fast for a stack."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return _convolved(self, input, weight, bias)
 
 
 class Conv2d(nn.Conv2d):
-    """The same convolution, by what is fast for a stack."""
+    """The same convolution, fast for a stack."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return _convolved(self, input, weight, bias)
 
 
 class Conv3d(nn.Conv3d):
-    """The same convolution, by what is fast for a stack."""
+    """The same convolution, fast for a stack."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return _convolved(self, input, weight, bias)
@@ -296,9 +307,8 @@ def _convolved(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 
 class _Convolution(torch.autograd.Function):
-    # torch makes one convolution of many groups of a stack. That is the way on a GPU; on the CPU it
-    # is at times thirty times slower than one client after the other, and small images, where most
-    # of the time goes into calls, are fastest as products with their patches.
+    # torch computes a stack as one convolution with many groups. On the CPU this can be 30 times
+    # slower than a loop over clients; small images are fastest as products with their patches.
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
@@ -343,8 +353,8 @@ class _Convolution(torch.autograd.Function):
 
 
 def _unfolded(rows: Tensor, filters: Tensor, shifts: Tensor | None, how: Any) -> Tensor:
-    # The images as they are seen from each place of the filters, and one product a client. torch's
-    # own `unfold` wakes its threads for every single image.
+    # The image shifted to each position of the filter, and one product per client. torch's `unfold`
+    # wakes its threads for every image.
     (down, along), (high, wide), (apart, aside), _ = how
     padded = functional.pad(rows, (wide, wide, high, high)).transpose(1, 2)
     tall, broad = filters.shape[-2:]
@@ -371,6 +381,380 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...])
     )
 
 
+def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Map rows (c, n, in) by weights (c, out, in) and biases (c, out) to (c, n, out)."""
+    x, weight, bias = _lowered(x, weight, bias)
+    mapped: Tensor = _StackedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return mapped
+
+
+def _lowered(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
+    # Under autocast convert all three here: inside custom functions torch would lower the products
+    # of the forward pass, and find two types in the backward pass.
+    if not torch.is_autocast_enabled(x.device.type):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def rows_last(x: Tensor) -> Tensor:
+    """Return images (c, n, H, W) or (c, n, C, H, W) as (c, C, H, W, n)."""
+    with_channels = x[:, :, None] if x.dim() == 4 else x
+    return with_channels.permute(0, 2, 3, 4, 1).contiguous()
+
+
+def pad_images(x: Tensor, width: int) -> Tensor:
+    """Pad images (c, C, H, W, n) with `width` zeros on each side."""
+    return functional.pad(x, (0, 0, width, width, width, width)) if width else x
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
+    """Convolve, rectify and take maxima over windows of `pool` x `pool`.
+
+    Args:
+        x: Images, (c, C, H, W, n), contiguous.
+        weight: Filters of each client, (c, O, C, k, k); stride 1, no padding (see `pad_images`).
+        bias: Per client, (c, O).
+        pool: Side of the windows; incomplete windows are dropped.
+
+    Returns:
+        (c, O, (H - k + 1) // pool, (W - k + 1) // pool, n).
+    """
+    x, weight, bias = _lowered(x, weight, bias)
+    pooled: Tensor = _Convolve.apply(x, weight, bias, pool)  # type: ignore[no-untyped-call]
+    return pooled
+
+
+class _StackedLinear(torch.autograd.Function):
+    # Autograd through baddbmm returns the weights' gradient transposed in memory, which slows down
+    # every later sum with the weights.
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        if bias is None:
+            return torch.bmm(x, weight.mT)
+        return torch.baddbmm(bias[:, None, :], x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        x_grad = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
+        bias_grad = grad.sum(dim=1) if ctx.needs_input_grad[2] else None
+        return x_grad, torch.bmm(grad.mT, x), bias_grad
+
+
+class _Convolve(torch.autograd.Function):
+    # Autograd through unfold, product, maximum and rectifier needs twice the traffic: it keeps
+    # the unpooled images and always folds the gradient back, also in the first layer.
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
+        kernel = weight.shape[-1]
+        columns = _columns(x, kernel)
+        images = torch.baddbmm(bias[:, :, None], weight.flatten(2), columns)
+        height, width = x.shape[2] - kernel + 1, x.shape[3] - kernel + 1
+        images = images.reshape(*weight.shape[:2], height, width, x.shape[-1])
+        pooled, beats = _maxima(images, pool)
+        pooled = pooled.clamp_min_(0)
+        ctx.save_for_backward(x, weight, pooled, *beats)
+        ctx.columns, ctx.image_shape, ctx.pool = columns, images.shape, pool
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, pooled, *beats = ctx.saved_tensors
+        columns = _columns(x, weight.shape[-1]) if ctx.columns is None else ctx.columns
+        grad = torch.ops.aten.threshold_backward(grad, pooled, 0)
+        images = _spread(grad, beats, ctx.image_shape, ctx.pool).flatten(2)
+        weight_grad = torch.bmm(images, columns.mT).reshape(weight.shape)
+        bias_grad = grad.sum(dim=(2, 3, 4))
+        x_grad = None
+        if ctx.needs_input_grad[0]:
+            # Reuse the memory of the columns: allocating it is as slow as the product.
+            torch.bmm(weight.flatten(2).mT, images, out=columns)
+            ctx.columns = None
+            x_grad = _fold(columns, x.shape, weight.shape[-1])
+        return x_grad, weight_grad, bias_grad, None
+
+
+def _columns(x: Tensor, kernel: int) -> Tensor:
+    # (c, C, H, W, n) -> (c, C k k, H' W' n), the patches as columns.
+    clients, channels, height, width, rows = x.shape
+    by_client, by_channel, down, along, by_row = x.stride()
+    patches = x.as_strided(
+        (clients, channels, kernel, kernel, height - kernel + 1, width - kernel + 1, rows),
+        (by_client, by_channel, down, along, down, along, by_row),
+    )
+    return patches.reshape(clients, channels * kernel * kernel, -1)
+
+
+def _fold(columns: Tensor, shape: tuple[int, ...], kernel: int) -> Tensor:
+    # The adjoint of _columns: first along the width, then down the height, 2 k sums instead of k k.
+    clients, channels, height, width, rows = shape
+    down, along = height - kernel + 1, width - kernel + 1
+    patches = columns.reshape(clients, channels, kernel, kernel, down, along, rows)
+    strips = columns.new_zeros(clients, channels, kernel, down, width, rows)
+    for offset in range(kernel):
+        strips[:, :, :, :, offset : offset + along] += patches[:, :, :, offset]
+    folded = columns.new_zeros(shape)
+    for offset in range(kernel):
+        folded[:, :, offset : offset + down] += strips[:, :, offset]
+    return folded
+
+
+def _maxima(images: Tensor, pool: int) -> tuple[Tensor, list[Tensor]]:
+    # Maxima, and masks for _spread. The first of equal pixels wins, as in torch.nn.MaxPool2d.
+    if _has_one_kernel(images):
+        found = functional.max_pool3d(images, (pool, pool, 1), return_indices=True)
+        return found[0], [found[1]]
+    # Pixel by pixel of the window; beats[j] is 1 where pixel j + 1 exceeds all before it.
+    first, *others = _pixels(images, pool)
+    best, beats = first, []
+    for pixel in others:
+        # A float mask: products with booleans are not vectorised.
+        beats.append(torch.gt(pixel, best, out=torch.empty_like(best)))
+        best = torch.maximum(best, pixel)
+    return (best.clone() if best is first else best), beats
+
+
+def _spread(grad: Tensor, beats: list[Tensor], shape: tuple[int, ...], pool: int) -> Tensor:
+    # The adjoint of _maxima: the last pixel that beat all before it takes the gradient.
+    if _has_one_kernel(grad):
+        flat = grad.new_zeros(*shape[:2], math.prod(shape[2:]))
+        return flat.scatter_(2, beats[0].flatten(2), grad.flatten(2)).reshape(shape)
+    fills = shape[2] % pool == 0 and shape[3] % pool == 0
+    images = grad.new_empty(shape) if fills else grad.new_zeros(shape)
+    first, *others = _pixels(images, pool)
+    rest = grad
+    for pixel, beat in zip(reversed(others), reversed(beats), strict=True):
+        taken = rest * beat
+        pixel.copy_(taken)
+        rest = rest - taken
+    first.copy_(rest)
+    return images
+
+
+def _has_one_kernel(images: Tensor) -> bool:
+    # On a GPU one launch for all pixels is faster; on the CPU that code is not vectorised.
+    return images.is_cuda
+
+
+def _pixels(images: Tensor, pool: int) -> list[Tensor]:
+    # Views (c, C, H // pool, W // pool, n), one per position in a window.
+    high, wide = images.shape[2] // pool, images.shape[3] // pool
+    return [
+        images[:, :, down : high * pool : pool, along : wide * pool : pool]
+        for down in range(pool)
+        for along in range(pool)
+    ]
+
+
+# (input term, recurrent term, last state) -> state; the first part of a state is the output.
+Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+def _lstm(given: Tensor, recalled: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    let_in, forget, new, let_out = (given + recalled).chunk(4, -1)
+    kept = torch.sigmoid(forget) * state[1] + torch.sigmoid(let_in) * torch.tanh(new)
+    return torch.sigmoid(let_out) * torch.tanh(kept), kept
+
+
+def _gru(given: Tensor, recalled: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    (reset, update, new), (by_reset, by_update, by_new) = given.chunk(3, -1), recalled.chunk(3, -1)
+    fresh = torch.tanh(new + torch.sigmoid(reset + by_reset) * by_new)
+    return (fresh + torch.sigmoid(update + by_update) * (state[0] - fresh),)
+
+
+def _tanh(given: Tensor, recalled: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (torch.tanh(given + recalled),)
+
+
+def _relu(given: Tensor, recalled: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (functional.relu(given + recalled),)
+
+
+_CELLS: Mapping[str, Cell] = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}
+
+
+def _run(layer: Any, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    # Over (time, rows, inputs), from states (layers x directions, rows, hidden).
+    directions = 2 if layer.bidirectional else 1
+    lasts: list[tuple[Tensor, ...]] = []
+    for number in range(layer.num_layers):
+        sides = []
+        for direction in range(directions):
+            state = tuple(part[number * directions + direction] for part in start)
+            ending = f"l{number}" + "_reverse" * direction
+            outputs, last = _run_one(layer, x, state, ending)
+            sides.append(outputs)
+            lasts.append(last)
+        x = sides[0] if directions == 1 else torch.cat(sides, -1)
+        if number < layer.num_layers - 1:
+            x = dropped(x, layer.dropout, layer._stream)
+    return x, tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
+
+
+def _run_one(
+    layer: Any, x: Tensor, state: tuple[Tensor, ...], ending: str
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    cell, weight = _CELLS[layer.mode], getattr(layer, f"weight_hh_{ending}")
+    given = functional.linear(
+        x, getattr(layer, f"weight_ih_{ending}"), getattr(layer, f"bias_ih_{ending}", None)
+    )
+    bias = getattr(layer, f"bias_hh_{ending}", None)
+    backwards = ending.endswith("_reverse")
+    outputs = []
+    for now in reversed(given.unbind(0)) if backwards else given.unbind(0):
+        state = cell(now, functional.linear(state[0], weight, bias), state)
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if backwards else outputs), state
+
+
+def _sequence(layer: Any, input: Any, hx: Any, parts: int) -> tuple[Tensor, Any]:
+    if not isinstance(input, Tensor) or input.dim() != 3:
+        shape = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
+        raise ValueError(
+            f"given {shape}; expected (rows, time, inputs) with batch_first=True, padded to one "
+            "length (a packed sequence cannot be stacked over clients)"
+        )
+    x = input.transpose(0, 1) if layer.batch_first else input
+    if hx is None:
+        count = layer.num_layers * (2 if layer.bidirectional else 1)
+        hx = (x.new_zeros(count, x.shape[1], layer.hidden_size),) * parts
+    outputs, last = _run(layer, x, (hx,) if isinstance(hx, Tensor) else tuple(hx))
+    outputs = outputs.transpose(0, 1) if layer.batch_first else outputs
+    return outputs, last[0] if parts == 1 else last
+
+
+class LSTM(nn.LSTM):
+    """torch.nn.LSTM, step by step."""
+
+    _stream: DropoutStream
+
+    def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Any]:  # type: ignore[override]
+        """Return the outputs, and the last output and state of each layer."""
+        return _sequence(self, input, hx, 2)
+
+
+class GRU(nn.GRU):
+    """torch.nn.GRU, step by step."""
+
+    _stream: DropoutStream
+
+    def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Any]:  # type: ignore[override]
+        """Return the outputs, and the last output of each layer."""
+        return _sequence(self, input, hx, 1)
+
+
+class RNN(nn.RNN):
+    """torch.nn.RNN, step by step."""
+
+    _stream: DropoutStream
+
+    def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Any]:  # type: ignore[override]
+        """Return the outputs, and the last output of each layer."""
+        return _sequence(self, input, hx, 1)
+
+
+def _one_step(layer: Any, cell: Cell, x: Tensor, hx: Any, parts: int) -> tuple[Tensor, ...]:
+    if hx is None:
+        hx = (x.new_zeros(*x.shape[:-1], layer.hidden_size),) * parts
+    state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    given = functional.linear(x, layer.weight_ih, layer.bias_ih)
+    return cell(given, functional.linear(state[0], layer.weight_hh, layer.bias_hh), state)
+
+
+class LSTMCell(nn.LSTMCell):
+    """torch.nn.LSTMCell by plain products."""
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """Return the next output and state."""
+        return _one_step(self, _lstm, input, hx, 2)
+
+
+class GRUCell(nn.GRUCell):
+    """torch.nn.GRUCell by plain products."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return the next output."""
+        return _one_step(self, _gru, input, hx, 1)[0]
+
+
+class RNNCell(nn.RNNCell):
+    """torch.nn.RNNCell by plain products."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return the next output."""
+        cell = _tanh if self.nonlinearity == "tanh" else _relu
+        return _one_step(self, cell, input, hx, 1)[0]
+
+
+class Attention(nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention by plain products, with the client's dropout."""
+
+    _stream: DropoutStream
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the mixed values, and the weights if requested."""
+        if query.dim() != 3:
+            raise ValueError(
+                f"given {tuple(query.shape)}; expected (rows, time, {self.embed_dim}) with "
+                "batch_first=True"
+            )
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal=True without attn_mask; expected both, as in torch")
+        given = (query, key, value)
+        if not self.batch_first:
+            given = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
+        asked, found, mixed = self._projected(*given)
+        scores = asked @ found.mT / math.sqrt(self.head_dim)
+        if attn_mask is not None:
+            if attn_mask.dim() == 3:
+                attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
+            scores = _masked(scores, attn_mask)
+        if key_padding_mask is not None:
+            scores = _masked(scores, key_padding_mask[:, None, None, :])
+        weights = dropped(scores.softmax(-1), self.dropout, self._stream)
+        heads = (weights @ mixed).transpose(1, 2).flatten(2)
+        outputs = functional.linear(heads, self.out_proj.weight, self.out_proj.bias)
+        outputs = outputs if self.batch_first else outputs.transpose(0, 1)
+        if not need_weights:
+            return outputs, None
+        return outputs, weights.mean(dim=1) if average_attn_weights else weights
+
+    def _projected(self, *given: Tensor) -> tuple[Tensor, ...]:
+        # Each (rows, heads, time, head dimension).
+        weights: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        if self._qkv_same_embed_dim:
+            weights = self.in_proj_weight.chunk(3)
+        biases: Any = (None, None, None)
+        if self.in_proj_bias is not None:
+            biases = self.in_proj_bias.chunk(3)
+        made = map(functional.linear, given, weights, biases)
+        return tuple(
+            part.reshape(*part.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+            for part in made
+        )
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(mask, float("-inf"))
+    return scores + mask.to(scores.dtype)
+
+
 REPLACED: Mapping[type[nn.Module], type[nn.Module]] = {
     nn.Dropout: Dropout,
     nn.Dropout1d: ChannelDropout,
@@ -386,4 +770,94 @@ REPLACED: Mapping[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: Conv1d,
     nn.Conv2d: Conv2d,
     nn.Conv3d: Conv3d,
+    nn.LSTM: LSTM,
+    nn.GRU: GRU,
+    nn.RNN: RNN,
+    nn.LSTMCell: LSTMCell,
+    nn.GRUCell: GRUCell,
+    nn.RNNCell: RNNCell,
+    nn.MultiheadAttention: Attention,
 }
+
+
+# From stacked parameters and rows (c, n, ...) to the next rows.
+Step = Callable[[Tree, Tensor], Tensor]
+_ELEMENTWISE = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU,
+    nn.Mish, nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh,
+    nn.Hardsigmoid, nn.Hardswish, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink,
+)  # fmt: skip
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def chain_of(module: nn.Module, leaves: Tree, stream: DropoutStream) -> list[Step] | None:
+    """Return a module as steps; None if it is not a chain of known layers."""
+    names = {id(given): name for name, given in module.named_parameters() if name in leaves}
+    steps = []
+    for layer in _links(module):
+        # A parameter may have two names in a layer.
+        every = layer.named_parameters(remove_duplicate=False)
+        owned = {part: names.get(id(given)) for part, given in every}
+        step = _step(layer, owned, stream) if _is_plain(layer) else None
+        if step is None or None in owned.values():
+            return None
+        steps.append(step)
+    return steps
+
+
+def _links(module: nn.Module) -> Iterator[nn.Module]:
+    if type(module) is nn.Sequential and _is_plain(module):
+        for layer in module:
+            yield from _links(layer)
+    else:
+        yield module
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    return "forward" not in vars(layer) and not any(getattr(layer, hooks) for hooks in _HOOKS)
+
+
+def _step(layer: Any, names: dict[str, Any], stream: DropoutStream) -> Step | None:
+    if type(layer) in _ELEMENTWISE:
+        return lambda params, x: layer.forward(x)
+    if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+        return lambda params, x: x.flatten(2)
+    if type(layer) is Linear:
+        return _linear(names)
+    if type(layer) is nn.LayerNorm:
+        return _layer_norm(layer, names)
+    return _dropout(layer.p, stream) if type(layer) is Dropout else None
+
+
+def _linear(names: dict[str, str]) -> Step:
+    weight, bias = names["weight"], names.get("bias")
+
+    def step(params: Tree, x: Tensor) -> Tensor:
+        rows = x if x.dim() == 3 else x.reshape(len(x), -1, x.shape[-1])
+        made = stacked_linear(rows, params[weight], None if bias is None else params[bias])
+        return made if x.dim() == 3 else made.reshape(*x.shape[:-1], made.shape[-1])
+
+    return step
+
+
+def _layer_norm(layer: nn.LayerNorm, names: dict[str, str]) -> Step:
+    shape = list(layer.normalized_shape)
+
+    def step(params: Tree, x: Tensor) -> Tensor:
+        x = functional.layer_norm(x, shape, None, None, layer.eps)
+        ones = [1] * (x.dim() - 1 - len(shape))
+        if "weight" in names:
+            x = x * params[names["weight"]].reshape(len(x), *ones, *shape)
+        if "bias" in names:
+            x = x + params[names["bias"]].reshape(len(x), *ones, *shape)
+        return x
+
+    return step
+
+
+def _dropout(share: float, stream: DropoutStream) -> Step:
+    def step(params: Tree, x: Tensor) -> Tensor:
+        kept = stream.kept(x, tuple(x.shape[1:]), share)
+        return x if kept is None else x * (kept / max(1 - share, 1e-12))
+
+    return step

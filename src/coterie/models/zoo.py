@@ -1,21 +1,157 @@
-"""The networks of the papers, by name.
+"""Convolutional networks, and the networks of the papers by name.
 
 Hu, Wu and Smith, "Private Multi-Task Learning" (PMTL; sizes from their code), and Caldas et al.,
 "LEAF: A Benchmark for Federated Settings" (and its code), which Wu, Chen and Wang use as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import Spec
-from coterie.models.base import register_model
-from coterie.models.cnn import CNN
-from coterie.models.dense import Linear, check_widths
+from coterie.models.base import Model, register_model
+from coterie.models.layers import convolve, pad_images, rows_last, stacked_linear
+from coterie.models.linear import Linear, check_widths, dense, dense_layers, start_layer
 from coterie.models.module import Networked
+
+# Entries of the unfolded patches of one piece of work without gradients.
+_PIECE = {"cpu": 1 << 22, "cuda": 1 << 28}
+
+
+@register_model("cnn")
+@dataclass(frozen=True)
+class CNN(Model):
+    """Convolutions, each rectified and pooled, then fully connected layers.
+
+    The default on 28 x 28 images with 62 classes is PMTL's FEMNIST network (115,646 parameters).
+    Rows are images (H, W) or (C, H, W). Leaves: "conv1.weight", "conv1.bias", ..., then as in
+    `MLP`, and initialised like `torch.nn.Conv2d` and `torch.nn.Linear`.
+
+    Attributes:
+        channels: Filters of each convolution.
+        kernel: Side of the filters.
+        pool: Side of the windows of maxima after each convolution; 1 for none.
+        hidden: Widths of rectified layers between the convolutions and the outputs.
+        padding: Zeros on each side of the input of a convolution; (kernel - 1) / 2 keeps its size.
+    """
+
+    # Two clients' patches fill a core's cache, and a stack that is a multiple of the threads keeps
+    # all threads busy in a batched product.
+    clients_per_thread: ClassVar[int] = 2
+
+    channels: tuple[int, ...] = (32, 64)
+    kernel: int = 5
+    pool: int = 2
+    hidden: tuple[int, ...] = ()
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.channels:
+            raise ValueError("channels: given none; expected at least one convolution, or use MLP")
+        check_widths("channels", self.channels)
+        check_widths("hidden", self.hidden)
+        check_widths("kernel, pool", (self.kernel, self.pool))
+        if not 0 <= self.padding < self.kernel:
+            raise ValueError(
+                f"padding: given {self.padding}; expected a whole number from 0 to "
+                f"{self.kernel - 1}, below the side of the filters"
+            )
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Draw weights and biases uniformly within 1 / sqrt(inputs).
+
+        Raises:
+            ValueError: If rows are not images, or too small for the layers.
+        """
+        channels, sides = self._sides(spec.shape)
+        params: dict[str, Tensor] = {}
+        for layer, filters in enumerate(self.channels, 1):
+            shape = (filters, channels, self.kernel, self.kernel)
+            params |= start_layer(f"conv{layer}", shape, rng)
+            channels = filters
+        height, width = sides[-1]
+        return params | dense_layers(channels * height * width, (*self.hidden, spec.outputs), rng)
+
+    def apply(self, params: Tree, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """Predict one client's rows."""
+        images = x[:, None] if x.dim() == 3 else x
+        for weight, bias in self._filters(params):
+            images = functional.relu(functional.conv2d(images, weight, bias, padding=self.padding))
+            images = functional.max_pool2d(images, self.pool)
+        return dense(params, images.flatten(1), functional.linear, functional.relu)
+
+    def apply_stacked(self, params: Tree, x: Tensor, seeds: Tensor | None = None) -> Tensor:
+        """Predict by one batched product per layer; without gradients, in bounded pieces."""
+        if torch.is_grad_enabled():
+            return self._forward(params, x)
+        pieces = []
+        for clients, rows in self._pieces(x):
+            part = {name: leaf[clients] for name, leaf in params.items()}
+            pieces.append([self._forward(part, x[clients, piece]) for piece in rows])
+        return torch.cat([torch.cat(rows, dim=1) for rows in pieces])
+
+    def _forward(self, params: Tree, x: Tensor) -> Tensor:
+        images = rows_last(x)
+        for weight, bias in self._filters(params):
+            images = convolve(pad_images(images, self.padding), weight, bias, self.pool)
+        # Rows first again: products with few columns are several times slower.
+        rows = images.flatten(1, 3).mT.contiguous()
+        return dense(params, rows, stacked_linear, functional.relu)
+
+    def _filters(self, params: Tree) -> list[tuple[Tensor, Tensor]]:
+        layers = range(1, len(self.channels) + 1)
+        return [(params[f"conv{layer}.weight"], params[f"conv{layer}.bias"]) for layer in layers]
+
+    def _pieces(self, x: Tensor) -> Iterator[tuple[slice, list[slice]]]:
+        channels, sides = self._sides(tuple(x.shape[2:]))
+        depths = (channels, *self.channels)
+        patch = max(
+            depth * (self.kernel * self.pool) ** 2 * (height + 1) * (width + 1)
+            for depth, (height, width) in zip(depths, sides, strict=False)
+        )
+        clients, rows = x.shape[:2]
+        budget = _PIECE.get(x.device.type, _PIECE["cpu"])
+        most_rows = max(1, min(rows, budget // patch))
+        most_clients = max(1, budget // (patch * most_rows))
+        pieces = [slice(start, start + most_rows) for start in range(0, max(rows, 1), most_rows)]
+        for start in range(0, max(clients, 1), most_clients):
+            yield slice(start, start + most_clients), pieces
+
+    def _sides(self, shape: tuple[int, ...]) -> tuple[int, list[tuple[int, int]]]:
+        # Channels of the image, and its height and width after each layer.
+        if len(shape) not in (2, 3):
+            raise ValueError(
+                f"rows of shape {shape}: a CNN expects images (H, W) or (C, H, W); reshape the "
+                "rows, or use MLP"
+            )
+        height, width = shape[-2:]
+        sides = []
+        for layer in range(1, len(self.channels) + 1):
+            height, width = (
+                max(side + 2 * self.padding - self.kernel + 1, 0) // self.pool
+                for side in (height, width)
+            )
+            if min(height, width) < 1:
+                raise ValueError(
+                    f"images of {shape[-2]} x {shape[-1]} are too small: nothing is left after "
+                    f"convolution {layer} (kernel {self.kernel}, pool {self.pool}); expected at "
+                    f"least {self._smallest()} pixels a side: use fewer channels, a smaller kernel "
+                    "or pool, or larger images"
+                )
+            sides.append((height, width))
+        return (shape[0] if len(shape) == 3 else 1), sides
+
+    def _smallest(self) -> int:
+        side = 1
+        for _ in self.channels:
+            side = max(1, side * self.pool + self.kernel - 1 - 2 * self.padding)
+        return side
 
 
 def _expect_rows(name: str, spec: Spec, shapes: Sequence[tuple[int, ...]], what: str) -> None:
@@ -28,34 +164,34 @@ def _expect_rows(name: str, spec: Spec, shapes: Sequence[tuple[int, ...]], what:
 
 
 class _Femnist(CNN):
-    """A `CNN` of images of 28 x 28, which may come flat, as in LEAF's files."""
+    """A `CNN` of images of 28 x 28, or flat rows as in LEAF's files."""
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Draw as `CNN` does; rows must be images of 28 x 28, or their 784 numbers."""
+        """Draw like `CNN`; rows must be images of 28 x 28, or their 784 pixels."""
         _expect_rows(self.kind, spec, ((28, 28), (1, 28, 28), (784,)), "grey images")
         return super().init(replace(spec, shape=(28, 28)), rng)
 
-    def apply(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
+    def apply(self, params: Tree, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """Predict one client's rows."""
         images = x.reshape(len(x), 28, 28) if x.dim() == 2 else x
-        return super().apply(params, images, coins)
+        return super().apply(params, images, seed)
 
-    def apply_stacked(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
-        """Predict the rows of many clients as `CNN` does."""
+    def apply_stacked(self, params: Tree, x: Tensor, seeds: Tensor | None = None) -> Tensor:
+        """Predict the rows of many clients like `CNN`."""
         images = x.reshape(*x.shape[:2], 28, 28) if x.dim() == 3 else x
-        return super().apply_stacked(params, images, coins)
+        return super().apply_stacked(params, images, seeds)
 
 
 @register_model("femnist_cnn")
 @dataclass(frozen=True)
 class FemnistCNN(_Femnist):
-    """PMTL's network for FEMNIST: `CNN` with its own defaults, 115,646 numbers for 62 classes."""
+    """PMTL's network for FEMNIST: `CNN` with its defaults, 115,646 parameters for 62 classes."""
 
 
 @register_model("femnist_leaf")
 @dataclass(frozen=True)
 class FemnistLeaf(_Femnist):
-    """LEAF's network for FEMNIST: padded convolutions and a layer of 2048; 6,603,710 numbers."""
+    """LEAF's network for FEMNIST: padded convolutions and a layer of 2048; 6,603,710 parameters."""
 
     hidden: tuple[int, ...] = (2048,)
     padding: int = 2
@@ -85,14 +221,14 @@ class TagLogistic(Linear):
 class CelebaCNN(Networked):
     """Four convolutions for CelebA, 84 x 84 x 3: conv 3 x 3, norm, maxima over 2 x 2, then linear.
 
-    PMTL's has nothing between its blocks and drops what fills no window (800 inputs of the linear
-    layer with 32 filters); LEAF's keeps it and rectifies (1152). Both have BatchNorm, whose
-    statistics over rows cannot be kept here: GroupNorm stands in its place.
+    PMTL's has no activation between its blocks and drops incomplete windows (800 inputs of the
+    linear layer with 32 filters); LEAF's keeps them and rectifies (1152). Both have BatchNorm,
+    whose statistics over rows are not private: GroupNorm replaces it.
 
     Attributes:
         leaf: LEAF's variant.
-        filters: Of each convolution.
-        groups: Of the norm; must divide `filters`.
+        filters: Filters of each convolution.
+        groups: Groups of the norm; must divide `filters`.
     """
 
     leaf: bool = False
@@ -107,7 +243,7 @@ class CelebaCNN(Networked):
             )
 
     def build(self, spec: Spec) -> nn.Module:
-        """Make the module; rows must be images of 84 x 84 in three colours."""
+        """Return the module; rows must be images of 84 x 84 in three colours."""
         shapes = ((3, 84, 84), (84, 84, 3))
         _expect_rows("celeba_cnn", spec, shapes, "images in three colours")
         layers: list[nn.Module] = [] if spec.shape[0] == 3 else [_ColoursFirst()]
@@ -134,15 +270,15 @@ class _ColoursFirst(nn.Module):
 class CharLSTM(Networked):
     """LEAF's network for Shakespeare: the next character after a text, by a recurrent network.
 
-    Rows are the numbers of characters, 80 of them in LEAF; the last output of the second layer goes
-    through a linear layer.
+    Rows are character indices, 80 of them in LEAF; the last output of the second layer goes through
+    a linear layer.
 
     Attributes:
         vocabulary: Characters that a row may hold; 0 for as many as there are classes.
-        embedding: Numbers that a character becomes.
+        embedding: Dimension of the embedding of a character.
         hidden: Width of the recurrent layers.
-        layers: How many there are.
-        dropout: Share dropped between them.
+        layers: Number of recurrent layers.
+        dropout: Dropout rate between them.
     """
 
     vocabulary: int = 0
@@ -160,17 +296,17 @@ class CharLSTM(Networked):
             )
 
     def build(self, spec: Spec) -> nn.Module:
-        """Make the module; rows must be texts of one length, as numbers of characters."""
+        """Return the module; rows must be texts of one length, as character indices."""
         if len(spec.shape) != 1 or spec.shape[0] < 1:
             raise ValueError(
-                f"char_lstm: rows of shape {spec.shape}; expected (length,), the numbers of the "
+                f"char_lstm: rows of shape {spec.shape}; expected (length,), the indices of the "
                 "characters of a text: flatten the rows"
             )
         characters = self.vocabulary or spec.outputs
         if characters < 2:
             raise ValueError(
                 f"char_lstm: {characters} characters for a {spec.task} task; expected at least 2: "
-                "give their number, vocabulary = 80 say"
+                "set vocabulary, such as 80"
             )
         return _CharNet(self, characters, spec.outputs)
 

@@ -1,1 +1,1 @@
-"""Local solvers: what one client does with its own rows, written over a stack of clients."""
+"""Solvers of local problems, over stacks of clients, and of the central baselines."""

@@ -1,16 +1,18 @@
-"""The local problem that several methods share, and who solves it.
+"""The local problem that several methods share, and its solvers.
 
     min_w  mean over own rows of loss(w) + lam/2 |w - anchor|^2
 
-Small least-squares models are solved exactly; everything else by SGD from the start given. On
-squared loss a client whose rows are too large for the step size halves it until it is stable:
-its own business, so free.
+Small least-squares problems are solved exactly, all others by SGD from a given start. On squared
+loss a client with large rows halves its learning rate until steps are stable: gradient steps are
+stable below 2 / L, L = largest |x|^2 (+ 1 for the bias) + lam. A client uses its own L and releases
+nothing about it, so this costs no privacy.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +20,8 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree, map_leaves, take
 from coterie.data.federated import Clients, Spec
 from coterie.models import Linear, Model
-from coterie.solvers.curvature import largest_squares
-from coterie.solvers.objective import Near
 from coterie.solvers.ridge import solve_ridge
-from coterie.solvers.sgd import SGD
+from coterie.solvers.sgd import SGD, Batch, Near, stacked_gradient
 
 How = Literal["auto", "exact", "sgd"]
 _SMALL = 1024
@@ -29,15 +29,15 @@ _SMALL = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class LocalProblem:
-    """Solves the regularised local problem of stacked clients.
+    """The regularised local problem of stacked clients.
 
     Attributes:
         model: The model.
-        how: "exact" (linear least squares with lam > 0), "sgd", or "auto": exact where it can be.
+        how: "exact" (linear least squares with lam > 0), "sgd", or "auto": exact where possible.
         sgd: The settings of SGD.
-        lam: The weight of the pull towards the anchor.
-        weights: In place of `lam`, weights of single coordinates, stacked (SGD only).
-        near: Fixed models whose predictions to stay near to (SGD only).
+        lam: The weight of the proximal term.
+        weights: In place of `lam`, weights per coordinate, stacked (SGD only).
+        near: Penalty on the distance from the predictions of fixed models (SGD only).
     """
 
     model: Model
@@ -48,7 +48,7 @@ class LocalProblem:
     near: Near | None = None
 
     def is_exact(self, spec: Spec) -> bool:
-        """Return whether these clients' problem is solved in closed form."""
+        """Return whether the problem is solved in closed form."""
         linear = isinstance(self.model, Linear) and spec.task == "regression"
         possible = linear and self.lam > 0 and self.weights is None and self.near is None
         if self.how == "exact" and not possible:
@@ -69,30 +69,30 @@ class LocalProblem:
         round: int,
         anchor: Tree | None,
         only: Collection[str] | None = None,
-        tell: bool = False,
+        keep_failed: bool = False,
     ) -> Tree:
-        """Solve from a stacked start; the anchor is the shared tree, or None for zero.
+        """Return the solutions of all clients, stacked.
 
         Args:
-            start: Stacked parameters.
+            start: Stacked parameters to start from.
             clients: Their rows.
-            rng: The stream of the batches.
-            round: For the learning rate.
-            anchor: What `lam` pulls to, unstacked or stacked.
+            rng: The random stream of the batches.
+            round: The round, for the learning rate.
+            anchor: Centre of the proximal term, unstacked or stacked; None for zeros.
             only: Names of the leaves to train, by SGD; None for all.
-            tell: Give clients whose model is not finite as they are: a contribution made of it
-                becomes zero in the clip, and is counted. Else they stay where they start.
+            keep_failed: Return models that are not finite as they are: the clip turns their
+                contribution into zero and counts it. Otherwise such clients keep their start.
         """
         if only is None and self.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
             after = solve_ridge(clients, anchor=anchor, lam=self.lam, bias=self.model.bias)
-            return after if tell else _where(_norms(after).isfinite(), after, start)
-        paces = list(self._paces(clients, round))
-        if len(paces) == 1:
-            after = self._steps(paces[0][1], start, clients, rng, round, anchor, only)
-            return self._guard(start, after, clients, tell)
+            return after if keep_failed else _where(_norms(after).isfinite(), after, start)
+        rates = list(self._rates(clients, round))
+        if len(rates) == 1:
+            after = self._steps(rates[0][1], start, clients, rng, round, anchor, only)
+            return self._guard(start, after, clients, keep_failed)
         after = dict(start)
-        for places, sgd in paces:
+        for places, sgd in rates:
             here = places.to(clients.device)
             part, begun = _some(clients, places), take(start, here)
             some = replace(
@@ -100,11 +100,11 @@ class LocalProblem:
                 weights=None if self.weights is None else take(self.weights, here),
                 near=None if self.near is None else self.near.at(here),
             )
-            pulled = None if anchor is None else _rows_of(anchor, start, here)
-            steps = some._steps(sgd, begun, part, rng, round, pulled, only)
+            centre = None if anchor is None else _rows_of(anchor, start, here)
+            steps = some._steps(sgd, begun, part, rng, round, centre, only)
             for name, leaf in steps.items():
                 after[name] = after[name].index_copy(0, here, leaf)
-        return self._guard(start, after, clients, tell)
+        return self._guard(start, after, clients, keep_failed)
 
     def _steps(
         self,
@@ -128,8 +128,8 @@ class LocalProblem:
             near=self.near,
         )
 
-    def _paces(self, clients: Clients, round: int) -> Iterator[tuple[Tensor, SGD]]:
-        """Halve the step of clients whose rows are too large for it (linear least squares)."""
+    def _rates(self, clients: Clients, round: int) -> Iterator[tuple[Tensor, SGD]]:
+        """Halve the learning rate of clients with large rows (linear least squares)."""
         everyone = torch.arange(len(clients))
         if not (isinstance(self.model, Linear) and clients.spec.task == "regression"):
             yield everyone, self.sgd
@@ -141,16 +141,16 @@ class LocalProblem:
             slower = replace(self.sgd, lr=self.sgd.lr * 0.5**count)
             yield everyone[halvings == count], slower
 
-    def _guard(self, start: Tree, after: Tree, clients: Clients, tell: bool) -> Tree:
-        """Let a client whose steps blew up stay where it was: its own business, so free.
+    def _guard(self, start: Tree, after: Tree, clients: Clients, keep_failed: bool) -> Tree:
+        """Reset a client whose steps diverged to its start, which releases nothing.
 
-        Blown up is a model that is not finite, or that grew and makes the loss on own rows larger
-        than it was (squared loss has no bound on its steps, and would grow from round to round).
+        A model has diverged if it is not finite, or if it grew and increased the loss on own rows
+        (steps on squared loss are unbounded and could grow from round to round).
         """
         sizes = _norms(after)
         if sizes.is_cuda:
-            # No look at single clients: it would make the host wait for the device.
-            return after if tell else _where(sizes.isfinite(), after, start)
+            # Do not inspect single clients: the host would wait for the device.
+            return after if keep_failed else _where(sizes.isfinite(), after, start)
         doubtful = ~(sizes <= 2 * _norms(start) + 1)  # NaN is doubtful too
         if not bool(doubtful.any()):
             return after
@@ -159,7 +159,7 @@ class LocalProblem:
         before = self._losses(take(start, places), some)
         good = sizes.isfinite()
         good[places] &= self._losses(take(after, places), some) <= before
-        return _where(good | ~sizes.isfinite() if tell else good, after, start)
+        return _where(good | ~sizes.isfinite() if keep_failed else good, after, start)
 
     def _losses(self, params: Tree, clients: Clients) -> Tensor:
         with torch.no_grad():
@@ -181,7 +181,7 @@ def _some(clients: Clients, places: Tensor) -> Clients:
 
 
 def _rows_of(anchor: Tree, start: Tree, places: Tensor) -> Tree:
-    """Pick clients of an anchor, where it has a row for each."""
+    """Return the anchor of some clients, where it has a row per client."""
     stacked = {name: leaf.dim() == start[name].dim() for name, leaf in anchor.items()}
     return {name: leaf[places] if stacked[name] else leaf for name, leaf in anchor.items()}
 
@@ -196,3 +196,48 @@ def _where(good: Tensor, after: Tree, start: Tree) -> Tree:
 def _norms(tree: Tree) -> Tensor:
     squares = [leaf.reshape(len(leaf), -1).square().sum(dim=1) for leaf in tree.values()]
     return torch.stack(squares).sum(dim=0).sqrt()
+
+
+def largest_squares(clients: Clients) -> Tensor:
+    """Return each client's largest squared row norm, (c,); 0 without rows."""
+    if not len(clients) or not clients.longest:
+        return torch.zeros(len(clients), device=clients.device)
+    counts = clients.counts.numpy()
+    before = np.cumsum(counts) - counts
+    rows = np.repeat(clients.starts.numpy() - before, counts) + np.arange(int(counts.sum()))
+    owner = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(clients.device)
+    if isinstance(clients.features, Tensor):
+        picked = clients.features[torch.from_numpy(rows).to(clients.device)]
+        squares = picked.flatten(1).square().sum(dim=1)
+    else:
+        picked = clients.features[rows]
+        sums = np.asarray(picked.multiply(picked).sum(axis=1), dtype=np.float32).reshape(-1)
+        squares = torch.from_numpy(sums)
+    largest = torch.zeros(len(counts), dtype=squares.dtype, device=squares.device)
+    return largest.scatter_reduce(0, owner, squares, "amax")
+
+
+def fisher(model: Model, params: Tree, clients: Clients) -> Tree:
+    """Return the diagonal of every client's empirical Fisher information, stacked.
+
+    F_j = mean over own rows of (d loss(row) / d w_j)^2, with the rows' own targets (Kirkpatrick et
+    al. 2017; Hu, Wu and Smith); zeros for clients without rows.
+    """
+    names = list(params)
+    gradient = stacked_gradient(model, clients.spec.task, names)
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+    found = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+    index, mask = clients.index, clients.mask
+    for row in range(clients.longest):
+        at, real = index[:, row : row + 1], mask[:, row : row + 1]
+        x, y = clients.rows(at, real), clients.labels(at, real)
+        like = next(iter(params.values()))
+        batch = Batch(x.to(like), y, real.to(like), None)
+        for name, grad in zip(names, gradient(leaves, batch, None), strict=True):
+            found[name] += torch.where(_per_client(real[:, 0], grad), grad, 0).square()
+    counts = clients.counts.clamp_min(1).to(mask.device)
+    return {name: leaf / _per_client(counts, leaf).to(leaf) for name, leaf in found.items()}
+
+
+def _per_client(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (like.dim() - 1))

@@ -3,19 +3,19 @@
 The prior of client i's weights is w ~ N(center, diag(variances)), independent over outputs; a bias
 is the last weight. In units of the prior, v = (w - center) / sqrt(variances) and
 Z = X diag(sqrt(variances)), the posterior precision is G = Z' Q Z + I (a weight of zero variance
-stays at its centre and takes no part):
+stays at its centre):
 
 * regression, y = X w + N(0, s2): exact. Q = I / s2 and v = G^-1 Z' (y - X center) / s2;
 * binary and multilabel: the mode of the summed log-losses + |v|^2 / 2 by Newton's method, and
   Laplace's approximation there, Q = diag(q (1 - q)) for probabilities q, each output on its own;
 * multiclass (softmax): the mode likewise, and of the Hessian the block of each class,
   Q_k = diag(q_k (1 - q_k)). A block's inverse is at most that of the whole, so these variances
-  leave out what is uncertain about other classes.
+  ignore the uncertainty about other classes.
 
 With R_i = (|y - X w|^2 + tr(X V_i X')) / n_i these are the E-step of an empirical Bayes fit of the
 prior (Lindley and Smith 1972; Dempster, Rubin and Tsutakawa 1981). Clients are computed one by one
-in float64, each by one thread from its own rows, so a result is the same to the last bit whatever
-else is in the stack. Fewer rows than columns are solved by (Z Q Z' + I)^-1, rows by rows.
+in float64, each by one thread from its own rows, so a client's result is the same to the last bit
+in any company. With fewer rows than columns, (Z Q Z' + I)^-1 is used, rows by rows.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.data.federated import Clients
-from coterie.solvers._posterior_logistic import logistic_part
-from coterie.solvers._posterior_rows import Found, Law, Rows
-from coterie.solvers._posterior_softmax import softmax_part
-from coterie.solvers._posterior_squares import squares_part
+from coterie.solvers.posterior_kernels import (
+    Found,
+    Normal,
+    Rows,
+    logistic_part,
+    softmax_part,
+    squares_part,
+)
 
 Floats = NDArray[np.float64]
 _SMALL = 1 << 20  # products that one thread computes in about a millisecond
@@ -51,9 +55,9 @@ class Prior:
     """A Gaussian prior N(center, diag(variances)) of one client's weights.
 
     Attributes:
-        center: (outputs, p) float64, p the features and, with a bias, one more, the last.
-        variances: (outputs, p) float64, >= 0; where 0, a weight stays at its centre.
-        residual: The variance s2 of a row's noise in regression; 1 for classes.
+        center: (outputs, p) float64; p is features, plus one for a bias, the last.
+        variances: (outputs, p) float64, >= 0; a weight with variance 0 stays at its centre.
+        residual: The variance s2 of the noise of a row in regression; 1 for classification.
         per_row: Whether a client with n rows divides the variances by n: with variance 1 / lam
             (and s2 = 1) the mode then minimises the mean loss + lam/2 |w - center|^2.
     """
@@ -90,8 +94,8 @@ class Posterior:
         deviation: (c, o, p) float64: (mode - center) / sqrt(variances); 0 where the variance is 0.
         variances: (c, o, p) float64: posterior by prior variance, in (0, 1]; 1 where the prior
             variance is 0. With `per_row` by the variance as given, so at most 1 / n.
-        residual: (c,) float64: R_i / s2; 1 for classes and for a client without rows.
-        curvature: (c, p, p) float64, K_i = I - G_i^-1, if asked for; with `per_row` in units of
+        residual: (c,) float64: R_i / s2; 1 for classification and for a client without rows.
+        curvature: (c, p, p) float64, K_i = I - G_i^-1, if requested; with `per_row` in units of
             the client's own prior.
     """
 
@@ -102,20 +106,20 @@ class Posterior:
 
 
 def posterior(clients: Clients, prior: Prior, *, bias: bool, curvature: bool = False) -> Posterior:
-    """Compute every client's posterior.
+    """Return every client's posterior.
 
-    A client without rows has the prior; one with a NaN or an infinity among its rows (or whose mode
-    is not found in 200 Newton steps) gets NaN, and nobody else does. Newton's steps end when the
-    mode is 1e-10 away (1e-9 for softmax) in units of the prior, or as near as rounding allows.
+    A client without rows has the prior. A client with a NaN or an infinity among its rows (or whose
+    mode is not found in 200 Newton steps) gets NaN; others are unaffected. Newton's method stops
+    within 1e-10 of the mode (1e-9 for softmax) in units of the prior, or at rounding.
 
     Args:
         clients: Rows, dense or CSR; binary targets are 0 and 1.
         prior: The prior of all clients.
         bias: Whether the last weight is a bias.
-        curvature: Whether to give the curvatures too, for one output only.
+        curvature: Whether to return the curvatures too, for one output only.
 
     Returns:
-        Posteriors, where the rows live.
+        Posteriors, on the device of the rows.
 
     Raises:
         ValueError: On a prior that does not fit, targets out of range, or curvatures of several
@@ -125,7 +129,7 @@ def posterior(clients: Clients, prior: Prior, *, bias: bool, curvature: bool = F
     outputs, size = prior.center.shape
     if curvature and outputs != 1:
         raise ValueError(
-            f"curvature: asked for with {outputs} outputs; expected 1: leave it out otherwise"
+            f"curvature: given {outputs} outputs; expected 1: use curvature=False otherwise"
         )
     found = _found(clients, outputs, size, moments=True, curvature=curvature)
     _compute(clients, None, prior, bias, found)
@@ -134,17 +138,17 @@ def posterior(clients: Clients, prior: Prior, *, bias: bool, curvature: bool = F
 
 
 def leave_one_out(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
-    """Compute the loss of every row under its client's mode without that row.
+    """Return the loss of every row under its client's mode without that row.
 
-    Regression gives the squared error, exact. Classes give the log-loss (the mean over labels, if
-    there are several) by one Newton step from the mode (Rad and Maleki 2020): with
+    For regression this is the squared error, exact. For classification it is the log-loss (mean
+    over labels, if several) after one Newton step from the mode (Rad and Maleki 2020): with
     a_i = z_i' G^-1 z_i and q_i = p_i (1 - p_i) the score becomes
     eta_i + a_i (p_i - y_i) / (1 - a_i q_i), for softmax class by class with the class's own block,
-    which leaves out how classes move together and puts the mean loss a few per cent too high.
+    which ignores interactions of classes and overestimates the mean loss by a few per cent.
     With `per_row` the prior stays that of all the client's rows.
 
     Returns:
-        Losses (c, longest) float64, 0 where padded, where the rows live.
+        Losses (c, longest) float64, 0 where padded, on the device of the rows.
 
     Raises:
         ValueError: As `posterior`.
@@ -157,17 +161,17 @@ def leave_one_out(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
 
 
 def row_totals(values: Tensor, clients: Clients) -> Tensor:
-    """Add up each client's own rows, in an order that its own number of rows decides.
+    """Return sums over each client's own rows, in an order that depends on its row count only.
 
-    A sum over padded rows is rounded by how many zeros follow, and so by how many rows the longest
-    client has: others' data, past any clip. This is the same to the last bit whatever others hold.
+    The rounding of a sum over padded rows depends on the longest client: on others' data, past any
+    clip. These sums are the same to the last bit in any company.
 
     Args:
-        values: (..., c, longest) float64, a number a row; what is padded is not looked at.
-        clients: Whose rows they are of.
+        values: (..., c, longest) float64, one value per row; padding is ignored.
+        clients: The clients of the rows.
 
     Returns:
-        Sums (..., c), 0 for clients without rows, where the values are.
+        Sums (..., c), 0 for clients without rows, on the device of the values.
     """
     found = np.zeros(tuple(values.shape[:-1]))
     counts = clients.counts.numpy()
@@ -175,35 +179,34 @@ def row_totals(values: Tensor, clients: Clients) -> Tensor:
     if len(held):
         rows = values.cpu().flatten(-2).numpy()
         rows = np.take(rows, np.flatnonzero(clients.mask.cpu().numpy()), axis=-1)
-        # Each range is added up by itself.
         found[..., held] = np.add.reduceat(rows, (np.cumsum(counts) - counts)[held], axis=-1)
     return torch.from_numpy(found).to(values.device)
 
 
 def add_in_turn(values: Tensor) -> Tensor:
-    """Add up over the first dimension, one after the other.
+    """Return the sum over the first dimension, added in order.
 
-    A tensor's own sum goes in another order at the end of a stack than inside it: the last bit of a
-    client would tell its place among others, which their numbers of rows decide.
+    torch's own sum uses another order at the end of a stack than inside it: the last bit of a
+    client would depend on its position, which the row counts of others decide.
     """
     return reduce(torch.add, values.unbind(0))
 
 
-def predictive_deviation(train: Clients, prior: Prior, rows: Clients, *, bias: bool) -> Tensor:
-    """Compute the standard deviation of the score of every row under its client's posterior.
+def predictive_std(train: Clients, prior: Prior, rows: Clients, *, bias: bool) -> Tensor:
+    """Return the standard deviation of the score of every row under its client's posterior.
 
-    That is sqrt(x' V_i x), without the noise of a row: for an interval of a regression's outcome
-    add the residual variance to its square.
+    This is sqrt(x' V_i x), without the noise of a row: for a prediction interval in regression add
+    the residual variance to its square.
 
     Args:
-        train: The rows that the posterior is of.
+        train: The rows of the posterior.
         prior: The prior of all clients.
         rows: The rows to predict, of the same clients in the same order.
         bias: Whether the last weight is a bias.
 
     Returns:
         Standard deviations (c, longest of `rows`), or (c, longest, o) for several outputs, 0 where
-        padded, where the rows live.
+        padded, on the device of the rows.
 
     Raises:
         ValueError: As `posterior`, or on rows of other clients.
@@ -212,8 +215,8 @@ def predictive_deviation(train: Clients, prior: Prior, rows: Clients, *, bias: b
     _check(rows, prior, bias)
     if not torch.equal(train.ids, rows.ids):
         raise ValueError(
-            f"rows: given {len(rows)} clients, not the {len(train)} of train in the same order: "
-            "hand out both by the same numbers"
+            f"rows: given {len(rows)} clients; expected the {len(train)} of train in the same "
+            "order: select both by the same ids"
         )
     outputs, size = prior.center.shape
     found = _found(train, outputs, size, wide=rows.longest)
@@ -232,7 +235,7 @@ def _found(
     out: bool = False,
     wide: int | None = None,
 ) -> Found:
-    # Room for what is asked for.
+    # Buffers for the requested results.
     count = len(clients)
     shape = (count if moments else 0, outputs, size)
     return Found(
@@ -252,7 +255,7 @@ def _compute(
     if not len(clients):
         return
     outputs, size = prior.center.shape
-    law = Law(
+    normal = Normal(
         np.ascontiguousarray(prior.center.cpu().numpy()),
         np.ascontiguousarray(prior.variances.sqrt().cpu().numpy()),
         float(prior.residual**0.5),
@@ -262,17 +265,23 @@ def _compute(
     rows = _rows(clients)
     others = rows if fresh is None else _rows(fresh)
     kernel, parts = _KERNELS[clients.spec.task], _parts(clients, outputs, size)
-    # Part p takes clients p, p + parts, ...: neighbours have like numbers of rows.
+    # Part p takes clients p, p + parts, ...: neighbours have similar numbers of rows.
     if parts == 1:
-        kernel(rows, others, law, found, 0, 1)
+        kernel(rows, others, normal, found, 0, 1)
     else:
         with ThreadPoolExecutor(parts) as pool:
-            list(pool.map(lambda part: kernel(rows, others, law, found, part, parts), range(parts)))
+            list(
+                pool.map(
+                    lambda part: kernel(rows, others, normal, found, part, parts),
+                    range(parts),
+                )
+            )
     if found.fault.any():
         client = int(clients.ids[int(found.fault.argmax())])
         allowed = "0 or 1" if clients.spec.task != "multiclass" else f"0 .. {outputs - 1}"
         raise ValueError(
-            f"targets: client {client} has one that is no class; expected {allowed}: recode them"
+            f"targets: client {client} has a target that is not a class; expected "
+            f"{allowed}: recode the targets"
         )
 
 
@@ -309,7 +318,7 @@ def _rows(clients: Clients) -> Rows:
 
 
 def _parts(clients: Clients, outputs: int, size: int) -> int:
-    # Threads to take: waking them can take longer than a few small clients.
+    # Number of threads: waking them can take longer than a few small clients.
     counts = clients.counts.double()
     work = outputs * float((counts * size * counts.clamp_max(size)).sum())
     return 1 if work < _SMALL else min(len(clients), int(get_num_threads()))

@@ -7,12 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from coterie import stacked
 from coterie.core import config
 from coterie.core.rng import Rng
 from coterie.core.tree import size, stack
 from coterie.data.federated import Spec
-from coterie.models import CNN, MLP, MODELS, Linear, Model, register_model, row_losses
+from coterie.models import CNN, MLP, MODELS, Linear, Model, layers, register_model, row_losses
 
 FEMNIST = Spec(shape=(28, 28), outputs=62, task="multiclass", clients=205)
 CASES = {
@@ -101,7 +100,7 @@ def test_predictions_without_gradients_in_pieces_are_the_same(case, monkeypatch)
     model, shape, outputs = CASES[case]
     params, x = clients_of(model, Spec(shape, outputs, "multiclass", 3), rows=7)
     wanted = model.apply_stacked(params, x)
-    monkeypatch.setattr("coterie.models.cnn._PIECE", {"cpu": 5000})
+    monkeypatch.setattr("coterie.models.zoo._PIECE", {"cpu": 5000})
     with torch.no_grad():
         torch.testing.assert_close(model.apply_stacked(params, x), wanted)
         assert model.apply_stacked(params, x[:, :0]).shape == wanted[:, :0].shape
@@ -168,7 +167,7 @@ def test_linear_starts_from_zeros():
 @pytest.fixture(params=["pixel by pixel", "one kernel"])
 def maxima(request, monkeypatch):
     """Both ways to take maxima over windows: that of the CPU and that of a GPU."""
-    monkeypatch.setattr(stacked, "_has_one_kernel", lambda images: request.param == "one kernel")
+    monkeypatch.setattr(layers, "_has_one_kernel", lambda images: request.param == "one kernel")
 
 
 @pytest.mark.parametrize("pool", [1, 2, 3])
@@ -179,10 +178,10 @@ def test_convolution_passes_gradcheck(pool, maxima):
         torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
         for shape in shapes
     )
-    assert torch.autograd.gradcheck(lambda x, w, b: stacked.convolve(x, w, b, pool), inputs)
+    assert torch.autograd.gradcheck(lambda x, w, b: layers.convolve(x, w, b, pool), inputs)
     # The first layer: no gradient of the rows.
     first = inputs[0].detach()
-    assert torch.autograd.gradcheck(lambda w, b: stacked.convolve(first, w, b, pool), inputs[1:])
+    assert torch.autograd.gradcheck(lambda w, b: layers.convolve(first, w, b, pool), inputs[1:])
 
 
 def test_linear_layer_passes_gradcheck_twice():
@@ -191,9 +190,9 @@ def test_linear_layer_passes_gradcheck_twice():
         torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
         for shape in ((2, 3, 4), (2, 5, 4), (2, 5))
     )
-    assert torch.autograd.gradcheck(stacked.linear, inputs)
-    assert torch.autograd.gradgradcheck(stacked.linear, inputs)
-    grads = torch.autograd.grad(stacked.linear(*inputs).sum(), inputs)
+    assert torch.autograd.gradcheck(layers.stacked_linear, inputs)
+    assert torch.autograd.gradgradcheck(layers.stacked_linear, inputs)
+    grads = torch.autograd.grad(layers.stacked_linear(*inputs).sum(), inputs)
     assert all(grad.is_contiguous() for grad in grads)
 
 

@@ -223,7 +223,7 @@ def test_texts_of_more_characters_than_the_vocabulary_are_refused():
     CharLSTM(vocabulary=21, hidden=6).check_data(data)
     MLP().check_data(data)
     for vocabulary, most in ((20, 19), (0, 3)):
-        message = rf"from 0 to 20 where layer 'embedding'.*0 to {most};.*vocabulary = 21"
+        message = rf"from 0 to 20 for layer 'embedding'.*0 to {most};.*vocabulary = 21"
         with pytest.raises(DataError, match=message):
             PMTL(model=CharLSTM(vocabulary=vocabulary, hidden=6)).check(data.spec, data=data)
 

@@ -1,4 +1,9 @@
-"""Linear models and fully connected networks."""
+"""Linear models and fully connected networks, and slices of a linear head.
+
+A frozen public map gives features in public order (principal directions of public data). Methods
+that share r public directions release only the first r columns of a head and its biases; the other
+columns stay at the public start.
+"""
 
 import math
 import os
@@ -15,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from coterie import stacked
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import Spec
 from coterie.models.base import Model, register_model, squeezed
+from coterie.models.layers import stacked_linear
 
 Activation = Literal["relu", "tanh", "gelu"]
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -36,9 +41,9 @@ class Linear(Model):
 
     Attributes:
         bias: Whether there are biases.
-        start: A file of public weights to start from, in place of zeros: an npz with "weight",
-            (outputs, features), and "bias", (outputs,); `save_start` writes one. Whoever reads the
-            plan needs the same file.
+        start: A file of public weights to start from, instead of zeros: an npz with "weight",
+            (outputs, features), and "bias", (outputs,); `save_start` writes one. Every reader of
+            the plan needs the same file.
 
     >>> shapes = Linear().init(Spec((3, 2), 4, "multiclass", 10), Rng.seeded(0))
     >>> {name: tuple(leaf.shape) for name, leaf in shapes.items()}
@@ -49,7 +54,7 @@ class Linear(Model):
     start: str | None = None
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Start from zeros, or from the public weights."""
+        """Return zeros, or the public weights."""
         shapes: dict[str, tuple[int, ...]] = {"weight": (spec.outputs, spec.features)}
         if self.bias:
             shapes["bias"] = (spec.outputs,)
@@ -57,19 +62,19 @@ class Linear(Model):
             return {name: torch.zeros(shape) for name, shape in shapes.items()}
         return read_start(Path(self.start), shapes)
 
-    def apply(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
+    def apply(self, params: Tree, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """Predict one client's rows."""
         return squeezed(functional.linear(x.flatten(1), params["weight"], params.get("bias")))
 
-    def apply_stacked(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
+    def apply_stacked(self, params: Tree, x: Tensor, seeds: Tensor | None = None) -> Tensor:
         """Predict by one batched product."""
-        return squeezed(stacked.linear(x.flatten(2), params["weight"], params.get("bias")))
+        return squeezed(stacked_linear(x.flatten(2), params["weight"], params.get("bias")))
 
 
 @register_model("mlp")
 @dataclass(frozen=True)
 class MLP(Model):
-    """Fully connected layers on the flattened row, started as `torch.nn.Linear` starts.
+    """Fully connected layers on the flattened row, initialised like `torch.nn.Linear`.
 
     Leaves: "layer1.weight", "layer1.bias", ... and "head.weight", "head.bias".
     """
@@ -88,13 +93,13 @@ class MLP(Model):
         """Draw weights and biases uniformly within 1 / sqrt(inputs)."""
         return dense_layers(spec.features, (*self.hidden, spec.outputs), rng)
 
-    def apply(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
+    def apply(self, params: Tree, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """Predict one client's rows."""
         return dense(params, x.flatten(1), functional.linear, _ACTIVATIONS[self.activation])
 
-    def apply_stacked(self, params: Tree, x: Tensor, coins: Tensor | None = None) -> Tensor:
-        """Predict by one batched product a layer."""
-        return dense(params, x.flatten(2), stacked.linear, _ACTIVATIONS[self.activation])
+    def apply_stacked(self, params: Tree, x: Tensor, seeds: Tensor | None = None) -> Tensor:
+        """Predict by one batched product per layer."""
+        return dense(params, x.flatten(2), stacked_linear, _ACTIVATIONS[self.activation])
 
 
 def dense(
@@ -112,7 +117,7 @@ def dense(
 
 
 def dense_layers(inputs: int, widths: tuple[int, ...], rng: Rng) -> dict[str, Tensor]:
-    """Start fully connected layers of these widths; the last is called "head"."""
+    """Return initial fully connected layers of these widths; the last is called "head"."""
     params: dict[str, Tensor] = {}
     for layer, width in enumerate(widths, 1):
         name = "head" if layer == len(widths) else f"layer{layer}"
@@ -130,7 +135,7 @@ def start_layer(name: str, shape: tuple[int, ...], rng: Rng) -> dict[str, Tensor
 
 
 def check_widths(name: str, widths: tuple[int, ...]) -> None:
-    """Refuse widths below 1."""
+    """Raise ValueError on widths below 1."""
     if any(width < 1 for width in widths):
         raise ValueError(f"{name}: given {widths}; expected whole numbers of at least 1")
 
@@ -142,17 +147,17 @@ def save_start(path: str | Path, params: Tree) -> None:
 
 
 def read_start(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Read public weights of these names and shapes.
+    """Return public weights of these names and shapes.
 
     Raises:
-        ValueError: If there is no such file, or it holds something else.
+        ValueError: If the file is missing, or holds something else.
     """
     try:
         found = os.stat(path)
         arrays = _arrays(str(path), found.st_mtime_ns, found.st_size)
     except FileNotFoundError:
         raise ValueError(
-            f"start = {str(path)!r}: no such file; restore the public weights, or leave start out"
+            f"start = {str(path)!r}: no such file; restore the public weights, or remove start"
         ) from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
@@ -162,26 +167,72 @@ def read_start(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, T
     given = {name: array.shape for name, array in arrays.items()}
     if given != dict(shapes):
         raise ValueError(
-            f"start = {str(path)!r}: holds {given}; the model on these rows has {dict(shapes)}: "
-            "use the features and classes that the weights were made for"
+            f"start = {str(path)!r}: given {given}; expected {dict(shapes)}: use the "
+            "features and classes of the public weights"
         )
     odd = [
         n for n, array in arrays.items() if array.dtype.kind != "f" or not np.isfinite(array).all()
     ]
     if odd:
         raise ValueError(
-            f"start = {str(path)!r}: {odd[0]!r} holds what is no finite floating-point number; "
-            "write the file anew"
+            f"start = {str(path)!r}: {odd[0]!r} holds values that are not finite floating-point "
+            "numbers; write the file again"
         )
     return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in shapes}
 
 
 @lru_cache(maxsize=8)
 def _arrays(path: str, changed: int, size: int) -> dict[str, NDArray[Any]]:
-    # Models are started often; a file is read anew when it has changed. Opened here, not by
-    # np.load: a handle it opens itself is not always closed when what it reads is not an npz.
+    # Models are initialised often; a file is read again only if it has changed. Opened here because
+    # np.load does not always close its own handle if the file is not an npz.
     with Path(path).open("rb") as file:
         found = np.load(file, allow_pickle=False)
         if not isinstance(found, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one array without a name")
+            raise ValueError("the file holds one array without a name")
         return {name: found[name] for name in found.files}
+
+
+def slice_of(head: Tree, directions: int) -> Tree:
+    """Return the first columns of a (stacked) head's weights, and its biases."""
+    return {**head, "weight": head["weight"][..., :directions]}
+
+
+def put_slice(head: Tree, part: Tree) -> Tree:
+    """Return a head with these values in its slice."""
+    directions = part["weight"].shape[-1]
+    rest = head["weight"][..., directions:].to(part["weight"].device)
+    return {**part, "weight": torch.cat([part["weight"], rest], dim=-1)}
+
+
+def slice_variances(spec: Spec, bias: bool, directions: int, variance: float) -> Tensor:
+    """Return prior variances of weights and bias, (outputs, p) float64: zero outside the slice."""
+    variances = torch.full((spec.outputs, spec.features + bias), variance, dtype=torch.float64)
+    variances[:, directions : spec.features] = 0.0
+    return variances
+
+
+def matrix_of(head: Tree) -> Tensor:
+    """Return weights and, as the last column, biases of a (stacked) head in one float64 matrix.
+
+    >>> matrix_of({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}).tolist()
+    [[1.0, 1.0, 0.0]]
+    """
+    columns = [head["weight"]] + ([head["bias"][..., None]] if "bias" in head else [])
+    return torch.cat(columns, dim=-1).double()
+
+
+def head_of(matrix: Tensor, bias: bool) -> Tree:
+    """Return the head of a matrix from `matrix_of`, in float32."""
+    single = matrix.float()
+    if not bias:
+        return {"weight": single}
+    return {"weight": single[..., :-1].contiguous(), "bias": single[..., -1].contiguous()}
+
+
+def check_directions(directions: int, spec: Spec) -> None:
+    """Refuse more directions than there are features."""
+    if not 0 <= directions <= spec.features:
+        raise ValueError(
+            f"directions = {directions}: the rows have {spec.features} features; use a number from "
+            f"0 (only the biases) to {spec.features}"
+        )

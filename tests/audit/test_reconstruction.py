@@ -8,13 +8,17 @@ import pytest
 from scipy.optimize import root
 from scipy.special import gammaln
 
-from coterie.audit.exact import consensus, functionals
-from coterie.audit.fit import _misses
-from coterie.audit.play import Defence, client_messages
-from coterie.audit.reconstruct import reconstruct
-from coterie.audit.record import record, true_rows
-from coterie.audit.success import chance, match
-from coterie.audit.view import Rule, View
+from coterie.audit.reconstruction import (
+    Rule,
+    View,
+    _residuals,
+    chance,
+    consensus,
+    functionals,
+    match,
+    reconstruct,
+)
+from coterie.audit.simulation import Defence, client_messages, record, true_rows
 from coterie.data.synthetic import synthetic
 from coterie.methods.local import Local
 from coterie.methods.mtlsvm import MTLSVM
@@ -35,11 +39,11 @@ MASKS = [
 
 
 def client(rows, features, seed=0):
-    coins = np.random.default_rng(seed)
-    x = coins.standard_normal((rows, features))
-    x *= np.exp(0.2 * coins.standard_normal((rows, 1))) / np.linalg.norm(x, axis=1, keepdims=True)
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, features))
+    x *= np.exp(0.2 * rng.standard_normal((rows, 1))) / np.linalg.norm(x, axis=1, keepdims=True)
     x[:, 0] = np.abs(x[:, 0])
-    return x, np.where(coins.random(rows) < 0.5, -1.0, 1.0)
+    return x, np.where(rng.random(rows) < 0.5, -1.0, 1.0)
 
 
 def attacked(x, y, rule, *, rounds=100, defence=None, seed=0, **settings):
@@ -134,7 +138,7 @@ def test_the_number_of_rows_need_not_be_known():
 # --- what cannot be found ------------------------------------------------------------------------
 
 
-def turned(signed, coins):
+def turned(signed, rng):
     """Another client that sends the same under the printed step: E and 1/r turned alike."""
     sizes = np.linalg.norm(signed, axis=1)
     units, inverse, n = signed / sizes[:, None], 1 / sizes, len(signed)
@@ -150,8 +154,8 @@ def turned(signed, coins):
         return ((rotation(np.concatenate([some, fixed])) @ units) ** 2).sum(axis=1)[:-1] - 1
 
     for _ in range(100):
-        fixed = coins.standard_normal(len(places[0]) - (n - 1))
-        free = root(off, coins.standard_normal(n - 1), args=(fixed,)).x
+        fixed = rng.standard_normal(len(places[0]) - (n - 1))
+        free = root(off, rng.standard_normal(n - 1), args=(fixed,)).x
         turn = rotation(np.concatenate([free, fixed]))
         if np.abs(off(free, fixed)).max() < 1e-13 and np.abs(turn).max(axis=0).min() < 0.9:
             return (turn @ units) / (turn @ inverse)[:, None]
@@ -304,10 +308,10 @@ def test_only_runs_that_the_attack_is_for_are_recorded():
 
 
 def test_functionals_of_sparse_steps_are_the_dual_basis():
-    coins = np.random.default_rng(0)
-    steps = coins.standard_normal((80, 4)) * (coins.random((80, 4)) < 0.4)
-    rows = coins.standard_normal((4, 4))
-    found = functionals(steps @ rows, math.inf, 60, coins)
+    rng = np.random.default_rng(0)
+    steps = rng.standard_normal((80, 4)) * (rng.random((80, 4)) < 0.4)
+    rows = rng.standard_normal((4, 4))
+    found = functionals(steps @ rows, math.inf, 60, rng)
     duals = np.linalg.inv(rows)
     cosines = np.abs(
         np.array([one.value for one in found]) @ (duals / np.linalg.norm(duals, axis=0))
@@ -316,29 +320,33 @@ def test_functionals_of_sparse_steps_are_the_dual_basis():
 
 
 def test_consensus_finds_each_of_several_planes():
-    coins = np.random.default_rng(0)
-    planes = coins.standard_normal((3, 4))
-    points = coins.standard_normal((60, 4))
-    points /= np.einsum("td,td->t", points, planes[coins.integers(3, size=60)])[:, None]
-    found = consensus(points, np.ones(60), np.linalg.norm(points, axis=1), coins, tries=20_000)
+    rng = np.random.default_rng(0)
+    planes = rng.standard_normal((3, 4))
+    points = rng.standard_normal((60, 4))
+    points /= np.einsum("td,td->t", points, planes[rng.integers(3, size=60)])[:, None]
+    found = consensus(points, np.ones(60), np.linalg.norm(points, axis=1), rng, tries=20_000)
     assert len(found) == 3
     for plane in planes:
         assert min(np.linalg.norm(one.value - plane) for one in found) < 1e-6
-    assert consensus(points[:5], np.ones(5), np.ones(5), coins, tries=100) == []
+    assert consensus(points[:5], np.ones(5), np.ones(5), rng, tries=100) == []
 
 
-def test_slopes_of_the_fit_are_those_of_finite_differences():
-    coins = np.random.default_rng(1)
+def test_the_jacobian_of_the_fit_is_that_of_finite_differences():
+    rng = np.random.default_rng(1)
     x, y = client(3, 4)
     view, _ = client_messages(x, y, SIMULTANEOUS, rounds=12)
-    rows = y[:, None] * x + 0.1 * coins.standard_normal((3, 4))
-    _, slopes = _misses(rows[None], view.messages, view.starts, view.rule)
+    rows = y[:, None] * x + 0.1 * rng.standard_normal((3, 4))
+    _, jacobian = _residuals(rows[None], view.messages, view.starts, view.rule)
     for place in range(12):
         step = np.zeros(12)
         step[place] = 1e-6
-        there, _ = _misses((rows + step.reshape(3, 4))[None], view.messages, view.starts, view.rule)
-        back, _ = _misses((rows - step.reshape(3, 4))[None], view.messages, view.starts, view.rule)
-        np.testing.assert_allclose((there - back)[0] / 2e-6, slopes[0][:, place], atol=1e-5)
+        there, _ = _residuals(
+            (rows + step.reshape(3, 4))[None], view.messages, view.starts, view.rule
+        )
+        back, _ = _residuals(
+            (rows - step.reshape(3, 4))[None], view.messages, view.starts, view.rule
+        )
+        np.testing.assert_allclose((there - back)[0] / 2e-6, jacobian[0][:, place], atol=1e-5)
 
 
 @pytest.mark.parametrize("features", [2, 10, 50])
@@ -360,8 +368,8 @@ def test_matching_takes_each_found_row_once():
 @pytest.mark.parametrize("seed", range(12))
 def test_any_run_gets_an_answer(seed):
     """One round, one feature, equal rows, all messages clipped or masked away: never an error."""
-    coins = np.random.default_rng(seed)
-    rows, features = int(coins.integers(1, 6)), int(coins.integers(1, 6))
+    rng = np.random.default_rng(seed)
+    rows, features = int(rng.integers(1, 6)), int(rng.integers(1, 6))
     x, y = client(rows, features, seed)
     x[-1] = x[0]
     defence = (
@@ -372,7 +380,7 @@ def test_any_run_gets_an_answer(seed):
     )[seed % 4]
     for rule in (SERIAL, SIMULTANEOUS, replace(SERIAL, c1=0.05, passes=3)):
         played = client_messages(
-            x, y, rule, rounds=int(coins.integers(1, 20)), defence=defence, seed=seed
+            x, y, rule, rounds=int(rng.integers(1, 20)), defence=defence, seed=seed
         )
         for view in played:
             found = reconstruct(view, tries=3)

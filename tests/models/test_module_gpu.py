@@ -9,7 +9,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import stack
 from coterie.data.synthetic import synthetic
 from coterie.models import CharLSTM, Module, as_model
-from coterie.solvers import graphs
+from coterie.solvers import sgd as graphs
 from coterie.solvers.sgd import SGD
 
 pytestmark = [
@@ -83,9 +83,9 @@ def data_of(name):
 def test_draws_are_the_same_on_both_devices(name):
     model, data = MODELS[name], data_of(name)
     params = stack(model.init(data.spec, Rng.seeded(0)), 7)
-    x, coins = data.clients(np.arange(7)).x, torch.arange(7) * 2**59
+    x, seeds = data.clients(np.arange(7)).x, torch.arange(7) * 2**59
     assert model.draws
-    for given in (None, coins):
+    for given in (None, seeds):
         host = model.apply_stacked(params, x, given)
         moved = {leaf: rows.cuda() for leaf, rows in params.items()}
         device = model.apply_stacked(moved, x.cuda(), None if given is None else given.cuda())
@@ -95,7 +95,7 @@ def test_draws_are_the_same_on_both_devices(name):
 @pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 6}], ids=["ragged", "recorded"])
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_are_the_same_on_both_devices(name, length):
-    """Twice on the device, so that a recording is replayed with other numbers and other coins."""
+    """Twice on the device, so that a recording is replayed with other numbers and other seeds."""
     model, data = MODELS[name], data_of(name)
     start = stack(model.init(data.spec, Rng.seeded(0)), 7)
     solver = SGD(**length, batch=5, lr=0.05, momentum=0.5)
@@ -110,7 +110,7 @@ def test_steps_are_the_same_on_both_devices(name, length):
 
 
 @pytest.mark.parametrize("name", ["images", "recurrent", "plain"])
-def test_a_step_with_coins_can_be_recorded(name, monkeypatch):
+def test_a_step_with_seeds_can_be_recorded(name, monkeypatch):
     made = []
     record = graphs.record.__wrapped__
 

@@ -30,7 +30,7 @@ from coterie.privacy.sampling import Poisson
 from coterie.solvers.sgd import SGD
 
 pytestmark = pytest.mark.full
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DIGITS = "--data digits --simulation-seed 0 --quiet --json --no-local"
 
 

@@ -1,6 +1,7 @@
 """The kernels against torch autograd, one client and one batch at a time, and scikit-learn."""
 
 from itertools import permutations
+from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -10,7 +11,7 @@ from scipy import sparse, stats
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from coterie.core.rng import Rng
-from coterie.solvers.kernels import draw_batches, linear_sgd, linear_sgd_csr
+from coterie.solvers.sgd_kernels import draw_batches, linear_sgd
 
 TASKS = ("regression", "binary", "multiclass", "multilabel")
 COUNTS = np.array([7, 0, 3, 1, 12, 5])
@@ -49,10 +50,10 @@ def problem(task, features=6, counts=COUNTS, steps=STEPS, seed=0, dtype=np.float
     return weight, bias, rows, anchor
 
 
-def as_csr(rows):
+def as_csr(rows, **changes):
     matrix = sparse.csr_matrix(rows["features"])
-    rest = {name: value for name, value in rows.items() if name != "features"}
-    return rest | {"indptr": matrix.indptr, "indices": matrix.indices, "data": matrix.data}
+    arrays = {"indptr": matrix.indptr, "indices": matrix.indices, "data": matrix.data} | changes
+    return rows | {"features": SimpleNamespace(**arrays)}
 
 
 def loss_of(scores, targets, task):
@@ -107,7 +108,7 @@ def assert_walks(answers, weight, bias, rows, settings, tolerance=2e-5):
 def both(weight, bias, rows, settings):
     return (
         linear_sgd(weight, bias, **rows, **settings),
-        linear_sgd_csr(weight, bias, **as_csr(rows), **settings),
+        linear_sgd(weight, bias, **as_csr(rows), **settings),
     )
 
 
@@ -179,12 +180,11 @@ def test_more_outputs_than_a_tile():
 def test_csr_with_repeated_and_empty_entries():
     weight, bias, rows, anchor = problem("binary")
     wanted = linear_sgd(weight, bias, **rows, lam=0.2, momentum=0.3, **anchor)
-    given = as_csr(rows)
+    csr = as_csr(rows)["features"]
     # Every entry as two halves: a legal, not canonical CSR.
-    given["indptr"] = 2 * given["indptr"]
-    given["indices"] = np.repeat(given["indices"], 2)
-    given["data"] = np.repeat(given["data"] / 2, 2)
-    got = linear_sgd_csr(weight, bias, **given, lam=0.2, momentum=0.3, **anchor)
+    halves = {"indices": np.repeat(csr.indices, 2), "data": np.repeat(csr.data / 2, 2)}
+    given = as_csr(rows, indptr=2 * csr.indptr, **halves)
+    got = linear_sgd(weight, bias, **given, lam=0.2, momentum=0.3, **anchor)
     for one, other in zip(got, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
@@ -205,7 +205,7 @@ def test_many_steps_reach_the_optimum_of_scikit_learn():
         weight, bias, rows, _ = problem(task, 4, counts, np.array([2000, 2000]))
         rows["batch"] = 40
         dense = linear_sgd(weight, bias, **rows, **settings)
-        csr = linear_sgd_csr(weight, bias, **as_csr(rows), **settings)
+        csr = linear_sgd(weight, bias, **as_csr(rows), **settings)
         for client, (start, count) in enumerate(zip(rows["starts"], counts, strict=True)):
             x = rows["features"][start : start + count].astype(np.float64)
             x = np.hstack([x, np.ones((count, 1))])
@@ -220,9 +220,9 @@ def test_many_steps_reach_the_optimum_of_scikit_learn():
                 np.testing.assert_allclose(found, np.atleast_2d(best.coef_), atol=2e-5)
 
 
-@pytest.mark.parametrize("solve", [linear_sgd, linear_sgd_csr])
+@pytest.mark.parametrize("is_csr", [False, True])
 @pytest.mark.parametrize("task", TASKS)
-def test_a_client_depends_on_its_own_rows_to_the_last_bit(solve, task):
+def test_a_client_depends_on_its_own_rows_to_the_last_bit(is_csr, task):
     weight, bias, rows, anchor = problem(task, 33)
     settings = {"momentum": 0.5, "lam": 0.3} | anchor
 
@@ -231,10 +231,10 @@ def test_a_client_depends_on_its_own_rows_to_the_last_bit(solve, task):
         if spoiled is not None:
             given["features"] = rows["features"].copy()
             given["features"][rows["starts"][spoiled]] = np.nan
-        given = given if solve is linear_sgd else as_csr(given)
+        given = as_csr(given) if is_csr else given
         for name in ("starts", "counts", "keys", "steps"):
             given[name] = rows[name][ids]
-        return solve(weight[ids], bias[ids], **given, **settings)
+        return linear_sgd(weight[ids], bias[ids], **given, **settings)
 
     everyone = np.arange(len(COUNTS))
     together = run(everyone)
@@ -255,14 +255,14 @@ def test_a_client_depends_on_its_own_rows_to_the_last_bit(solve, task):
         numba.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("solve", [linear_sgd, linear_sgd_csr])
-def test_inputs_stay_and_idle_clients_do_not_move(solve):
+@pytest.mark.parametrize("is_csr", [False, True])
+def test_inputs_stay_and_idle_clients_do_not_move(is_csr):
     weight, bias, rows, anchor = problem("binary")
-    given = rows if solve is linear_sgd else as_csr(rows)
+    given = as_csr(rows) if is_csr else rows
     arrays = {"weight": weight, "bias": bias} | anchor
     arrays |= {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
     before = {name: value.copy() for name, value in arrays.items()}
-    new_weight, new_bias = solve(weight, bias, **given, lam=1.0, momentum=0.5, **anchor)
+    new_weight, new_bias = linear_sgd(weight, bias, **given, lam=1.0, momentum=0.5, **anchor)
     for name, value in arrays.items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     idle = (COUNTS == 0) | (STEPS == 0)
@@ -279,11 +279,11 @@ def test_huge_scores_do_not_overflow(task):
     assert_walks(both(weight, bias, rows, {}), weight, bias, rows, {})
 
 
-@pytest.mark.parametrize("solve", [linear_sgd, linear_sgd_csr])
-def test_no_clients(solve):
+@pytest.mark.parametrize("is_csr", [False, True])
+def test_no_clients(is_csr):
     none = np.zeros(0, np.int64)
     weight, bias, rows, _ = problem("binary", counts=none, steps=none)
-    new_weight, new_bias = solve(weight, bias, **(rows if solve is linear_sgd else as_csr(rows)))
+    new_weight, new_bias = linear_sgd(weight, bias, **(as_csr(rows) if is_csr else rows))
     assert new_weight.shape == (0, 1, 6)
     assert new_bias.shape == (0, 1)
     assert draw_batches(keys_of(0), none, none, 3).shape == (0, 0, 3)
@@ -307,7 +307,7 @@ def test_no_clients(solve):
         ({"task": "ranking"}, "task: given 'ranking'"),
         ({"task": "multilabel"}, "targets: given"),
         ({"anchor_weight": np.zeros((2, 1, 6), np.float32)}, "anchor_weight"),
-        ({"anchor_bias": None}, "give both or none"),
+        ({"anchor_bias": None}, "expected both or none"),
     ],
 )
 def test_bad_input_is_refused(change, message):
@@ -325,20 +325,20 @@ def test_bad_rows_are_refused():
     wrong[rows["starts"][2]] = 4
     with pytest.raises(ValueError, match="place 2 has a class outside"):
         linear_sgd(weight, bias, **(rows | {"targets": wrong}))
-    given = as_csr(rows)
+    csr = as_csr(rows)["features"]
     with pytest.raises(ValueError, match="place 2 has a class outside"):
-        linear_sgd_csr(weight, bias, **(given | {"targets": wrong}))
+        linear_sgd(weight, bias, **(as_csr(rows) | {"targets": wrong}))
     for bad in (6, -1):
-        indices = given["indices"].copy()
-        indices[given["indptr"][rows["starts"][4]] :] = bad
+        indices = csr.indices.copy()
+        indices[csr.indptr[rows["starts"][4]] :] = bad
         with pytest.raises(ValueError, match="place 4 has a CSR row"):
-            linear_sgd_csr(weight, bias, **(given | {"indices": indices}))
-    indptr = given["indptr"].copy()
+            linear_sgd(weight, bias, **as_csr(rows, indices=indices))
+    indptr = csr.indptr.copy()
     indptr[rows["starts"][4] + 1] = 10**6
     with pytest.raises(ValueError, match="place 4 has a CSR row"):
-        linear_sgd_csr(weight, bias, **(given | {"indptr": indptr}))
+        linear_sgd(weight, bias, **as_csr(rows, indptr=indptr))
     with pytest.raises(ValueError, match="indices: given float32"):
-        linear_sgd_csr(weight, bias, **(given | {"indices": given["data"]}))
+        linear_sgd(weight, bias, **as_csr(rows, indices=csr.data))
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4, 50])

@@ -25,9 +25,8 @@ from coterie.engine.simulate import simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear, Model, Module, as_model, replace_batchnorm, row_losses
-from coterie.models.layers import Coins
-from coterie.models.module import _network
-from coterie.models.network import _replaced
+from coterie.models.layers import DropoutStream
+from coterie.models.module import _network, _replaced
 from coterie.plan.plan import Plan, Privacy
 from coterie.solvers.sgd import SGD
 
@@ -287,7 +286,7 @@ def test_convolutions_one_by_one_are_torchs_own(case, monkeypatch):
 @pytest.mark.parametrize("case", ["linear", "linear without bias", "mlp", "layer norm"])
 def test_chains_are_torchs_own_by_the_general_way_as_well(case, monkeypatch):
     assert _network(Module(CASES[case][0]()), spec_of(CASES[case][1]))._chain is not None
-    monkeypatch.setattr("coterie.models.network.chain_of", lambda *given: None)
+    monkeypatch.setattr("coterie.models.module.chain_of", lambda *given: None)
     _network.cache_clear()
     test_every_layer_is_torchs_own_with_its_gradient(case)
     _network.cache_clear()
@@ -372,7 +371,7 @@ def test_predictions_without_gradients_in_pieces_are_the_same(case, monkeypatch)
     model, spec = Module(make()), spec_of(shape)
     params, x = stacked_of(model, spec, rows=7)
     wanted = model.apply_stacked(params, x)
-    monkeypatch.setattr("coterie.models.network._PIECE", {"cpu": 20})
+    monkeypatch.setattr("coterie.models.module._PIECE", {"cpu": 20})
     with torch.no_grad():
         torch.testing.assert_close(model.apply_stacked(params, x), wanted)
         assert model.apply_stacked(params, x[:, :0]).shape == (3, 0, 3)
@@ -395,18 +394,18 @@ class Drops(nn.Module):
         return torch.cat([self.one(ones), self.one(ones)], dim=2).flatten(1)
 
 
-def dropped_by(coins, layer=nn.Dropout, share=0.3, rows=6):
+def dropped_by(seeds, layer=nn.Dropout, share=0.3, rows=6):
     model, spec = Module(Drops(layer, share)), Spec((2,), 400, "multiclass", 3)
-    params = stack(model.init(spec, Rng.seeded(0)), len(coins))
+    params = stack(model.init(spec, Rng.seeded(0)), len(seeds))
     assert model.draws
-    outputs = model.apply_stacked(params, torch.zeros(len(coins), rows, 2), torch.tensor(coins))
+    outputs = model.apply_stacked(params, torch.zeros(len(seeds), rows, 2), torch.tensor(seeds))
     assert torch.equal(
-        model.apply_stacked(params, torch.zeros(len(coins), rows, 2)),
+        model.apply_stacked(params, torch.zeros(len(seeds), rows, 2)),
         torch.ones_like(outputs),
     )
-    alone = model.apply(of_client(params, 0), torch.zeros(rows, 2), torch.tensor(coins[0]))
+    alone = model.apply(of_client(params, 0), torch.zeros(rows, 2), torch.tensor(seeds[0]))
     assert torch.equal(alone, outputs[0])
-    return outputs.reshape(len(coins), rows, 20, 2, 10).movedim(3, 1)  # client, layer, row, 20, 10
+    return outputs.reshape(len(seeds), rows, 20, 2, 10).movedim(3, 1)  # client, layer, row, 20, 10
 
 
 def test_masks_are_the_clients_own_and_differ_by_layer_and_step():
@@ -453,11 +452,11 @@ def test_whole_channels_are_dropped(layer):
 
 
 def test_alpha_dropout_keeps_mean_and_variance_as_torch_does():
-    x, coins = torch.randn(200_000, generator=torch.Generator().manual_seed(0)), Coins()
+    x, seeds = torch.randn(200_000, generator=torch.Generator().manual_seed(0)), DropoutStream()
     layer = nn.AlphaDropout(0.4)
     model = Module(nn.Sequential(nn.Linear(1, 1), layer)).build(Spec((1,), 1, "regression", 1))
-    made = _replaced(model, coins)[1]
-    coins.toss(torch.tensor(3))
+    made = _replaced(model, seeds)[1]
+    seeds.restart(torch.tensor(3))
     found = made(x)
     assert abs(found.mean()) < 0.015 and abs(found.var() - 1) < 0.03  # 6 standard errors and more
     torch.manual_seed(0)
@@ -479,18 +478,18 @@ def test_alpha_dropout_keeps_mean_and_variance_as_torch_does():
         (flat(P(nn.Conv2d, 2, 4, 3), P(nn.Dropout2d, 0.5), width=80), IMAGE),
     ],
 )
-def test_layers_that_drop_inside_follow_the_coins(make, shape):
+def test_layers_that_drop_inside_follow_the_seeds(make, shape):
     model, spec = Module(make()), spec_of(shape)
     params, x = stacked_of(model, spec)
     assert model.draws
-    coins = torch.tensor([3, 3, 9])
-    first, again = (model.apply_stacked(params, x, coins) for _ in range(2))
+    seeds = torch.tensor([3, 3, 9])
+    first, again = (model.apply_stacked(params, x, seeds) for _ in range(2))
     assert torch.equal(first, again)
-    still, other = model.apply_stacked(params, x), model.apply_stacked(params, x, coins + 1)
+    still, other = model.apply_stacked(params, x), model.apply_stacked(params, x, seeds + 1)
     assert not torch.allclose(first, still) and not torch.allclose(first, other)
-    one = model.apply_stacked({name: leaf[2:] for name, leaf in params.items()}, x[2:], coins[2:])
+    one = model.apply_stacked({name: leaf[2:] for name, leaf in params.items()}, x[2:], seeds[2:])
     torch.testing.assert_close(one, first[2:])
-    # Without coins it is the module in evaluation.
+    # Without seeds it is the module in evaluation.
     plain = make().double().eval()
     plain.load_state_dict({**plain.state_dict(), **of_client(params, 0)})
     with warnings.catch_warnings():
@@ -537,9 +536,9 @@ def test_a_chain_gives_the_numbers_and_gradients_of_the_general_way(case):
     params, x = stacked_of(model, spec)
     leaves = {name: leaf.requires_grad_() for name, leaf in params.items()}
     network = _network(model, spec)
-    chain, coins = network._chain, torch.tensor([3, -(2**63), 2**40]) if model.draws else None
+    chain, seeds = network._chain, torch.tensor([3, -(2**63), 2**40]) if model.draws else None
     assert chain is not None
-    for thrown in (None, coins):
+    for thrown in (None, seeds):
         found, grads = [], []
         for way in (chain, None):
             network._chain = way
@@ -550,7 +549,7 @@ def test_a_chain_gives_the_numbers_and_gradients_of_the_general_way(case):
         torch.testing.assert_close(*found)
         torch.testing.assert_close(*grads)
         assert found[0].shape == (3, 4, 3)
-    alone = model.apply(of_client(params, 1), x[1], None if coins is None else coins[1])
+    alone = model.apply(of_client(params, 1), x[1], None if seeds is None else seeds[1])
     torch.testing.assert_close(found[0][1], alone)
 
 
@@ -576,8 +575,8 @@ def test_a_chain_that_gives_other_numbers_is_dropped(monkeypatch):
         steps = chain_of(*given)
         return [*steps, lambda params, x: x + 0.01]
 
-    chain_of = sys.modules["coterie.models.network"].chain_of
-    monkeypatch.setattr("coterie.models.network.chain_of", wrong)
+    chain_of = sys.modules["coterie.models.module"].chain_of
+    monkeypatch.setattr("coterie.models.module.chain_of", wrong)
     model, spec = Module(nn.Linear(8, 3)), spec_of((8,))
     assert _network(model, spec)._chain is None
     _network.cache_clear()
@@ -727,7 +726,7 @@ def test_plans_of_modules_name_their_weights_and_cannot_be_read_back():
     others[2].drop.p = 0.3
     others[3].body.weight.requires_grad_(False)
     assert len({as_model(each).weights for each in (module, *others)}) == 5
-    with pytest.raises(ConfigError, match="holds no weights to make it again; give make = "):
+    with pytest.raises(ConfigError, match="holds no weights; set make = "):
         from_table(Model, table, "model")
 
 
@@ -821,11 +820,11 @@ def test_rows_that_are_not_in_a_table_are_refused_before_anything_is_spent(tmp_p
     rows[13, 2] = 67
     made = PMTL(model=Module(P(Words)), solver=SGD(lr=0.1))
     plan = Plan(method=made, privacy=Privacy(epsilon=2.0, delta=1e-3), rounds=3, simulation_seed=0)
-    said = r"texts: the rows hold numbers from 0 to 67 .*layer 'table' \(Embedding\).*0 to 6; .*68"
+    said = r"texts: the rows hold indices from 0 to 67 .*layer 'table' \(Embedding\).*0 to 6; .*68"
     with pytest.raises(coterie.DataError, match=said):
         simulate(plan, numbered(rows), folder=tmp_path / "run")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(coterie.DataError, match="from -1 to 6 where layer"):
+    with pytest.raises(coterie.DataError, match="from -1 to 6 for layer"):
         made.check_data(numbered(texts(most=8) - 1))
     made.check_data(numbered(texts(most=7)))
     sparse = dataclasses.replace(numbered(rows), features=csr_matrix(rows.numpy()))
@@ -838,7 +837,7 @@ def test_only_columns_that_reach_a_table_as_they_are_are_checked():
     rows[3, 3], rows[5, 4] = 500, 57
     model.check_data(numbered(rows))
     rows[4, 1] = 20
-    with pytest.raises(coterie.DataError, match=r"0 to 20 where layer 'words'.*holds 0 to 19"):
+    with pytest.raises(coterie.DataError, match=r"0 to 20 for layer 'words'.*holds 0 to 19"):
         model.check_data(numbered(rows))
     reads = _network(model, numbered(rows).spec).reads
     assert [(each.name, each.columns.tolist()) for each in reads] == [("words", [0, 1, 2])]
@@ -873,7 +872,7 @@ def test_numbers_that_the_module_handles_itself_are_not_refused(how, values, out
     assert _network(model, numbered(rows).spec).reads  # they were looked at
     if outside is not None:
         rows[150, 2] = outside
-        with pytest.raises(coterie.DataError, match="where layer 'words'"):
+        with pytest.raises(coterie.DataError, match="for layer 'words'"):
             model.check_data(numbered(rows))
 
 
@@ -1130,7 +1129,7 @@ def _rounded(layer, x):
     return functional.embedding(x.long(), layer.weight)
 
 
-LOOKS_UP = r"\(Bad\) cannot.*looks up by a function.*next client.*use torch's own nn\.Embedding"
+LOOKS_UP = r"\(Bad\) cannot.*looks up by a function.*next client.*use the layers nn\.Embedding"
 REFUSED = {
     "no parameters": (nn.Flatten, "Flatten has no parameters to train"),
     "all frozen": (frozen, "has no parameters to train"),
@@ -1146,7 +1145,7 @@ REFUSED = {
         sequential(P(nn.InstanceNorm1d, 3, track_running_stats=True)),
         r"layer '0' \(InstanceNorm1d\).*track_running_stats=False",
     ),
-    "lazy": (sequential(P(nn.LazyLinear, 3)), r"layer '0' \(LazyLinear\) does not know its sizes"),
+    "lazy": (sequential(P(nn.LazyLinear, 3)), r"layer '0' \(LazyLinear\) has uninitialised param"),
     "max norm": (P(Words, max_norm=1.0), r"layer 'table' \(Embedding\).*max_norm=None"),
     "projections": (
         lambda: Last(nn.LSTM(4, 5, proj_size=2, batch_first=True), 2),
@@ -1155,18 +1154,18 @@ REFUSED = {
     "extra keys": (P(Attends, add_bias_kv=True), r"layer 'attention'.*add_bias_kv=False"),
     "own dropout": (
         lambda: nn.Sequential(nn.Linear(4, 3), type("Mine", (nn.Dropout,), {})(0.5)),
-        r"layer '1' \(Mine\) draws in a way of its own; use torch's own nn\.Dropout",
+        r"layer '1' \(Mine\) is a custom dropout layer; use nn\.Dropout",
     ),
     "random activation": (
         sequential(P(nn.Linear, 4, 3), nn.RReLU),
         r"layer '1' \(RReLU\) cannot be stacked over clients: it draws random numbers",
     ),
-    "adds to rows": (P(Writes, "adds"), r"changes the rows in place.*x = x \+ 1"),
-    "sets rows": (P(Writes, "sets"), "changes the rows in place"),
+    "adds to rows": (P(Writes, "adds"), r"changes its input in place.*x = x \+ 1"),
+    "sets rows": (P(Writes, "sets"), "changes its input in place"),
     "spoils rows": (P(Writes, "spoils"), r"changes a tensor in place that its gradient needs"),
     "rectifies rows": (
         sequential(P(nn.ReLU, inplace=True), P(nn.Linear, 4, 3)),
-        "changes the rows in place.*inplace=False",
+        "changes its input in place.*inplace=False",
     ),
     "small table": (Places, r"layer 'places' \(Embedding\) looked up 3 .*holds 0 to 2;"),
     "plain tensor": (with_plain_tensor, r"holds the tensor 'fixed'.*register_buffer\('fixed'"),
@@ -1175,12 +1174,12 @@ REFUSED = {
         sequential(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))),
         "stacked over clients|changes the buffer",
     ),
-    "complex": (complex_parameters, "parameter 'phase' is of type torch.complex64"),
-    "functional dropout": (P(Bad, "functional_dropout"), r"\(Bad\) cannot.*put an nn\.Dropout"),
+    "complex": (complex_parameters, "parameter 'phase' has type torch.complex64"),
+    "functional dropout": (P(Bad, "functional_dropout"), r"\(Bad\) cannot.*use an nn\.Dropout"),
     "branches": (P(Bad, "branches"), r"branches on values.*use torch\.where"),
     "counts": (P(Bad, "counts"), "changes the buffer 'seen'"),
     "averages": (P(Bad, "averages"), "changes the buffer 'seen'"),
-    "adds up": (P(Bad, "adds_up"), "writes into a tensor of its own"),
+    "adds up": (P(Bad, "adds_up"), "writes into an existing tensor"),
     "mixes rows": (P(Bad, "mixes"), "changes with the other rows of its batch.*batch_first=True"),
     "mixes many rows": (P(Bad, "mixes_many"), "changes with the other rows of its batch"),
     "mixes into the first": (P(Bad, "mixes_first"), "changes with the other rows of its batch"),
@@ -1189,13 +1188,16 @@ REFUSED = {
     "looks up deeper": (P(Bad, "looks_up_deeper"), LOOKS_UP),
     "looks up bags": (P(Bad, "looks_up_bags"), LOOKS_UP),
     "own embedding": (own_embedding, r"layer 'table' \(Mine\).*by a function.*nn\.Embedding"),
-    "pairs": (P(Bad, "pairs"), "expected a module that takes rows|gives a tensor"),
+    "pairs": (P(Bad, "pairs"), "expected a module that takes rows|returns a tensor"),
     "crashes": (P(Bad, "crashes"), r"\(Bad\) failed on 8 rows: KeyError"),
     "wrong inputs": (
         sequential(P(nn.Linear, 4, 5), P(nn.Linear, 6, 3)),
         r"layer '1' \(Linear\) failed on 8 rows",
     ),
-    "wrong outputs": (P(nn.Linear, 4, 5), r"gave \(8, 5\).*expected \(8, 3\), one logit for each"),
+    "wrong outputs": (
+        P(nn.Linear, 4, 5),
+        r"returned \(8, 5\).*expected \(8, 3\), one logit for each",
+    ),
     "not a row's": (P(nn.Linear, 4, 3), r"layer '\(the module itself\)' \(Linear\) failed"),
 }
 
@@ -1222,7 +1224,7 @@ def test_rows_on_the_second_axis_are_noticed():
         def forward(self, x):
             return self.head(self.layer(x)[0][:, -1])
 
-    with pytest.raises(ValueError, match="give recurrent and attention layers batch_first=True"):
+    with pytest.raises(ValueError, match="batch_first=True in recurrent and attention layers"):
         as_model(Wrong()).init(spec_of((6, 4)), Rng.seeded(0))
 
 
@@ -1234,9 +1236,9 @@ def test_rows_on_the_second_axis_are_noticed():
         (lambda: as_model(dict), "expected a model such as Linear"),
         (lambda: PMTL(model="mlp"), "expected a model such as Linear"),
         (Module, "expected a torch.nn.Module, or a class or function"),
-        (lambda: Module(Small(), {"width": 3}), "beside a module that is made already"),
+        (lambda: Module(Small(), {"width": 3}), "given with a module object"),
         (lambda: Module(Small, loss="hinge"), "loss = 'hinge': expected one of cross_entropy"),
-        (lambda: Module(P(Small, 5)), "expected named ones"),
+        (lambda: Module(P(Small, 5)), "expected named arguments"),
         (lambda: Module(lambda: 3).init(SPEC, Rng.seeded(0)), "it made 3; expected a torch.nn"),
         (lambda: Module(nn.Linear).init(SPEC, Rng.seeded(0)), "it needs in_features, out_features"),
         (lambda: Module(Small, {"depth": 3}).init(SPEC, Rng.seeded(0)), "it failed: TypeError"),
@@ -1259,7 +1261,7 @@ def test_rows_on_the_second_axis_are_noticed():
         ),
         (
             lambda: Module(Small, loss=functional.cross_entropy).init(SPEC, Rng.seeded(0)),
-            r"gave shape \(\) for 8 rows; expected one number a row.*reduction='none'",
+            r"returned shape \(\) for 8 rows; expected one number per row.*reduction='none'",
         ),
         (
             lambda: Module(Small, loss=lambda o, y: o.missing).init(SPEC, Rng.seeded(0)),

@@ -1,19 +1,18 @@
-"""Other pulls than one number, leaves that stay, nearness of predictions: against plain loops."""
+"""Local problems: every term of the objective, Fisher information, large rows, failed clients."""
 
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from torch.nn import functional
 
 from coterie.core.rng import Rng
+from coterie.core.tree import stack
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.models import CNN, MLP, Linear, row_losses
-from coterie.solvers.fisher import fisher
-from coterie.solvers.kernels import draw_batches
-from coterie.solvers.local import LocalProblem
-from coterie.solvers.objective import Near, divergence
-from coterie.solvers.precision import computed_in
-from coterie.solvers.sgd import SGD
+from coterie.solvers.local import LocalProblem, fisher, largest_squares
+from coterie.solvers.sgd import SGD, Near, computed_in, divergence
+from coterie.solvers.sgd_kernels import draw_batches
 
 pytestmark = pytest.mark.full
 
@@ -103,8 +102,7 @@ def plain_loop(settings, model, start, data, client, *, only, anchor, weights, n
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize(("fast", "momentum"), [(True, 0.0), (True, 0.8), (False, 0.8)])
 def test_every_part_of_the_objective_against_a_plain_loop(task, kind, fast, momentum):
     model, shape = MODELS[kind]
     data = dataset(task, shape)
@@ -164,7 +162,7 @@ def test_fisher_is_the_mean_of_squared_gradients_row_by_row(task, kind):
             torch.testing.assert_close(found[name][client], leaf, rtol=2e-4, atol=1e-6)
 
 
-def test_a_row_that_is_no_number_spoils_its_own_fisher_alone():
+def test_a_nan_row_spoils_only_its_own_fisher():
     model, shape = MODELS["mlp"]
     data = dataset("multiclass", shape)
     params, clients = draw(model, data, 1), data.clients(np.arange(len(data)))
@@ -175,14 +173,14 @@ def test_a_row_that_is_no_number_spoils_its_own_fisher_alone():
         assert torch.equal(good[name][1:], bad[name][1:])
 
 
-def test_anchors_of_each_client_follow_clients_that_go_slower():
-    """Linear least squares with rows too large for the step: clients go at several paces."""
+def test_stacked_anchors_follow_clients_with_smaller_learning_rates():
+    """Linear least squares with large rows: clients have several learning rates."""
     data = dataset("regression", (5,))
     data.features[data.offsets[3] :] *= 3
     model, clients = Linear(), data.clients(np.arange(len(data)))
     start, anchor = draw(model, data, 1), draw(model, data, 2)
     problem = LocalProblem(model=model, how="sgd", sgd=SGD(lr=0.5, epochs=2000, batch=20), lam=2.0)
-    assert len(list(problem._paces(clients, 0))) > 1
+    assert len(list(problem._rates(clients, 0))) > 1
     found = problem.solve(start, clients, RNG, round=0, anchor=anchor)
     exact = LocalProblem(model=model, how="exact", sgd=SGD(), lam=2.0)
     wanted = exact.solve(start, clients, RNG, round=0, anchor=anchor)
@@ -193,18 +191,18 @@ def test_anchors_of_each_client_follow_clients_that_go_slower():
         )
 
 
-def test_who_fails_is_told_or_stays():
+def test_failed_clients_keep_their_start_or_are_returned():
     model, shape = MODELS["mlp"]
     data = dataset("regression", shape)
     data.features[data.offsets[3]] = torch.inf
     clients, start = data.clients(np.arange(len(data))), draw(model, data, 1)
     problem = LocalProblem(model=model, how="sgd", sgd=SGD(epochs=2), lam=0.0)
-    stays = problem.solve(start, clients, RNG, round=0, anchor=None)
-    told = problem.solve(start, clients, RNG, round=0, anchor=None, tell=True)
+    reset = problem.solve(start, clients, RNG, round=0, anchor=None)
+    kept = problem.solve(start, clients, RNG, round=0, anchor=None, keep_failed=True)
     for name in start:
-        assert torch.equal(stays[name][3], start[name][3])
-        assert torch.equal(stays[name][:3], told[name][:3])
-    assert any(told[name][3].isnan().any() for name in told)
+        assert torch.equal(reset[name][3], start[name][3])
+        assert torch.equal(reset[name][:3], kept[name][:3])
+    assert any(kept[name][3].isnan().any() for name in kept)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
@@ -229,3 +227,65 @@ def test_softmax_of_large_outputs_has_a_finite_divergence():
     ours = torch.tensor([[1e4, 0.0], [0.0, 1e4]])
     found = divergence("multiclass", ours, ours.flip(0))
     assert torch.isfinite(found).all() and functional.relu(found).equal(found)
+
+
+# Large rows.
+
+
+def make(counts=(3, 0, 5, 1), scales=(1.0, 1.0, 100.0, 1.0), task="regression"):
+    generator = torch.Generator().manual_seed(0)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    x = torch.randn(len(owner), 4, generator=generator)
+    x *= torch.tensor(scales)[owner][:, None]
+    return FederatedDataset(
+        Spec((4,), 1, task, len(counts)),
+        [str(i) for i in range(len(counts))],
+        np.concatenate([[0], np.cumsum(counts)]),
+        x,
+        x.sum(dim=1),
+    )
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3], [3, 0, 2], [1], [2, 0]])
+@pytest.mark.parametrize("as_sparse", [False, True])
+def test_largest_squares(ids, as_sparse):
+    data = make()
+    if as_sparse:
+        rows = sparse.csr_matrix(data.features.numpy())
+        kept = FederatedDataset(data.spec, data.names, data.offsets, rows, data.targets)
+    else:
+        kept = data
+    found = largest_squares(kept.clients(np.array(ids)))
+    for place, client in enumerate(ids):
+        own = data.features[data.offsets[client] : data.offsets[client + 1]]
+        wanted = own.square().sum(dim=1).max() if len(own) else torch.tensor(0.0)
+        torch.testing.assert_close(found[place], wanted)
+
+
+def test_large_rows_get_small_steps_and_the_others_what_was_asked():
+    data, model = make(), Linear()
+    clients = data.clients(np.arange(4))
+    start = stack(model.init(data.spec, Rng.seeded(0)), 4)
+    sgd = SGD(lr=0.05, epochs=30, batch=2)
+    problem = LocalProblem(model=model, how="sgd", sgd=sgd, lam=0.0)
+    found = problem.solve(start, clients, Rng.seeded(1), round=0, anchor=None)
+    assert all(leaf.isfinite().all() for leaf in found.values())
+    plain = sgd(model, start, clients, Rng.seeded(1))
+    for name, leaf in found.items():
+        assert torch.equal(leaf[[0, 1, 3]], plain[name][[0, 1, 3]]), "unit rows keep their steps"
+    assert not plain["weight"][2].isfinite().all(), "without the cap the large client blows up"
+    errors = (found["weight"][2, 0] @ data.features[3:8].T + found["bias"][2]) - data.targets[3:8]
+    assert errors.square().mean() < 0.1 * data.targets[3:8].square().mean()
+
+
+def test_a_client_that_blows_up_stays_where_it_was():
+    data, model = make(task="regression"), MLP(hidden=(3,), activation="relu")
+    clients = data.clients(np.arange(4))
+    start = stack(model.init(data.spec, Rng.seeded(0)), 4)
+    problem = LocalProblem(model=model, how="sgd", sgd=SGD(lr=0.05, epochs=40), lam=0.0)
+    plain = problem.sgd(model, start, clients, Rng.seeded(1))
+    found = problem.solve(start, clients, Rng.seeded(1), round=0, anchor=None)
+    assert not all(leaf[2].isfinite().all() for leaf in plain.values()), "it must blow up"
+    for name, leaf in found.items():
+        assert torch.equal(leaf[2], start[name][2])
+        assert torch.equal(leaf[[0, 1, 3]], plain[name][[0, 1, 3]])

@@ -1,28 +1,258 @@
-"""The compiled part of `coterie.solvers.kernels`: no checks, no allocation of results.
+"""Compiled SGD of linear models, parallel over clients.
 
-One file, since numba's cache does not see changes in other files. Nothing here takes a view of a
-shared array inside the steps: its reference count would be fought over by all threads.
+Client i owns the rows `starts[i] : starts[i] + counts[i]` of flat arrays and draws its batches from
+its own SplitMix64 stream `keys[i]`. One thread computes a client from start to end, so a client's
+result is the same to the last bit in any company.
+
+A step on a batch is v <- momentum * v + g, w <- w - lr * v, where g is the gradient of the mean
+loss over the batch plus lam * (w - anchor), and v = 0 at the start of a call. The losses are
+1/2 (p - y)^2 (regression), logistic on 0/1 (binary), softmax cross-entropy (multiclass) and the sum
+over labels of logistic (multilabel).
+
+One file holds all of them because numba's cache does not see changes in other files.
 """
-# ruff: noqa: PLR0913, PLR0917 - flat arrays, named one by one
+# ruff: noqa: PLR0913, PLR0917 - kernels take flat arrays, one argument each
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit, prange
+from numba import get_num_threads, njit, prange, set_num_threads
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Floats = NDArray[np.floating[Any]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 SQUARED, LOGISTIC, SOFTMAX = 0, 1, 2
 BAD_CLASS, BAD_ROW = 1, 2
+_SMALL = 1 << 18  # row numbers that one thread draws in about a millisecond
 _HALF = np.uint64(0xFFFFFFFF)
 _TILE = 16
-
 # Sums may be reordered and products fused, which vectorises them; NaN and infinity keep their
 # meaning, so a non-finite row shows in the result of its client.
 _FAST = {"reassoc", "contract", "nsz"}
+_LOSSES = {
+    "regression": SQUARED,
+    "binary": LOGISTIC,
+    "multiclass": SOFTMAX,
+    "multilabel": LOGISTIC,
+}
+_FAULTS = {
+    BAD_CLASS: "a class outside 0 .. outputs - 1: number the classes from 0",
+    BAD_ROW: "a CSR row with a broken indptr or a column outside 0 .. d - 1: rebuild the matrix",
+}
+
+
+def draw_batches(
+    keys: NDArray[np.uint64], counts: NDArray[np.int64], steps: NDArray[np.int64], batch: int
+) -> NDArray[np.int32]:
+    """Return every client's batches: row numbers within the client, -1 where there is no row.
+
+    A client visits its rows in one random permutation per epoch, cut into ceil(count / batch)
+    batches; the last may be smaller. The shape is (clients, largest of steps, batch).
+    """
+    _check_schedule(counts, keys, steps, batch)
+    out = np.full((len(keys), int(steps.max(initial=0)), batch), -1, dtype=np.int32)
+    threads = get_num_threads()
+    if out.size < _SMALL:
+        set_num_threads(1)  # waking threads can take longer than the draws
+    try:
+        _draw_all(keys, counts, steps, batch, out, _parts(len(keys)), int(counts.max(initial=0)))
+    finally:
+        set_num_threads(threads)
+    return out
+
+
+def linear_sgd(
+    weight: Floats,
+    bias: Floats | None,
+    *,
+    features: Any,
+    targets: Array,
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    steps: NDArray[np.int64],
+    batch: int,
+    lr: float,
+    momentum: float = 0.0,
+    lam: float = 0.0,
+    anchor_weight: Floats | None = None,
+    anchor_bias: Floats | None = None,
+    task: str,
+) -> tuple[Floats, Floats]:
+    """Run local SGD with a proximal term, on the batches of `draw_batches`.
+
+    With CSR rows a step costs the nonzeros of its batch times the outputs: between two steps that
+    touch a column, proximal term and momentum follow a linear recurrence, applied in one go.
+
+    Args:
+        weight: Initial weights per client, (c, o, d), float32 or float64; sets the precision.
+        bias: (c, o); None or an empty array for a model without.
+        features: (N, d) dense, or CSR with `indptr`, `indices`, `data`; precision of `weight`.
+        targets: (N,) of the same precision (regression, binary), (N,) int64 (multiclass) or
+            (N, o) of the same precision (multilabel).
+        starts: First flat row of each client, (c,).
+        counts: Rows of each client, (c,).
+        keys: Random streams of the batches, (c,).
+        steps: Steps of each client, (c,); a client without rows keeps its initial weights.
+        batch: Rows per step.
+        lr: Learning rate.
+        momentum: Heavy-ball factor.
+        lam: Weight of the proximal term.
+        anchor_weight: (o, d), or (c, o, d) for one per client; None for zeros.
+        anchor_bias: (o,) or (c, o); None for zeros.
+        task: "regression", "binary", "multiclass" or "multilabel".
+
+    Returns:
+        New weights (c, o, d) and biases (c, o), or (c, 0) for a model without.
+
+    Raises:
+        ValueError: On invalid shapes, types or values, a class or a column out of range.
+    """
+    dense = isinstance(features, np.ndarray)
+    if not dense:
+        _check_csr(weight, features)
+    length = features.shape[0] if dense else len(features.indptr) - 1
+    rows = _checked_rows(weight, length, targets, starts, counts, task)
+    if dense:
+        _check_array("features", features, weight.dtype, (length, weight.shape[2]))
+    _check_schedule(counts, keys, steps, batch)
+    model = _checked_model(weight, bias, anchor_weight, anchor_bias)
+    rates = _checked_rates(weight.dtype, lr, momentum, lam)
+    fault = np.zeros(len(keys), dtype=np.int8)
+    schedule = (keys, steps, batch, *rates, _parts(len(keys)), int(counts.max(initial=0)), fault)
+    out = np.array(model[0]) if dense else np.empty_like(model[0]), np.array(model[1])
+    if dense:
+        _dense_all(*out, *model[2:], features, *rows, *schedule)  # type: ignore[call-arg]
+    else:
+        nonzeros = int((features.indptr[starts + counts] - features.indptr[starts]).max(initial=0))
+        coasting = _coasting(int(steps.max(initial=0)), *map(float, rates)).astype(weight.dtype)
+        arrays = (features.indptr, features.indices, features.data)
+        csr = (*arrays, min(nonzeros, weight.shape[2]), coasting)
+        _csr_all(*out, *model[2:], weight, *csr, *rows, *schedule)  # type: ignore[call-arg]
+    if fault.any():
+        client = int(np.flatnonzero(fault)[0])
+        raise ValueError(f"client at place {client} has {_FAULTS[int(fault[client])]}")
+    return out
+
+
+def _parts(clients: int) -> int:
+    # Part p takes clients p, p + parts, ...: neighbours have similar numbers of rows.
+    return min(clients, int(get_num_threads()))
+
+
+def _coasting(steps: int, lr: float, momentum: float, lam: float) -> NDArray[np.float64]:
+    # Row k: the effect of k steps without data gradient on a weight u away from its anchor with
+    # velocity v. The weight moves by [k, 0] u + [k, 1] v, the velocity becomes [k, 2] u + [k, 3] v.
+    # Row 0 only if a weight without data gradient does not move.
+    moves = np.zeros((steps + 1 if lam or momentum else 1, 4))
+    power = np.eye(2)
+    once = np.array([[1 - lr * lam, -lr * momentum], [lam, momentum]])
+    for step in range(len(moves)):
+        moves[step] = (power - [[1, 0], [0, 0]]).ravel()
+        power = once @ power
+    return moves
+
+
+def _check_array(name: str, given: Array, dtype: Any, shape: tuple[int, ...]) -> None:
+    if given.dtype != dtype or given.shape != shape or not given.flags.c_contiguous:
+        layout = "contiguous" if given.flags.c_contiguous else "not contiguous"
+        raise ValueError(
+            f"{name}: given {given.dtype} of shape {given.shape}, {layout}; expected "
+            f"{np.dtype(dtype)} of shape {shape}, contiguous: convert with "
+            "numpy.ascontiguousarray(..., dtype=...) or correct the shape"
+        )
+
+
+def _check_csr(weight: Floats, rows: Any) -> None:
+    for name, integers in (("indptr", rows.indptr), ("indices", rows.indices)):
+        wide = np.int64 if integers.dtype == np.int64 else np.int32
+        _check_array(name, integers, wide, (max(len(integers), name == "indptr"),))
+    _check_array("data", rows.data, weight.dtype, (len(rows.indices),))
+
+
+def _check_schedule(counts: Array, keys: Array, steps: Array, batch: int) -> None:
+    _check_array("keys", keys, np.uint64, (len(keys),))
+    for name, given in (("counts", counts), ("steps", steps)):
+        _check_array(name, given, np.int64, (len(keys),))
+        if not 0 <= given.min(initial=0) <= given.max(initial=0) < 2**31:
+            raise ValueError(
+                f"{name}: given {given.min()} .. {given.max()}; expected 0 .. 2^31 - 1"
+            )
+    if not 1 <= batch < 2**31:
+        raise ValueError(f"batch: given {batch}; expected 1 .. 2^31 - 1 rows")
+
+
+def _checked_rows(
+    weight: Floats, length: int, targets: Array, starts: Array, counts: Array, task: str
+) -> tuple[Any, ...]:
+    # Targets as numbers (N, o) and as classes (N,), the unused one empty: one compilation serves
+    # all tasks.
+    if task not in _LOSSES:
+        raise ValueError(f"task: given {task!r}; expected one of {', '.join(_LOSSES)}")
+    if weight.ndim != 3 or 0 in weight.shape[1:] or weight.dtype not in (np.float32, np.float64):
+        raise ValueError(
+            f"weight: given {weight.dtype} of shape {weight.shape}; expected float32 or float64 "
+            "of shape (clients, outputs, features)"
+        )
+    outputs = weight.shape[1]
+    _check_array("counts", counts, np.int64, (len(weight),))
+    _check_array("starts", starts, np.int64, (len(weight),))
+    if starts.min(initial=0) < 0 or (starts + counts).max(initial=0) > length:
+        raise ValueError(
+            f"starts, counts: given rows {starts.min()} .. {(starts + counts).max()} of "
+            f"{length} rows; pass the offsets that belong to these features"
+        )
+    if task == "multiclass":
+        _check_array("targets", targets, np.int64, (length,))
+        return np.empty((0, outputs), weight.dtype), targets, starts, counts, SOFTMAX
+    if task != "multilabel" and outputs != 1:
+        raise ValueError(f"weight: given {outputs} outputs; expected 1 for {task}")
+    shape = (length, outputs) if task == "multilabel" else (length,)
+    _check_array("targets", targets, weight.dtype, shape)
+    values = targets.reshape(length, outputs)
+    return values, np.empty(0, np.int64), starts, counts, _LOSSES[task]
+
+
+def _checked_model(
+    weight: Floats, bias: Floats | None, anchor_weight: Floats | None, anchor_bias: Floats | None
+) -> tuple[Any, ...]:
+    clients, outputs, features = weight.shape
+    _check_array("weight", weight, weight.dtype, weight.shape)
+    if bias is None or bias.shape[-1] == 0:
+        bias, anchor_bias = np.empty((clients, 0), weight.dtype), None
+    else:
+        _check_array("bias", bias, weight.dtype, (clients, outputs))
+        if (anchor_weight is None) != (anchor_bias is None):
+            raise ValueError("anchor_weight, anchor_bias: given one; expected both or none")
+    A = _anchor("anchor_weight", anchor_weight, weight.dtype, clients, (outputs, features))
+    a = _anchor("anchor_bias", anchor_bias, weight.dtype, clients, bias.shape[1:])
+    return weight, bias, A, a
+
+
+def _anchor(
+    name: str, given: Floats | None, dtype: Any, clients: int, shape: tuple[int, ...]
+) -> Array:
+    if given is None:
+        return np.zeros((1, *shape), dtype)
+    if given.ndim == len(shape):
+        given = given[None]
+    _check_array(name, given, dtype, (clients if len(given) != 1 else 1, *shape))
+    return given
+
+
+def _checked_rates(dtype: Any, lr: float, momentum: float, lam: float) -> tuple[Any, ...]:
+    for name, given in (("lr", lr), ("momentum", momentum), ("lam", lam)):
+        if not 0 <= given < np.inf:
+            raise ValueError(f"{name}: given {given}; expected a finite number >= 0")
+    number = np.dtype(dtype).type
+    return number(lr), number(momentum), number(lam)
+
+
+# Compiled code: no checks, no allocation of results. Nothing takes a view of a shared array inside
+# the steps: all threads would compete for its reference count.
 
 
 def _inner(function: F) -> F:
@@ -61,7 +291,7 @@ def _shuffle(order: Array, batches: int, batch: int, state: np.uint64) -> np.uin
 
 
 @_outer
-def draw_all(
+def _draw_all(
     keys: Array, counts: Array, steps: Array, batch: int, out: Array, parts: int, longest: int
 ) -> None:
     for part in prange(parts):
@@ -81,7 +311,7 @@ def draw_all(
 
 
 @_outer
-def dense_all(
+def _dense_all(
     W: Array, b: Array, A: Array, a: Array, X: Array,
     Y: Array, classes: Array, starts: Array, counts: Array, loss: int,
     keys: Array, steps: Array, batch: int, lr: Any, momentum: Any, lam: Any, parts: int,
@@ -218,17 +448,17 @@ def _remember(g: Array, V: Array, label: int, momentum: Any) -> None:
 @_inner
 def _descend_bias(b: Array, a: Array, v: Array, R: Array, lr: Any, momentum: Any, lam: Any) -> None:
     for label in range(len(b)):
-        slope = momentum * v[label]
+        gradient = momentum * v[label]
         for place in range(len(R)):
-            slope += R[place, label]
+            gradient += R[place, label]
         if lam != 0:
-            slope += lam * (b[label] - a[label])
-        v[label] = slope
-        b[label] -= lr * slope
+            gradient += lam * (b[label] - a[label])
+        v[label] = gradient
+        b[label] -= lr * gradient
 
 
 @_outer
-def csr_all(
+def _csr_all(
     W: Array, b: Array, A: Array, a: Array, begun: Array,
     indptr: Array, indices: Array, data: Array, capacity: int, moves: Array,
     Y: Array, classes: Array, starts: Array, counts: Array, loss: int,
@@ -289,7 +519,7 @@ def _csr_one(
 
 @_inner
 def _claim(indptr: Array, indices: Array, rows: Array, slots: Array, columns: Array) -> int:
-    # Numbers the columns of the rows from left to right; -1 if a row cannot be read.
+    # Number the columns of the rows from left to right; return -1 if a row is invalid.
     for row in rows:
         if not 0 <= indptr[row] <= indptr[row + 1] <= len(indices):
             return -1
@@ -325,7 +555,7 @@ def _gather(W: Array, A: Array, columns: Array, pack: Array, moves: Array) -> No
 
 @_inner
 def _coast(pack: Array, slot: int, step: int, done: Array, moves: Array) -> None:
-    # Brings a column to a step as if its batches had not touched it since.
+    # Advance a column to a step as if no batch had touched it since.
     ahead = step - done[slot]
     if ahead > 0 and len(moves) > 1:
         for label in range(pack.shape[2]):
