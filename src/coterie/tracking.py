@@ -61,7 +61,7 @@ class Record:
     metrics: dict[str, float]
     by_round: tuple[tuple[int, str, float], ...]
     artefacts: tuple[Path, ...]
-    charged_statement: str
+    statement: str
 
     @property
     def last(self) -> int:
@@ -173,7 +173,7 @@ def read_record(folder: Path) -> Record:
         metrics=_final(result, guarantee, chosen),
         by_round=(*spent, *_history(folder / "history.parquet")),
         artefacts=tuple(path for name in ARTEFACTS if (path := folder / name).exists()),
-        charged_statement=charged_statement(guarantee, selection),
+        statement=charged_statement(guarantee, selection),
     )
 
 

@@ -28,10 +28,10 @@ from scipy import sparse
 from coterie.cli.front import grouped
 from coterie.cli.main import build_parser, main
 from coterie.core.config import to_table, to_toml
+from coterie.engine.models import stacked_models
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan
 from coterie.privacy.guarantee import Guarantee
-from coterie.run.models import stacked_models
 from coterie.run.run import execute
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"

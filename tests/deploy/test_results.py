@@ -25,9 +25,9 @@ from coterie.data.config import DataConfig
 from coterie.deploy import coordinator as conduct
 from coterie.deploy import results as finish
 from coterie.deploy.coordinator import Coordinator
+from coterie.engine.models import client_scaling, stacked_models
 from coterie.privacy.sampling import Everyone
 from coterie.report.page import write_report
-from coterie.run.models import client_scaling, stacked_models
 from coterie.run.run import execute
 from coterie.verify import verify
 

@@ -14,14 +14,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from coterie.data.config import DataConfig
+from coterie.engine import models as finished_models
+from coterie.engine.models import client_model, client_names, stacked_models, write_models
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.guarantee import Guarantee
-from coterie.run import models as finished_models
 from coterie.run import summary
 from coterie.run.certificate import seal
 from coterie.run.log import Log
-from coterie.run.models import client_model, client_names, stacked_models, write_models
 from coterie.run.run import execute
 from coterie.verify import verify
 

@@ -19,6 +19,7 @@ from coterie.core.tree import take
 from coterie.data.config import DataConfig, Source
 from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
+from coterie.engine.models import stacked_models
 from coterie.engine.simulate import check_onboard, simulate
 from coterie.evaluation.baselines import score_local
 from coterie.evaluation.holdout import hold_out, score_held_out
@@ -30,7 +31,6 @@ from coterie.methods.localsvm import joined
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy
 from coterie.report.tables import held_out_lines
-from coterie.run.models import stacked_models
 from coterie.run.run import execute
 from coterie.serve.onboard import choose, onboard
 

@@ -76,7 +76,7 @@ def check_noise() -> tuple[bool, str]:
     zeros = {"w": torch.zeros(SAMPLES, dtype=torch.float64)}
     posted = mechanism.perturb(zeros, SystemEntropy())["w"].numpy()
     off = noise_is_off(posted / (mechanism.noise_multiplier * mechanism.bound))
-    steps = posted / mechanism.grid(SAMPLES)
+    steps = posted / mechanism.grid({"w": (SAMPLES,)})["w"]
     if not np.array_equal(steps, np.rint(steps)):
         off["grid"] = math.inf
     told = f"{SAMPLES:,} numbers of a post: mean, variance, shape, tails and neighbours"

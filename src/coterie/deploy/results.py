@@ -46,6 +46,7 @@ from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import Moments
 from coterie.deploy.federation import FEDERATION, PLAN, Agreement, caveats, deployment_facts
 from coterie.deploy.messages import digest
+from coterie.engine.models import MODELS, SCALING, write_models
 from coterie.evaluation.baselines import score_local
 from coterie.evaluation.metrics import Score, json_number, score_json, write_metrics
 from coterie.evaluation.score import evaluate
@@ -55,7 +56,6 @@ from coterie.privacy.guarantee import Guarantee
 from coterie.run.certificate import keep_certificate
 from coterie.run.folder import check_model, facts_of, keep_shared, keep_summary
 from coterie.run.log import Log
-from coterie.run.models import MODELS, SCALING, write_models
 from coterie.run.summary import TUNING, noise_summary, promised
 
 RESULT, SITE = "result.json", "site.json"
@@ -149,7 +149,7 @@ def summary_of(
         "not_covered": _NOT_COVERED,
         "tuning": TUNING[run_plan.tuned],
         "caveats": [
-            *plan.method.caveats(plan.posts > 0 and private),
+            *plan.method.notes(private=plan.posts > 0 and private).caveats,
             # A reproduction of published numbers says so wherever its epsilon is written.
             *(guarantee.statement().splitlines()[:1] if claimed else ()),
             *caveats(guarantee, federation),

@@ -17,9 +17,9 @@ from typing import Any
 from coterie.deploy.coordinator import STATE
 from coterie.deploy.federation import FEDERATION, PLAN, Agreement, epsilon_by_view, load_agreement
 from coterie.deploy.results import RESULT, SITE
+from coterie.engine.models import MODELS, client_names
 from coterie.evaluation.metrics import json_number
 from coterie.privacy.guarantee import Guarantee, add_up
-from coterie.run.models import MODELS, client_names
 
 PRIVATE = "who answered a round, and how many, is private to readers of this folder"
 _COUNTS = ("asked", "answered", "rejected", "failed", "silent", "scaled", "zeroed", "void")

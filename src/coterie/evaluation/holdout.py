@@ -17,13 +17,13 @@ import torch
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take, to
 from coterie.data.federated import DataError, FederatedDataset
+from coterie.engine.models import write_models
 from coterie.engine.simulate import Outcome
 from coterie.evaluation.baselines import score_local
 from coterie.evaluation.metrics import Score, distribution_json, json_number, write_metrics
 from coterie.evaluation.score import evaluate
 from coterie.methods.base import Method
 from coterie.plan.plan import Speed
-from coterie.run.models import write_models
 
 FOLDER = "newcomers"
 """Part of a run folder with the models and metrics of held-out clients."""

@@ -32,13 +32,13 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.assemble import SIGNED
 from coterie.data.federated import FederatedDataset, Spec
+from coterie.engine.models import MODELS, write_models
 from coterie.engine.simulate import Outcome
 from coterie.evaluation.metrics import Array, Score, write_metrics
 from coterie.models import Model
 from coterie.plan.plan import Plan
 from coterie.run.certificate import keep_certificate
 from coterie.run.log import Log
-from coterie.run.models import MODELS, write_models
 
 _PARTS = ("ledger.jsonl", "posts", "posts.npz", "personal", "models", "result.json")
 _PACKAGES = ("coterie", "dp-accounting", "numpy", "scipy", "torch")

@@ -42,6 +42,7 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import LIMIT, Moments, client_moments
 from coterie.data.tables import feature_constants, target_constants
 from coterie.data.text_images import plan_tags, read_words
+from coterie.engine.models import client_model, client_names, client_scaling
 from coterie.evaluation.holdout import FOLDER, hold_out
 from coterie.models import Model
 from coterie.models.base import squeezed
@@ -49,7 +50,6 @@ from coterie.models.module import Networked, assembled
 from coterie.plan.plan import Plan
 from coterie.privacy.guarantee import OTHERS, OUTSIDER, Guarantee
 from coterie.run.folder import check_rows, facts_of
-from coterie.run.models import client_model, client_names, client_scaling
 from coterie.run.summary import promised
 
 FORMAT = "coterie-client-model/1"

@@ -25,6 +25,7 @@ from coterie.data.datasets import NAMES
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.load import file_columns
 from coterie.data.tables import TABLES
+from coterie.engine.models import client_names, write_models
 from coterie.engine.simulate import onboard as onboard_models
 from coterie.evaluation.baselines import score_local
 from coterie.evaluation.metrics import Score
@@ -33,7 +34,6 @@ from coterie.methods.base import Method
 from coterie.plan.plan import Plan
 from coterie.privacy.guarantee import Guarantee
 from coterie.run.folder import check_model
-from coterie.run.models import client_names, write_models
 from coterie.serve.predict import read_shared
 
 _MAY_DIFFER = ("client", "target", "split", "splits", "missing", "memory_map", "images")

@@ -24,12 +24,12 @@ from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.load import Unlabelled, load_unlabelled
 from coterie.data.scaling import scale_by, standardise_clients
 from coterie.data.tables import target_constants
+from coterie.engine.models import client_model, client_names, client_scaling, stacked_models
 from coterie.evaluation.holdout import FOLDER
 from coterie.evaluation.predict import BLOCK, decide, outputs_by_block
 from coterie.methods.base import Method, predictive_std, shared_leaves
 from coterie.models import Model
 from coterie.plan.plan import Plan
-from coterie.run.models import client_model, client_names, client_scaling, stacked_models
 from coterie.serve.export import ClientModel, ModelInfo, all_clients, read_info, training_rows
 
 UnknownClients = Literal["refuse", "shared"]
