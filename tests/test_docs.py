@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.cli import build_parser, main
+from coterie.cli.main import build_parser, main
 from coterie.methods.base import choices
 from coterie.plan.plan import Plan
 from coterie.tune.compare import make_comparison

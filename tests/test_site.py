@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from coterie.cli import build_parser
+from coterie.cli.main import build_parser
 from coterie.methods.base import choices
 
 ROOT = Path(__file__).resolve().parent.parent

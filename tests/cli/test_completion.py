@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from coterie.cli import build_parser
 from coterie.cli.completion import SHELLS, names, script
+from coterie.cli.main import build_parser
 from coterie.data.datasets import NAMES
 from coterie.methods.base import choices
 from coterie.models import MODELS

@@ -18,8 +18,8 @@ import torch
 from pyarrow import parquet
 from tests.data.samples import equal
 
-from coterie.cli import build_parser
 from coterie.cli.flags import data_table
+from coterie.cli.main import build_parser
 from coterie.core.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.config import JSON, DataConfig, find_files
 from coterie.data.federated import DataError

@@ -39,7 +39,7 @@ from coterie.methods.pmtl import PMTL
 from coterie.privacy.mechanisms import count_numbers
 from coterie.privacy.noise import LocalNoise
 from coterie.privacy.sampling import Everyone, Poisson
-from coterie.solvers.sdca import steps
+from coterie.privacy.validation import grid_steps
 
 pytestmark = pytest.mark.full
 SITES = 4
@@ -287,7 +287,7 @@ class Liar:
         }
         self.start = site.start
         self.shapes = site.mechanisms[0].totals(template)
-        self.grid = steps(site.mechanisms[0], self.shapes)
+        self.grid = grid_steps(site.mechanisms[0], self.shapes)
         self.all = {name: ids.tolist() for name, ids in self.federation.client_ids.items()}
         self.trees = dict.fromkeys(self.sites, self.start)
         for name in self.sites:

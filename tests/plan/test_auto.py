@@ -13,7 +13,8 @@ from numba.core.event import install_listener, trigger_event
 from torch import nn
 
 import coterie as ct
-from coterie.cli.main import main, watch
+from coterie.cli import watch
+from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic

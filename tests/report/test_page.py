@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from scipy.stats import norm
-from tests.deployed import deploy
+from tests.deploy.deployed import deploy
 from tests.report.runs import (
     BINS,
     EVERYONE,

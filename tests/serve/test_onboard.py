@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from coterie.report.elements import join
 from pyarrow import csv
 from sklearn.preprocessing import StandardScaler
 
@@ -131,7 +130,7 @@ def test_what_a_mask_is_not_is_said_to_newcomers_too(tmp_path, finished, capsys)
     rows = dict(np.load(classes))
     np.savez(classes, **{**rows, "y": rows["y"].astype(int)})
     with pytest.raises(ValueError, match="regression task, the newcomers' rows are binary"):
-        join(folder, DataConfig(name=classes))
+        onboard(folder, DataConfig(name=classes))
 
 
 def test_what_cannot_be_joined_is_said(tmp_path, finished, capsys):
@@ -233,11 +232,11 @@ def test_python_callers_are_refused_too(tmp_path, wards):
     new = table_file(tmp_path / "new.csv", clients=3, seed=7)
     source = Source(client="ward", target="score", task="regression", features=("a", "b"))
     with pytest.raises(ValueError, match=r"data\.standardise: .* 'client'"):
-        join(wards, DataConfig(name=new, source=source))
+        onboard(wards, DataConfig(name=new, source=source))
     constants = replace(source, scale={"a": 2.0})
     with pytest.raises(ValueError, match=r"data\.source\.scale"):
-        join(wards, DataConfig(name=new, source=constants, standardise="client"))
-    again = join(wards, choose(wards, {"name": new}))
+        onboard(wards, DataConfig(name=new, source=constants, standardise="client"))
+    again = onboard(wards, choose(wards, {"name": new}))
     assert again.names == ["n0", "n1", "n2"] and again.known == []
 
 
