@@ -419,12 +419,7 @@ def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
 
 
 def _check(table: Table, source: Source, survey: _Counts) -> None:
-    odd = next((name for name in survey.names if not _is_unicode(name)), None)
-    if odd is not None:
-        raise DataError(
-            f"{table.where}: client {odd!r} is no Unicode text (it holds one half of a "
-            "surrogate pair); rename it"
-        )
+    check_names(survey.names, table.where)
     if not survey.counts.sum():
         lost = f", {survey.lost} {table.lost}" if survey.lost else ""
         raise DataError(
@@ -442,12 +437,16 @@ def _check(table: Table, source: Source, survey: _Counts) -> None:
         )
 
 
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def check_names(names: Sequence[str], where: str) -> None:
+    """Refuse names of clients that are not Unicode text."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: client {name!r} is not Unicode text (it holds one half of a surrogate "
+                "pair); rename it"
+            ) from error
 
 
 def _survey(table: Table, source: Source) -> _Counts:
