@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.config import Source
-from coterie.data.federated import ClientArrays, DataError, Spec, Task
+from coterie.data.federated import ClientArrays, DataError, Spec, Task, offsets_of
 from coterie.data.tables import Batch, Table, client_order
 from coterie.data.text_images import Values
 
@@ -375,20 +375,14 @@ class _Places:
 
 
 def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
-    """Read a table into flat arrays, sorted by client.
-
-    Args:
-        table: The rows.
-        source: The options.
-        title: The name of the data.
-    """
+    """Read a table into flat arrays, sorted by client."""
     shape = source.shape or table.shape
     survey = _survey(table, source)
     _check(table, source, survey)
     target = _plan_target(table, source, survey.range)
     order = survey.order
     names = tuple(survey.names[k] for k in order)
-    offsets = np.concatenate([[0], np.cumsum(survey.counts[order])]).astype(np.int64)
+    offsets = offsets_of(survey.counts[order])
     index = {name: k for k, name in enumerate(names)}
     places = _Places(table.where, index, offsets, offsets[:-1].copy())
     rows = int(offsets[-1])

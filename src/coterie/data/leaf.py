@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.assemble import check_names, targets_of
-from coterie.data.config import JSON, Found, Source, find_files, reading
+from coterie.data.config import JSON, Found, Source, find_files, find_twice, reading
 from coterie.data.federated import DataError
 from coterie.data.tables import (
     NONE,
@@ -88,10 +88,9 @@ class _File:
         """Refuse a file that is nested too deeply, or has a top-level key twice."""
         with reading(self.path):
             keys = _KEY.findall(b"".join(self._top_level()))
-        twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
+        twice = find_twice([key.decode("utf-8", "replace") for key in keys])
         if twice is not None:
-            name = twice.decode("utf-8", "replace")
-            raise DataError(f"{self.path}: {name!r} is given twice; give it once")
+            raise DataError(f"{self.path}: {twice!r} is given twice; give it once")
 
     def _top_level(self) -> Iterator[bytes]:
         """Yield the bytes of the file that lie inside one bracket."""
@@ -188,13 +187,7 @@ class _Index:
 
 
 def open_leaf(path: Path, source: Source, clients: int | None = None) -> Table:
-    """Open a LEAF file or folder.
-
-    Args:
-        path: A `.json` file, a folder of them, or one with `train/` and `test/`.
-        source: The options; for text, `levels["x"]` are the characters and `classes` the targets'.
-        clients: The number of clients to take from the start; None takes all.
-    """
+    """Open a LEAF file or folder; `clients` takes the first of them."""
     where, found = str(path), _files(path, source)
     indexes = [_index(_File(file, split)) for file, split in found.files]
     _refuse_duplicates(indexes)
@@ -279,8 +272,7 @@ def _check_counts(
             f"{path}: {len(names)} users, {len(counts)} num_samples and {len(found)} entries of "
             "user_data; it needs one of each for a user"
         )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := find_twice(names)) is not None:
         raise DataError(f"{path}: duplicate client {twice!r}; name each client once in a split")
     for name, count in zip(names, counts, strict=True):
         where = f"{path}: client {name!r}"
