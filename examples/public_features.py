@@ -1,17 +1,18 @@
-"""Handwriting of 105 people, with a public network that never saw any: FEMNIST on public features.
+"""FEMNIST on public features: 105 writers share part of a linear head under a privacy budget.
 
     python examples/public_features.py --data ../shared/data/femnist/femnist.npz --epsilon 2,4,8
 
-1. Public: a small network is trained on characters drawn from matplotlib's fonts (kept under
-   --cache), and gives 96 features in the order of their principal directions.
-2. Each writer turns its images into features, row by row.
-3. Together they learn the first 16 directions' weights of 62 classes and the biases, under a
-   budget: `PMTL(shared="slice")`. Then each fits its own whole head towards the shared one, and
-   chooses by its own rows how strongly.
+1. Public: a small network is trained on characters drawn from matplotlib's fonts (cached under
+   --cache). It gives 96 features in the order of their principal directions.
+2. Each writer maps its images to features, row by row.
+3. `PMTL(shared="slice")` learns the weights of the first 16 directions for 62 classes, and the
+   biases, under a budget. Then each writer fits its own whole head, regularised towards the shared
+   one, and chooses the penalty by its own rows.
 
-Beside it: the public head as it is; each writer alone, towards the public head (with the same own
-choice, and with one pull for all) and towards zero; the biases alone; and the same without privacy.
-Rounds and clip are the rule's; docs/public-features.md says how the rest was chosen.
+Baselines: the public head; local training, regularised towards the public head (with the same
+choice of the penalty, and with one penalty for all) or towards zero; sharing the biases only; and
+the same method without privacy. The rule sets rounds and clip; docs/public-features.md documents
+how the other settings were chosen.
 """
 
 import argparse
@@ -36,9 +37,9 @@ from coterie.models.linear import Linear, save_start
 DIRECTIONS = 16
 LAM = 0.1
 LOCAL_LAMS = (0.03, 0.1, 0.3)
-ZERO_LAM = 0.01  # towards zero, where a weaker pull is better
+ZERO_LAM = 0.01  # towards zero, where a smaller penalty is better
 STEPS = 1200
-ALONE = "alone, towards the public head"
+LOCAL = "local, towards the public head"
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,23 @@ def main() -> None:
     options = _options()
     start = time.perf_counter()
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         print(f"[{time.perf_counter() - start:5.0f} s] {line}", flush=True)
 
     whole = ct.load(options.data, ct.Source(classes=62))
     lines: dict[str, list[Line]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(options.seeds):
-            public = public_map(seed, options.steps, options.cache, tell)
+            public = public_map(seed, options.steps, options.cache, log)
             head = Path(folder) / f"head{seed}.npz"
             save_start(head, public.head)
             for line in study(whole, public, head, options.epsilon, seed):
                 lines.setdefault(line.name, []).append(line)
-                tell(f"seed {seed}: {line.name}: {np.nanmean(line.accuracy):.3f}")
+                log(f"seed {seed}: {line.name}: {np.nanmean(line.accuracy):.3f}")
     print(table(lines))
     if options.plot:
         draw(lines, options.plot)
-        tell(f"plot in {options.plot}")
+        log(f"plot in {options.plot}")
 
 
 def study(
@@ -90,22 +91,22 @@ def study(
 
     first = method.init(train.spec, Rng.seeded(0))
     yield scored("public head", lambda ids: method.init_client_state(first, train.spec, len(ids)))
-    yield scored(f"{ALONE}, own choice of lam", last_solve(method, train))
+    yield scored(f"{LOCAL}, own choice of lam", last_solve(method, train))
     for lam in LOCAL_LAMS:
-        yield scored(f"{ALONE}, lam {lam:g}", last_solve(replace(method, last_lam=lam), train))
+        yield scored(f"{LOCAL}, lam {lam:g}", last_solve(replace(method, last_lam=lam), train))
     for epsilon in (*epsilons, math.inf):
         name = "without privacy" if epsilon == math.inf else f"epsilon {epsilon:g}"
         models = together(method, train, epsilon, seed)
         yield scored(f"together, {DIRECTIONS} directions, {name}", models, epsilon)
-    if seed == 0:  # for comparison: one network says enough
+    if seed == 0:  # for comparison, with one network
         models = last_solve(replace(method, model=Linear(), last_lam=ZERO_LAM), train)
-        yield scored("alone, towards zero (seed 0)", models)
+        yield scored("local, towards zero (seed 0)", models)
         models = together(replace(method, directions=0), train, 4.0, seed)
-        yield scored("together, biases alone, epsilon 4 (seed 0)", models)
+        yield scored("together, biases only, epsilon 4 (seed 0)", models)
 
 
 def last_solve(method: PMTL, train: ct.FederatedDataset) -> Callable:
-    """Fit every client's head to its own rows, with nothing shared but the model's start."""
+    """Fit every client's head to its own rows, from the model's public start."""
     shared = method.init(train.spec, Rng.seeded(0))
     clients = train.clients(np.arange(len(train)))
     start = method.init_client_state(shared, train.spec, len(train))
@@ -114,7 +115,7 @@ def last_solve(method: PMTL, train: ct.FederatedDataset) -> Callable:
 
 
 def together(method: PMTL, train: ct.FederatedDataset, epsilon: float, seed: int) -> Callable:
-    """Run the rounds that the rule gives; the seed decides the noise, and protects nobody."""
+    """Run the rounds that the rule gives; a seeded run gives no privacy."""
     privacy = ct.Privacy(epsilon=epsilon, clip=1e6 if epsilon == math.inf else None)
     plan = ct.plan_for(train.spec, privacy, method=method, simulation_seed=seed)
     return ct.simulate(plan, train).rows
@@ -122,12 +123,12 @@ def together(method: PMTL, train: ct.FederatedDataset, epsilon: float, seed: int
 
 def table(lines: dict[str, list[Line]]) -> str:
     """Return means over writers and seeds, with standard errors over writers."""
-    best = max((name for name in lines if ALONE in name), key=lambda name: _mean(lines[name]))
+    best = max((name for name in lines if LOCAL in name), key=lambda name: _mean(lines[name]))
     rows = ["| | accuracy | standard error | gain | its standard error | worse off |"]
     rows.append("|---|---|---|---|---|---|")
     for name, of in lines.items():
         own = np.mean([line.accuracy for line in of], axis=0)
-        # Against the same networks: a line of one seed has one.
+        # Compare on the same networks: some lines have one seed only.
         gain = own - np.mean([line.accuracy for line in lines[best][: len(of)]], axis=0)
         compared = "together" in name
         cells = (
@@ -143,7 +144,7 @@ def table(lines: dict[str, list[Line]]) -> str:
 
 
 def draw(lines: dict[str, list[Line]], path: Path) -> None:
-    """Plot accuracy against epsilon, beside what a writer has alone."""
+    """Plot accuracy against epsilon, with local training and training without privacy."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -161,8 +162,8 @@ def draw(lines: dict[str, list[Line]], path: Path) -> None:
         capsize=3,
         label=f"together, {DIRECTIONS} public directions",
     )
-    alone = max((of for name, of in lines.items() if ALONE in name), key=_mean)
-    flat = {"without privacy": joined[-1], ALONE: alone}
+    local = max((of for name, of in lines.items() if LOCAL in name), key=_mean)
+    flat = {"without privacy": joined[-1], LOCAL: local}
     for (name, of), style in zip(flat.items(), ("--", "-."), strict=True):
         axes.axhline(_mean(of), linestyle=style, color="0.4", label=name)
     axes.set(xlabel="epsilon", ylabel="accuracy, mean over writers", xscale="log")

@@ -1,9 +1,9 @@
-"""Handwriting of a kind, from the fonts that come with matplotlib: no download, no client's row.
+"""Synthetic handwriting from the fonts that matplotlib ships: no download, no client's rows.
 
 Every character of every font is thinned to its skeleton (Zhang and Suen, "A fast parallel algorithm
-for thinning digital patterns", CACM 1984) and kept as the distance of every pixel to it. An image
-is that field looked up on a grid that was turned, sheared, stretched and bent at random, and inked
-where the distance is below half a pen's width. A few are drawn from the printed outline instead.
+for thinning digital patterns", CACM 1984) and stored as a field of distances of pixels to it. An
+image samples this field on a grid that is rotated, sheared, stretched and bent at random. A pixel
+is ink if the distance is below half the pen's width. A few images use the font's outline instead.
 
 `normalise` fits the ink of any image into a box, as MNIST and EMNIST do. It is part of the public
 map, so nothing here depends on how the clients' images are framed.
@@ -120,7 +120,7 @@ def fields() -> Fields:
 
 
 def _print(path: Path) -> NDArray[np.bool_]:
-    """Print the characters of a font large, and shrink them."""
+    """Render the characters of a font large, and shrink them."""
     from PIL import Image, ImageDraw, ImageFont
 
     large = 4
@@ -195,7 +195,7 @@ def _bent(
     vary: Callable[[float], Tensor],
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Turn, shear, stretch and bend the grid of an image, in pixels of the field."""
+    """Rotate, shear, stretch and bend the grid of an image, in pixels of the field."""
     line = torch.arange(SIDE) - (SIDE - 1) / 2
     down, across = (
         part * pixel[:, None, None] for part in torch.meshgrid(line, line, indexing="ij")
@@ -236,7 +236,7 @@ def normalise(ink: Tensor, inner: int = 20) -> tuple[Tensor, Tensor]:
 
 
 def _span(dark: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and the last dark place of every row; all of it, if none is."""
+    """Return the first and last dark position of every row; the whole row if none is dark."""
     places = torch.arange(dark.shape[1], device=dark.device, dtype=torch.float32)
     dark = dark | ~dark.any(dim=1, keepdim=True)
     first = torch.where(dark, places, dark.shape[1]).amin(dim=1)

@@ -1,9 +1,9 @@
 """A small network trained on drawn characters, and its features in public order.
 
 The last hidden layer is rotated to the principal directions of *drawn* images and divided by public
-constants, so that feature 1 varies most and all are of size about 1: each by the root of its own
-deviation times that of all. The network's last layer, rotated and scaled with them, is the public
-head.
+constants: each feature by the geometric mean of its own standard deviation and that of all. So
+feature 1 varies most and all have size about 1. The network's last layer, rotated and scaled with
+them, is the public head.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class Network(nn.Module):
 
 
 class PublicMap(nn.Module):
-    """Images as LEAF stores them (1 for paper, 0 for ink) to features in public order."""
+    """Map images as LEAF stores them (1 for paper, 0 for ink) to features in public order."""
 
     def __init__(self, network: Network, drawn: Tensor) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class PublicMap(nn.Module):
 def public_map(
     seed: int, steps: int, cache: Path, tell: Callable[[str], None] = lambda line: None
 ) -> PublicMap:
-    """Train, or fetch from the cache what was trained by this very code with this seed."""
+    """Train the network, or load it from the cache of the same code and seed."""
     path = cache / f"{_fingerprint(seed, steps)}.npz"
     network = Network()
     if path.exists():
@@ -112,7 +112,7 @@ def trained(seed: int, steps: int, tell: Callable[[str], None]) -> Network:
 
 
 def _fingerprint(seed: int, steps: int) -> str:
-    """Name what the network follows from: this code, the fonts, and the seed."""
+    """Return a hash of what determines the network: this code, the fonts and the seed."""
     digest = hashlib.sha256(f"{seed} {steps} {torch.__version__}".encode())
     here = Path(__file__).parent
     for path in (here / "glyphs.py", here / "network.py", *font_files()):

@@ -332,6 +332,28 @@ def test_labels_of_unequal_widths_are_refused(
     assert words in refuse(path, Source(task="multilabel", classes=3))
 
 
+def test_half_a_surrogate_pair_is_not_a_name(tmp_path: Path, refuse, leaf_file) -> None:
+    path = leaf_file(tmp_path / "a.json", **{"\ud800": ([[1]], [0])}, b=([[2]], [1]))
+    assert "not Unicode text" in refuse(path, Source(classes=2))
+    path = leaf_file(tmp_path / "b.json", **{"why?": ([[1]], [0]), "\U0001f600": ([[2]], [1])})
+    assert load(path, Source(classes=2)).names == ("why?", "\U0001f600")
+
+
+def test_deep_nesting_and_keys_given_twice_are_refused(tmp_path: Path, refuse, monkeypatch) -> None:
+    path = tmp_path / "a.json"
+    user = '{"w": {"x": [[1]], "y": [0]}}'
+    for depth in (40, 1_000_000):
+        path.write_text(f'{{"users": ["w"], "a": {"[" * depth}{"]" * depth}, "user_data": {user}}}')
+        assert "nested deeper than 32" in refuse(path, Source(classes=2))
+    for chunk in (1, 3, 1 << 20):
+        monkeypatch.setattr(leaf, "_CHUNK", chunk)
+        path.write_text(f'{{"users": ["w"], "user_data": {user}, "users" : ["w"]}}')
+        assert "'users' is given twice; give it once" in refuse(path, Source(classes=2))
+        text = '\\"[' * 40 + "\\\\"
+        path.write_text(f'{{"a": "{text}", "b": {{"a": 1}}, "users": ["w"], "user_data": {user}}}')
+        assert load(path, Source(classes=2)).names == ("w",)
+
+
 def test_what_the_file_says_wrongly(tmp_path: Path, refuse) -> None:
     path = tmp_path / "a.json"
     user = '"user_data": {"w": {"x": [[1]], "y": [0]}}}'

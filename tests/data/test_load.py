@@ -148,7 +148,7 @@ def test_levels_of_a_numeric_column() -> None:
     x = np.array([[1.0, 9.0], [3.0, 8.0], [1.0, 7.0]])
     data = from_arrays(x, [0.5] * 3, [0, 0, 1], source=Source(levels={"0": ("1", "2", "3")}))
     np.testing.assert_array_equal(data.features, [[1, 0, 0, 9], [0, 0, 1, 8], [1, 0, 0, 7]])
-    with pytest.raises(DataError, match=r"row 1 .*client '0', column '0': found '3', .* declare"):
+    with pytest.raises(DataError, match=r"row 1 .*client '0': column '0': found '3', .* declare"):
         from_arrays(x, [0.5] * 3, [0, 0, 1], source=Source(levels={"0": ("1", "2")}))
 
 
@@ -433,7 +433,7 @@ def test_bad_names_are_refused() -> None:
         from_arrays(X, Y, [0, 1, 0, 1], names=("a", "a"))
     with pytest.raises(DataError, match=r"indices 0..1 into them"):
         from_arrays(X, Y, CLIENT, names=("a", "b"))
-    with pytest.raises(DataError, match="no Unicode text"):
+    with pytest.raises(DataError, match="not Unicode text"):
         from_arrays(X, Y, ["\ud800", "b", "b", "b"])
     with pytest.raises(DataError, match="3 column names for 2 columns"):
         from_arrays(X, Y, CLIENT, columns=("a", "b", "c"))

@@ -344,15 +344,15 @@ def test_rows_in_a_log_beside_the_file_are_not_lost(tmp_path: Path) -> None:
     [
         (
             "DELETE FROM examples WHERE client_id = '00000001' AND split_name = 'test'",
-            "client '00000001', part 'test': client_metadata says 1 rows.*has 0",
+            "client '00000001', part 'test': client_metadata declares 1 rows.*has 0",
         ),
         (
             "DELETE FROM examples WHERE rowid = 2",
-            "client '00000002', part 'train': client_metadata says 2 rows.*has 1",
+            "client '00000002', part 'train': client_metadata declares 2 rows.*has 1",
         ),
         (
             "DELETE FROM client_metadata WHERE client_id = '00000003'",
-            "client '00000003', part 'train': client_metadata does not name it",
+            "client '00000003', part 'train': client_metadata does not list it",
         ),
         ("UPDATE client_metadata SET num_examples = 'x'", "declares 'x' rows"),
         ("UPDATE examples SET client_id = NULL WHERE rowid = 1", "client_id is missing"),

@@ -8,7 +8,6 @@ from typing import Any
 
 from coterie.cli.account import make_sampler
 from coterie.core.config import ConfigError, assign, read_toml, to_table
-from coterie.plan.plan import fill_kinds
 
 _SHAPES = {
     "--set": ("KEY=VALUE", "method.lam=0.3"),
@@ -57,6 +56,8 @@ def _check_tables(table: Mapping[str, Any]) -> None:
 
 def _lay_defaults(table: dict[str, Any]) -> None:
     """Fill in what neither plan nor flags nor `--set` said."""
+    from coterie.plan.plan import fill_kinds
+
     if "name" not in table["data"]:
         raise ConfigError("no data: give --data NAME|FILE, for example --data districts")
     method, privacy, seed = table["method"], table["privacy"], table.get("simulation_seed")

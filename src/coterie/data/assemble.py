@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.config import Source
-from coterie.data.federated import ClientArrays, DataError, Spec, Task
+from coterie.data.federated import ClientArrays, DataError, Spec, Task, offsets_of
 from coterie.data.tables import Batch, Table, client_order
 from coterie.data.text_images import Values
 
@@ -375,20 +375,14 @@ class _Places:
 
 
 def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
-    """Read a table into flat arrays, sorted by client.
-
-    Args:
-        table: The rows.
-        source: The options.
-        title: The name of the data.
-    """
+    """Read a table into flat arrays, sorted by client."""
     shape = source.shape or table.shape
     survey = _survey(table, source)
     _check(table, source, survey)
     target = _plan_target(table, source, survey.range)
     order = survey.order
     names = tuple(survey.names[k] for k in order)
-    offsets = np.concatenate([[0], np.cumsum(survey.counts[order])]).astype(np.int64)
+    offsets = offsets_of(survey.counts[order])
     index = {name: k for k, name in enumerate(names)}
     places = _Places(table.where, index, offsets, offsets[:-1].copy())
     rows = int(offsets[-1])
@@ -419,12 +413,7 @@ def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
 
 
 def _check(table: Table, source: Source, survey: _Counts) -> None:
-    odd = next((name for name in survey.names if not _is_unicode(name)), None)
-    if odd is not None:
-        raise DataError(
-            f"{table.where}: client {odd!r} is no Unicode text (it holds one half of a "
-            "surrogate pair); rename it"
-        )
+    check_names(survey.names, table.where)
     if not survey.counts.sum():
         lost = f", {survey.lost} {table.lost}" if survey.lost else ""
         raise DataError(
@@ -442,12 +431,16 @@ def _check(table: Table, source: Source, survey: _Counts) -> None:
         )
 
 
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def check_names(names: Sequence[str], where: str) -> None:
+    """Refuse names of clients that are not Unicode text."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: client {name!r} is not Unicode text (it holds one half of a surrogate "
+                "pair); rename it"
+            ) from error
 
 
 def _survey(table: Table, source: Source) -> _Counts:

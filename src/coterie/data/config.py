@@ -9,6 +9,7 @@ import json
 import re
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -389,6 +390,11 @@ class DataConfig:
             assert scaled is not None
             return train, scaled
         return train, test
+
+
+def find_twice(names: Sequence[str]) -> str | None:
+    """Return the first name that is given twice, or None."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def _is_whole(value: object) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.config import DEFAULT_TEST_SHARE
-from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Spec
+from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Spec, offsets_of
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def districts() -> FederatedDataset:
     raw = ClientArrays(
         spec=Spec(shape=(features.shape[1],), outputs=1, task="regression", clients=len(ids)),
         names=tuple(f"district {number}" for number in ids),
-        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        offsets=offsets_of(counts),
         features=features[kept],
         targets=target[kept],
         title="districts",
@@ -209,7 +209,7 @@ def digits(clients: int = 30, skew: float = 0.5, seed: int = 0) -> FederatedData
     return ClientArrays(
         spec=Spec(shape=(8, 8), outputs=10, task="multiclass", clients=clients),
         names=ClientNames(clients),
-        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        offsets=offsets_of(counts),
         features=(images[order] / 16).astype(np.float32),
         targets=labels[order],
         title="digits",

@@ -1,4 +1,4 @@
-"""Federated data: the rows of all clients in flat arrays with offsets, one copy, never pooled.
+"""Federated data: the rows of all clients in flat arrays with offsets, one copy, never mixed.
 
 Client k holds rows `offsets[k]:offsets[k + 1]`. No method returns rows of several clients mixed
 together; `blocks` yields clients side by side (`Clients`), which is all that a stacked method sees.
@@ -122,14 +122,14 @@ class Clients:
         else:
             picked = self.features[index.reshape(-1).numpy()].toarray()
             found = torch.from_numpy(picked).reshape(*index.shape, -1)
-        return torch.where(_spread(mask, found), found, torch.zeros_like(found))
+        return torch.where(_expand(mask, found), found, torch.zeros_like(found))
 
     def labels(self, index: Tensor, mask: Tensor) -> Tensor:
         """Gather flat targets by number, zeros where the mask is false."""
         import torch
 
         found = self.targets[index.to(self.device)]
-        return torch.where(_spread(mask, found), found, torch.zeros_like(found))
+        return torch.where(_expand(mask, found), found, torch.zeros_like(found))
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,11 @@ class ClientArrays:
         return np.diff(self.offsets)
 
     @property
+    def owners(self) -> NDArray[np.int64]:
+        """The client of each row."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    @property
     def is_sparse(self) -> bool:
         """Whether features are stored as CSR."""
         return hasattr(self.features, "indptr")
@@ -217,7 +222,7 @@ class ClientArrays:
                 f"0 to {len(self) - 1}: there are {len(self)} clients"
             )
         counts = self.counts[chosen]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        offsets = offsets_of(counts)
         index = np.repeat(self.offsets[chosen] - offsets[:-1], counts) + np.arange(offsets[-1])
         spec = replace(self.spec, clients=len(chosen))
         part = self._take(index, offsets, spec, [self.names[at] for at in chosen.tolist()])
@@ -344,9 +349,8 @@ class FederatedDataset(ClientArrays):
         Each client has its own random stream. If the number of rows of one client decided which
         rows others train on, it would influence their releases beyond the clip.
         """
-        counts = self.counts
-        owner = np.repeat(np.arange(len(counts)), counts)
-        rank = np.arange(len(owner)) - np.repeat(self.offsets[:-1], counts)
+        owner = self.owners
+        rank = np.arange(len(owner)) - self.offsets[:-1][owner]
         order = np.lexsort((rng.words(owner, rank), owner))
         drawn = np.zeros(len(owner), dtype=bool)
         drawn[order] = rank < wanted[owner]
@@ -360,10 +364,8 @@ class FederatedDataset(ClientArrays):
 
     def where(self, keep: NDArray[np.bool_]) -> FederatedDataset:
         """Keep some rows of every client; clients stay, even without rows."""
-        owner = np.repeat(np.arange(len(self)), self.counts)
-        counts = np.bincount(owner[keep], minlength=len(self))
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return self._take(np.flatnonzero(keep), offsets, self.spec, self.names)
+        counts = np.bincount(self.owners[keep], minlength=len(self))
+        return self._take(np.flatnonzero(keep), offsets_of(counts), self.spec, self.names)
 
     def at_most(self, rows: int, seed: int) -> FederatedDataset:
         """Keep at most `rows` rows of each client, drawn at random.
@@ -392,11 +394,15 @@ class FederatedDataset(ClientArrays):
         digest.update(self.targets.cpu().contiguous().numpy().tobytes())
         values = self.features if isinstance(self.features, torch.Tensor) else self.features.data
         every = max(1, len(values) * int(np.prod(values.shape[1:], dtype=np.int64)) // _HASHED)
-        spread = np.asarray(
-            values[::every].cpu() if isinstance(values, torch.Tensor) else values[::every]
-        )
-        digest.update(np.ascontiguousarray(spread).tobytes())
+        sample = values[::every]
+        sample = sample.cpu() if isinstance(sample, torch.Tensor) else sample
+        digest.update(np.ascontiguousarray(sample).tobytes())
         return digest.hexdigest()
+
+
+def offsets_of(counts: NDArray[np.int64] | Sequence[int]) -> NDArray[np.int64]:
+    """Return row ranges: client k has the rows from entry k to entry k + 1."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _as_tensor(array: NDArray[Any]) -> Tensor:
@@ -411,7 +417,7 @@ def _stream(seed: int) -> Rng:
     return Rng.seeded(seed)
 
 
-def _spread(mask: Tensor, like: Tensor) -> Tensor:
+def _expand(mask: Tensor, like: Tensor) -> Tensor:
     return mask.reshape(*mask.shape, *([1] * (like.dim() - mask.dim()))).to(like.device)
 
 
@@ -439,8 +445,8 @@ def describe(data: ClientArrays) -> dict[str, Any]:
         test = int((data.source_split == 1).sum())
         found["split"] = {"train": found["rows"] - test, "test": test}
     if data.spec.task != "regression":
-        spread = _distribution(_classes(data))
-        found["classes_per_client"] = {name: spread[name] for name in ("min", "median", "max")}
+        classes = _distribution(_classes(data))
+        found["classes_per_client"] = {name: classes[name] for name in ("min", "median", "max")}
     return found
 
 
@@ -459,7 +465,7 @@ def _distribution(counts: NDArray[np.int64]) -> dict[str, float]:
 def _classes(data: ClientArrays) -> NDArray[np.int64]:
     """Count the labels that occur in each client."""
     y = np.asarray(data.targets if isinstance(data.targets, np.ndarray) else data.targets.cpu())
-    owner = np.repeat(np.arange(len(data)), data.counts)
+    owner = data.owners
     if data.spec.task == "multilabel":
         rows, labels = np.nonzero(y)
         pairs = owner[rows] * data.spec.outputs + labels

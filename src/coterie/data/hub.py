@@ -7,9 +7,8 @@ Class labels declare the classes. Images and text are read by the same options a
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,6 @@ from coterie.data.tables import (
 
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # ends Arrow's stream format
 _STEP = 1 << 10  # rows of an object taken at a time
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One dataset: its columns, their labels, and its rows in pieces."""
-
-    names: tuple[str, ...]
-    labels: Mapping[str, tuple[str, ...]]
-    pieces: Callable[[Sequence[str]], Iterator[Piece]]
 
 
 def is_saved(path: Path) -> bool:
@@ -72,16 +62,16 @@ def open_dataset(given: Any, source: Source) -> File:
     """Open a dataset object, or a dictionary of datasets by part."""
     where = f"datasets.{type(given).__name__}"
     if not isinstance(given, Mapping):
-        return _file(where, {"": _object(given, where)}, source)
+        return _object(given, where)
     return _file(where, {str(name): _object(part, where) for name, part in given.items()}, source)
 
 
 def open_saved(path: Path, source: Source) -> File:
     """Open a folder written by `save_to_disk`, or one `.arrow` file of it."""
     if path.is_file():
-        return _file(str(path), {"": _arrow_part([path], {})}, source)
+        return _arrow_part(str(path), [path], {})
     if (path / "state.json").is_file():
-        return _file(str(path), {"": _folder(path)}, source)
+        return _folder(path)
     names = _json(path / "dataset_dict.json").get("splits", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(
@@ -91,11 +81,8 @@ def open_saved(path: Path, source: Source) -> File:
     return _file(str(path), {name: _folder(path / name) for name in names}, source)
 
 
-def _file(where: str, parts: Mapping[str, _Part], source: Source) -> File:
+def _file(where: str, parts: Mapping[str, File], source: Source) -> File:
     """Concatenate the declared parts, with a column for the part."""
-    if list(parts) == [""]:
-        part = parts[""]
-        return File(where, part.names, part.pieces, labels=part.labels)
     chosen = [(split, parts[name]) for split, name in enumerate(source.splits) if name in parts]
     if not chosen:
         raise DataError(
@@ -123,7 +110,7 @@ def _file(where: str, parts: Mapping[str, _Part], source: Source) -> File:
     )
 
 
-def _object(given: Any, where: str) -> _Part:
+def _object(given: Any, where: str) -> File:
     if not is_dataset(given):
         raise DataError(f"{where}: expected datasets with column_names and features inside")
     names = tuple(given.column_names)
@@ -145,7 +132,7 @@ def _object(given: Any, where: str) -> _Part:
             taken = {name: arrow_column(rows[name], name in small) for name in columns}
             yield Piece(taken, min(_STEP, len(given) - start))
 
-    return _Part(names, labels, pieces)
+    return File(where, names, pieces, labels=labels)
 
 
 def _without_format(given: Any) -> Any:
@@ -170,14 +157,14 @@ def _is_small(feature: Any) -> bool:
     return False
 
 
-def _folder(path: Path) -> _Part:
+def _folder(path: Path) -> File:
     state = _json(path / "state.json")
     files = _data_files(path, state.get("_data_files"))
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(f"{path}: saved with indices; call flatten_indices() and save it again")
     info = path / "dataset_info.json"
     features = (_json(info).get("features") if info.is_file() else None) or {}
-    return _arrow_part(files, features)
+    return _arrow_part(str(path), files, features)
 
 
 def _data_files(path: Path, listed: Any) -> list[Path]:
@@ -194,7 +181,7 @@ def _data_files(path: Path, listed: Any) -> list[Path]:
     return [path / name for name in names if isinstance(name, str)]
 
 
-def _arrow_part(files: Sequence[Path], features: Any) -> _Part:
+def _arrow_part(where: str, files: Sequence[Path], features: Any) -> File:
     with _stream(files[0]) as reader:
         names = tuple(reader.schema.names)
     for path in files[1:]:
@@ -218,7 +205,7 @@ def _arrow_part(files: Sequence[Path], features: Any) -> _Part:
                 for batch in reader:
                     yield arrow_piece(batch, columns)
 
-    return _Part(names, labels, pieces)
+    return File(where, names, pieces, labels=labels)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ images (CelebA).
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,8 +22,8 @@ import ijson
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.data.assemble import targets_of
-from coterie.data.config import JSON, Found, Source, find_files, reading
+from coterie.data.assemble import check_names, targets_of
+from coterie.data.config import JSON, Found, Source, find_files, find_twice, reading
 from coterie.data.federated import DataError
 from coterie.data.tables import (
     NONE,
@@ -47,6 +48,11 @@ _Encode = Callable[[Sequence["_User"]], Iterator[tuple[int, Values]]]
 """Yields the number of the first row, and the features of the next rows."""
 _TOGETHER = 1 << 16  # values of small users that make one batch
 _WHOLE = 1 << 30  # bytes of a file that json may read at once
+_CHUNK = 1 << 15  # bytes scanned at a time
+_DEEPEST = 32  # levels of brackets; ijson crashes on very deep ones
+_OPEN, _CLOSE = tuple(b"[{"), tuple(b"]}")
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:', re.DOTALL)
 
 
 class _Object(dict[str, Any]):
@@ -71,12 +77,48 @@ class _File:
     """One LEAF file; `split` is the number of its part.
 
     ijson accepts strict JSON only. A file that it refuses is read at once by json, which accepts
-    NaN and Infinity, and reports the line and character of an error.
+    NaN and Infinity, and reports the line and character of an error. `check` runs before both.
     """
 
     path: Path
     split: int | None
     strict: bool = True
+
+    def check(self) -> None:
+        """Refuse a file that is nested too deeply, or has a top-level key twice."""
+        with reading(self.path):
+            keys = _KEY.findall(b"".join(self._top_level()))
+        twice = find_twice([key.decode("utf-8", "replace") for key in keys])
+        if twice is not None:
+            raise DataError(f"{self.path}: {twice!r} is given twice; give it once")
+
+    def _top_level(self) -> Iterator[bytes]:
+        """Yield the bytes of the file that lie inside one bracket."""
+        depth, quoted, rest = 0, False, b""
+        with self._opened() as file:
+            while chunk := file.read(_CHUNK):
+                text = rest + chunk
+                masked = _ESCAPE.sub(b"__", text)
+                # an escape that the chunk cuts is read with the next chunk
+                text, rest = (text[:-1], b"\\") if masked.endswith(b"\\") else (text, b"")
+                if not text:
+                    continue
+                plain = np.frombuffer(masked, np.uint8, len(text))
+                inside = np.logical_xor.accumulate(plain == ord('"')) ^ quoted
+                steps = np.isin(plain, _OPEN).astype(np.int32) - np.isin(plain, _CLOSE)
+                levels = np.cumsum(np.where(inside, 0, steps)) + depth
+                if levels.max() > _DEEPEST:
+                    raise DataError(
+                        f"{self.path}: brackets are nested deeper than {_DEEPEST} levels, which is "
+                        "not LEAF json; correct the file"
+                    )
+                yield np.frombuffer(text, np.uint8)[levels == 1].tobytes()
+                depth, quoted = int(levels[-1]), bool(inside[-1])
+
+    def names(self) -> Any:
+        """Return `users` with every character unchanged; ijson.items reads half a pair as "?"."""
+        with self._opened() as file:
+            return next(ijson.get_backend("python").items(file, "users"), None)
 
     def head(self) -> tuple[Any, Any]:
         """Return `users` and `num_samples`, None where absent."""
@@ -106,13 +148,8 @@ class _File:
 
     def _parsed(self) -> Any:
         with reading(self.path):
-            try:
-                text = self.path.read_text(encoding="utf-8-sig")
-                found = json.loads(text, object_pairs_hook=_Object.of)
-            except RecursionError as error:
-                raise ValueError("brackets too deep") from error
-        if isinstance(found, _Object) and found.twice is not None:
-            raise DataError(f"{self.path}: {found.twice!r} is given twice; give it once")
+            text = self.path.read_text(encoding="utf-8-sig")
+            found = json.loads(text, object_pairs_hook=_Object.of)
         return found if isinstance(found, dict) else {}
 
 
@@ -150,13 +187,7 @@ class _Index:
 
 
 def open_leaf(path: Path, source: Source, clients: int | None = None) -> Table:
-    """Open a LEAF file or folder.
-
-    Args:
-        path: A `.json` file, a folder of them, or one with `train/` and `test/`.
-        source: The options; for text, `levels["x"]` are the characters and `classes` the targets'.
-        clients: The number of clients to take from the start; None takes all.
-    """
+    """Open a LEAF file or folder; `clients` takes the first of them."""
     where, found = str(path), _files(path, source)
     indexes = [_index(_File(file, split)) for file, split in found.files]
     _refuse_duplicates(indexes)
@@ -198,6 +229,7 @@ def _files(path: Path, source: Source) -> Found:
 
 def _index(file: _File) -> _Index:
     """Check a file, and read the targets of its users."""
+    file.check()
     try:
         return _strict_index(file)
     except ijson.JSONError as error:
@@ -226,6 +258,8 @@ def _strict_index(file: _File) -> _Index:
             f"{path}: not LEAF json; users and num_samples are lists and user_data an object there"
         )
     names = [str(name) for name in users]
+    if file.strict and any("?" in name for name in names):
+        check_names([str(name) for name in file.names()], str(path))
     _check_counts(path, names, counts or [None] * len(names), found)
     return _Index(file, {name: found[name] for name in names})
 
@@ -238,8 +272,7 @@ def _check_counts(
             f"{path}: {len(names)} users, {len(counts)} num_samples and {len(found)} entries of "
             "user_data; it needs one of each for a user"
         )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := find_twice(names)) is not None:
         raise DataError(f"{path}: duplicate client {twice!r}; name each client once in a split")
     for name, count in zip(names, counts, strict=True):
         where = f"{path}: client {name!r}"

@@ -11,7 +11,6 @@ predicted. `coterie.data.assemble` documents the order of clients and rows.
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from coterie.data.assemble import assemble, targets_of, values_of
-from coterie.data.config import HDF5, JSON, PARQUET, Source, find_files, reading
-from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Task
+from coterie.data.config import HDF5, JSON, PARQUET, Source, find_files, find_twice, reading
+from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Task, offsets_of
 from coterie.data.hub import is_dataset, is_saved, open_dataset, open_saved, refusal
 from coterie.data.leaf import open_leaf
 from coterie.data.tables import (
@@ -213,12 +212,18 @@ def from_targets(
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of features that can be read more than once, a slice at a time."""
+    """Rows of features that can be read more than once, a slice at a time.
+
+    `place` returns the place of a row, for messages. A source that is not `typed` stores whole and
+    real targets alike.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: Callable[[], Iterator[Values]]
     sparse: bool = False
+    place: Callable[[int], str] = "row {} (from 0)".format
+    typed: bool = True
 
 
 def _flat_table(
@@ -248,31 +253,30 @@ def _flat_table(
         )
     plan = plan_columns(range(width) if columns is None else columns, source, where=where)
     pixels = rows.dtype == np.uint8 and len(shape) > 1
+    real = y.dtype.kind == "f" if rows.typed else None
 
     def read(features: bool) -> Iterator[Batch]:
-        for batch in _batches(rows if features else None, y, clients, split):
+        for batch in _batches(rows if features else None, y, clients, split, real):
             if batch.x is None:
                 yield batch
                 continue
-            x = plan.encode(batch.x, partial(_fail, where, batch))
+
+            def fail(row: int, column: str, found: str, batch: Batch = batch) -> DataError:
+                return table.error(batch, row, f"column {column!r}: {found}")
+
+            x = plan.encode(batch.x, fail)
             yield replace(batch, x=np.float32(x) / np.float32(255) if pixels else x)
 
     shape = shape if plan.picks is None else (len(plan.names),)
     notes = (PIXELS,) if pixels else ()
-    return Table(where, shape, plan, read, notes=notes, sparse=rows.sparse)
-
-
-def _fail(where: str, batch: Batch, row: int, column: str, found: str) -> DataError:
-    client = batch.names[int(batch.codes[row])]
-    owner = f", client {client!r}" if client else ""
-    return DataError(f"{where}: row {batch.rows[row]} (from 0){owner}, column {column!r}: {found}")
+    table = Table(where, shape, plan, read, rows.place, notes, sparse=rows.sparse)
+    return table
 
 
 def _batches(
-    rows: _Rows | None, y: NDArray[Any], clients: Owners, split: Values | None
+    rows: _Rows | None, y: NDArray[Any], clients: Owners, split: Values | None, real: bool | None
 ) -> Iterator[Batch]:
     names, owner = clients
-    real = y.dtype.kind == "f"
     # All names first: clients without rows stay, and the order is independent of chunks.
     yield Batch(NONE, names, NONE, None, y[:0], None, real)
     start = 0
@@ -307,10 +311,7 @@ def _array_rows(x: Values, where: str) -> _Rows:
 def _owners(clients: Any, names: Sequence[str] | None, where: str) -> Owners:
     """Return the names of the clients and, for each row, an index into them.
 
-    Args:
-        clients: One integer or text for each row.
-        names: Names that integers are indices into, or None.
-        where: The name for messages.
+    Labels are integers or text; with `names`, they are indices into these.
     """
     clients = clients.detach().cpu() if hasattr(clients, "detach") else clients
     clients = clients.numpy() if hasattr(clients, "numpy") else clients
@@ -329,8 +330,7 @@ def _owners(clients: Any, names: Sequence[str] | None, where: str) -> Owners:
     for row, label in enumerate(labels.tolist()):
         codes[row] = index.setdefault(_label(label, row, where), len(index))
     spelled = [str(label) for label in index]
-    if len(set(spelled)) < len(spelled):
-        twice = next(name for name in spelled if spelled.count(name) > 1)
+    if (twice := find_twice(spelled)) is not None:
         raise DataError(
             f"{where}: duplicate client name {twice!r}, once as a number and once as text; give "
             "all labels as one type"
@@ -361,8 +361,7 @@ def _label(label: Any, row: int, where: str) -> int | str:
 
 
 def _named(labels: NDArray[Any], names: list[str], where: str) -> Owners:
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := find_twice(names)) is not None:
         raise DataError(f"{where}: duplicate client name {twice!r}; name each client once")
     codes = np.array([_label(label, row, where) for row, label in enumerate(labels.tolist())])
     if codes.dtype.kind != "i" or (len(codes) and not 0 <= codes.min() <= codes.max() < len(names)):
@@ -484,28 +483,32 @@ def _open_mat(path: Path, source: Source) -> Table:
                 f"{path}: client '{at}' has {x.shape[0]} rows of features and {len(y)} targets; "
                 "give one target per row (rows are the first dimension)"
             )
-    plan = plan_columns(range(int(np.prod(shape))), source, where=str(path))
-    pixels = len(shape) > 1 and cells[0][0].dtype == np.uint8
+    held = [(x, y) for x, y in cells if x.shape[0]]
+    if len({y.shape[1:] for _, y in held}) > 1:
+        raise DataError(f"{path}: clients have different numbers of targets; give each the same")
+    offsets = offsets_of([x.shape[0] for x, _ in cells])
+    dtype = held[0][0].dtype if held else np.dtype(np.float64)
+    dense = all(isinstance(x, np.ndarray) for x, _ in cells)
+    owner = np.repeat(np.arange(len(cells)), np.diff(offsets))
 
-    def read(features: bool) -> Iterator[Batch]:
-        for at, (x, y) in enumerate(cells):
-            rows, codes = np.arange(len(y)), np.zeros(len(y), dtype=np.int64)
-            if not len(y) or not features:
-                yield Batch(rows, (str(at),), codes, None, y)
-                continue
+    def place(row: int) -> str:
+        return f"row {row - offsets[owner[row]]} (from 0) of its cell"
 
-            def fail(row: int, column: str, found: str, at: int = at) -> DataError:
-                return DataError(f"{path}: client '{at}', row {row}, column {column!r}: {found}")
-
-            values = plan.encode(x, fail)
-            values = np.float32(values) / np.float32(255) if pixels else values
-            yield Batch(rows, (str(at),), codes, values, y)
-
-    shape = shape if plan.picks is None else (len(plan.names),)
-    place = "row {} (from 0) of its cell".format
-    notes = (PIXELS,) if pixels else ()
-    is_sparse = any(not isinstance(x, np.ndarray) for x, _ in cells)
-    return Table(str(path), shape, plan, read, place, notes, is_sparse)
+    rows = _Rows(
+        (int(offsets[-1]), *shape),
+        dtype,
+        lambda: iter([x for x, _ in held]),
+        sparse=not dense,
+        place=place,
+        typed=False,  # MATLAB stores both as doubles
+    )
+    return _flat_table(
+        rows,
+        np.concatenate([y for _, y in held] or [np.zeros(0)]),
+        ([str(at) for at in range(len(cells))], owner),
+        source=source,
+        where=str(path),
+    )
 
 
 def _cells(path: Path) -> list[tuple[Values, NDArray[Any]]]:

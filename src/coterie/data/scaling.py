@@ -1,14 +1,14 @@
 """Scaling, the scaling contract, and checks of rows before a run.
 
 Means and standard deviations over the rows of all clients would be a release without noise. So
-there are two ways to scale: `standardise_clients` uses a client's own training rows for that client
-alone, and `apply_constants` uses constants that were public before the rows were read. `embed` maps
+there are two ways to scale: `standardise_clients` scales each client by its own training rows
+only, and `apply_constants` uses constants that were public before the rows were read. `embed` maps
 rows to features with a public function, inside each client.
 
 The scaling contract: clips, priors and noise are made for features and targets of about unit size.
 A column in other units (an age in years, a score out of 70) is cut by the clip in every round, so
 that only its direction remains. `refuse_unscaled` refuses it and states the remedy. The check runs
-inside each client: it depends on that client's own rows alone, and nothing of it is released.
+inside each client: it depends on that client's own rows only, and releases nothing.
 
 Rows are read a chunk at a time, so that memory-mapped data is never read at once.
 """
@@ -94,7 +94,7 @@ def standardise_clients(
 def client_moments(train: FederatedDataset) -> Moments:
     """Return the centers and scales of `standardise_clients`, (clients, features) each.
 
-    Row k depends on the rows of client k alone. A column that is constant inside a client has an
+    Row k depends on the rows of client k only. A column that is constant inside a client has an
     infinite scale; sparse rows have centers of 0.
     """
     if not train.is_sparse:
@@ -260,11 +260,11 @@ def _scale_rows(
     data: FederatedDataset, center: NDArray[np.float64], scale: NDArray[np.float64]
 ) -> Tensor:
     flat = _flat(data)
-    owner = np.repeat(np.arange(len(data)), data.counts)
+    owner = data.owners
     out = np.empty(flat.shape, dtype=np.float32)
     for rows in _row_blocks(data):
-        apart = flat[rows] - center[owner[rows]]
-        out[rows] = _bounded(apart, scale[owner[rows]])
+        centred = flat[rows] - center[owner[rows]]
+        out[rows] = _bounded(centred, scale[owner[rows]])
     return _like(data, out)
 
 

@@ -26,7 +26,15 @@ from scipy import sparse as scipy_sparse
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
-from coterie.data.federated import TASKS, DataError, Features, FederatedDataset, Spec, Task
+from coterie.data.federated import (
+    TASKS,
+    DataError,
+    Features,
+    FederatedDataset,
+    Spec,
+    Task,
+    offsets_of,
+)
 
 Kind = Literal["mean", "low_rank", "group_sparse", "clusters", "shift_scale"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -195,7 +203,7 @@ def synthetic(  # noqa: PLR0913 - a generator is its options
     data = FederatedDataset(
         spec=Spec(shape=(features,), outputs=size.outputs, task=task, clients=clients),
         names=ClientNames(clients),
-        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        offsets=offsets_of(counts),
         features=inputs,
         targets=_targets(task, scores),
         title=f"synthetic:{kind}",

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
-from coterie.data.config import PARQUET, Source, find_files, reading
+from coterie.data.config import PARQUET, Source, find_files, find_twice, reading
 from coterie.data.federated import DataError
 from coterie.data.text_images import (
     Coder,
@@ -107,11 +107,9 @@ class Columns:
     target: tuple[float, float] = (0.0, 1.0)
 
     def encode(self, x: Values, fail: Callable[[int, str, str], DataError]) -> Values:
-        """Return the declared columns of an array, with categorical ones expanded.
+        """Return the declared columns of rows, with categorical ones expanded.
 
-        Args:
-            x: Rows, (n, *shape) or CSR.
-            fail: Returns the error for (row of `x`, column, what was found and what to do).
+        `fail` returns the error for (row of `x`, column, what was found and what to do).
         """
         if self.picks is None:
             return x
@@ -163,20 +161,12 @@ class Table:
     def error(self, batch: Batch, row: int, found: str) -> DataError:
         """Return the error for one row of a batch."""
         client = batch.names[int(batch.codes[row])]
-        return DataError(
-            f"{self.where}: {self.place(int(batch.rows[row]))}, client {client!r}: {found}"
-        )
+        owner = f", client {client!r}" if client else ""
+        return DataError(f"{self.where}: {self.place(int(batch.rows[row]))}{owner}: {found}")
 
 
 def plan_columns(names: Names, source: Source, *, where: str, numbered: bool = True) -> Columns:
-    """Resolve the declared columns and constants against the columns of a source.
-
-    Args:
-        names: The feature columns of the source.
-        source: The options.
-        where: The source's name for messages.
-        numbered: Whether options may also refer to columns by number.
-    """
+    """Resolve the declared columns and constants; `numbered` allows columns by number."""
     find = partial(find_column, names=names, where=where, numbered=numbered)
     chosen = [find(name) for name in source.features]
     levels = {find(name): tuple(values) for name, values in source.levels.items()}
@@ -378,9 +368,7 @@ class File:
 def arrow_column(values: Any, small: bool = False) -> Any:
     """Return an Arrow array where Arrow can hold the values, else a list, e.g. of images.
 
-    Args:
-        values: The values.
-        small: Whether integers are declared as bytes; NumPy arrays of uint8 always are.
+    `small` declares integers as bytes; NumPy arrays of uint8 always are.
     """
     listed = list(values)
     small = small or (bool(listed) and all(_is_bytes(value) for value in listed))
@@ -465,8 +453,7 @@ def _header(path: Path) -> tuple[str, ...]:
         else:
             with _open_csv(path, csv.ConvertOptions()) as reader:
                 names = tuple(reader.schema.names)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := find_twice(names)) is not None:
         raise DataError(f"{path}: two columns are called {twice!r}; rename one")
     return names
 

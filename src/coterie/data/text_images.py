@@ -6,7 +6,7 @@ Words and tags are public: they come from a file or a list, since a vocabulary c
 clients' rows would be a release without noise. Text is cut in one of three ways:
 
 - "words": lower case, then the pattern of LEAF (arXiv:1812.01097): runs of letters, digits and
-  apostrophes, and each of . , ! ? ; alone;
+  apostrophes, and each of . , ! ? ; by itself;
 - "spaces": at white space only, as TFF does with text that is already tokenised;
 - "characters": one by one.
 
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.data.config import Source, reading
+from coterie.data.config import Source, find_twice, reading
 from coterie.data.federated import DataError
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2
@@ -74,13 +74,7 @@ class Coder:
 
 
 def plan_coder(source: Source, where: str, tokens: str = "words") -> Coder | None:
-    """Return the coder that the options select, or None.
-
-    Args:
-        source: The options.
-        where: The file's name for messages.
-        tokens: How text is cut, unless the options set it.
-    """
+    """Return the coder that the options select, or None; `tokens` is the default of `source`."""
     if source.text is not None:
         return _text_coder(source, tokens)
     if source.images is None:
@@ -114,7 +108,7 @@ def _joined(parts: Sequence[Any], row: int, fail: Fail) -> str | None:
     """Join the texts of one row; a gap in one makes a gap of all."""
     if any(part is None for part in parts):
         return None
-    texts = [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in parts]
+    texts = [as_text(part) for part in parts]
     odd = next((part for part in texts if not isinstance(part, str)), None)
     if odd is not None:
         raise fail(row, f"found {str(odd)[:60]} where text belongs; name the columns of text")
@@ -136,13 +130,7 @@ def choose_columns(coder: Coder, source: Source, names: Sequence[str], where: st
 
 
 def array_coder(column: str, shape: tuple[int, ...], pixels: bool) -> Coder:
-    """Return the coder of a column whose values are arrays.
-
-    Args:
-        column: Its name.
-        shape: The shape of the first row.
-        pixels: Whether values are bytes of images, to be divided by 255.
-    """
+    """Return the coder of a column of arrays; `pixels` are bytes of images, divided by 255."""
 
     def encode(columns: Sequence[Sequence[Any]], fail: Fail) -> Values:
         x = np.empty((len(columns[0]), *shape))
@@ -250,11 +238,7 @@ class Tags:
     several: bool
 
     def encode(self, values: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return the targets and which rows have any; several labels may all be absent.
-
-        Args:
-            values: For each row "a|b", or a list of tags, or None.
-        """
+        """Return the targets and which rows have any, from "a|b", a list of tags or None each."""
         known = [self._known(value) for value in values]
         if not self.several:
             first = np.array([min(row, default=-1) for row in known], dtype=np.int64)
@@ -265,23 +249,18 @@ class Tags:
         return y, np.ones(len(known), dtype=bool)
 
     def _known(self, value: Any) -> list[int]:
-        value = _text(value)
+        value = as_text(value)
         tags = () if value is None else value.split("|") if isinstance(value, str) else value
-        return [self.index[tag] for tag in map(_text, tags) if tag in self.index]
+        return [self.index[tag] for tag in map(as_text, tags) if tag in self.index]
 
 
-def _text(value: Any) -> Any:
-    """Read bytes as text, as the columns of text are."""
+def as_text(value: Any) -> Any:
+    """Return bytes as text, and other values unchanged."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def plan_text(source: Source, tokens: str = "words") -> Text:
-    """Read the vocabulary.
-
-    Args:
-        source: The options; `text` is set.
-        tokens: How text is cut, unless the options set it.
-    """
+    """Read the vocabulary; `tokens` is the default way to cut text."""
     tokens = source.tokens or tokens
     words = read_words(source.vocabulary, source.vocabulary_size, "vocabulary", tokens)
     odd = next((word for word in words if tokenise(word, tokens) != [word]), None)
@@ -310,13 +289,7 @@ def read_words(
 
     A file has one word per line, optionally followed by white space and a count, which is
     ignored; a character may be white space itself. A `.json` file is a list of words, or an object
-    whose keys are the words.
-
-    Args:
-        given: The file, or the words.
-        most: The number of words to take from the start; None takes all.
-        what: What they are, for messages.
-        tokens: How text is cut.
+    whose keys are the words. `most` is the number of words to take from the start; None takes all.
     """
     words = _from_file(Path(given), what, tokens) if isinstance(given, str) else list(given)
     where = f"{what} {given}" if isinstance(given, str) else what
@@ -325,8 +298,7 @@ def read_words(
     words = words[:most]
     if not words:
         raise DataError(f"{where}: no words; give at least one, one per line")
-    if len(set(words)) < len(words):
-        twice = next(word for at, word in enumerate(words) if word in words[:at])
+    if (twice := find_twice(words)) is not None:
         raise DataError(f"{where}: {twice!r} is given twice; name each word once")
     return tuple(words)
 
@@ -373,11 +345,9 @@ class Images:
         return (3, self.height, self.width)
 
     def encode(self, values: Sequence[Any], fail: Fail) -> NDArray[np.float32]:
-        """Read images; None is a gap and becomes NaN.
+        """Read images: a name, bytes, {"bytes": ..., "path": ...} or an opened image each.
 
-        Args:
-            values: For each row a name, bytes, {"bytes": ..., "path": ...} or an opened image.
-            fail: Makes the error for (row, what was found and what to do).
+        None is a gap and becomes NaN.
         """
         x = np.empty((len(values), *self.shape), dtype=np.float32)
         for row, value in enumerate(values):

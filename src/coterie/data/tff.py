@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from coterie.data.config import HDF5, Found, Source, find_files, reading
 from coterie.data.federated import DataError
 from coterie.data.tables import File, Piece, arrow_column, first_clients, kept_note
+from coterie.data.text_images import as_text
 
 SQLITE = (".sqlite", ".sqlite3", ".db")
 PACKED: dict[str, Any] = {
@@ -55,13 +56,7 @@ Counts = Mapping[tuple[str, str], int]
 
 
 def open_hdf5(path: Path, source: Source, clients: int | None) -> File:
-    """Open an HDF5 dump, or a folder of them.
-
-    Args:
-        path: The file or folder.
-        source: The options.
-        clients: The number of clients to take from the start; None takes all.
-    """
+    """Open an HDF5 dump, or a folder of them; `clients` takes the first of them."""
     found = find_files(path, HDF5, source.splits) if path.is_dir() else Found(((path, None),))
     parts = _hdf5_parts(path, found, source)
     named = {part: _hdf5_clients(part) for part, _ in parts}
@@ -187,7 +182,7 @@ def _columns(
 def _plain(array: NDArray[Any]) -> list[Any]:
     """Return numbers unchanged, and bytes as text."""
     if array.dtype.kind in "OS":
-        return [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in array.tolist()]
+        return [as_text(value) for value in array.tolist()]
     return list(array.tolist() if array.ndim == 1 else array)
 
 
@@ -348,7 +343,7 @@ def _compare(
             continue
         said, rows = counts.get((split, client)), found.get((split, client), 0)
         if said != rows:
-            lead = "does not name it" if said is None else f"says {said} rows"
+            lead = "does not list it" if said is None else f"declares {said} rows"
             raise DataError(
                 f"{base.path}: client {client!r}, part {split!r}: client_metadata {lead}, the "
                 f"table examples has {rows}; rows are lost or added: fetch the file again"
@@ -407,7 +402,7 @@ def _one(values: list[Any] | None) -> Any:
     """Return the one value of a feature, or all of several; bytes as text."""
     if not values:
         return None
-    texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values]
+    texts = [as_text(value) for value in values]
     return texts[0] if len(texts) == 1 else texts
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("PIL")
 
 pytestmark = pytest.mark.full
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 glyphs = pytest.importorskip("public_features.glyphs")
 network = pytest.importorskip("public_features.network")
 from coterie.data.scaling import embed  # noqa: E402
@@ -126,13 +126,13 @@ def test_embed_refuses_a_map_that_gives_no_vector_for_each_row():
         features=torch.zeros(3, 4),
         targets=torch.zeros(3),
     )
-    with pytest.raises(ValueError, match="one vector for each row"):
+    with pytest.raises(ValueError, match="one vector per row"):
         embed(data, lambda x: x.sum())
 
 
 @pytest.fixture(scope="module")
 def script():
-    path = Path(__file__).parent.parent / "examples" / "public_features.py"
+    path = Path(__file__).parents[2] / "examples" / "public_features.py"
     spec = importlib.util.spec_from_file_location("public_features_script", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look
@@ -141,34 +141,34 @@ def script():
     del sys.modules[spec.name]
 
 
-def test_gains_are_paired_with_the_best_alone_of_the_same_networks(script):
+def test_gains_are_paired_with_the_best_local_fit_of_the_same_networks(script):
     def lines(name, *seeds):
         return {name: [script.Line(name, None, np.array(given)) for given in seeds]}
 
     found = script.table(
         {
-            **lines(f"{script.ALONE}, lam 1", [0.1, 0.2, np.nan], [0.1, 0.2, np.nan]),
-            **lines(f"{script.ALONE}, lam 2", [0.5, 0.3, np.nan], [0.3, 0.1, np.nan]),
+            **lines(f"{script.LOCAL}, lam 1", [0.1, 0.2, np.nan], [0.1, 0.2, np.nan]),
+            **lines(f"{script.LOCAL}, lam 2", [0.5, 0.3, np.nan], [0.3, 0.1, np.nan]),
             **lines("together, all", [0.6, 0.4, np.nan], [0.6, 0.2, np.nan]),
             **lines("together, once", [0.8, 0.1, np.nan]),
         }
     )
-    assert f"against '{script.ALONE}, lam 2'" in found
-    # Means over seeds .4 and .2 alone, .6 and .3 together: gains .2 and .1.
+    assert f"against '{script.LOCAL}, lam 2'" in found
+    # Means over seeds .4 and .2 locally, .6 and .3 together: gains .2 and .1.
     assert "| together, all | 0.450 | 0.150 | +0.150 | 0.050 | 0% |" in found
     # One seed against its own network: .8 - .5 and .1 - .3.
     assert "| together, once | 0.450 | 0.350 | +0.050 | 0.250 | 50% |" in found
 
 
-def test_alone_is_together_with_nothing_shared(script):
+def test_local_training_differs_from_sharing(script):
     data = synthetic("mean", clients=6, rows=(8, 12), features=4, task="multiclass", seed=0).data
     method = PMTL(model=Linear(), shared="slice", directions=2, lam=0.1)
-    alone, ids = script.last_solve(method, data), np.arange(len(data))
+    local, ids = script.last_solve(method, data), np.arange(len(data))
     joined = script.together(method, data, math.inf, 0)
     noisy = script.together(method, data, 1.0, 0)
     for other in (joined, noisy):
-        assert not torch.allclose(alone(ids)["weight"], other(ids)["weight"], atol=1e-3)
-    assert all(torch.equal(leaf, alone([3])[name][0]) for name, leaf in _at(alone(ids), 3).items())
+        assert not torch.allclose(local(ids)["weight"], other(ids)["weight"], atol=1e-3)
+    assert all(torch.equal(leaf, local([3])[name][0]) for name, leaf in _at(local(ids), 3).items())
 
 
 def _at(models, client):
