@@ -73,7 +73,7 @@ def deploy(root: Path, clients: int = 12, sites: int = 3, **settings: Any) -> De
 
 
 def _open(agreement: Agreement, root: Path, whole: FederatedDataset, keys: Any) -> dict[str, Site]:
-    federation, choice = agreement.federation, agreement.run_plan.data
+    federation, choice = agreement.federation, agreement.plan.data
     found = {}
     for name in federation.sites:
         rows = rows_of(whole, federation, name)

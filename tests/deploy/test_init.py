@@ -416,6 +416,6 @@ def test_whether_joining_pays_is_said_before_anything_is_spent(tmp_path, capsys)
     assert main(given) == 0
     said = capsys.readouterr().out
     agreed = load_agreement(tmp_path / "a")
-    advice = advice_for(agreed.run_plan, agreed.federation.spec)
+    advice = advice_for(agreed.plan, agreed.federation.spec)
     assert isinstance(advice, Advice) and advice.verdict == "learn alone"
-    assert f"learn alone: {advice.words}" in said
+    assert f"learn alone: {advice.reason}" in said

@@ -71,7 +71,7 @@ class CutError(RuntimeError):
 
 
 def test_posts_and_models_are_those_of_a_simulation(done):
-    data = done.agreement.run_plan.data
+    data = done.agreement.plan.data
     train, _ = data.split(done.whole)
     outcome = ct.simulate(done.agreement.plan, train)
     with np.load(done.run / "posts.npz") as posts:
@@ -137,8 +137,8 @@ def test_a_post_that_was_altered_is_found(copy):
 
 
 def test_the_summary_has_the_keys_of_a_simulated_run(done, tmp_path):
-    run_plan = replace(done.agreement.run_plan, history=False, references="none", rounds=2)
-    execute(run_plan, folder=tmp_path / "simulated")
+    plan = replace(done.agreement.plan, history=False, baselines=(), rounds=2)
+    execute(plan, folder=tmp_path / "simulated")
     there, here = (strict(path / "result.json") for path in (tmp_path / "simulated", done.run))
     assert set(here) - set(there) == {"deployment"}
     assert set(there) <= set(here)
@@ -206,7 +206,7 @@ def test_the_length_of_a_run_does_not_tell_who_was_drawn(tmp_path, monkeypatch):
     told, waits = [], []
     for name, seed in (("one", 3), ("other", 4)):
         clock = [datetime(2026, 1, 1, tzinfo=UTC)]
-        for module in ("log", "certificate"):
+        for module in ("run.log", "run.certificate"):
             monkeypatch.setattr(
                 f"coterie.{module}.now", lambda c=clock: c[0].strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             )
@@ -243,9 +243,9 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
     text = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.S)
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
     for said in (
-        "Deployed over 3 sites",
-        "stayed at the sites",
-        "the coordinator sees each site's sum".replace("'", "&#x27;"),
+        "3 (clients per site: site0 4, site1 4, site2 4)",
+        "stay at the sites",
+        "server: the coordinator sees the sum of each site",
         "5 s for the answers",
         "no bound (inf)",
         "Epsilon spent by round",
@@ -253,17 +253,17 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
     ):
         assert said in text, said
     assert not re.search(r"\b(nan|None|not a number)\b", text)
-    assert "Does joining help me" not in text and "How clients fare" not in text
+    assert not re.search(r'id="(gains|clients)"', page) and "Does joining help" not in text
 
 
 def test_a_page_of_a_deployment_beside_a_simulation(done, tmp_path):
-    run_plan = replace(done.agreement.run_plan, references="none", rounds=2)
-    execute(run_plan, folder=tmp_path / "simulated")
+    plan = replace(done.agreement.plan, baselines=(), rounds=2)
+    execute(plan, folder=tmp_path / "simulated")
     folders = [done.run, tmp_path / "simulated"]
     page = write_report(folders, tmp_path / "page.html", clients=False).read_text()
-    assert "Does joining help me" in page and "How it was deployed" in page
+    assert "Does joining help a client?" in page and "What each adversary sees" in page
     two = write_report([done.run, done.run], tmp_path / "two.html").read_text()
-    assert "the best of" not in two and "How it was deployed" in two
+    assert "the best of" not in two and "What each adversary sees" in two
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_commands_that_need_models_say_where_they_are(done, tmp_path, capsys, co
     words = [w.replace("RUN", str(done.run)).replace("OUT", str(tmp_path)) for w in command.split()]
     assert main(words) == 2
     said = capsys.readouterr().err.strip()
-    assert "models stayed at the sites" in said and "\n" not in said
+    assert "models stay at the sites" in said and "\n" not in said
 
 
 def test_a_deployment_is_not_gone_on_with_as_a_simulation(copy, capsys):
@@ -362,14 +362,14 @@ def test_a_deployment_is_not_gone_on_with_as_a_simulation(copy, capsys):
 def test_a_finished_deployment_is_shown(copy, capsys):
     assert main(["run", "--resume", str(copy)]) == 0
     said = capsys.readouterr().out
-    assert "stayed at" in said and "None" not in said and "nan" not in said
+    assert "stay at the sites" in said and "None" not in said and "nan" not in said
 
 
-def test_newcomers_join_a_deployment(done, tmp_path, capsys):
-    words = f"join {done.run} --data districts --clients 14 --out {tmp_path / 'joined'} --json"
+def test_new_clients_are_onboarded_to_a_deployment(done, tmp_path, capsys):
+    words = f"onboard {done.run} --data districts --clients 14 --out {tmp_path / 'joined'} --json"
     assert main(words.split()) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["newcomers"], told["took_part"]) == (14, 12)
+    assert (told["clients"], told["took_part"]) == (14, 12)
     assert told["caveats"] == strict(done.run / "result.json")["caveats"]
 
 
@@ -461,7 +461,7 @@ def _by_hand(made: Deployment, folder: Path, names: list[str], x: np.ndarray) ->
     for name, given in zip(names, x.astype(np.float64), strict=True):
         row = given
         at, place = clients.index(name), list(made.whole.names).index(name)
-        if made.agreement.run_plan.data.standardise == "client":
+        if made.agreement.plan.data.standardise == "client":
             own = train.features[int(train.offsets[place]) : int(train.offsets[place + 1])]
             own = own.double().numpy()
             wide = own.std(axis=0)
@@ -513,7 +513,7 @@ def test_scores_are_those_of_a_simulation_and_stay_here(kept, tmp_path):
     made, folder = kept
     found = pq.read_table(folder / "metrics.parquet").to_pydict()
     assert found["client"] == list(made.agreement.federation.sites["site1"].clients)
-    train, test = made.agreement.run_plan.data.split(made.whole)
+    train, test = made.agreement.plan.data.split(made.whole)
     models = {name: leaf.double().numpy() for name, leaf in stacked_models(folder).items()}
     for at, name in enumerate(found["client"]):
         place = list(test.names).index(name)
@@ -536,7 +536,7 @@ def test_a_site_has_a_page_of_its_own(kept, tmp_path, capsys):
     out = tmp_path / "page.html"
     assert main(["report", str(folder), "--out", str(out)]) == 0
     page = out.read_text()
-    assert "of site site1" in page and "Does joining help me" in page
+    assert "site site1: scores of its own clients" in page and "Does joining help" in page
     capsys.readouterr()
     assert main(["verify", str(folder)]) == 2
     assert "coordinator" in capsys.readouterr().err

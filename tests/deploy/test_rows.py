@@ -62,7 +62,7 @@ def hook(folder, text):
 def test_a_site_has_the_rows_that_a_simulation_would_give_it(choice, tmp_path, monkeypatch):
     """Oracle: the split of all rows together, cut into clients afterwards."""
     agreed = agreement(**choice)
-    whole = agreed.run_plan.data.split(DATA)
+    whole = agreed.plan.data.split(DATA)
     for site, ids in SITES.items():
         monkeypatch.setattr("builtins.site_rows", rows_of(DATA, FEDERATION, site), raising=False)
         hook(tmp_path, BY_CLIENT)

@@ -52,7 +52,7 @@ def test_another_plan_is_refused_with_what_can_be_done(tmp_path):
     made.hood.absent = set(made.hood.sites)
     with pytest.raises(IncompleteRoundError, match=r"worker\.log"):
         made.conduct()
-    other = replace(made.agreement, run_plan=replace(made.agreement.run_plan, rounds=2))
+    other = replace(made.agreement, plan=replace(made.agreement.plan, rounds=2))
     key = made.root / "coordinator.key"
     with pytest.raises(FileExistsError) as refusal:
         run_coordinator(other, made.run, key, lambda note: made.hood)

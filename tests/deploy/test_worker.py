@@ -31,7 +31,7 @@ def task(tmp_path):
     made = deploy(tmp_path)
     app = tmp_path / "app"
     app.mkdir()
-    (app / "plan.toml").write_text(to_toml(to_table(made.agreement.run_plan)))
+    (app / "plan.toml").write_text(to_toml(to_table(made.agreement.plan)))
     (app / "federation.toml").write_text(to_toml(to_table(made.agreement.federation)))
     key = tmp_path / "signing.key"
     key.write_bytes(

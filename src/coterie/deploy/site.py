@@ -48,7 +48,7 @@ from coterie.core.files import write_atomically
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import Clients, FederatedDataset
-from coterie.deploy.federation import Federation, check_seed, load_agreement, noise_clients
+from coterie.deploy.federation import Federation, check_seed, load_agreement
 from coterie.deploy.keys import load_private
 from coterie.deploy.messages import (
     Arrays,
@@ -347,7 +347,7 @@ class SiteRun:
         except OSError:
             raise  # state could not be stored: nothing may leave
         except Exception as error:
-            if noise_clients(self.site.mechanisms[number]):
+            if self.site.mechanisms[number].honest:
                 raise  # zeros without the clients' noise must not count as noisy
             # Zeros, as from a site with no drawn clients: its failure must not reveal to others
             # that its clients were drawn. The coordinator learns only the type of the error.
@@ -540,10 +540,8 @@ class SiteRun:
 
     def _check_noise(self, number: int, survivors: list[str]) -> None:
         """Refuse to unmask a sum of fewer clients than those whose noise the guarantee needs."""
-        needed, sites = (
-            noise_clients(self.site.mechanisms[number]),
-            self.site.config.federation.sites,
-        )
+        needed = self.site.mechanisms[number].honest
+        sites = self.site.config.federation.sites
         hosted = sum(len(sites[one].clients) for one in survivors if one in sites)
         if hosted < needed:
             raise RefusedError(f"survivors have {hosted} clients, expected at least {needed}")

@@ -265,7 +265,7 @@ def check_the_certificate_names_no_key_and_no_seed(told: Told) -> None:
 
 def check_telemetry_and_update_checks_are_off_in_every_process(told: Told) -> None:
     seen = " ".join(told.environments)
-    for word in ("superlink", "flower-supernode", "flwr-serverapp", "deployment.worker"):
+    for word in ("superlink", "flower-supernode", "flwr-serverapp", "deploy.worker"):
         assert word in seen, f"no process of {word} was seen"
     for words, said in told.environments.items():
         assert {name: said.get(name) for name in SWITCHES} == SWITCHES, words
