@@ -150,7 +150,10 @@ FILES = {
     "a site without a key": (TEXT.replace(f'key = "{HEX[2]}"\n', ""), "key"),
     "a key that is cut": (TEXT.replace(HEX[2], HEX[2][:-1]), "hexadecimal"),
     "a client twice": (TEXT.replace('"c"', '"a"'), "listed twice"),
-    "a word for a list of clients": (TEXT.replace('clients = ["c"]', 'clients = "c"'), "clients"),
+    "a word for a list of clients": (
+        TEXT.replace('clients = [\n    "c",\n]', 'clients = "c"'),
+        "clients",
+    ),
     "an empty file": ("", "task"),
 }
 

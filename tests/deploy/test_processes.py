@@ -184,7 +184,7 @@ def test_errors_say_what_is_there(federation):
         federation.start_node("west")
     with pytest.raises(ControlError, match=r"no such run|answered 404"):
         federation.run_status(12345)
-    with pytest.raises(ValueError, match="no Flower app"):
+    with pytest.raises(ValueError, match="not a Flower app"):
         federation.submit(federation.folder)
 
 

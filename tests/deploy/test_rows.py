@@ -276,7 +276,7 @@ def test_hints_are_of_the_sites_own_rows(tmp_path):
     rows = dict.fromkeys(FEDERATION.sites["north"].clients, (50 * X, Y))
     big = place_rows(rows, FEDERATION, "north", "test")
     (hint,) = row_hints(agreement(), "north", big)
-    assert hint.startswith("site north: some features are of size") and "scale" in hint
+    assert hint.startswith("site north: some features have size") and "scale" in hint
     small = place_rows(dict.fromkeys(rows, (X / 10, Y / 2)), FEDERATION, "north", "test")
     assert row_hints(agreement(), "north", small) == ()
 

@@ -75,7 +75,7 @@ def test_a_site_that_is_ready_says_so(task, capsys):
 def test_hints_on_rows_are_said_where_the_rows_are(task, capsys):
     worker._open(task(60.9))
     hint, ready = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(LINE + r"site site0: some features are of size .*scale .*", hint), hint
+    assert re.fullmatch(LINE + r"site site0: some features have size .*scale .*", hint), hint
     assert "ready" in ready
 
 
