@@ -38,7 +38,7 @@ class Deployment:
         """A site's folder."""
         return self.root / "sites" / name
 
-    def conduct(self, transport: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+    def coordinate(self, transport: Callable[[Any], Any] | None = None) -> dict[str, Any]:
         """Conduct the run, or go on with it."""
         made = transport or (lambda note: self.hood)
         return run_coordinator(self.agreement, self.run, self.root / "coordinator.key", made)

@@ -165,8 +165,8 @@ def test_a_file_with_a_mistake_names_it(text, word, tmp_path):
     path.write_text(text)
     with pytest.raises(ConfigError) as mistake:
         load_federation(path)
-    told = str(mistake.value)
-    assert word in told and "\n" not in told.strip(), told
+    seen = str(mistake.value)
+    assert word in seen and "\n" not in seen.strip(), seen
 
 
 def test_no_file_is_said_to_be_none(tmp_path):

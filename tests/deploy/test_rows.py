@@ -137,9 +137,9 @@ def test_a_hook_with_a_mistake_names_its_file(text, word, tmp_path):
     path = hook(tmp_path, text)
     with pytest.raises(DataError) as mistake:
         load_rows(agreement(), "north", tmp_path, {})
-    told = str(mistake.value)
-    assert word in told and "\n" not in told and len(told) < 400, told
-    assert str(path) in told or word == "the table is locked"
+    seen = str(mistake.value)
+    assert word in seen and "\n" not in seen and len(seen) < 400, seen
+    assert str(path) in seen or word == "the table is locked"
 
 
 def test_no_hook_is_said_to_be_none(tmp_path):
@@ -191,8 +191,8 @@ def test_rows_with_a_mistake_name_the_client(rows, word, tmp_path, monkeypatch):
     hook(tmp_path, "import builtins\ndef rows(config):\n    return builtins.site_rows\n")
     with pytest.raises(DataError) as mistake:
         load_rows(agreement(), "north", tmp_path, {})
-    told = str(mistake.value)
-    assert word in told and "\n" not in told and len(told) < 400, told
+    seen = str(mistake.value)
+    assert word in seen and "\n" not in seen and len(seen) < 400, seen
 
 
 @pytest.mark.parametrize(
