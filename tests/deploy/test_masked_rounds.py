@@ -283,7 +283,7 @@ class Liar:
         site = self.sites["site0"]
         template = {
             n: tuple(leaf.shape)
-            for n, leaf in plan.method.contribution(site.setting.federation.spec).items()
+            for n, leaf in plan.method.contribution(site.config.federation.spec).items()
         }
         self.start = site.start
         self.shapes = site.mechanisms[0].totals(template)

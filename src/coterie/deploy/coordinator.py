@@ -44,7 +44,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from coterie.core.config import to_table, to_toml
 from coterie.core.files import explain_disk_errors, write_atomically
 from coterie.core.rng import Rng
 from coterie.core.signals import as_interrupt, raise_if_stopped
@@ -763,7 +762,7 @@ def _log_failure(log: Log) -> Iterator[None]:
 
 def _claim_federation(folder: Path, agreement: Agreement) -> None:
     """Store the federation beside the plan; refuse to resume with another."""
-    text = to_toml(to_table(agreement.federation))
+    text = agreement.federation.to_toml()
     path = folder / FEDERATION
     if not path.exists():
         write_atomically(path, text.encode())

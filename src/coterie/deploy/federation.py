@@ -25,7 +25,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
-from coterie.core.config import ConfigError, from_table, read_toml, to_table
+from coterie.core.config import ConfigError, from_table, read_toml, to_table, to_toml
 from coterie.data.federated import TASKS, Spec, Task
 from coterie.deploy.keys import check_key, check_site
 from coterie.evaluation.metrics import json_number
@@ -209,6 +209,10 @@ class Federation:
     def coordinator_key(self) -> Ed25519PublicKey:
         """The key that verifies the coordinator's signatures."""
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.coordinator))
+
+    def to_toml(self) -> str:
+        """Return the text of federation.toml."""
+        return to_toml(to_table(self))
 
     def digest(self) -> str:
         """Return a hash of all fields."""

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from coterie.core.config import ConfigError, to_table, to_toml
+from coterie.core.config import ConfigError, to_toml
 from coterie.data.datasets import NAMES
 from coterie.deploy.federation import (
     FEDERATION,
@@ -202,7 +202,7 @@ def write_app(
     if isinstance(federation, Path):
         known, text = load_federation(federation), federation.read_bytes()
     else:
-        known, text = federation, to_toml(to_table(federation)).encode()
+        known, text = federation, federation.to_toml().encode()
     agreement, views = _checked(plan, known)
     if keys is not None and read_public(keys).coordinator != known.coordinator:
         raise ConfigError(
@@ -240,7 +240,7 @@ def init_app(
     _, views = _checked(plan, make_federation(sites, blank, settings))
     with new_folder(folder) as made:
         public = make_certificates(made / _KEYS, list(sites), hosts)
-        text = to_toml(to_table(make_federation(sites, public, settings))).encode()
+        text = make_federation(sites, public, settings).to_toml().encode()
         _write_files(made, folder, plan.read_bytes(), text, folder / _KEYS, hosts)
     return App(folder, name_of(folder), load_agreement(folder), views, keys=folder / _KEYS)
 

@@ -229,7 +229,7 @@ def is_saved(folder: Path, shared: str) -> bool:
 
 def _save_agreement(folder: Path, agreement: Agreement) -> None:
     write_atomically(folder / PLAN, to_toml(to_table(agreement.plan)).encode())
-    write_atomically(folder / FEDERATION, to_toml(to_table(agreement.federation)).encode())
+    write_atomically(folder / FEDERATION, agreement.federation.to_toml().encode())
     text = json.dumps(agreement.guarantee.to_json(), indent=2, allow_nan=False)
     write_atomically(folder / "guarantee.json", text.encode())
 
