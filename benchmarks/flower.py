@@ -186,7 +186,7 @@ def main() -> int:
 
 def report(seconds: dict[str, list[float]], size: int) -> int:
     middle = {name: statistics.median(found) for name, found in seconds.items()}
-    print(f"\n4 SuperNodes, {size} numbers, TLS and keys; seconds per round, median (quartiles)")
+    print(f"\n4 SuperNodes, {size} parameters, TLS and keys; seconds per round, median (quartiles)")
     for name, found in seconds.items():
         low, _, high = statistics.quantiles(found, n=4)
         ratio = middle[name] / middle["bare"]

@@ -38,7 +38,7 @@ class Deployment:
         """A site's folder."""
         return self.root / "sites" / name
 
-    def conduct(self, transport: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+    def coordinate(self, transport: Callable[[Any], Any] | None = None) -> dict[str, Any]:
         """Conduct the run, or go on with it."""
         made = transport or (lambda note: self.hood)
         return run_coordinator(self.agreement, self.run, self.root / "coordinator.key", made)
@@ -73,7 +73,7 @@ def deploy(root: Path, clients: int = 12, sites: int = 3, **settings: Any) -> De
 
 
 def _open(agreement: Agreement, root: Path, whole: FederatedDataset, keys: Any) -> dict[str, Site]:
-    federation, choice = agreement.federation, agreement.run_plan.data
+    federation, choice = agreement.federation, agreement.plan.data
     found = {}
     for name in federation.sites:
         rows = rows_of(whole, federation, name)

@@ -160,9 +160,9 @@ class Federated:
         )
 
     def run(self):
-        conductor = self.coordinator()
-        self.shared = conductor.run(lambda n, shared, statistics: self.tallies.append(statistics))
-        self.posts = conductor.billboard.posts
+        lead = self.coordinator()
+        self.shared = lead.run(lambda n, shared, statistics: self.tallies.append(statistics))
+        self.posts = lead.billboard.posts
         return self
 
     @property
@@ -182,7 +182,7 @@ class Federated:
         found = {"charge": Counter(), "release": Counter()}
         for line in (self.folder / "run" / "ledger.jsonl").read_text().splitlines():
             for name, counts in found.items():
-                counts.update([told for key, told in json.loads(line).items() if key == name])
+                counts.update([shown for key, shown in json.loads(line).items() if key == name])
         return found
 
 
@@ -408,8 +408,8 @@ class TestDroppedSites:
 
         found.street.tamper = tamper
         found.run()
-        assert all(len(told) == 2 for (_, n), told in sent.items() if n >= 0)
-        assert all(told[0] == told[-1] for told in sent.values())
+        assert all(len(shown) == 2 for (_, n), shown in sent.items() if n >= 0)
+        assert all(shown[0] == shown[-1] for shown in sent.values())
 
 
 class TestShortRounds:
@@ -442,8 +442,8 @@ class TestShortRounds:
         sent = {}
 
         def tamper(site, question, answer):
-            told = {name: raw.data for name, raw in answer.arrays.items()}
-            sent.setdefault((site, peek(question).round), []).append(told)
+            shown = {name: raw.data for name, raw in answer.arrays.items()}
+            sent.setdefault((site, peek(question).round), []).append(shown)
             return answer
 
         found.street.tamper, found.street.silent = tamper, {("c", 1)}
@@ -452,7 +452,7 @@ class TestShortRounds:
         found.street.sites, found.street.silent = found.open_sites(), set()
         found.run()
         assert len(sent["a", 1]) == len(sent["b", 1]) == 2 and len(sent["c", 1]) == 1
-        assert all(told[0] == told[-1] for told in sent.values())
+        assert all(shown[0] == shown[-1] for shown in sent.values())
         assert found.account() == {"charge": once(), "release": once()}
 
     def test_keep_a_cohort_that_no_seed_could_draw_again(self, tmp_path, monkeypatch):
@@ -465,8 +465,8 @@ class TestShortRounds:
         for _ in range(4):
             with pytest.raises(IncompleteRoundError):
                 found.run()
-            told = json.loads((tmp_path / "run" / "coordinator.json").read_text())
-            cohorts.append((told["run"], told["round"], told["cohort"]))
+            shown = json.loads((tmp_path / "run" / "coordinator.json").read_text())
+            cohorts.append((shown["run"], shown["round"], shown["cohort"]))
         assert cohorts == cohorts[:1] * 4 and cohorts[0][1:] == (0, [0, 3])
         assert found.account()["charge"] == once(1)
 
@@ -653,9 +653,9 @@ def spoil(array, value):
 
 
 def nested_word(answer, key, depth=900):
-    told = {**json.loads(answer.header), "kind": "refused", "body": 0}
+    shown = {**json.loads(answer.header), "kind": "refused", "body": 0}
     deep = '{"reason": ' + "[" * depth + "]" * depth + "}"
-    head = json.dumps(told).replace('"body": 0', f'"body": {deep}').encode()
+    head = json.dumps(shown).replace('"body": 0', f'"body": {deep}').encode()
     return Envelope(head, key.sign(wire._signed(head, {})), {})
 
 
@@ -922,11 +922,11 @@ class TestTransports:
 
     def test_a_greeting_is_recognised_once_and_in_its_run(self, tmp_path):
         found = Federated(make_plan(), tmp_path)
-        conductor = found.coordinator()
+        lead = found.coordinator()
         site = found.street.sites["a"]
-        answer = site.answer(conductor.handshake())
-        assert conductor.identify(answer) == "a"
-        message = said(site.answer(conductor.handshake()))
+        answer = site.answer(lead.handshake())
+        assert lead.identify(answer) == "a"
+        message = said(site.answer(lead.handshake()))
         for other, key in (
             (said(answer), "a"),
             (replace(message, site="west"), "a"),
@@ -940,9 +940,9 @@ class TestTransports:
             (replace(message, kind="refused", body={"reason": "x" * 10**6}), "a"),
         ):
             with pytest.raises(RefusedError) as refusal:
-                conductor.identify(sign(other, found.keys.sites[key]))
+                lead.identify(sign(other, found.keys.sites[key]))
             assert len(str(refusal.value)) < 300
-        conductor.billboard.ledger.close()
+        lead.billboard.ledger.close()
 
 
 def test_what_travels_is_the_sum_and_nothing_else(tmp_path):

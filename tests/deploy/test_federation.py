@@ -150,7 +150,10 @@ FILES = {
     "a site without a key": (TEXT.replace(f'key = "{HEX[2]}"\n', ""), "key"),
     "a key that is cut": (TEXT.replace(HEX[2], HEX[2][:-1]), "hexadecimal"),
     "a client twice": (TEXT.replace('"c"', '"a"'), "listed twice"),
-    "a word for a list of clients": (TEXT.replace('clients = ["c"]', 'clients = "c"'), "clients"),
+    "a word for a list of clients": (
+        TEXT.replace('clients = [\n    "c",\n]', 'clients = "c"'),
+        "clients",
+    ),
     "an empty file": ("", "task"),
 }
 
@@ -162,8 +165,8 @@ def test_a_file_with_a_mistake_names_it(text, word, tmp_path):
     path.write_text(text)
     with pytest.raises(ConfigError) as mistake:
         load_federation(path)
-    told = str(mistake.value)
-    assert word in told and "\n" not in told.strip(), told
+    seen = str(mistake.value)
+    assert word in seen and "\n" not in seen.strip(), seen
 
 
 def test_no_file_is_said_to_be_none(tmp_path):

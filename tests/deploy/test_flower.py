@@ -75,14 +75,14 @@ def message(**changes):
 
 def arrays(**changes):
     raw = envelope().arrays["sum/w"]
-    told = {"dtype": raw.dtype, "shape": raw.shape, "stype": "coterie.raw", "data": raw.data}
-    return listed({"sum/w": {**told, **changes}})
+    seen = {"dtype": raw.dtype, "shape": raw.shape, "stype": "coterie.raw", "data": raw.data}
+    return listed({"sum/w": {**seen, **changes}})
 
 
-def listed(told):
+def listed(seen):
     """Arrays that say anything of themselves: not all of it can be said to a constructor."""
     record = ArrayRecord()
-    for name, facts in told.items():
+    for name, facts in seen.items():
         record[name] = array = Array("float64", (), "coterie.raw", b"")
         for fact, value in facts.items():
             setattr(array, fact, value)
@@ -132,8 +132,8 @@ scalars = st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.text(max_size=5)
 values = scalars | st.lists(st.binary(max_size=5), max_size=3) | st.floats()
 configs = st.dictionaries(st.sampled_from(["head", "signature", "x"]), values).map(ConfigRecord)
 metrics = st.dictionaries(st.text(max_size=4), st.floats(), max_size=3).map(MetricRecord)
-told = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
-shapes = st.lists(st.integers() | told | st.lists(told, max_size=2), max_size=3).map(tuple)
+seen = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+shapes = st.lists(st.integers() | seen | st.lists(seen, max_size=2), max_size=3).map(tuple)
 single = st.fixed_dictionaries(
     {
         "dtype": st.sampled_from(["float64", "object", 1, ["x"]]),

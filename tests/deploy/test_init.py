@@ -100,13 +100,13 @@ def test_flower_packs_what_sites_need_and_no_key(app):
 
 def test_flower_accepts_the_configuration(app):
     config = pytest.importorskip("flwr.common.config")
-    told = tomllib.loads((app / "pyproject.toml").read_text())
-    valid, errors, warnings = config.validate_config(told, check_module=False)
+    seen = tomllib.loads((app / "pyproject.toml").read_text())
+    valid, errors, warnings = config.validate_config(seen, check_module=False)
     assert (valid, errors, warnings) == (True, [], [])
     checked = pytest.importorskip("flwr.cli.config_utils").load_and_validate(app / "pyproject.toml")
-    assert checked == (told, [])  # as `flwr run` does it, modules and all
-    assert config.get_metadata_from_config(told) == ("coterie/Ward-7", "1.0.0")
-    run = told["tool"]["flwr"]["app"]["config"]
+    assert checked == (seen, [])  # as `flwr run` does it, modules and all
+    assert config.get_metadata_from_config(seen) == ("coterie/Ward-7", "1.0.0")
+    run = seen["tool"]["flwr"]["app"]["config"]
     key = load_private(app / run["key"])
     assert public_hex(key) == load_agreement(app).federation.coordinator
 
@@ -117,9 +117,9 @@ def test_the_apps_load_as_flower_loads_them(app):
         pytest.importorskip(f"flwr.{name}") for name in ("clientapp", "serverapp")
     )
     assert utils
-    told = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+    seen = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
     kinds = {"serverapp": serverapp.ServerApp, "clientapp": clientapp.ClientApp}
-    for side, place in told.items():
+    for side, place in seen.items():
         module, _, name = place.partition(":")
         path = app / f"{module.replace('.', '/')}.py"
         spec = importlib.util.spec_from_file_location(f"layout_test_{side}", path)
@@ -147,13 +147,13 @@ def test_every_command_of_the_readme_is_one_that_exists(app):
     assert starts.count("flower-supernode") == 3
     from coterie.cli.main import build_parser
 
-    told = [words[1:] for words in commands if words[0] == "coterie"]
-    assert [words[1] for words in told] == ["superlink", "status", "runs/Ward-7", "runs/Ward-7"]
-    for words in told:
+    seen = [words[1:] for words in commands if words[0] == "coterie"]
+    assert [words[1] for words in seen] == ["superlink", "status", "runs/Ward-7", "runs/Ward-7"]
+    for words in seen:
         build_parser().parse_args(words)
     link = pytest.importorskip("flwr.superlink.cli.flower_superlink")
     node = pytest.importorskip("flwr.supernode.cli.flower_supernode")
-    link._parse_args_run_superlink().parse_args(told[0][told[0].index("--") + 1 :])
+    link._parse_args_run_superlink().parse_args(seen[0][seen[0].index("--") + 1 :])
     for words in commands:
         if words[0] == "flower-supernode":
             node._parse_args_run_supernode().parse_args(words[1:])
@@ -289,11 +289,11 @@ def _views(tmp_path: Path, capsys, name: str, privacy: str, trust: str) -> dict[
     plan = _plan(tmp_path / f"{name}.toml", privacy=privacy)
     given = ["deploy", "init", str(tmp_path / name), "--plan", str(plan), "--sites", *SITES]
     assert main([*given, *FACTS, "--trust", trust, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["clients"] == 5
-    assert told["sites"] == 3
-    assert told["rounds"] == 4
-    return told["epsilon_by_view"]
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["clients"] == 5
+    assert seen["sites"] == 3
+    assert seen["rounds"] == 4
+    return seen["epsilon_by_view"]
 
 
 def test_epsilon_is_said_by_view_and_trust(tmp_path, capsys):
@@ -373,7 +373,7 @@ def test_undeclared_classes_are_said_exactly_where_sites_refuse_them(
     folder = tmp_path / "app"
     given = ["deploy", "init", str(folder), "--plan", str(plan), "--sites", *SITES]
     assert main([*given, "--task", "binary", "--features", "3", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["notices"]
+    seen = json.loads(capsys.readouterr().out)["notices"]
     rows = _rows(tmp_path / "rows.csv", targets=[0, 1])
     config = {"app": str(folder), "site": "south", "data": str(rows)}
     try:
@@ -382,7 +382,7 @@ def test_undeclared_classes_are_said_exactly_where_sites_refuse_them(
         refused = True
     else:
         refused = False
-    assert refused is not fine and bool(told) is refused
+    assert refused is not fine and bool(seen) is refused
 
 
 def test_columns_that_were_left_out_are_named(app, tmp_path):
@@ -416,6 +416,6 @@ def test_whether_joining_pays_is_said_before_anything_is_spent(tmp_path, capsys)
     assert main(given) == 0
     said = capsys.readouterr().out
     agreed = load_agreement(tmp_path / "a")
-    advice = advice_for(agreed.run_plan, agreed.federation.spec)
+    advice = advice_for(agreed.plan, agreed.federation.spec)
     assert isinstance(advice, Advice) and advice.verdict == "learn alone"
-    assert f"learn alone: {advice.words}" in said
+    assert f"learn alone: {advice.reason}" in said

@@ -128,20 +128,20 @@ def test_public_keys_verify_what_private_ones_sign(keys):
         public.sites["south.east"]: keys / "sites" / "south.east" / "signing.key",
     }
     assert len(private) == 3
-    for told, path in private.items():
+    for seen, path in private.items():
         key = load_private(path)
-        assert public_hex(key) == public_hex(key.public_key()) == told
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(told)).verify(key.sign(b"x"), b"x")
+        assert public_hex(key) == public_hex(key.public_key()) == seen
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(seen)).verify(key.sign(b"x"), b"x")
 
 
 def test_the_lines_are_those_of_a_federation(keys):
-    told = tomllib.loads(read_public(keys).lines())
+    seen = tomllib.loads(read_public(keys).lines())
     sites = {
         name: SiteEntry(clients=(f"{name} 1",), key=entry["key"])
-        for name, entry in told["sites"].items()
+        for name, entry in seen["sites"].items()
     }
     made = Federation(
-        task="regression", shape=(3,), outputs=1, sites=sites, coordinator=told["coordinator"]
+        task="regression", shape=(3,), outputs=1, sites=sites, coordinator=seen["coordinator"]
     )
     assert list(made.sites) == ["north", "south.east"]
 
@@ -243,9 +243,9 @@ def test_the_command(tmp_path, capsys):
     )
     assert "development" in captured.err
     names = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes()).extensions
-    told = names.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert told.get_values_for_type(x509.DNSName) == ["link.example"]
-    assert [str(found) for found in told.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    seen = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert seen.get_values_for_type(x509.DNSName) == ["link.example"]
+    assert [str(found) for found in seen.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
     assert main(given) == 2
     assert "not overwritten" in capsys.readouterr().err
 

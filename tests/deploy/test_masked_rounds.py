@@ -61,7 +61,7 @@ def plan_of(**settings):
     return ct.Plan(**{**usual, **settings})
 
 
-def conduct(plan, data, folder: Path, tamper=None, absent=(), **settings):
+def coordinate(plan, data, folder: Path, tamper=None, absent=(), **settings):
     federation, keys = federate(data, SITES, trust="secure_aggregation", **settings)
     sites = open_sites(plan, data, federation, keys, folder / "sites")
     hood = Neighbourhood(sites, tamper, absent=set(absent))
@@ -73,7 +73,7 @@ def conduct(plan, data, folder: Path, tamper=None, absent=(), **settings):
 def test_sums_are_those_of_a_simulation(rows, tmp_path):
     for at, sampler in enumerate((Everyone(), Poisson(5), Poisson(1))):
         plan = plan_of(sampler=sampler)
-        lead, _, _, _ = conduct(plan, rows, tmp_path / str(at))
+        lead, _, _, _ = coordinate(plan, rows, tmp_path / str(at))
         lead.run()
         for mine, theirs in zip(lead.billboard.posts, ct.simulate(plan, rows).posts, strict=True):
             for name in mine.value:
@@ -82,7 +82,7 @@ def test_sums_are_those_of_a_simulation(rows, tmp_path):
 
 def test_every_site_is_asked_whoever_was_drawn(rows, tmp_path):
     """Under a hidden cohort sites must not learn from being asked that others were not."""
-    lead, hood, _, _ = conduct(plan_of(sampler=Poisson(2)), rows, tmp_path)
+    lead, hood, _, _ = coordinate(plan_of(sampler=Poisson(2)), rows, tmp_path)
     lead.run()
     asked = [name for name, head in hood.asked if '"kind": "masked"' in head]
     assert {name: asked.count(name) for name in asked} == dict.fromkeys(hood.sites, 3)
@@ -97,7 +97,7 @@ def test_the_coordinator_never_sees_a_plain_sum(rows, tmp_path):
             seen.append(np.frombuffer(answer.arrays["masked"].data, "<u8"))
         return answer
 
-    lead, _, _, _ = conduct(plan_of(), rows, tmp_path, look)
+    lead, _, _, _ = coordinate(plan_of(), rows, tmp_path, look)
     lead.run()
     assert len(seen) == 3 * SITES
     values = np.concatenate(seen)
@@ -121,7 +121,7 @@ def drop(kind, site, rounds):
 @pytest.mark.parametrize("kind", ["masked", "unmask"])
 def test_a_site_may_fall_out(rows, tmp_path, kind):
     plan = plan_of()
-    lead, _, log, _ = conduct(plan, rows, tmp_path, drop(kind, "site1", {1}), patience=0)
+    lead, _, log, _ = coordinate(plan, rows, tmp_path, drop(kind, "site1", {1}), patience=0)
     lead.run()
     assert lead.billboard.next == 3
     assert not [facts for event, facts in log if event == "void"]
@@ -143,7 +143,7 @@ def same_as_plain(lead, plan, rows, folder, lost, site="site3"):
 
 @pytest.mark.parametrize("kind", ["keys", "shares"])
 def test_a_setup_goes_on_without_whoever_is_gone(rows, tmp_path, kind):
-    lead, _, log, _ = conduct(plan_of(), rows, tmp_path, drop(kind, "site2", {0}), patience=0)
+    lead, _, log, _ = coordinate(plan_of(), rows, tmp_path, drop(kind, "site2", {0}), patience=0)
     lead.run()
     assert lead.billboard.next == 3
     setups = [facts["sites"] for event, facts in log if event == "setup"]
@@ -159,7 +159,7 @@ def test_an_opening_that_fails_is_void_and_charged(rows, tmp_path):
         return None if asked.kind == "unmask" and asked.round == 1 and name in lost else answer
 
     plan = plan_of()
-    lead, _, log, _ = conduct(plan, rows, tmp_path, tamper, patience=1)
+    lead, _, log, _ = coordinate(plan, rows, tmp_path, tamper, patience=1)
     lead.run()
     assert [facts["round"] for event, facts in log if event == "void"] == [2]  # words count from 1
     assert sorted(lead.billboard.ledger.charged) == [0, 1, 2]
@@ -179,7 +179,7 @@ def _noise(plan, index):
 
 def test_too_few_sites_stop_the_run_and_it_goes_on(rows, tmp_path):
     plan = plan_of()
-    lead, hood, _, (federation, keys) = conduct(
+    lead, hood, _, (federation, keys) = coordinate(
         plan, rows, tmp_path, absent=["site0", "site1"], patience=1
     )
     assert federation.sites_needed == 3
@@ -197,7 +197,7 @@ def test_too_few_sites_stop_the_run_and_it_goes_on(rows, tmp_path):
 
 def test_a_site_that_forgot_its_session_is_set_up_anew(rows, tmp_path):
     plan = plan_of()
-    lead, hood, log, (federation, keys) = conduct(plan, rows, tmp_path, patience=2)
+    lead, hood, log, (federation, keys) = coordinate(plan, rows, tmp_path, patience=2)
 
     def restart(name, question, answer):
         asked = peek(question)
@@ -224,7 +224,7 @@ def test_a_site_that_forgot_its_session_is_set_up_anew(rows, tmp_path):
 def test_a_round_is_opened_for_one_list_of_survivors(rows, tmp_path):
     """A coordinator that asks a round again without one site would learn that site's part."""
     plan = plan_of()
-    lead, hood, _, _ = conduct(plan, rows, tmp_path, patience=0)
+    lead, hood, _, _ = coordinate(plan, rows, tmp_path, patience=0)
     words = []
 
     def second(name, question, answer):
@@ -245,7 +245,7 @@ def test_a_round_is_opened_for_one_list_of_survivors(rows, tmp_path):
 
 def test_too_little_noise_of_clients_is_never_opened(rows, tmp_path):
     plan = plan_of(privacy=ct.Privacy(epsilon=5.0, noise=LocalNoise(honest=9)), simulation_seed=11)
-    lead, hood, _, _ = conduct(
+    lead, hood, _, _ = coordinate(
         plan, rows, tmp_path, drop("masked", "site3", {1}), patience=0, minimum=0.0
     )
     with pytest.raises(IncompleteRoundError):
@@ -256,7 +256,7 @@ def test_too_little_noise_of_clients_is_never_opened(rows, tmp_path):
 
 
 def test_plain_sums_are_refused(rows, tmp_path):
-    lead, hood, _, _ = conduct(plan_of(), rows, tmp_path)
+    lead, hood, _, _ = coordinate(plan_of(), rows, tmp_path)
     lead._connect()
     question = lead.request("round", "site0", 0, {"clients": [0], "counted": -1})
     said = peek(hood.sites["site0"].answer(sign(question, lead.config.key)))
@@ -266,7 +266,7 @@ def test_plain_sums_are_refused(rows, tmp_path):
 
 def test_sums_without_a_grid_are_refused_before_anything_is_asked(rows, tmp_path):
     with pytest.raises(ValueError, match="grid"):
-        conduct(plan_of(privacy=ct.Privacy(epsilon=float("inf"))), rows, tmp_path)
+        coordinate(plan_of(privacy=ct.Privacy(epsilon=float("inf"))), rows, tmp_path)
 
 
 class Liar:
@@ -283,7 +283,7 @@ class Liar:
         site = self.sites["site0"]
         template = {
             n: tuple(leaf.shape)
-            for n, leaf in plan.method.contribution(site.setting.federation.spec).items()
+            for n, leaf in plan.method.contribution(site.config.federation.spec).items()
         }
         self.start = site.start
         self.shapes = site.mechanisms[0].totals(template)
@@ -296,8 +296,8 @@ class Liar:
         self.advertised = {
             name: self.ask(name, "keys", 0, begin).body["advertisement"] for name in self.sites
         }
-        told = {"setup": self.setup, "advertisements": self.advertised}
-        self.dealt = {name: self.ask(name, "shares", 0, told).body["shares"] for name in self.sites}
+        body = {"setup": self.setup, "advertisements": self.advertised}
+        self.dealt = {name: self.ask(name, "shares", 0, body).body["shares"] for name in self.sites}
 
     def ask(self, site, kind, number, body, tree=None):
         arrays = {SHARED + name: leaf.numpy() for name, leaf in (tree or {}).items()}
@@ -516,7 +516,7 @@ def test_one_colluding_site_gains_nothing(rows, sites, needed):
 def test_a_site_that_was_restarted_before_its_setup_comes_back(rows, tmp_path):
     """It has lost its memory, not its folder: a handshake must tell it what was agreed."""
     plan = plan_of()
-    lead, hood, log, (federation, keys) = conduct(plan, rows, tmp_path, patience=0)
+    lead, hood, log, (federation, keys) = coordinate(plan, rows, tmp_path, patience=0)
 
     def restart(name, question, answer):
         asked = peek(question)
@@ -536,7 +536,7 @@ def test_a_site_that_was_restarted_before_its_setup_comes_back(rows, tmp_path):
 def test_work_that_fails_is_masked_zeros(rows, tmp_path, monkeypatch):
     """The site stays a survivor, whose list others see; the coordinator notes the error's name."""
     plan = plan_of(sampler=Poisson(5), rounds=2)
-    lead, hood, log, _ = conduct(plan, rows, tmp_path, patience=0)
+    lead, hood, log, _ = coordinate(plan, rows, tmp_path, patience=0)
     update = PMTL.local_update
 
     def fail(self, shared, personal, clients, *rest):

@@ -52,8 +52,8 @@ def opened(envelope, expected=EXPECTED, key=KEY):
 
 def headed(**changes):
     """A envelope whose head says something else, signed all the same."""
-    told = {**HEAD, **changes}
-    return signed(json.dumps(told).encode())
+    seen = {**HEAD, **changes}
+    return signed(json.dumps(seen).encode())
 
 
 def signed(head, arrays=None, key=KEY):
@@ -297,8 +297,8 @@ junk = st.recursive(scalars | st.floats(), lambda inner: st.lists(inner, max_siz
 
 @PROFILE
 @given(junk, junk, st.binary(max_size=64), st.lists(st.binary(max_size=48), max_size=3))
-def test_well_framed_junk_is_refused(told, listed, signature, datas):
-    content = parts_of(json.dumps(told).encode(), signature, json.dumps(listed).encode(), *datas)
+def test_well_framed_junk_is_refused(seen, listed, signature, datas):
+    content = parts_of(json.dumps(seen).encode(), signature, json.dumps(listed).encode(), *datas)
     with pytest.raises(RefusedError):
         opened(unpack(content))
 

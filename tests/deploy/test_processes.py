@@ -184,7 +184,7 @@ def test_errors_say_what_is_there(federation):
         federation.start_node("west")
     with pytest.raises(ControlError, match=r"no such run|answered 404"):
         federation.run_status(12345)
-    with pytest.raises(ValueError, match="no Flower app"):
+    with pytest.raises(ValueError, match="not a Flower app"):
         federation.submit(federation.folder)
 
 
@@ -220,8 +220,8 @@ def test_a_node_config_that_flower_would_misread_is_refused(value):
 
 def test_a_node_config_is_what_flower_reads():
     config = pytest.importorskip("flwr.common.config")
-    told = {"site": "north", "folder": "/a b/c=d", "runs": 2, "share": 0.5, "fine": True}
-    assert config.parse_config_args([node_config(told)]) == told
+    seen = {"site": "north", "folder": "/a b/c=d", "runs": 2, "share": 0.5, "fine": True}
+    assert config.parse_config_args([node_config(seen)]) == seen
 
 
 def test_ports_are_free():
@@ -305,8 +305,8 @@ def test_ctrl_c_ends_all(tmp_path, keys):
     try:
         _until(lambda: processes.tagged(tag))
         child.send_signal(signal.SIGINT)
-        _, told = child.communicate(timeout=20)
-        assert "KeyboardInterrupt" in told
+        _, seen = child.communicate(timeout=20)
+        assert "KeyboardInterrupt" in seen
         assert processes.tagged(tag) == []
     finally:
         child.kill()

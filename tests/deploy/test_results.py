@@ -22,7 +22,7 @@ import coterie as ct
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.data.config import DataConfig
-from coterie.deploy import coordinator as conduct
+from coterie.deploy import coordinator as coordinate
 from coterie.deploy import results as finish
 from coterie.deploy.coordinator import Coordinator
 from coterie.engine.models import client_scaling, stacked_models
@@ -40,7 +40,7 @@ ACCOUNT = (*PUBLIC, "guarantee.json", "result.json", "coordinator.json", "data.j
 def done(tmp_path_factory) -> Deployment:
     """Return a deployment that is done; whoever changes its folder works on a copy."""
     made = deploy(tmp_path_factory.mktemp("deployment"))
-    made.conduct()
+    made.coordinate()
     return made
 
 
@@ -71,7 +71,7 @@ class CutError(RuntimeError):
 
 
 def test_posts_and_models_are_those_of_a_simulation(done):
-    data = done.agreement.run_plan.data
+    data = done.agreement.plan.data
     train, _ = data.split(done.whole)
     outcome = ct.simulate(done.agreement.plan, train)
     with np.load(done.run / "posts.npz") as posts:
@@ -87,8 +87,8 @@ def test_posts_and_models_are_those_of_a_simulation(done):
 
 def test_verify_holds(done, capsys):
     assert main(["verify", str(done.run), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    checks = {check["name"]: check["status"] for check in told["runs"][0]["checks"]}
+    seen = json.loads(capsys.readouterr().out)
+    checks = {check["name"]: check["status"] for check in seen["runs"][0]["checks"]}
     assert checks.pop("clients") == "not here"
     assert set(checks.values()) == {"ok"}
     assert {"deployment", "posts", "epsilon", "log", "ledger", "public files"} <= set(checks)
@@ -137,14 +137,14 @@ def test_a_post_that_was_altered_is_found(copy):
 
 
 def test_the_summary_has_the_keys_of_a_simulated_run(done, tmp_path):
-    run_plan = replace(done.agreement.run_plan, history=False, references="none", rounds=2)
-    execute(run_plan, folder=tmp_path / "simulated")
+    plan = replace(done.agreement.plan, history=False, baselines=(), rounds=2)
+    execute(plan, folder=tmp_path / "simulated")
     there, here = (strict(path / "result.json") for path in (tmp_path / "simulated", done.run))
     assert set(here) - set(there) == {"deployment"}
     assert set(there) <= set(here)
-    told = here["deployment"]
-    assert (told["trust"], told["sites"], told["coordinator_view"]) == ("server", 3, "server")
-    assert told["clients_by_site"] == {"site0": 4, "site1": 4, "site2": 4}
+    seen = here["deployment"]
+    assert (seen["trust"], seen["sites"], seen["coordinator_view"]) == ("server", 3, "server")
+    assert seen["clients_by_site"] == {"site0": 4, "site1": 4, "site2": 4}
     assert here["metric"] is here["value"] is here["local_value"] is here["seconds"] is None
     assert here["views"] == strict(done.run / "guarantee.json")["views"]
 
@@ -161,12 +161,12 @@ def test_the_summary_has_the_keys_of_a_simulated_run(done, tmp_path):
 def test_the_view_that_applies_is_said(tmp_path, trust, noise, view, finite):
     privacy = ct.Privacy(epsilon=1.0, noise=noise)
     made = deploy(tmp_path, trust=trust, privacy=privacy, sampler=Everyone(), rounds=2)
-    told = made.conduct()
-    deployed = told["deployment"]
+    seen = made.coordinate()
+    deployed = seen["deployment"]
     assert deployed["coordinator_view"] == view
-    assert deployed["epsilon_coordinator"] == told["views"][view]
+    assert deployed["epsilon_coordinator"] == seen["views"][view]
     assert (deployed["epsilon_coordinator"] != "inf") is finite
-    said = " ".join(told["caveats"])
+    said = " ".join(seen["caveats"])
     assert f'trust = "{trust}"' in said
     assert ("adds the noise itself" in said or "adds itself" in said) is not finite
     assert "not protected against the operator of its own site" in said
@@ -179,7 +179,7 @@ def test_what_is_public_tells_nobody_who_answered(tmp_path):
     for name, absent in (("all", set()), ("one away", {"site1"})):
         made = deploy(tmp_path / name / "x", minimum=0.0, patience=0, deadline=0.01)
         made.hood.absent = absent
-        told = made.conduct()
+        seen = made.coordinate()
         write_report([made.run], made.run / "report.html")
         counts = [json.loads(line) for line in (made.run / "log.jsonl").read_text().splitlines()]
         answered = [line["answered"] for line in counts if line["event"] == "round"]
@@ -191,8 +191,8 @@ def test_what_is_public_tells_nobody_who_answered(tmp_path):
         for part in ("posts", "files", "sha256", "started", "finished"):
             certificate.pop(part)
         certificate["deployment"].pop("federation")  # keys of their own
-        told.pop("run")
-        texts.append((told, certificate, page, answered))
+        seen.pop("run")
+        texts.append((seen, certificate, page, answered))
     assert texts[0][3] != texts[1][3]
     assert texts[0][:3] == texts[1][:3]
 
@@ -203,10 +203,10 @@ def test_the_length_of_a_run_does_not_tell_who_was_drawn(tmp_path, monkeypatch):
     Two runs on a clock that is moved by hand: neither the certificate nor the result may tell how
     often somebody was waited for. The log, which does, is the coordinator's own.
     """
-    told, waits = [], []
+    seen, waits = [], []
     for name, seed in (("one", 3), ("other", 4)):
         clock = [datetime(2026, 1, 1, tzinfo=UTC)]
-        for module in ("log", "certificate"):
+        for module in ("run.log", "run.certificate"):
             monkeypatch.setattr(
                 f"coterie.{module}.now", lambda c=clock: c[0].strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             )
@@ -223,14 +223,14 @@ def test_the_length_of_a_run_does_not_tell_who_was_drawn(tmp_path, monkeypatch):
             yield from ask(questions, seconds)
 
         made.hood.ask = waiting
-        result = made.conduct()
+        result = made.coordinate()
         certificate = strict(made.run / "guarantee.json")
-        told.append((certificate["started"], certificate["finished"], result["seconds"]))
+        seen.append((certificate["started"], certificate["finished"], result["seconds"]))
         waits.append(count[0])
         assert verify(made.run).verified
     assert waits[0] != waits[1], "choose other seeds"
-    assert told[0] == told[1]
-    assert told[0][0] == told[0][1] and told[0][0].startswith("2026-01-01T00:00")
+    assert seen[0] == seen[1]
+    assert seen[0][0] == seen[0][1] and seen[0][0].startswith("2026-01-01T00:00")
 
 
 def test_what_tells_who_answered_is_the_coordinators_own(done):
@@ -243,9 +243,9 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
     text = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.S)
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
     for said in (
-        "Deployed over 3 sites",
-        "stayed at the sites",
-        "the coordinator sees each site's sum".replace("'", "&#x27;"),
+        "3 (clients per site: site0 4, site1 4, site2 4)",
+        "stay at the sites",
+        "server: the coordinator sees the sum of each site",
         "5 s for the answers",
         "no bound (inf)",
         "Epsilon spent by round",
@@ -253,17 +253,17 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
     ):
         assert said in text, said
     assert not re.search(r"\b(nan|None|not a number)\b", text)
-    assert "Does joining help me" not in text and "How clients fare" not in text
+    assert not re.search(r'id="(gains|clients)"', page) and "Does joining help" not in text
 
 
 def test_a_page_of_a_deployment_beside_a_simulation(done, tmp_path):
-    run_plan = replace(done.agreement.run_plan, references="none", rounds=2)
-    execute(run_plan, folder=tmp_path / "simulated")
+    plan = replace(done.agreement.plan, baselines=(), rounds=2)
+    execute(plan, folder=tmp_path / "simulated")
     folders = [done.run, tmp_path / "simulated"]
     page = write_report(folders, tmp_path / "page.html", clients=False).read_text()
-    assert "Does joining help me" in page and "How it was deployed" in page
+    assert "Does joining help a client?" in page and "What each adversary sees" in page
     two = write_report([done.run, done.run], tmp_path / "two.html").read_text()
-    assert "the best of" not in two and "How it was deployed" in two
+    assert "the best of" not in two and "What each adversary sees" in two
 
 
 @pytest.mark.parametrize(
@@ -279,12 +279,12 @@ def test_a_crash_between_the_last_files_is_mended(tmp_path, monkeypatch, step):
         place = "coterie.privacy.billboard.Billboard.pack" if step == "pack" else None
         patch.setattr(place or f"coterie.deploy.results.{step}", cut)
         with pytest.raises(CutError):
-            made.conduct()
+            made.coordinate()
     assert not (made.run / "result.json").exists()
     ledger = (made.run / "ledger.jsonl").read_bytes()
     posts = _posts(made.run)
     made.hood.asked.clear()
-    made.conduct()
+    made.coordinate()
     assert (made.run / "ledger.jsonl").read_bytes() == ledger
     assert _posts(made.run) == posts
     kinds = {json.loads(head)["kind"] for _, head in made.hood.asked}
@@ -295,23 +295,23 @@ def test_a_crash_between_the_last_files_is_mended(tmp_path, monkeypatch, step):
 def test_a_crash_before_the_folder_is_done_needs_no_site(tmp_path, monkeypatch):
     made = deploy(tmp_path, deadline=0.01)
     with monkeypatch.context() as patch:
-        patch.setattr(conduct, "finish", lambda *arguments: 1 / 0)
+        patch.setattr(coordinate, "finish", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            made.conduct()
+            made.coordinate()
     made.hood.absent = set(made.agreement.federation.sites)
-    made.conduct()
+    made.coordinate()
     assert verify(made.run).verified
 
 
 def test_a_run_that_is_done_stays_as_it_is_and_tells_those_who_missed_it(tmp_path):
     made = deploy(tmp_path, minimum=0.0, patience=0)
-    told = _conduct_without(made, "site2")
+    seen = _coordinate_without(made, "site2")
     before = content(made.run)
     assert not (site_run(made, "site2") / "models").exists()
     models = {name: _models(made, name) for name in ("site0", "site1")}
     made.reopen()
-    again = made.conduct()
-    assert again == told
+    again = made.coordinate()
+    assert again == seen
     assert content(made.run) == before
     assert (site_run(made, "site2") / "models").exists()
     assert {name: _models(made, name) for name in ("site0", "site1")} == models
@@ -322,10 +322,10 @@ def test_models_of_fresh_coins_are_not_drawn_a_second_time(tmp_path):
     steps = ct.FedAvg(model=ct.Linear())
     method = ct.Finetune(base=steps) if hasattr(ct, "Finetune") else steps
     made = deploy(tmp_path, method=method, simulation_seed=None, simulation=False, rounds=1)
-    made.conduct()
+    made.coordinate()
     models = _models(made, "site0")
     made.reopen()
-    made.conduct()
+    made.coordinate()
     assert _models(made, "site0") == models
 
 
@@ -343,7 +343,7 @@ def test_commands_that_need_models_say_where_they_are(done, tmp_path, capsys, co
     words = [w.replace("RUN", str(done.run)).replace("OUT", str(tmp_path)) for w in command.split()]
     assert main(words) == 2
     said = capsys.readouterr().err.strip()
-    assert "models stayed at the sites" in said and "\n" not in said
+    assert "models stay at the sites" in said and "\n" not in said
 
 
 def test_a_deployment_is_not_gone_on_with_as_a_simulation(copy, capsys):
@@ -362,22 +362,22 @@ def test_a_deployment_is_not_gone_on_with_as_a_simulation(copy, capsys):
 def test_a_finished_deployment_is_shown(copy, capsys):
     assert main(["run", "--resume", str(copy)]) == 0
     said = capsys.readouterr().out
-    assert "stayed at" in said and "None" not in said and "nan" not in said
+    assert "stay at the sites" in said and "None" not in said and "nan" not in said
 
 
-def test_newcomers_join_a_deployment(done, tmp_path, capsys):
-    words = f"join {done.run} --data districts --clients 14 --out {tmp_path / 'joined'} --json"
+def test_new_clients_are_onboarded_to_a_deployment(done, tmp_path, capsys):
+    words = f"onboard {done.run} --data districts --clients 14 --out {tmp_path / 'joined'} --json"
     assert main(words.split()) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["newcomers"], told["took_part"]) == (14, 12)
-    assert told["caveats"] == strict(done.run / "result.json")["caveats"]
+    seen = json.loads(capsys.readouterr().out)
+    assert (seen["clients"], seen["took_part"]) == (14, 12)
+    assert seen["caveats"] == strict(done.run / "result.json")["caveats"]
 
 
 def test_nothing_is_posted_and_nothing_is_claimed(tmp_path):
     made = deploy(tmp_path, method=ct.Local(model=ct.Linear()))
-    told = made.conduct()
-    assert told["rounds"] == 0 and told["epsilon"] == 0
-    assert told["deployment"]["epsilon_coordinator"] == 0
+    seen = made.coordinate()
+    assert seen["rounds"] == 0 and seen["epsilon"] == 0
+    assert seen["deployment"]["epsilon_coordinator"] == 0
     assert verify(made.run).verified
 
 
@@ -399,7 +399,7 @@ def _models(made: Deployment, site: str) -> bytes:
     return (site_run(made, site) / "models" / "clients.safetensors").read_bytes()
 
 
-def _conduct_without(made: Deployment, site: str) -> dict:
+def _coordinate_without(made: Deployment, site: str) -> dict:
     """Conduct a run whose last words a site does not hear."""
     heard = Coordinator._finish
 
@@ -410,7 +410,7 @@ def _conduct_without(made: Deployment, site: str) -> dict:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Coordinator, "_finish", finish_without)
-        return made.conduct()
+        return made.coordinate()
 
 
 # What a site keeps: models that a hospital can use with nothing but its own folder.
@@ -421,7 +421,7 @@ def _conduct_without(made: Deployment, site: str) -> dict:
 @pytest.fixture(scope="module", params=["none", "client"])
 def kept(request, tmp_path_factory) -> tuple[Deployment, Path]:
     made = deploy(tmp_path_factory.mktemp("kept"), standardise=request.param)
-    made.conduct()
+    made.coordinate()
     (note,) = made.site("site1").glob("*/run.json")
     return made, note.parent
 
@@ -461,7 +461,7 @@ def _by_hand(made: Deployment, folder: Path, names: list[str], x: np.ndarray) ->
     for name, given in zip(names, x.astype(np.float64), strict=True):
         row = given
         at, place = clients.index(name), list(made.whole.names).index(name)
-        if made.agreement.run_plan.data.standardise == "client":
+        if made.agreement.plan.data.standardise == "client":
             own = train.features[int(train.offsets[place]) : int(train.offsets[place + 1])]
             own = own.double().numpy()
             wide = own.std(axis=0)
@@ -513,7 +513,7 @@ def test_scores_are_those_of_a_simulation_and_stay_here(kept, tmp_path):
     made, folder = kept
     found = pq.read_table(folder / "metrics.parquet").to_pydict()
     assert found["client"] == list(made.agreement.federation.sites["site1"].clients)
-    train, test = made.agreement.run_plan.data.split(made.whole)
+    train, test = made.agreement.plan.data.split(made.whole)
     models = {name: leaf.double().numpy() for name, leaf in stacked_models(folder).items()}
     for at, name in enumerate(found["client"]):
         place = list(test.names).index(name)
@@ -523,11 +523,11 @@ def test_scores_are_those_of_a_simulation_and_stay_here(kept, tmp_path):
         assert found["error"][at] == pytest.approx(error, rel=1e-4)
         assert found["train_rows"][at] == train.counts[place]
     assert np.isfinite(found["error_alone"]).all()
-    told = json.loads((folder / "result.json").read_text())
-    assert told["deployment"]["site"] == "site1" and told["clients"] == 4
-    assert told["metric"] == "nmse" and told["value"] is not None
+    seen = json.loads((folder / "result.json").read_text())
+    assert seen["deployment"]["site"] == "site1" and seen["clients"] == 4
+    assert seen["metric"] == "nmse" and seen["value"] is not None
     public = json.loads((made.run / "result.json").read_text())
-    assert set(public) == set(told)
+    assert set(public) == set(seen)
     assert public["metric"] is None and "site" not in public["deployment"]
 
 
@@ -536,7 +536,7 @@ def test_a_site_has_a_page_of_its_own(kept, tmp_path, capsys):
     out = tmp_path / "page.html"
     assert main(["report", str(folder), "--out", str(out)]) == 0
     page = out.read_text()
-    assert "of site site1" in page and "Does joining help me" in page
+    assert "site site1: scores of its own clients" in page and "Does joining help" in page
     capsys.readouterr()
     assert main(["verify", str(folder)]) == 2
     assert "coordinator" in capsys.readouterr().err

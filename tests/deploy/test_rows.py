@@ -62,7 +62,7 @@ def hook(folder, text):
 def test_a_site_has_the_rows_that_a_simulation_would_give_it(choice, tmp_path, monkeypatch):
     """Oracle: the split of all rows together, cut into clients afterwards."""
     agreed = agreement(**choice)
-    whole = agreed.run_plan.data.split(DATA)
+    whole = agreed.plan.data.split(DATA)
     for site, ids in SITES.items():
         monkeypatch.setattr("builtins.site_rows", rows_of(DATA, FEDERATION, site), raising=False)
         hook(tmp_path, BY_CLIENT)
@@ -137,9 +137,9 @@ def test_a_hook_with_a_mistake_names_its_file(text, word, tmp_path):
     path = hook(tmp_path, text)
     with pytest.raises(DataError) as mistake:
         load_rows(agreement(), "north", tmp_path, {})
-    told = str(mistake.value)
-    assert word in told and "\n" not in told and len(told) < 400, told
-    assert str(path) in told or word == "the table is locked"
+    seen = str(mistake.value)
+    assert word in seen and "\n" not in seen and len(seen) < 400, seen
+    assert str(path) in seen or word == "the table is locked"
 
 
 def test_no_hook_is_said_to_be_none(tmp_path):
@@ -191,8 +191,8 @@ def test_rows_with_a_mistake_name_the_client(rows, word, tmp_path, monkeypatch):
     hook(tmp_path, "import builtins\ndef rows(config):\n    return builtins.site_rows\n")
     with pytest.raises(DataError) as mistake:
         load_rows(agreement(), "north", tmp_path, {})
-    told = str(mistake.value)
-    assert word in told and "\n" not in told and len(told) < 400, told
+    seen = str(mistake.value)
+    assert word in seen and "\n" not in seen and len(seen) < 400, seen
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_hints_are_of_the_sites_own_rows(tmp_path):
     rows = dict.fromkeys(FEDERATION.sites["north"].clients, (50 * X, Y))
     big = place_rows(rows, FEDERATION, "north", "test")
     (hint,) = row_hints(agreement(), "north", big)
-    assert hint.startswith("site north: some features are of size") and "scale" in hint
+    assert hint.startswith("site north: some features have size") and "scale" in hint
     small = place_rows(dict.fromkeys(rows, (X / 10, Y / 2)), FEDERATION, "north", "test")
     assert row_hints(agreement(), "north", small) == ()
 

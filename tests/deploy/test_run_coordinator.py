@@ -1,4 +1,4 @@
-"""Conducting a run: what is said of it, time that is told, another plan, a restarted site."""
+"""`run_coordinator`: its report, its durations, another plan, a restarted site."""
 
 import json
 from dataclasses import replace
@@ -39,20 +39,20 @@ def test_under_a_hidden_cohort_no_counts_are_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "told"), [(ct.Poisson(6), False), (ct.Poisson(12), True), (Everyone(), True)]
+    ("sampler", "found"), [(ct.Poisson(6), False), (ct.Poisson(12), True), (Everyone(), True)]
 )
-def test_how_long_it_took_is_hidden_with_the_cohort_alone(tmp_path, sampler, told):
-    summary = deploy(tmp_path, sampler=sampler).conduct()
-    assert (summary["seconds"] is not None) is told
-    assert summary["deployment"]["hidden_cohort"] is not told
+def test_how_long_it_took_is_hidden_with_the_cohort_alone(tmp_path, sampler, found):
+    summary = deploy(tmp_path, sampler=sampler).coordinate()
+    assert (summary["seconds"] is not None) is found
+    assert summary["deployment"]["hidden_cohort"] is not found
 
 
 def test_another_plan_is_refused_with_what_can_be_done(tmp_path):
     made = deploy(tmp_path, deadline=0.05)
     made.hood.absent = set(made.hood.sites)
     with pytest.raises(IncompleteRoundError, match=r"worker\.log"):
-        made.conduct()
-    other = replace(made.agreement, run_plan=replace(made.agreement.run_plan, rounds=2))
+        made.coordinate()
+    other = replace(made.agreement, plan=replace(made.agreement.plan, rounds=2))
     key = made.root / "coordinator.key"
     with pytest.raises(FileExistsError) as refusal:
         run_coordinator(other, made.run, key, lambda note: made.hood)
@@ -60,7 +60,7 @@ def test_another_plan_is_refused_with_what_can_be_done(tmp_path):
     assert f"coterie deploy status {made.run}" in words and "--resume" not in words
     assert "nothing was charged in this one: it may be removed" in words
     made.hood.absent = set()
-    made.conduct()
+    made.coordinate()
     with pytest.raises(FileExistsError) as refusal:
         run_coordinator(other, made.run, key, lambda note: made.hood)
     assert "removed" not in str(refusal.value)
@@ -88,7 +88,7 @@ def test_zeros_of_a_site_that_failed_are_told_again_after_its_restart(tmp_path, 
         return answer
 
     made.hood.tamper = lose_the_first
-    made.conduct()
+    made.coordinate()
     assert worked.count("site1") == 1
     lines = [json.loads(line) for line in (made.run / "log.jsonl").read_text().splitlines()]
     (declined,) = [line for line in lines if line["event"] == "declined"]

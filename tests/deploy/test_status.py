@@ -50,19 +50,19 @@ def command(*words: str) -> argparse.Namespace:
 
 def test_a_run_that_is_done(tmp_path, capsys):
     made = deploy(tmp_path, sampler=Everyone())
-    made.conduct()
+    made.coordinate()
     before = state_of_disk(made.root)
-    told = status_of(made.run)
-    assert (told["kind"], told["state"]) == ("coordinator", "finished")
-    assert (told["rounds"], told["released"], told["charged"], told["released"]) == (3, 3, 3, 3)
-    assert [(one["asked"], one["answered"]) for one in told["by_round"]] == [(12, 12)] * 3
-    assert told["delivered"] == 3 and told["next"].startswith("nothing")
-    assert told["epsilon"]["spent"] == told["epsilon"]["planned"]
-    assert told["epsilon"]["spent"]["coordinator"] == "inf"
-    assert {site["counted"] for site in told["sites"].values()} == {3}
+    stated = status_of(made.run)
+    assert (stated["kind"], stated["state"]) == ("coordinator", "finished")
+    assert (stated["rounds"], stated["charged"], stated["released"]) == (3, 3, 3)
+    assert [(one["asked"], one["answered"]) for one in stated["by_round"]] == [(12, 12)] * 3
+    assert stated["delivered"] == 3 and stated["next"].startswith("nothing")
+    assert stated["epsilon"]["spent"] == stated["epsilon"]["planned"]
+    assert stated["epsilon"]["spent"]["coordinator"] == "inf"
+    assert {site["counted"] for site in stated["sites"].values()} == {3}
     found = command(str(made.run), "--json")
     assert found.action(found) == 0
-    assert json.loads(capsys.readouterr().out) == told
+    assert json.loads(capsys.readouterr().out) == stated
     shown = command(str(made.run))
     assert shown.action(shown) == 0
     said = capsys.readouterr().out
@@ -80,24 +80,24 @@ def test_epsilon_so_far_is_of_the_rounds_that_were_charged(tmp_path):
 
     made.hood.tamper = away_in_the_third
     with pytest.raises(IncompleteRoundError):
-        made.conduct()
-    told = status_of(made.run)
-    assert told["state"] == "failed" and told["failure"]["kind"] == "IncompleteRoundError"
-    assert (told["released"], told["charged"], told["released"], told["rounds"]) == (2, 3, 2, 4)
+        made.coordinate()
+    stated = status_of(made.run)
+    assert stated["state"] == "failed" and stated["failure"]["kind"] == "IncompleteRoundError"
+    assert (stated["rounds"], stated["charged"], stated["released"]) == (4, 3, 2)
     noise = made.agreement.plan.noise_multipliers(12)[0]
-    delta = told["epsilon"]["delta"]
-    spent = told["epsilon"]["spent"]["other_clients"]
+    delta = stated["epsilon"]["delta"]
+    spent = stated["epsilon"]["spent"]["other_clients"]
     assert spent == pytest.approx(gaussian_epsilon(math.sqrt(3) / noise, delta), rel=1e-3)
-    assert told["epsilon"]["planned"]["other_clients"] == pytest.approx(1.0, rel=1e-2)
-    last = told["by_round"][-1]
+    assert stated["epsilon"]["planned"]["other_clients"] == pytest.approx(1.0, rel=1e-2)
+    last = stated["by_round"][-1]
     assert (last["round"], last["released"], last["answered"], last["silent"]) == (3, False, 0, 3)
-    assert "round 3 of 4" in told["next"] and "submit the app again" in told["next"]
+    assert "round 3 of 4" in stated["next"] and "submit the app again" in stated["next"]
     made.hood.tamper = None
-    made.conduct()
-    told = status_of(made.run)
-    assert told["state"] == "finished" and told["charged"] == 4
-    assert [one["released"] for one in told["by_round"]] == [True] * 4
-    assert told["by_round"][2]["repeated"] == 1
+    made.coordinate()
+    stated = status_of(made.run)
+    assert stated["state"] == "finished" and stated["charged"] == 4
+    assert [one["released"] for one in stated["by_round"]] == [True] * 4
+    assert stated["by_round"][2]["repeated"] == 1
 
 
 def test_what_sites_sent_is_counted(tmp_path):
@@ -120,14 +120,14 @@ def test_what_sites_sent_is_counted(tmp_path):
         return answer
 
     made.hood.tamper = spoil
-    made.conduct()
-    told = status_of(made.run)
-    for one in told["by_round"]:
+    made.coordinate()
+    stated = status_of(made.run)
+    for one in stated["by_round"]:
         assert (one["asked"], one["answered"]) == (12, 8)
         assert (one["rejected"], one["zeroed"], one["silent"]) == (1, 1, 0)
-    assert told["sites"]["site1"]["rejected"] == 2 and told["sites"]["site0"]["clipped"] == 2
-    assert "signature" in told["sites"]["site1"]["last_trouble"]["reason"]
-    assert told["sites"]["site1"]["counted"] is None and told["sites"]["site2"]["counted"] == 2
+    assert stated["sites"]["site1"]["rejected"] == 2 and stated["sites"]["site0"]["clipped"] == 2
+    assert "signature" in stated["sites"]["site1"]["last_trouble"]["reason"]
+    assert stated["sites"]["site1"]["counted"] is None and stated["sites"]["site2"]["counted"] == 2
 
 
 def _expected(answer):
@@ -154,7 +154,7 @@ def test_it_looks_while_the_run_goes_on_and_in_between(tmp_path):
         return answer
 
     made.hood.tamper = look
-    made.conduct()
+    made.coordinate()
     runs = [one for one in seen if one["kind"] == "coordinator"]
     assert {one["state"] for one in runs} == {"running"}
     assert [one["released"] for one in runs] == sorted(one["released"] for one in runs)
@@ -173,7 +173,7 @@ def test_a_killed_and_an_interrupted_run_are_stopped(tmp_path):
 
     made.hood.tamper = stop
     with pytest.raises(KeyboardInterrupt):
-        made.conduct()
+        made.coordinate()
     assert status_of(made.run)["state"] == "stopped"
     log = made.run / "log.jsonl"
     lines = [line for line in log.read_text().splitlines(True) if "interrupted" not in line]
@@ -189,7 +189,7 @@ def test_a_killed_and_an_interrupted_run_are_stopped(tmp_path):
 
 def test_lines_that_are_cut_off_are_left_out(tmp_path):
     made = deploy(tmp_path)
-    made.conduct()
+    made.coordinate()
     whole = status_of(made.run)
     for name in ("log.jsonl", "ledger.jsonl"):
         with (made.run / name).open("ab") as file:
@@ -204,30 +204,30 @@ def test_what_a_site_has_spent_in_all_its_runs(tmp_path):
     """Two runs in which all take part are one Gaussian release of sqrt(2) times the mu."""
     settings = {"sampler": Everyone(), "simulation_seed": None, "simulation": False}
     made = deploy(tmp_path, **settings)
-    made.conduct()
-    told = status_of(made.site("site0"))
-    assert (told["site"], len(told["runs"]), told["errors"]) == ("site0", 1, 0)
-    assert told["spent"]["epsilon"] == pytest.approx(1.0, rel=1e-2)
+    made.coordinate()
+    stated = status_of(made.site("site0"))
+    assert (stated["site"], len(stated["runs"]), stated["errors"]) == ("site0", 1, 0)
+    assert stated["spent"]["epsilon"] == pytest.approx(1.0, rel=1e-2)
     other = deploy(tmp_path / "other", **settings)
-    other.conduct()
+    other.coordinate()
     (note,) = other.site("site0").glob("*/run.json")
     note.parent.rename(made.site("site0") / note.parent.name)
     (made.site("site0") / "errors.log").write_text("ValueError: 3.25\nKeyError: 'x'\n")
-    told = status_of(made.site("site0"))
+    stated = status_of(made.site("site0"))
     noise = made.agreement.plan.noise_multipliers(12)[0]
-    expected = gaussian_epsilon(math.sqrt(6) / noise, told["spent"]["delta"])
-    assert told["spent"]["epsilon"] == pytest.approx(expected, rel=1e-3)
-    assert told["errors"] == 2 and "3.25" not in json.dumps(told)
-    assert len(told["runs"]) == 2 and told["spent"]["runs"] == 2
-    one = status_of(made.site("site0") / told["runs"][0]["run"])
+    expected = gaussian_epsilon(math.sqrt(6) / noise, stated["spent"]["delta"])
+    assert stated["spent"]["epsilon"] == pytest.approx(expected, rel=1e-3)
+    assert stated["errors"] == 2 and "3.25" not in json.dumps(stated)
+    assert len(stated["runs"]) == 2 and stated["spent"]["runs"] == 2
+    one = status_of(made.site("site0") / stated["runs"][0]["run"])
     assert one["kind"] == "site" and len(one["runs"]) == 1
 
 
 def test_a_rehearsal_is_not_counted_as_private(tmp_path, capsys):
     made = deploy(tmp_path)
-    made.conduct()
-    told = status_of(made.site("site0"))
-    assert told["spent"]["simulations"] == 1 and told["runs"][0]["simulation"]
+    made.coordinate()
+    stated = status_of(made.site("site0"))
+    assert stated["spent"]["simulations"] == 1 and stated["runs"][0]["simulation"]
     found = command(str(made.site("site0")))
     assert found.action(found) == 0
     assert "protects nobody" in " ".join(capsys.readouterr().out.split())
@@ -235,11 +235,11 @@ def test_a_rehearsal_is_not_counted_as_private(tmp_path, capsys):
 
 def test_a_run_without_privacy_has_no_bound(tmp_path):
     made = deploy(tmp_path, privacy=ct.Privacy(epsilon=math.inf))
-    made.conduct()
-    told = status_of(made.run)
-    assert set(told["epsilon"]["planned"].values()) == {"inf"}
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert rendered(told) is not None
+    made.coordinate()
+    stated = status_of(made.run)
+    assert set(stated["epsilon"]["planned"].values()) == {"inf"}
+    assert json.loads(json.dumps(stated, allow_nan=False)) == stated
+    assert rendered(stated) is not None
 
 
 def test_folders_that_are_neither_are_refused(tmp_path):
@@ -256,7 +256,7 @@ def test_folders_that_are_neither_are_refused(tmp_path):
 
 def test_watching_ends_with_the_run(tmp_path, capsys):
     made = deploy(tmp_path)
-    made.conduct()
+    made.coordinate()
     found = command(str(made.run), "--watch")
     assert found.action(found) == 0
     assert "finished" in capsys.readouterr().out
@@ -274,7 +274,7 @@ def test_counts_of_sites_are_of_the_last_attempt(tmp_path, capsys):
         return answer
 
     made.hood.tamper = away_at_first
-    made.conduct()
+    made.coordinate()
     short = [line for line in read_events(made.run / "log.jsonl") if line["event"] == "incomplete"]
     assert [(line["round"], line["silent"]) for line in short] == [(1, 2), (1, 2)]
     (one,) = status_of(made.run)["by_round"]
@@ -287,7 +287,7 @@ def test_counts_of_sites_are_of_the_last_attempt(tmp_path, capsys):
 
 def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(tmp_path, capsys):
     made = deploy(tmp_path)
-    made.conduct()
+    made.coordinate()
     lines = (made.run / "log.jsonl").read_text().splitlines(True)
     kept = [line for line in lines if '"handshake"' not in line]
     more = [
@@ -298,11 +298,11 @@ def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(tmp_pat
     ]
     text = "".join([*kept, *(json.dumps(one) + "\n" for one in more)])
     (made.run / "log.jsonl").write_text(text)
-    told = status_of(made.run)
-    assert told["sites"]["site1"]["connected"] == "2026-01-02T03:04:05Z"
-    assert told["sites"]["site0"]["connected"] is None
-    assert (told["node_errors"], told["unknown_nodes"]) == (3, 0)
-    assert told["sites"]["site2"]["errors"] == 1
+    stated = status_of(made.run)
+    assert stated["sites"]["site1"]["connected"] == "2026-01-02T03:04:05Z"
+    assert stated["sites"]["site0"]["connected"] is None
+    assert (stated["node_errors"], stated["unknown_nodes"]) == (3, 0)
+    assert stated["sites"]["site2"]["errors"] == 1
     shown = command(str(made.run))
     assert shown.action(shown) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -311,8 +311,8 @@ def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(tmp_pat
 
 def test_a_site_whose_worker_fails_is_told_its_last_words(tmp_path, capsys):
     (tmp_path / "worker.log").write_text("2026 ready\n2026 DataError: no rows of client 'b'\n\n")
-    told = status_of(tmp_path)
-    assert told["worker"] == "2026 DataError: no rows of client 'b'"
+    stated = status_of(tmp_path)
+    assert stated["worker"] == "2026 DataError: no rows of client 'b'"
     shown = command(str(tmp_path))
     assert shown.action(shown) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -335,7 +335,7 @@ def test_an_apps_folder_names_its_run(tmp_path):
 @pytest.mark.parametrize("damage", ["gone", "garbage", "a line in the middle", "an odd entry"])
 def test_an_account_that_cannot_be_read_never_says_less_than_was_spent(tmp_path, damage):
     made = deploy(tmp_path, sampler=Everyone())
-    made.conduct()
+    made.coordinate()
     path = made.run / "ledger.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     if damage == "gone":
@@ -346,6 +346,6 @@ def test_an_account_that_cannot_be_read_never_says_less_than_was_spent(tmp_path,
         path.write_bytes(b"".join([*lines[:2], b"junk\n", *lines[2:]]))
     else:
         path.write_bytes(path.read_bytes() + b'{"charge": []}\n')
-    told = status_of(made.run)
-    assert told["epsilon"]["spent"] == told["epsilon"]["planned"]
-    assert told["ledger"] != "sound" and "restore" in told["next"]
+    stated = status_of(made.run)
+    assert stated["epsilon"]["spent"] == stated["epsilon"]["planned"]
+    assert stated["ledger"] != "sound" and "restore" in stated["next"]

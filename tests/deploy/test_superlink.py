@@ -86,8 +86,8 @@ def test_a_path_cannot_be_dressed_up(path):
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "X-Real-IP", "Forwarded", "Via"])
 def test_headers_make_nobody_local(header):
     door = AccessControl(_behind)
-    for told in ("127.0.0.1", "for=127.0.0.1", "::1"):
-        assert _ask(door, CONTROL[0], headers={header: told}) == 403
+    for found in ("127.0.0.1", "for=127.0.0.1", "::1"):
+        assert _ask(door, CONTROL[0], headers={header: found}) == 403
     # Through a proxy on this machine: a stranger's, whatever the address.
     assert _ask(door, CONTROL[0], peer="127.0.0.1", headers={header: "127.0.0.1"}) == 403
 
@@ -154,8 +154,8 @@ def link(tmp_path_factory):
     try:
         limit = time.monotonic() + 30
         while _get(port, keys, "127.0.0.1", "/health") != 200:
-            told = (folder / "log").read_text()
-            assert process.poll() is None and time.monotonic() < limit, told[-2000:]
+            found = (folder / "log").read_text()
+            assert process.poll() is None and time.monotonic() < limit, found[-2000:]
             time.sleep(0.1)
         yield port, keys, folder / "log"
     finally:
@@ -206,9 +206,9 @@ def test_a_real_superlink_serves_its_own_machine(link):
 def test_a_real_superlink_lets_strangers_to_fleet(link):
     port, keys, _ = link
     assert _get(port, keys, "127.0.0.2", "/health") == 200
-    told = _get(port, keys, "127.0.0.2", "/v1/fleet/pull-messages")
-    assert told not in (0, 403, 404)  # Flower itself refuses what is not signed
-    assert told >= 400
+    found = _get(port, keys, "127.0.0.2", "/v1/fleet/pull-messages")
+    assert found not in (0, 403, 404)  # Flower itself refuses what is not signed
+    assert found >= 400
 
 
 def test_flowers_older_ports_stay_closed(link):

@@ -31,7 +31,7 @@ def task(tmp_path):
     made = deploy(tmp_path)
     app = tmp_path / "app"
     app.mkdir()
-    (app / "plan.toml").write_text(to_toml(to_table(made.agreement.run_plan)))
+    (app / "plan.toml").write_text(to_toml(to_table(made.agreement.plan)))
     (app / "federation.toml").write_text(to_toml(to_table(made.agreement.federation)))
     key = tmp_path / "signing.key"
     key.write_bytes(
@@ -75,7 +75,7 @@ def test_a_site_that_is_ready_says_so(task, capsys):
 def test_hints_on_rows_are_said_where_the_rows_are(task, capsys):
     worker._open(task(60.9))
     hint, ready = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(LINE + r"site site0: some features are of size .*scale .*", hint), hint
+    assert re.fullmatch(LINE + r"site site0: some features have size .*scale .*", hint), hint
     assert "ready" in ready
 
 

@@ -363,10 +363,8 @@ def _refuse_settings(arguments: argparse.Namespace) -> None:
 
 def _app_facts(app: "App") -> dict[str, Any]:
     from coterie.evaluation.metrics import json_number
-    from coterie.plan.rules import advice_for
 
     agreement, federation = app.agreement, app.agreement.federation
-    advice = advice_for(agreement.run_plan, federation.spec)
     return {
         "folder": str(app.folder),
         "app": app.name,
@@ -380,7 +378,7 @@ def _app_facts(app: "App") -> dict[str, Any]:
         "epsilon_by_view": {view: json_number(value) for view, value in app.views.items()},
         "delta": agreement.plan.delta(len(federation.clients)),
         "simulation": agreement.plan.simulation_seed is not None,
-        "verdict": None if advice is None else advice.to_json(),
+        "verdict": None if app.advice is None else app.advice.to_json(),
         "notices": list(app.notices),
     }
 
@@ -395,8 +393,8 @@ def _app_lines(app: "App") -> Iterator[str]:
     width = max(len(VIEWS.get(view, view)) for view in app.views)
     for view, value in app.views.items():
         yield f"  {VIEWS.get(view, view):<{width}}  {_bound(value)}"
-    if facts["verdict"] is not None:
-        yield f"{facts['verdict']['verdict']}: {facts['verdict']['words']}"
+    if app.advice is not None:
+        yield f"{app.advice.verdict}: {app.advice.reason}"
     if facts["simulation"]:
         yield "a simulation: its noise comes from a seed, and protects nobody"
     if app.keys is not None:

@@ -3,9 +3,9 @@
 The loop is the simulator's: draw a cohort, release the noisy sum of the contributions, update the
 shared tree. In between messages travel, and may be late, lost, damaged or hostile:
 
-- The ledger charges a release before any request is sent (`Billboard.post`). Neither a crash nor a
-  silent site leads to a release that was not charged. A round without a release is asked again, and
-  is not charged again.
+- The ledger charges a release before any request is sent (`Billboard.charged`). Neither a crash nor
+  a silent site leads to a release that was not charged. A round without a release is asked again,
+  and is not charged again.
 - A cohort is drawn once for a round and kept until its release is out. A new draw after a failure
   would make the clients of the release depend on who answers.
 - Answers are admitted one site at a time (`billboard.admit`). Anything that is not an answer to
@@ -44,18 +44,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from coterie.core.config import to_table, to_toml
 from coterie.core.files import explain_disk_errors, write_atomically
 from coterie.core.rng import Rng
 from coterie.core.signals import as_interrupt, raise_if_stopped
 from coterie.core.tree import Tree
-from coterie.deploy.federation import (
-    FEDERATION,
-    Agreement,
-    Federation,
-    check_deployable,
-    noise_clients,
-)
+from coterie.deploy.federation import FEDERATION, Agreement, Federation, check_deployable
 from coterie.deploy.keys import load_private
 from coterie.deploy.messages import (
     MAX_HEADER,
@@ -81,7 +74,7 @@ from coterie.privacy.billboard import Bounded, admit, admit_sum
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import locked
 from coterie.privacy.mechanisms import Mechanism, Shapes, count_numbers
-from coterie.privacy.validation import Verdict, grid_steps
+from coterie.privacy.validation import grid_steps
 from coterie.run.folder import check_model, claim
 from coterie.run.log import Log
 
@@ -385,18 +378,11 @@ class Coordinator:
         """Return a site's sum within its bounds; count and log what had to be clipped."""
         totals = {name.removeprefix(SUM): array for name, array in arrays.items()}
         part, verdict = admit(mechanism, totals, ids, self.template)
-        self.record(site, verdict)
+        if not verdict.taken:
+            self.statistics.zeroed += verdict.zeroed
+            self.statistics.scaled += not verdict.zeroed
+            self.config.log("clipped", site=site, reason=verdict.why)
         return part
-
-    def record(self, site: str, verdict: Verdict) -> None:
-        """Count and log how a sum was clipped."""
-        if verdict.taken:
-            return
-        if verdict.zeroed:
-            self.statistics.zeroed += 1
-        else:
-            self.statistics.scaled += 1
-        self.config.log("clipped", site=site, reason=verdict.why)
 
     def is_enough(self, mechanism: Mechanism, answered: Collection[str], cohort: Ids) -> bool:
         """Return whether the answers of these sites complete a round.
@@ -411,7 +397,7 @@ class Coordinator:
             for site, ids in self.federation.client_ids.items()
         }
         present, total = sum(weights[site] for site in answered), sum(weights.values())
-        relied_on = min(noise_clients(mechanism), total)
+        relied_on = min(mechanism.honest, total)
         return present >= max(self.federation.minimum * total, relied_on)
 
     def log_incomplete(self, number: int, attempt: int) -> None:
@@ -421,7 +407,7 @@ class Coordinator:
 
     def incomplete(self, number: int) -> IncompleteRoundError:
         """Return an error that states what a round lacked, and what to do."""
-        relied_on = noise_clients(self.billboard.mechanism(number))
+        relied_on = self.billboard.mechanism(number).honest
         noise = f", and {relied_on} clients that add noise" if relied_on > 1 else ""
         counts = self.statistics
         return IncompleteRoundError(
@@ -700,9 +686,9 @@ def run_coordinator(
     started = time.perf_counter()
     folder = folder.resolve()
     with as_interrupt(), explain_disk_errors(folder), locked(folder):
-        claim(folder, agreement.run_plan)
+        claim(folder, agreement.plan)
         _claim_federation(folder, agreement)
-        check_model(folder, agreement.run_plan.method.model, agreement.federation.spec)
+        check_model(folder, agreement.plan.method.model, agreement.federation.spec)
         log = Log(folder / "log.jsonl")
         log.open()
         log.path.chmod(0o600)  # it has who answered
@@ -776,7 +762,7 @@ def _log_failure(log: Log) -> Iterator[None]:
 
 def _claim_federation(folder: Path, agreement: Agreement) -> None:
     """Store the federation beside the plan; refuse to resume with another."""
-    text = to_toml(to_table(agreement.federation))
+    text = agreement.federation.to_toml()
     path = folder / FEDERATION
     if not path.exists():
         write_atomically(path, text.encode())

@@ -15,7 +15,6 @@ its own site, which hosts its rows.
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,14 +25,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
-from coterie.core.config import ConfigError, from_table, read_toml, to_table
+from coterie.core.config import ConfigError, from_table, read_toml, to_table, to_toml
 from coterie.data.federated import TASKS, Spec, Task
+from coterie.deploy.keys import check_key, check_site
 from coterie.evaluation.metrics import json_number
 from coterie.methods.base import Shape
 from coterie.plan.plan import Plan
 from coterie.plan.rules import resolve
 from coterie.privacy.guarantee import Guarantee, is_central, round_up
-from coterie.privacy.mechanisms import Mechanism
 
 PLAN, FEDERATION = "plan.toml", "federation.toml"
 Trust = Literal["server", "secure_aggregation"]
@@ -55,7 +54,6 @@ _OUTPUTS: Mapping[str, tuple[int, float]] = {
     "multiclass": (2, math.inf),
     "multilabel": (1, math.inf),
 }
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +162,8 @@ class Federation:
     def _check_sites(self) -> None:
         if not self.sites:
             raise ValueError("no sites: list at least one, as [sites.NAME]")
-        odd = [name for name in self.sites if not _NAME.fullmatch(name)]
-        if odd:
-            raise ValueError(
-                f"site {odd[0]!r}: expected ASCII letters, digits, '.', '_' and '-', at most 64"
-            )
+        for name in self.sites:
+            check_site(name)
         names = self.clients
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -215,6 +210,10 @@ class Federation:
         """The key that verifies the coordinator's signatures."""
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.coordinator))
 
+    def to_toml(self) -> str:
+        """Return the text of federation.toml."""
+        return to_toml(to_table(self))
+
     def digest(self) -> str:
         """Return a hash of all fields."""
         # The order of sites too, because it decides the ids of clients.
@@ -222,31 +221,17 @@ class Federation:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_key(key: str) -> None:
-    """Raise `ValueError` for text that is not a public key."""
-    if not isinstance(key, str) or not re.fullmatch(r"[0-9a-f]{64}", key):
-        raise ValueError(
-            f"key = {str(key)[:70]!r}: expected an Ed25519 public key as 64 hexadecimal digits; "
-            "`coterie deploy certificates` makes them"
-        )
-
-
 @dataclass(frozen=True)
 class Agreement:
     """A resolved plan and a federation: public, and packed in the app that Flower distributes."""
 
-    run_plan: Plan
+    plan: Plan
     federation: Federation
-
-    @property
-    def plan(self) -> Plan:
-        """The part of the plan that determines the guarantee."""
-        return self.run_plan
 
     @property
     def digest(self) -> str:
         """A hash of plan and federation."""
-        text = json.dumps([to_table(self.run_plan), self.federation.digest()], sort_keys=True)
+        text = json.dumps([to_table(self.plan), self.federation.digest()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -275,7 +260,7 @@ def load_federation(path: Path) -> Federation:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def make_agreement(run_plan: Plan, federation: Federation) -> Agreement:
+def make_agreement(plan: Plan, federation: Federation) -> Agreement:
     """Return a plan resolved for a federation.
 
     Raises:
@@ -286,11 +271,11 @@ def make_agreement(run_plan: Plan, federation: Federation) -> Agreement:
         ("stragglers", "only a simulation has a virtual clock; the federation has a deadline"),
         ("charged", "the plan is of a run that a selection made; leave the table [charged] out"),
     ):
-        if getattr(run_plan, name) is not None:
+        if getattr(plan, name) is not None:
             raise ConfigError(f"plan.toml sets {name}: {why}; leave it out")
-    if run_plan.data.clients is not None:
+    if plan.data.clients is not None:
         raise ConfigError("plan.toml sets data.clients: federation.toml lists the clients")
-    return Agreement(resolve(run_plan, federation.spec), federation)
+    return Agreement(resolve(plan, federation.spec), federation)
 
 
 def check_deployable(plan: Plan, federation: Federation) -> None:
@@ -311,11 +296,6 @@ def check_seed(plan: Plan, federation: Federation) -> None:
             "a seed, so it protects nobody; leave it out, or set simulation = true in "
             "federation.toml if all rows are public"
         )
-
-
-def noise_clients(mechanism: Mechanism) -> int:
-    """Return how many clients' own noise the guarantee relies on; 0 if the coordinator adds it."""
-    return mechanism.honest
 
 
 def coordinator_epsilon(guarantee: Guarantee, federation: Federation) -> float:

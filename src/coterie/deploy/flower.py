@@ -2,7 +2,7 @@
 
 Flower (Beutel et al. 2020, "Flower: a friendly federated learning framework",
 https://arxiv.org/abs/2007.14390) carries messages to SuperNodes and back. Nothing else of it is
-used: no strategy, no weights by numbers of examples, no differential privacy of its own. A Flower
+used: no strategy, no weights by row counts, no differential privacy of Flower's own. A Flower
 message has one envelope (`deploy.messages`); any other content is rejected before it is read.
 
 An app folder has plan.toml, federation.toml and the data hook; `coterie deploy init` writes it.

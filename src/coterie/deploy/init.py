@@ -14,15 +14,13 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from coterie.core.config import ConfigError, to_table, to_toml
-from coterie.core.files import sync_folder
+from coterie.core.config import ConfigError, to_toml
 from coterie.data.datasets import NAMES
 from coterie.deploy.federation import (
     FEDERATION,
@@ -36,8 +34,10 @@ from coterie.deploy.federation import (
     load_federation,
     make_agreement,
 )
-from coterie.deploy.keys import HOSTS, PublicKeys, make_certificates, read_public
+from coterie.deploy.keys import HOSTS, PublicKeys, make_certificates, new_folder, read_public
+from coterie.plan.advice import Advice
 from coterie.plan.plan import Plan
+from coterie.plan.rules import advice_for
 
 VERSION = "1.0.0"
 _KEYS = "keys"
@@ -169,6 +169,11 @@ class App:
         """Problems that a site would meet later."""
         return tuple(_undeclared(self.agreement))
 
+    @cached_property
+    def advice(self) -> Advice | None:
+        """Whether federated learning helps under this plan, as `advice_for` returns it."""
+        return advice_for(self.agreement.plan, self.agreement.federation.spec)
+
     @property
     def package(self) -> str:
         """The package of the two apps."""
@@ -197,17 +202,15 @@ def write_app(
     if isinstance(federation, Path):
         known, text = load_federation(federation), federation.read_bytes()
     else:
-        known, text = federation, to_toml(to_table(federation)).encode()
+        known, text = federation, federation.to_toml().encode()
     agreement, views = _checked(plan, known)
     if keys is not None and read_public(keys).coordinator != known.coordinator:
         raise ConfigError(
             f"{keys}: the coordinator's key differs from federation.toml; give the folder of its "
             "keys"
         )
-    with _temporary(folder) as made:
+    with new_folder(folder) as made:
         _write_files(made, folder, plan.read_bytes(), text, keys)
-        made.rename(folder)
-    sync_folder(folder.parent)
     return App(folder, name_of(folder), agreement, views)
 
 
@@ -235,12 +238,10 @@ def init_app(
     # Check the plan before keys are made; placeholders are enough for that.
     blank = PublicKeys("0" * 64, {name: f"{at:064x}" for at, name in enumerate(sites, 1)})
     _, views = _checked(plan, make_federation(sites, blank, settings))
-    with _temporary(folder) as made:
+    with new_folder(folder) as made:
         public = make_certificates(made / _KEYS, list(sites), hosts)
-        text = to_toml(to_table(make_federation(sites, public, settings))).encode()
+        text = make_federation(sites, public, settings).to_toml().encode()
         _write_files(made, folder, plan.read_bytes(), text, folder / _KEYS, hosts)
-        made.rename(folder)
-    sync_folder(folder.parent)
     return App(folder, name_of(folder), load_agreement(folder), views, keys=folder / _KEYS)
 
 
@@ -270,7 +271,7 @@ def _checked(plan: Path, federation: Federation) -> tuple[Agreement, dict[str, f
 
 def _undeclared(agreement: Agreement) -> Iterator[str]:
     """Yield a notice if classes are not declared: the default hook does not infer them."""
-    data, spec = agreement.run_plan.data, agreement.federation.spec
+    data, spec = agreement.plan.data, agreement.federation.spec
     source = data.source
     guessed = source.task is None and spec.task == "binary" and not source.positives
     if data.name in NAMES or source.class_count is not None:
@@ -302,16 +303,6 @@ def package_of(name: str) -> str:
 def _check_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists: choose another folder")
-
-
-@contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder on the same disk, so that an app is complete or absent."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        made = Path(temporary, "made")
-        made.mkdir()
-        yield made
 
 
 def _write_files(

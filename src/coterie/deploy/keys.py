@@ -20,7 +20,8 @@ import re
 import tempfile
 import tomllib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,9 +39,25 @@ from coterie.deploy.messages import public_hex
 HOSTS = ("localhost", "127.0.0.1")
 _MOST_DAYS = 825
 """Some systems reject server certificates with a longer validity."""
-# The rules of deploy.federation, which imports torch: keys must load quickly.
-_HEX = re.compile(r"[0-9a-f]{64}")
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_key(key: str) -> None:
+    """Raise `ValueError` for text that is not a public key."""
+    if not isinstance(key, str) or not re.fullmatch(r"[0-9a-f]{64}", key):
+        raise ValueError(
+            f"key = {str(key)[:70]!r}: expected an Ed25519 public key as 64 hexadecimal digits; "
+            "`coterie deploy certificates` makes them"
+        )
+
+
+def check_site(name: str) -> None:
+    """Raise `ValueError` for a name that a site cannot have."""
+    if not _SITE.fullmatch(name):
+        raise ValueError(
+            f"site {name!r}: expected ASCII letters, digits, '.', '_' and '-', at most 64, "
+            "beginning with a letter or a digit"
+        )
 
 
 @dataclass(frozen=True)
@@ -57,8 +74,7 @@ class PublicKeys:
 
     def __post_init__(self) -> None:
         for key in (self.coordinator, *self.sites.values()):
-            if not isinstance(key, str) or not _HEX.fullmatch(key):
-                raise ValueError(f"{str(key)[:70]!r}: expected 64 hexadecimal digits")
+            check_key(key)
 
     def lines(self) -> str:
         """Return the lines for federation.toml, without names of clients."""
@@ -91,15 +107,20 @@ def make_certificates(
             f"{folder} exists: keys are not overwritten; choose another folder, or "
             "remove this one if nothing uses its keys"
         )
+    with new_folder(folder, 0o700) as made:
+        return _write_all(made, sites, hosts, days)
+
+
+@contextmanager
+def new_folder(folder: Path, mode: int = 0o777) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed at the end: a folder is complete or absent."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Written to a temporary folder and renamed: a folder of keys is complete or absent.
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         made = Path(temporary, "made")
-        made.mkdir(mode=0o700)
-        public = _write_all(made, sites, hosts, days)
+        made.mkdir(mode=mode)
+        yield made
         made.rename(folder)
     sync_folder(folder.parent)
-    return public
 
 
 def load_private(path: Path) -> Ed25519PrivateKey:
@@ -152,11 +173,7 @@ def _check_sites(sites: Sequence[str]) -> None:
     if not sites:
         raise ValueError("no sites: give at least one name")
     for name in sites:
-        if not _SITE.fullmatch(name):
-            raise ValueError(
-                f"site {name!r}: expected ASCII letters, digits, '.', '_' and '-', at most 64, "
-                "beginning with a letter or a digit"
-            )
+        check_site(name)
     # On some file systems names that differ only in case are one folder.
     if len({name.lower() for name in sites}) < len(sites):
         raise ValueError(f"sites {', '.join(sites)}: a name is given twice")

@@ -59,7 +59,8 @@ from coterie.run.log import Log
 from coterie.run.summary import TUNING, noise_summary, promised
 
 RESULT, SITE = "result.json", "site.json"
-_NO_BASELINES = "scores of clients' models stay at the sites, so there are no baselines"
+_AT_SITES = "Models of clients and their scores stay at the sites."
+_NO_BASELINES = "scores stay at the sites, so there are no baselines"
 _NOT_COVERED = "the duration of rounds, and which sites answer, are not covered by epsilon"
 _SITE_NOT_COVERED = "metrics of this site's rows, and any tuning done with them"
 _SITE_NOTE = "scores on this site's rows; not covered by epsilon, and not sent to anyone"
@@ -130,14 +131,14 @@ def summary_of(
         score: The score of a site's own clients, for the site only.
         local: The same for the local baseline.
     """
-    plan, federation, run_plan = agreement.plan, agreement.federation, agreement.run_plan
-    advice = advice_for(run_plan, federation.spec)
+    plan, federation = agreement.plan, agreement.federation
+    advice = advice_for(plan, federation.spec)
     private = guarantee.epsilon < math.inf
     hidden = plan.hides_cohort(federation.spec.clients)
     claimed = guarantee.claimed_epsilon is not None
     return {
         "method": str(plan.method),
-        "data": run_plan.data.name,
+        "data": plan.data.name,
         "clients": federation.spec.clients,
         "task": federation.task,
         "rounds": plan.posts,
@@ -147,17 +148,18 @@ def summary_of(
         "newcomers": None,
         "noise_to_signal": None,
         "not_covered": _NOT_COVERED,
-        "tuning": TUNING[run_plan.tuned],
+        "tuning": TUNING[plan.tuned],
         "caveats": [
             *plan.method.notes(private=plan.posts > 0 and private).caveats,
-            # A reproduction of published numbers says so wherever its epsilon is written.
+            # A reproduction of a published result is marked wherever its epsilon is written.
             *(guarantee.statement().splitlines()[:1] if claimed else ()),
             *caveats(guarantee, federation),
+            *([_AT_SITES] if score is None else []),
         ],
         "notices": [],
         "seconds": None if hidden and private else round(seconds, 3),
         "verdict": None if advice is None else advice.to_json(),
-        "chosen": run_plan.chosen,
+        "chosen": plan.chosen,
         "references": [],
         "references_missing": [_NO_BASELINES] if score is None else [],
         "gap": None,
@@ -195,7 +197,7 @@ def save_models(
         keep_shared(folder, shared)
         _save_agreement(folder, agreement)
         _save_data_facts(folder, own_train, moments)
-        check_model(folder, agreement.run_plan.method.model, agreement.federation.spec)
+        check_model(folder, agreement.plan.method.model, agreement.federation.spec)
         score, local = _scores(agreement, models, own_train, own_test)
         write_metrics(folder / "metrics.parquet", own_train, score, local)
         seconds = time.perf_counter() - started
@@ -226,8 +228,8 @@ def is_saved(folder: Path, shared: str) -> bool:
 
 
 def _save_agreement(folder: Path, agreement: Agreement) -> None:
-    write_atomically(folder / PLAN, to_toml(to_table(agreement.run_plan)).encode())
-    write_atomically(folder / FEDERATION, to_toml(to_table(agreement.federation)).encode())
+    write_atomically(folder / PLAN, to_toml(to_table(agreement.plan)).encode())
+    write_atomically(folder / FEDERATION, agreement.federation.to_toml().encode())
     text = json.dumps(agreement.guarantee.to_json(), indent=2, allow_nan=False)
     write_atomically(folder / "guarantee.json", text.encode())
 
@@ -245,15 +247,15 @@ def _scores(
     agreement: Agreement, models: Tree, train: FederatedDataset, test: FederatedDataset
 ) -> tuple[Score, Score | None]:
     """Return the scores of the models and of the local baseline on the site's test rows."""
-    run_plan = agreement.run_plan
+    plan = agreement.plan
 
     def rows(ids: NDArray[np.int64]) -> Tree:
         return {name: leaf[ids] for name, leaf in models.items()}
 
-    score = evaluate(run_plan.method.model, rows, test)
-    if not run_plan.compare_with_local or "local" not in run_plan.baselines:
+    score = evaluate(plan.method.model, rows, test)
+    if not plan.compare_with_local or "local" not in plan.baselines:
         return score, None
     try:
-        return score, score_local(run_plan.method, train, test)
+        return score, score_local(plan.method, train, test)
     except (ValueError, RuntimeError, ArithmeticError):
         return score, None  # a failed baseline must not lose the models

@@ -42,23 +42,23 @@ def load_rows(
     """
     hook = Path(str(config.get("hook", app / "rows.py")))
     found = _call(hook, {**config, "app": str(app), "site": site})
-    federation, choice = agreement.federation, agreement.run_plan.data
+    federation, data_config = agreement.federation, agreement.plan.data
     if isinstance(found, FederatedDataset):
         whole = place_dataset(found, federation, site, str(hook))
     else:
         whole = place_rows(_by_client(found, hook), federation, site, str(hook))
     moments = None
-    if choice.standardise == "client":
-        unscaled = replace(choice, standardise="none").split(whole)[0]
+    if data_config.standardise == "client":
+        unscaled = replace(data_config, standardise="none").split(whole)[0]
         moments = client_moments(unscaled.only(federation.client_ids[site]))
-    return *choice.split(whole), moments
+    return *data_config.split(whole), moments
 
 
 def row_hints(agreement: Agreement, site: str, train: FederatedDataset) -> tuple[str, ...]:
     """Return hints for the owner of a site's rows; for the site only."""
     own = train.only(agreement.federation.client_ids[site])
     scaled = scaling_hint(replace(own, title=train.title))
-    method = agreement.run_plan.method
+    method = agreement.plan.method
     return (*([] if scaled is None else [scaled]), *method.notes(data=own).data)
 
 
@@ -79,7 +79,7 @@ def read_rows(config: Mapping[str, Any]) -> FederatedDataset:
             f'site {site} was started without data: add data="/path/to/rows.csv" to the '
             'SuperNode\'s --node-config, or fill in rows.py and name it: hook="/path/rows.py"'
         )
-    data = replace(agreement.run_plan.data, name=str(path), clients=None).open()
+    data = replace(agreement.plan.data, name=str(path), clients=None).open()
     _check_spec(data, federation, str(path))
     if data.assumed and path not in NAMES:
         # Inferred from the rows of one site, a value could mean another class than elsewhere.

@@ -14,7 +14,7 @@ been drawn. After a crash on either side a client continues from its last counte
 client that missed rounds returns with the state that it had.
 
 **Guarantee:** whatever is asked of a site, its clients contribute to each planned round of a run at
-most once: the same request gets the same numbers again; another request for the same round is
+most once: the same request gets the same sum again; another request for the same round is
 refused, and so are rounds that are not in the plan and runs beyond those that the site permits.
 Assumes that the site's disk keeps what was written, and that the coordinator's key is not stolen.
 Tests: tests/deploy/test_site.py.
@@ -23,8 +23,8 @@ Tests: tests/deploy/test_site.py.
 in memory only: a site that was restarted answers that it has no session, and the coordinator begins
 a new setup.
 
-**Guarantee:** at most one sum of a round is unmasked, whatever a coordinator asks. The numbers of a
-round are the same however often they are masked (`SiteRun.contribution`). Before a site helps to
+**Guarantee:** at most one sum of a round is unmasked, whatever a coordinator asks. The sum of a
+round is the same however often it is masked (`SiteRun.contribution`). Before a site helps to
 unmask a round it writes the list of survivors to its disk, and from then on helps to unmask that
 round for no other list. Unmasking takes t = `Federation.sites_needed` of all n sites. Two lists of
 one round would need some site to help with both, and an honest one if 2 t exceeds n by more than
@@ -48,7 +48,7 @@ from coterie.core.files import write_atomically
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import Clients, FederatedDataset
-from coterie.deploy.federation import Federation, check_seed, load_agreement, noise_clients
+from coterie.deploy.federation import Federation, check_seed, load_agreement
 from coterie.deploy.keys import load_private
 from coterie.deploy.messages import (
     Arrays,
@@ -184,7 +184,7 @@ class Site:
         self._run: SiteRun | None = None
 
     def answer(self, envelope: Envelope) -> Envelope:
-        """Answer a request; a request that cannot be answered gets a reason, and no numbers."""
+        """Answer a request; a request that cannot be answered gets a reason, and no sum."""
         asked = _unverified(envelope)
         try:
             message = self._open(envelope)
@@ -347,7 +347,7 @@ class SiteRun:
         except OSError:
             raise  # state could not be stored: nothing may leave
         except Exception as error:
-            if noise_clients(self.site.mechanisms[number]):
+            if self.site.mechanisms[number].honest:
                 raise  # zeros without the clients' noise must not count as noisy
             # Zeros, as from a site with no drawn clients: its failure must not reveal to others
             # that its clients were drawn. The coordinator learns only the type of the error.
@@ -540,10 +540,8 @@ class SiteRun:
 
     def _check_noise(self, number: int, survivors: list[str]) -> None:
         """Refuse to unmask a sum of fewer clients than those whose noise the guarantee needs."""
-        needed, sites = (
-            noise_clients(self.site.mechanisms[number]),
-            self.site.config.federation.sites,
-        )
+        needed = self.site.mechanisms[number].honest
+        sites = self.site.config.federation.sites
         hosted = sum(len(sites[one].clients) for one in survivors if one in sites)
         if hosted < needed:
             raise RefusedError(f"survivors have {hosted} clients, expected at least {needed}")

@@ -9,12 +9,12 @@ which is private.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coterie.deploy.coordinator import STATE
+from coterie.deploy.coordinator import STATE, RoundStatistics
 from coterie.deploy.federation import FEDERATION, PLAN, Agreement, epsilon_by_view, load_agreement
 from coterie.deploy.results import RESULT, SITE
 from coterie.engine.models import MODELS, client_names
@@ -22,7 +22,7 @@ from coterie.evaluation.metrics import json_number
 from coterie.privacy.guarantee import Guarantee, add_up
 
 PRIVATE = "who answered a round, and how many, is private to readers of this folder"
-_COUNTS = ("asked", "answered", "rejected", "failed", "silent", "scaled", "zeroed", "void")
+_COUNTS = tuple(field.name for field in fields(RoundStatistics))
 _TROUBLE = {
     "rejected": "rejected",
     "declined": "declined",

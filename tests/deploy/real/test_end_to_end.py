@@ -62,7 +62,7 @@ sys.addaudithook(hear)
 
 
 @dataclass
-class Told:
+class Observed:
     """What was seen from outside while the federation ran."""
 
     trial: Trial
@@ -78,14 +78,14 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory) -> Told:
+def shown(tmp_path_factory) -> Observed:
     folder = tmp_path_factory.mktemp("whole")
     (folder / "ear").mkdir()
     (folder / "ear" / "sitecustomize.py").write_text(EAR)
     trial = write_trial(
         folder, "districts", SIZES, rounds=ROUNDS, sampler=Poisson(cohort=300), deadline=300.0
     )
-    found = Told(trial, folder / "run", folder / "heard.txt")
+    found = Observed(trial, folder / "run", folder / "heard.txt")
     path = os.pathsep.join([str(folder / "ear"), os.environ.get("PYTHONPATH", "")])
     hearing = {"PYTHONPATH": path.rstrip(os.pathsep), "HEARD": str(found.heard)}
     nodes = {site: trial.node(site, runs=1) for site in trial.sites}
@@ -106,7 +106,7 @@ def told(tmp_path_factory) -> Told:
     return found
 
 
-def _two_runs(federation: LocalFederation, found: Told) -> None:
+def _two_runs(federation: LocalFederation, found: Observed) -> None:
     attempt = Attempt(found.trial, federation, found.run)
     config = f'folder="{found.run}" key="{found.trial.keys / "coordinator.key"}"'
     flwr = [str(Path(sys.executable).parent / "flwr"), "run", str(found.trial.app.folder), "local"]
@@ -128,7 +128,7 @@ def _two_runs(federation: LocalFederation, found: Told) -> None:
     found.after = contents(found.run)
 
 
-def _watch(tag: str, found: Told, over: threading.Event) -> None:
+def _watch(tag: str, found: Observed, over: threading.Event) -> None:
     """Store the environment of every process that is seen."""
     while not over.wait(0.5):
         for process in processes.tagged(tag):
@@ -143,43 +143,45 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def check_the_run_completes_and_everything_is_stopped(told: Told) -> None:
-    assert told.status == ["finished:completed", "finished:completed"]
-    assert told.left == []
-    rounds = [line for line in json_lines(told.run / "log.jsonl") if line["event"] == "round"]
+def check_the_run_completes_and_everything_is_stopped(shown: Observed) -> None:
+    assert shown.status == ["finished:completed", "finished:completed"]
+    assert shown.left == []
+    rounds = [line for line in json_lines(shown.run / "log.jsonl") if line["event"] == "round"]
     assert [line["answered"] for line in rounds] == [line["asked"] for line in rounds]
     assert len(rounds) == ROUNDS
 
 
-def check_posts_are_those_of_the_simulation(told: Told) -> None:
-    posts = releases(told.run)
+def check_posts_are_those_of_the_simulation(shown: Observed) -> None:
+    posts = releases(shown.run)
     assert len(posts) == ROUNDS
-    assert posts == told.trial.expected()
-    with np.load(told.run / "shared.npz") as shared:
-        for name, leaf in told.trial.simulated.shared.items():
+    assert posts == shown.trial.expected()
+    with np.load(shown.run / "shared.npz") as shared:
+        for name, leaf in shown.trial.simulated.shared.items():
             (found,) = [shared[key] for key in shared.files if key.endswith(name)]
             np.testing.assert_allclose(found, leaf.numpy(), rtol=1e-6)
 
 
-def check_every_site_has_the_models_of_the_simulation_and_the_coordinator_none(told: Told) -> None:
-    assert same_models(told.trial, told.run)
-    models = site_models(told.trial, told.run)
+def check_sites_have_the_models_of_the_simulation_and_the_coordinator_none(
+    shown: Observed,
+) -> None:
+    assert same_models(shown.trial, shown.run)
+    models = site_models(shown.trial, shown.run)
     assert all(len(rows) == sum(SIZES.values()) for rows in models.values())
-    assert not [name for name in told.after if "models" in name or "personal" in name]
-    assert "metrics.parquet" not in told.after
+    assert not [name for name in shown.after if "models" in name or "personal" in name]
+    assert "metrics.parquet" not in shown.after
 
 
-def check_the_second_run_spends_nothing(told: Told) -> None:
-    assert set(told.before) == set(told.after)
-    changed = {name for name in told.after if told.after[name] != told.before[name]}
+def check_the_second_run_spends_nothing(shown: Observed) -> None:
+    assert set(shown.before) == set(shown.after)
+    changed = {name for name in shown.after if shown.after[name] != shown.before[name]}
     assert changed <= {"log.jsonl"}
-    assert told.after["log.jsonl"].startswith(told.before["log.jsonl"])
+    assert shown.after["log.jsonl"].startswith(shown.before["log.jsonl"])
 
 
-def check_the_run_folder_is_accepted_and_a_page_is_made_of_it(told: Told) -> None:
-    assert main(["verify", str(told.run)]) == 0
-    page = told.run.parent / "report.html"
-    assert main(["report", str(told.run), "--out", str(page)]) in (0, None)
+def check_the_run_folder_is_accepted_and_a_page_is_made_of_it(shown: Observed) -> None:
+    assert main(["verify", str(shown.run)]) == 0
+    page = shown.run.parent / "report.html"
+    assert main(["report", str(shown.run), "--out", str(page)]) in (0, None)
     assert b"</html>" in page.read_bytes()
 
 
@@ -209,12 +211,12 @@ def _rows(trial: Trial) -> Iterator[tuple[str, bytes]]:
             yield "a number of a row as text", f"{abs(x):.6g}".encode()[:-1]
 
 
-def _written(told: Told) -> Iterator[tuple[str, bytes]]:
+def _written(shown: Observed) -> Iterator[tuple[str, bytes]]:
     """Return all that was written, archives unpacked, but for keys and the sites' own rows."""
-    base = told.trial.folder
+    base = shown.trial.folder
     for path in sorted(base.rglob("*")):
         inner = path.relative_to(base)
-        if not path.is_file() or path.is_relative_to(told.trial.keys):
+        if not path.is_file() or path.is_relative_to(shown.trial.keys):
             continue
         if path.suffix == ".parquet" or inner.parts[0] in ("simulated", "function-calls"):
             continue
@@ -224,18 +226,18 @@ def _written(told: Told) -> Iterator[tuple[str, bytes]]:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 for name in archive.namelist():
                     yield f"{inner}:{name}", archive.read(name)
-    with zipfile.ZipFile(io.BytesIO(pack_app(told.trial.app.folder))) as archive:
+    with zipfile.ZipFile(io.BytesIO(pack_app(shown.trial.app.folder))) as archive:
         for name in archive.namelist():
             yield f"the packed app: {name}", archive.read(name)
 
 
-def check_no_key_and_no_row_is_anywhere_but_at_home(told: Told) -> None:
+def check_no_key_and_no_row_is_anywhere_but_at_home(shown: Observed) -> None:
     """Also in what Flower keeps, in every log, and in what travels."""
-    written = dict(_written(told))
+    written = dict(_written(shown))
     assert any(name.startswith("flower/logs/") for name in written)
     assert any(name.endswith("worker.log") for name in written)
     assert any(name.startswith("the packed app") for name in written)
-    secrets = [*_secrets(told.trial.keys), *_rows(told.trial)]
+    secrets = [*_secrets(shown.trial.keys), *_rows(shown.trial)]
     assert len(secrets) > 20
     found = [
         (what, name) for what, secret in secrets for name in written if secret in written[name]
@@ -243,37 +245,37 @@ def check_no_key_and_no_row_is_anywhere_but_at_home(told: Told) -> None:
     assert found == []
 
 
-def check_the_scan_would_find_what_it_looks_for(told: Told) -> None:
+def check_the_scan_would_find_what_it_looks_for(shown: Observed) -> None:
     """The sites' own files hold what the scan looks for: keys in `keys`, numbers in rows."""
-    kept = b"".join(path.read_bytes() for path in told.trial.keys.rglob("*") if path.is_file())
-    lines = [secret for what, secret in _secrets(told.trial.keys) if what.startswith("a line")]
+    kept = b"".join(path.read_bytes() for path in shown.trial.keys.rglob("*") if path.is_file())
+    lines = [secret for what, secret in _secrets(shown.trial.keys) if what.startswith("a line")]
     assert lines
     assert all(line in kept for line in lines)
-    rows = np.asarray(told.trial.data.features).astype("<f4").tobytes()
-    singles = [row for what, row in _rows(told.trial) if "single" in what]
+    rows = np.asarray(shown.trial.data.features).astype("<f4").tobytes()
+    singles = [row for what, row in _rows(shown.trial) if "single" in what]
     assert singles
     assert all(row in rows for row in singles)
 
 
-def check_the_certificate_names_no_key_and_no_seed(told: Told) -> None:
-    certificate = json.loads((told.run / "guarantee.json").read_text())
+def check_the_certificate_names_no_key_and_no_seed(shown: Observed) -> None:
+    certificate = json.loads((shown.run / "guarantee.json").read_text())
     text = json.dumps(certificate)
     assert "PRIVATE" not in text
-    assert str(told.trial.keys) not in text
+    assert str(shown.trial.keys) not in text
     assert "coordinator.key" not in text
 
 
-def check_telemetry_and_update_checks_are_off_in_every_process(told: Told) -> None:
-    seen = " ".join(told.environments)
-    for word in ("superlink", "flower-supernode", "flwr-serverapp", "deployment.worker"):
+def check_telemetry_and_update_checks_are_off_in_every_process(shown: Observed) -> None:
+    seen = " ".join(shown.environments)
+    for word in ("superlink", "flower-supernode", "flwr-serverapp", "deploy.worker"):
         assert word in seen, f"no process of {word} was seen"
-    for words, said in told.environments.items():
+    for words, said in shown.environments.items():
         assert {name: said.get(name) for name in SWITCHES} == SWITCHES, words
 
 
-def check_no_process_tries_to_reach_another_machine(told: Told) -> None:
+def check_no_process_tries_to_reach_another_machine(shown: Observed) -> None:
     """Every process of Python is heard; that the SuperLink is reached shows that this works."""
-    lines = set(told.heard.read_text().splitlines())
+    lines = set(shown.heard.read_text().splitlines())
     assert any(line.startswith("socket.connect ('127.0.0.1'") for line in lines)
     assert any(".sock" in line for line in lines), "no worker was reached"
     near = re.compile(r"""\S+ (\(?b?'(127\.0\.0\.1|localhost|::1)'|'/|None)""")
@@ -283,7 +285,7 @@ def check_no_process_tries_to_reach_another_machine(told: Told) -> None:
 CHECKS = (
     check_the_run_completes_and_everything_is_stopped,
     check_posts_are_those_of_the_simulation,
-    check_every_site_has_the_models_of_the_simulation_and_the_coordinator_none,
+    check_sites_have_the_models_of_the_simulation_and_the_coordinator_none,
     check_the_second_run_spends_nothing,
     check_the_run_folder_is_accepted_and_a_page_is_made_of_it,
     check_no_key_and_no_row_is_anywhere_but_at_home,
@@ -294,8 +296,8 @@ CHECKS = (
 )
 
 
-def test_a_plan_runs_over_flower_as_it_does_in_simulation(told, subtests):
+def test_a_plan_runs_over_flower_as_it_does_in_simulation(shown, subtests):
     """One test: several could be dealt to several workers, each with a federation of its own."""
     for check in CHECKS:
         with subtests.test(check.__name__):
-            check(told)
+            check(shown)

@@ -149,9 +149,9 @@ def test_a_hostile_site_is_cut_or_refused_and_nobody_else_is_touched(place):
     kept = json.loads((attempt.folder / "coordinator.json").read_text())
     assert kept["counted"] == {"north": 7, "south": 7, "east": 2}
     assert main(["verify", str(attempt.folder)]) == 0
-    told = "".join(path.read_text() for path in (place.folder / "flower" / "logs").iterdir())
+    found = "".join(path.read_text() for path in (place.folder / "flower" / "logs").iterdir())
     assert "told to fail" not in json.dumps(attempt.log())  # words of a site's error stay there
-    assert told
+    assert found
 
 
 def _wronged(trial):
@@ -159,9 +159,9 @@ def _wronged(trial):
     key = trial.signing_key("east")
 
     def tamper(site, question, answer):
-        told = json.loads(question.header)
-        how = WRONGS.get(f"round/{told['round']}", "")
-        if site != "east" or told["kind"] != "round" or not how:
+        found = json.loads(question.header)
+        how = WRONGS.get(f"round/{found['round']}", "")
+        if site != "east" or found["kind"] != "round" or not how:
             return answer
         if how not in ("nan", "huge"):
             return None

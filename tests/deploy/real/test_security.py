@@ -48,24 +48,27 @@ FALSE_SERVER = '''
 from dataclasses import replace
 from pathlib import Path
 
+from flwr.serverapp import ServerApp
+
 from coterie.deploy.federation import load_agreement
 from coterie.deploy.keys import load_private
-from coterie.deploy.coordinator import conduct_run
-from coterie.deploy.flower import GridTransport, make_server_app
+from coterie.deploy.coordinator import run_coordinator
+from coterie.deploy.flower import GridTransport
 from coterie.deploy.messages import public_hex
 
 
-def conduct(grid, context):
-    """Lead the agreed run in another's name: with a key that federation.toml does not list."""
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    """Coordinate the agreed run with a key that federation.toml does not list."""
     folder, key = Path(context.run_config["folder"]), Path(context.run_config["key"])
     agreement = load_agreement(Path(__file__).resolve().parent.parent)
     false = replace(agreement.federation, coordinator=public_hex(load_private(key)))
-    conduct_run(
+    run_coordinator(
         replace(agreement, federation=false), folder, key, lambda note: GridTransport(grid, note)
     )
-
-
-app = make_server_app(conduct)
 '''
 
 
@@ -167,7 +170,7 @@ def check_a_coordinator_with_another_key_gets_nothing_from_sites(seen: Seen) -> 
     assert charges(attempt.folder) == 0
     assert releases(attempt.folder) == []
     whys = [line["reason"] for line in attempt.log("unknown_node")]
-    assert any("north does not take part: a signature that is not the sender's" in w for w in whys)
+    assert any("north does not take part: signature is not the sender's" in w for w in whys)
     assert attempt.log("handshake")[-1]["sites"] == []
     run = json.loads((attempt.folder / "coordinator.json").read_text())["run"]
     assert not list((seen.folder / "sites").glob(f"*/{run}"))
@@ -179,7 +182,7 @@ def check_a_key_that_is_not_listed_is_refused_before_anything_is_asked(
     attempt = seen.attempts["wrong key"]
     assert seen.status["wrong key"] == "finished:failed"
     (line,) = [line for line in json_lines(attempt.folder / "log.jsonl") if "reason" in line]
-    assert "the coordinator's signing key is not the one" in line["reason"]
+    assert "the coordinator's signing key does not match" in line["reason"]
     assert charges(attempt.folder) == 0
 
 

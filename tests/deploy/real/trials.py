@@ -174,8 +174,8 @@ class Trial:
         """Return the digests of posts when some sites are silent in some rounds."""
 
         def silence(site: str, question: Envelope, answer: Envelope) -> Envelope | None:
-            told = peek(question)
-            return None if told.kind == "round" and site in absent[told.round] else answer
+            seen = peek(question)
+            return None if seen.kind == "round" and site in absent[seen.round] else answer
 
         return self.expected_with(silence)
 
@@ -195,12 +195,12 @@ class Attempt:
 
     def submit(self, **config: str) -> int:
         """Submit the app to the federation; again to go on."""
-        told = {
+        seen = {
             "folder": str(self.folder),
             "key": str(self.trial.keys / "coordinator.key"),
             **config,
         }
-        self.runs.append(self.federation.submit(self.trial.app.folder, told))
+        self.runs.append(self.federation.submit(self.trial.app.folder, seen))
         return self.runs[-1]
 
     def wait(self, seconds: float = 600) -> str:

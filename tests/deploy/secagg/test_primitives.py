@@ -406,11 +406,11 @@ def share_row(sites, threshold, place, listed):
     return row
 
 
-def seen_by_all_others(sites, threshold, dishonest, told):
+def seen_by_all_others(sites, threshold, dishonest, found):
     """All rows that a coordinator sees, with all polynomials at the dishonest sites' places."""
     rows = [
         share_row(sites, threshold, place + 1, listed)
-        for place, listed in told.items()
+        for place, listed in found.items()
         if place not in dishonest
     ]
     for place in dishonest:
@@ -436,8 +436,8 @@ def cases():
     for sites, threshold, colluders in ((3, 2, 0), (3, 3, 1), (4, 3, 1)):
         assert 2 * threshold > sites + colluders
         honest = range(colluders, sites)
-        for told in product(lists(sites, threshold), repeat=len(honest)):
-            yield sites, threshold, colluders, dict(zip(honest, told, strict=True))
+        for found in product(lists(sites, threshold), repeat=len(honest)):
+            yield sites, threshold, colluders, dict(zip(honest, found, strict=True))
     for sites, threshold, colluders in ((4, 3, 0), (5, 4, 2), (6, 4, 1), (7, 5, 2)):
         honest, several = range(colluders, sites), lists(sites, threshold)
         for number in range(60):
@@ -454,16 +454,16 @@ def cases():
 
 def test_a_gate_is_known_if_and_only_if_enough_honest_sites_agree():
     outcomes = set()
-    for sites, threshold, colluders, told in cases():
-        rows = seen_by_all_others(sites, threshold, range(colluders), told)
+    for sites, threshold, colluders, found in cases():
+        rows = seen_by_all_others(sites, threshold, range(colluders), found)
         opened = set()
-        for listed in set(told.values()):
-            agree = sum(other == listed for other in told.values())
+        for listed in set(found.values()):
+            agree = sum(other == listed for other in found.values())
             target = [1 if at % threshold == 0 else 0 for at in range(threshold)]
             for site in range(sites):
                 target += [int(site in listed and at == 0) for at in range(threshold)]
             known = spanned(rows, target)
-            assert known == (agree + colluders >= threshold), (sites, threshold, told, listed)
+            assert known == (agree + colluders >= threshold), (sites, threshold, found, listed)
             outcomes.add(known)
             opened |= {listed} if known else set()
         assert len(opened) <= 1
@@ -472,9 +472,9 @@ def test_a_gate_is_known_if_and_only_if_enough_honest_sites_agree():
 
 def test_the_condition_on_colluders_is_needed():
     """Four sites, a threshold of 3 and two colluders: 2 x 3 = 4 + 2, and two lists open."""
-    told = {2: frozenset({0, 1, 2}), 3: frozenset({0, 1, 3})}
-    rows = seen_by_all_others(4, 3, range(2), told)
-    for listed in told.values():
+    found = {2: frozenset({0, 1, 2}), 3: frozenset({0, 1, 3})}
+    rows = seen_by_all_others(4, 3, range(2), found)
+    for listed in found.values():
         target = [1, 0, 0]
         for site in range(4):
             target += [int(site in listed), 0, 0]
@@ -523,8 +523,8 @@ def test_a_coordinator_that_tells_different_lists_opens_nothing(ready):
     group = ready(4, 3)
     names = sorted(group.members)
     masked = {name: m.mask(0, np.ones(2, np.uint64)) for name, m in group.members.items()}
-    told = {name: names if name < "site-02" else names[1:] for name in names}
-    revealed = {name: group.members[name].reveal(0, told[name]) for name in names}
+    found = {name: names if name < "site-02" else names[1:] for name in names}
+    revealed = {name: group.members[name].reveal(0, found[name]) for name in names}
     for survivors in (names, names[1:]):
         digest = primitives.survivors_digest(survivors)
         # As if all had answered about this list.
