@@ -24,9 +24,8 @@ from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Baselines, Clipping, Method, Post, Rounds, Shape, register
+from coterie.methods.baselines import MTRL, Single, check_lam, check_linear, usual_lam
 from coterie.methods.dpaggr import first_rows
-from coterie.methods.mtrl import MTRL
-from coterie.methods.single import Single, check_lam, check_linear, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.structured import OwnUnits

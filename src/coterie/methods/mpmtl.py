@@ -46,8 +46,7 @@ from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Baselines, Method, Post, Rounds, Shape, register
-from coterie.methods.mtl import MTL
-from coterie.methods.single import Single, check_linear, check_matrix, usual_lam
+from coterie.methods.baselines import MTL, Single, check_linear, check_matrix, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.structured import Lift, OwnUnits, Spectrum, apply, lift
 

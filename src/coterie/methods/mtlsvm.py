@@ -54,14 +54,14 @@ from coterie.methods.base import (
     Shape,
     register,
 )
-from coterie.methods.localsvm import (
+from coterie.methods.svm import (
     LocalSVM,
     Machines,
     check_constants,
     joined,
+    kept_part,
     padded,
     parted,
-    settled,
 )
 from coterie.models import Linear, Model
 from coterie.solvers.sdca import Losses, certify, take_steps
@@ -287,7 +287,7 @@ class MTLSVM(Machines):
     def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Take the part of the step that the clip kept, of b and v alike; none if none was sent."""
         start = {**before, "dual": padded(before["dual"], after["dual"].shape[1])}
-        return map_leaves(lambda old, new: settled(old, new, kept), start, after)
+        return map_leaves(lambda old, new: kept_part(old, new, kept), start, after)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Add the released sum, and note how large its noise is: a public number."""

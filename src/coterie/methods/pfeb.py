@@ -28,7 +28,7 @@ limit is the maximum-likelihood fit of the mixed model.
 
 A budget may leave in doubt how strong the pull s2/t2 should be (few rounds, much noise). A client
 then averages its posterior means over that doubt, weighted by the likelihood of its own rows left
-out (as `methods.local` does), at no cost; where the pull is known, nothing changes.
+out (as `methods.baselines` does), at no cost; where the pull is known, nothing changes.
 
 Clients of all sizes have one voice: r is the mean over clients of their own mean squares, which
 for clients of unequal size is not what a likelihood of all rows would weigh.
@@ -67,7 +67,7 @@ from coterie.methods.base import (
     Shape,
     register,
 )
-from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
+from coterie.methods.baselines import LAMS, modes, own_shares, ridge_prior
 from coterie.models import Linear, Model
 from coterie.models.linear import check_directions, head_of, matrix_of, slice_variances
 from coterie.plan.advice import FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS, ROUNDS

@@ -63,7 +63,7 @@ from coterie.methods.base import (
     Shape,
     register,
 )
-from coterie.methods.local import best_modes, modes
+from coterie.methods.baselines import best_modes, modes
 from coterie.models import Linear, Model
 from coterie.models.linear import (
     check_directions,
