@@ -57,8 +57,7 @@ def test_it_is_listed_with_its_texts_and_settings(coterie):
     assert found["releases"] == "a clipped, noised mean change of the representation"
     assert found["settings"]["head_sgd"]["epochs"] == 5
     assert "fedrep" in coterie("completion", "bash")
-    shown = coterie("run", "--help")
-    assert "fedrep" in shown and "two_servers" in shown
+    assert "two_servers" in coterie("run", "--help")
 
 
 def test_it_is_planned_run_reported_and_compared(coterie, tmp_path):
