@@ -89,7 +89,7 @@ class DPMTRL(Method):
         return lam1, ridge / clients if self.lam2 is None else self.lam2
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Start with unrelated clients: Q = clients times the identity, no pull anywhere."""
+        """Start with unrelated clients: Q = clients times the identity, no proximal term."""
         self.check(spec)
         return {
             "towards": torch.zeros(spec.clients, spec.features, dtype=torch.float64),

@@ -62,7 +62,7 @@ class MOCHA(Machines):
         class_weight: "none", "balanced" (by each client's own counts), or a weight per class.
         epochs: Local passes in a round, which decide how exact a local solve is.
         draws: "replacement" (as published) or "permutation".
-        stop: The relative duality gap at which a run without privacy is done ("mean" alone: a
+        stop: The relative duality gap at which a run without privacy is done ("mean" only: a
             relation that changes has another objective every time).
     """
 
