@@ -18,8 +18,8 @@ import numpy as np
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
+from coterie.methods.baselines import Local
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import rounds_by_rule

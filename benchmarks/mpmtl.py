@@ -38,12 +38,10 @@ from coterie.data.load import from_arrays
 from coterie.data.synthetic import mpmtl_group_sparse, mpmtl_low_rank
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate, noise_to_signal
+from coterie.methods.baselines import MTL, MTRL, Single
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
-from coterie.methods.mtl import MTL
-from coterie.methods.mtrl import MTRL
-from coterie.methods.single import Single
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import rounds_by_rule

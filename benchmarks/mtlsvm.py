@@ -39,10 +39,9 @@ from coterie.data.synthetic import mtlsvm_regression, synthetic
 from coterie.engine.simulate import set_clock, simulate
 from coterie.evaluation.history import History
 from coterie.evaluation.score import evaluate, noise_to_signal
-from coterie.methods.globalsvm import GlobalSVM
-from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
+from coterie.methods.svm import GlobalSVM, LocalSVM
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import rounds_by_rule

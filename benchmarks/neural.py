@@ -35,10 +35,10 @@ from coterie.data.datasets import open_named
 from coterie.data.load import Source, load
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate, mean_loss
+from coterie.methods.baselines import Local
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
-from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP
 from coterie.plan.plan import Plan, Privacy, Speed

@@ -66,12 +66,10 @@ from coterie.engine.simulate import simulate
 from coterie.evaluation.predict import predict
 from coterie.evaluation.score import evaluate
 from coterie.methods.base import Method
-from coterie.methods.local import Local, own_choice
-from coterie.methods.local_star import LocalStar
+from coterie.methods.baselines import Local, LocalStar, PooledLinear, own_choice
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pfeb import PFEB, START_RESIDUAL
 from coterie.methods.pmtl import PMTL
-from coterie.methods.pooled import PooledLinear
 from coterie.models import Linear, Model
 from coterie.plan.plan import Privacy
 from coterie.plan.rules import plan_for

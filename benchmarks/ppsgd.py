@@ -38,7 +38,7 @@ from coterie.data.load import Source, load
 from coterie.data.scaling import standardise_clients
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
-from coterie.methods.local import Local
+from coterie.methods.baselines import Local
 from coterie.methods.pmtl import PMTL
 from coterie.methods.ppsgd import PPSGD
 from coterie.plan.plan import Plan, Privacy

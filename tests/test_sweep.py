@@ -167,7 +167,7 @@ def test_private_runs_are_shown_whatever_becomes_of_their_reference(tmp_path, ca
     def fail(*_, **__):
         raise RuntimeError("no certificate")
 
-    monkeypatch.setattr("coterie.methods.mtl.fit_multitask", fail)
+    monkeypatch.setattr("coterie.methods.baselines.fit_multitask", fail)
     status, out, err = sweep(capsys, *SMALL, "--out", tmp_path / "all")
     assert status == 0 and "no certificate" in err
     rows = rows_of(out)

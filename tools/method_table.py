@@ -1,6 +1,6 @@
 """Write the table of methods into README.md and docs/methods/index.md.
 
-The table is made from what every method says of itself: `coterie.methods.base.about`. Run
+The table is made from the texts of every method: `coterie.methods.base.about`. Run
 
     python tools/method_table.py
 
@@ -21,8 +21,8 @@ def table(link: str) -> str:
     """Return the table, with names written as `link`."""
     lines = ["| name | method | releases |", "|---|---|---|"]
     for name in choices():
-        told = about(name)
-        lines.append(f"| {link.format(name)} | {told.summary.rstrip('.')} | {told.releases} |")
+        texts = about(name)
+        lines.append(f"| {link.format(name)} | {texts.summary.rstrip('.')} | {texts.releases} |")
     return "\n".join(lines)
 
 

@@ -29,10 +29,10 @@ from .evaluation.score import evaluate as evaluate
 from .methods.auto import Auto as Auto
 from .methods.base import Method as Method
 from .methods.base import register as register
+from .methods.baselines import Local as Local
 from .methods.dpfedmtl import DPFedMTL as DPFedMTL
 from .methods.fedavg import FedAvg as FedAvg
 from .methods.finetune import Finetune as Finetune
-from .methods.local import Local as Local
 from .methods.mpmtl import MPMTL as MPMTL
 from .methods.mtlsvm import MTLSVM as MTLSVM
 from .methods.pfeb import PFEB as PFEB

@@ -20,7 +20,7 @@ from coterie.audit.reconstruction import (
 )
 from coterie.audit.simulation import Defence, client_messages, record, true_rows
 from coterie.data.synthetic import synthetic
-from coterie.methods.local import Local
+from coterie.methods.baselines import Local
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy

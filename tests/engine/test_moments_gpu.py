@@ -6,10 +6,10 @@ import torch
 
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
+from coterie.methods.baselines import Single
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
-from coterie.methods.single import Single
 from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.mechanisms import GaussianRows, GaussianSum
 from coterie.privacy.moments import GaussianGram, Squares

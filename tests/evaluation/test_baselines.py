@@ -26,11 +26,9 @@ from coterie.evaluation.baselines import (
 from coterie.evaluation.metrics import Score
 from coterie.evaluation.score import evaluate
 from coterie.methods.base import registered
+from coterie.methods.baselines import Local, LocalStar, PooledLinear
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.local import Local
-from coterie.methods.local_star import LocalStar
 from coterie.methods.pmtl import PMTL
-from coterie.methods.pooled import PooledLinear
 from coterie.models import MLP, Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.report.page import write_report

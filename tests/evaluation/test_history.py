@@ -20,9 +20,9 @@ from coterie.engine.simulate import Progress
 from coterie.evaluation import history
 from coterie.evaluation.history import History, is_cheap
 from coterie.methods.base import Method
+from coterie.methods.baselines import Local
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.local import Local
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy

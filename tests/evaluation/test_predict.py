@@ -15,7 +15,7 @@ from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import Outcome, simulate
 from coterie.evaluation.predict import decision_function, predict
 from coterie.evaluation.score import evaluate
-from coterie.methods.local import Local
+from coterie.methods.baselines import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
 from coterie.plan.plan import Plan, Privacy

@@ -12,11 +12,9 @@ from coterie.data.federated import DataError
 from coterie.data.synthetic import mpmtl_low_rank, synthetic
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
+from coterie.methods.baselines import MTL, MTRL, Single
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
-from coterie.methods.mtl import MTL
-from coterie.methods.mtrl import MTRL
-from coterie.methods.single import Single
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.solvers.multitask import relation_of

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -58,6 +57,7 @@ def test_it_is_listed_with_its_texts_and_settings(coterie):
     assert found["releases"] == "a clipped, noised mean change of the representation"
     assert found["settings"]["head_sgd"]["epochs"] == 5
     assert "fedrep" in coterie("completion", "bash")
+    assert "two_servers" in coterie("run", "--help")
 
 
 def test_it_is_planned_run_reported_and_compared(coterie, tmp_path):
@@ -86,13 +86,12 @@ def test_a_run_with_its_mechanism_meets_the_budget(noised):
     assert 7.9 < noised[1]["epsilon"] <= 8
 
 
-@pytest.mark.skipif(find_spec("coterie.verify") is None, reason="needs certificate format 2")
 def test_its_run_verifies(coterie, noised):
     coterie("verify", str(noised[0]))
 
 
 def test_its_noise_is_that_of_two_servers(python):
-    """Variance 2 (z B)^2 of 40,000 numbers: within 5 standard errors, false alarm 6e-7."""
+    """Variance 2 (z B)^2 of 40,000 values: within 5 standard errors, false alarm 6e-7."""
     code = """
 import torch
 from coterie.privacy.entropy import open_entropy
@@ -117,15 +116,7 @@ def test_it_keeps_the_contracts(python):
 
 @pytest.mark.full
 def test_it_is_deployed(python):
-    said = python(
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "tests/engines/test_coordinator.py",
-        "-k",
-        "fedrep",
-        cwd=ROOT,
-    )
+    """Two sites and a coordinator release what a simulation releases."""
+    chosen = ["tests/deploy/test_coordinator.py", "-k", "fedrep"]
+    said = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, cwd=ROOT)
     assert "passed" in said and "failed" not in said

@@ -11,9 +11,15 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
-from coterie.methods.local import LAMS, Local, own_losses, own_shares, ridge_prior
-from coterie.methods.local_star import LocalStar
-from coterie.methods.pooled import PooledLinear
+from coterie.methods.baselines import (
+    LAMS,
+    Local,
+    LocalStar,
+    PooledLinear,
+    own_losses,
+    own_shares,
+    ridge_prior,
+)
 from coterie.models import MLP, Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.solvers.sgd import SGD

@@ -15,9 +15,8 @@ from coterie.data.load import from_arrays
 from coterie.data.synthetic import figure2, mpmtl_group_sparse, mpmtl_low_rank, synthetic
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate, noise_to_signal
+from coterie.methods.baselines import MOST_FEATURES, MTL, Single
 from coterie.methods.mpmtl import MPMTL, framework
-from coterie.methods.mtl import MTL
-from coterie.methods.single import MOST_FEATURES, Single
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.calibrate import Geometric, Power

@@ -20,10 +20,9 @@ from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
-from coterie.methods.globalsvm import GlobalSVM
-from coterie.methods.localsvm import LocalSVM, joined
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM, combine
+from coterie.methods.svm import GlobalSVM, LocalSVM, joined
 from coterie.models import MLP, Linear
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import resolve, rounds_by_rule

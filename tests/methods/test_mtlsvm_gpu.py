@@ -7,10 +7,9 @@ import pytest
 
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
-from coterie.methods.globalsvm import GlobalSVM
-from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
+from coterie.methods.svm import GlobalSVM, LocalSVM
 from coterie.plan.plan import Plan, Privacy, Speed
 
 pytestmark = pytest.mark.gpu

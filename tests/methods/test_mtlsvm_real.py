@@ -15,9 +15,9 @@ from coterie.data.load import load
 from coterie.data.scaling import standardise_clients
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
-from coterie.methods.localsvm import LocalSVM
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
+from coterie.methods.svm import LocalSVM
 from coterie.plan.plan import Plan, Privacy
 
 pytestmark = pytest.mark.full

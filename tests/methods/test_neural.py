@@ -16,10 +16,10 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import check_onboard, simulate
 from coterie.methods.base import registered
+from coterie.methods.baselines import Local
 from coterie.methods.dpfedmtl import DPFedMTL, FedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
-from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear, Module
 from coterie.plan.plan import Plan, Privacy, Speed

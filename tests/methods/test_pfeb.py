@@ -16,7 +16,7 @@ from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engine.rounds import RoundState, client_half
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
-from coterie.methods.local import Local, modes
+from coterie.methods.baselines import Local, modes
 from coterie.methods.pfeb import DOUBT, DRIFT, PFEB, STEP, Statistics, packed, unpacked
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear

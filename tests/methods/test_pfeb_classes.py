@@ -13,7 +13,7 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
-from coterie.methods.local import Local
+from coterie.methods.baselines import Local
 from coterie.methods.pfeb import PFEB
 from coterie.plan.plan import Privacy
 from coterie.plan.rules import plan_for

@@ -10,8 +10,8 @@ import torch
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
+from coterie.methods.baselines import Local
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy

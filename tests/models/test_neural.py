@@ -19,10 +19,10 @@ from coterie.cli.main import main
 from coterie.data.datasets import open_named
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
+from coterie.methods.baselines import Local
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
-from coterie.methods.local import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
 from coterie.plan.plan import Plan, Privacy

@@ -20,10 +20,10 @@ from coterie.core.tree import size
 from coterie.data.federated import Spec
 from coterie.methods.auto import Auto
 from coterie.methods.base import registered
+from coterie.methods.baselines import Local
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
-from coterie.methods.local import Local
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL

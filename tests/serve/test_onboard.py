@@ -24,10 +24,10 @@ from coterie.evaluation.baselines import score_local
 from coterie.evaluation.holdout import hold_out, score_held_out
 from coterie.evaluation.score import evaluate
 from coterie.methods.base import Shape, registered
+from coterie.methods.baselines import Local
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.local import Local
-from coterie.methods.localsvm import joined
 from coterie.methods.pmtl import PMTL
+from coterie.methods.svm import joined
 from coterie.plan.plan import Plan, Privacy
 from coterie.report.tables import held_out_lines
 from coterie.run.run import execute

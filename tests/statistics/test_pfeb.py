@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
-from coterie.methods.local import Local
+from coterie.methods.baselines import Local
 from coterie.methods.pfeb import DOUBT, PFEB, STEP, Statistics
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import plan_for

@@ -13,8 +13,8 @@ import torch
 from coterie.audit.reconstruction import Array, MaskKind, Rule, View
 from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset
-from coterie.methods.localsvm import joined
 from coterie.methods.mtlsvm import MTLSVM
+from coterie.methods.svm import joined
 from coterie.plan.plan import Plan
 from coterie.privacy.billboard import bound
 from coterie.privacy.events import Gaussian

@@ -21,7 +21,7 @@ from coterie.core.files import how_to_resume, write_atomically
 from coterie.core.signals import stop_status, stoppable
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method
-from coterie.methods.local import Local
+from coterie.methods.baselines import Local
 from coterie.plan.plan import Plan, Privacy
 from coterie.plan.rules import default_method
 from coterie.privacy.guarantee import Guarantee, add_up, spent_together

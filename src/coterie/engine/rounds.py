@@ -9,7 +9,7 @@ the release, and calls `server_half`:
         shared, post = server_half(method, shared, release)
 
 `client_half` runs on the client's side: rows and unbounded contributions never leave it.
-`server_half` runs on the server's side and sees sealed sums and releases alone.
+`server_half` runs on the server's side and sees sealed sums and releases only.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class RoundState:
     """What all clients of a round have in common; public except for the random stream.
 
     `simulation_seed` is the plan's, for noise that clients add themselves; `precision` changes
-    speed alone.
+    speed only.
     """
 
     method: Method

@@ -1,6 +1,6 @@
 """The in-process engine: all clients in this process, vectorised in blocks, on the CPU or a GPU.
 
-Block size, device and store change speed alone: the guarantee never depends on them, and results
+Block size, device and store change speed only: the guarantee never depends on them, and results
 agree over block sizes to float tolerance (sums of contributions agree exactly: see `mechanisms`).
 """
 

@@ -36,7 +36,7 @@ from coterie.estimators.scalers import (
 )
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method, Shape, choices, shared_leaves
-from coterie.methods.local import Local
+from coterie.methods.baselines import Local
 from coterie.models import Model
 from coterie.plan.plan import Privacy, Speed
 from coterie.plan.rules import plan_for

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from coterie.estimators.base import Federated, Targets, method_of
-from coterie.methods.localsvm import Machines
+from coterie.methods.svm import Machines
 
 _LISTED = 8  # classes named in a message
 

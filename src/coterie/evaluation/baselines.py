@@ -1,8 +1,8 @@
 """Baselines of a run: local training, and what could be had without privacy. Not private.
 
-- `local`: each client trains by itself, its penalty by its own leave-one-out (`methods.local`)
-- `local_star`: local training with one penalty for all clients (`methods.local_star`)
-- `centralised`: one model on all rows in one place (`methods.pooled`)
+- `local`: each client trains by itself, its penalty by its own leave-one-out (`methods.baselines`)
+- `local_star`: local training with one penalty for all clients (`methods.baselines`)
+- `centralised`: one model on all rows in one place (`methods.baselines`)
 - `mixed`: the mixed model without privacy: private empirical Bayes at epsilon = inf
 
 `local` is scored with every run, the others on request. Each is compared with the run client by
@@ -289,7 +289,7 @@ def score_local(
     """Return the score of local training: the method's own, or with its model and step size."""
     from coterie.engine.simulate import simulate
     from coterie.evaluation.score import evaluate
-    from coterie.methods.local import Local
+    from coterie.methods.baselines import Local
     from coterie.plan.plan import Plan, Privacy
     from coterie.solvers.sgd import SGD
 

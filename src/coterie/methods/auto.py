@@ -1,8 +1,7 @@
-"""Auto: no method of its own, but the wish that one be picked by rule.
+"""Auto: a placeholder for a method that a rule picks.
 
-`coterie.plan.rules.choose` picks from public facts alone (the model, the spec of the data, the budget),
-before anything is spent, and says why; `coterie run` does so by itself. It is not on the list of
-registered methods, because there is nothing that it could compute.
+`coterie.plan.rules.choose` picks it from public facts (the model, the spec of the data, the budget)
+before anything is spent, with the reason. It is not a registered method: it computes nothing.
 """
 
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from coterie.methods.base import Method, Post
 from coterie.models import Linear, Model
 
 _NOT_YET = (
-    "auto stands for a method that is still to be picked: use coterie.plan_for(data.spec, privacy),"
-    " which picks one and says why, or name a method"
+    "auto is a placeholder for a method: use coterie.plan_for(data.spec, privacy), which picks one"
+    " and gives the reason, or name a method"
 )
 
 

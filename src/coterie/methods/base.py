@@ -173,7 +173,7 @@ class Method(ABC):
         return Shape.SUM
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Return the first shared tree, from public facts alone."""
+        """Return the first shared tree, from public facts only."""
         return self.model.init(spec, rng)
 
     def check(
@@ -232,7 +232,7 @@ class Method(ABC):
         return self.personalise(shared, personal, clients, Rng.seeded(0))
 
     def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> "Method":
-        """Return the method with its open settings filled in, from public facts alone.
+        """Return the method with its open settings filled in, from public facts only.
 
         Args:
             spec: The federation.

@@ -24,7 +24,7 @@ from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Baselines, Clipping, Method, Post, Rounds, Shape, register
-from coterie.methods.single import Single, check_lam, check_linear, own_units, usual_lam
+from coterie.methods.baselines import Single, check_lam, check_linear, own_units, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.structured import OwnUnits
 

@@ -52,7 +52,7 @@ class DPFedMTL(Method):
         encoder: The path of the shared part in a module; all else is personal.
         split: A function of a leaf's name: True for personal.
         sgd: Local steps of a round, on both parts.
-        alternate: First steps on the head alone, then on the shared layers alone (FedRep).
+        alternate: First steps on the head only, then on the shared layers only (FedRep).
         head_epochs: Epochs on the head: of each round that alternates, and after the last round,
             when every client, sampled or not, fits its head to the final shared layers (free).
         last_solve: Whether there is that last fit.

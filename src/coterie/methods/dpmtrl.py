@@ -24,9 +24,8 @@ from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Baselines, Clipping, Method, Post, Rounds, Shape, register
+from coterie.methods.baselines import MTRL, Single, check_lam, check_linear, usual_lam
 from coterie.methods.dpaggr import first_rows
-from coterie.methods.mtrl import MTRL
-from coterie.methods.single import Single, check_lam, check_linear, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.structured import OwnUnits
@@ -90,7 +89,7 @@ class DPMTRL(Method):
         return lam1, ridge / clients if self.lam2 is None else self.lam2
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Start with unrelated clients: Q = clients times the identity, no pull anywhere."""
+        """Start with unrelated clients: Q = clients times the identity, no proximal term."""
         self.check(spec)
         return {
             "towards": torch.zeros(spec.clients, spec.features, dtype=torch.float64),

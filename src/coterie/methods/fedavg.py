@@ -29,7 +29,7 @@ class FedAvg(Method):
 
     Attributes:
         model: The model.
-        prox: Weight of FedProx's pull towards the shared model; 0 is FedAvg.
+        prox: Weight of FedProx's proximal term towards the shared model; 0 is FedAvg.
         solver: "exact" for linear least squares with prox > 0, "sgd", or "auto".
         sgd: Local steps of a round.
     """

@@ -26,14 +26,14 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree, map_leaves
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Baselines, Duality, Post, Rounds, Shape, register
-from coterie.methods.localsvm import (
+from coterie.methods.svm import (
     LocalSVM,
     Machines,
     check_constants,
     joined,
+    kept_part,
     padded,
     parted,
-    settled,
 )
 from coterie.models import Linear, Model
 from coterie.solvers.sdca import Losses, certify, take_steps
@@ -62,7 +62,7 @@ class MOCHA(Machines):
         class_weight: "none", "balanced" (by each client's own counts), or a weight per class.
         epochs: Local passes in a round, which decide how exact a local solve is.
         draws: "replacement" (as published) or "permutation".
-        stop: The relative duality gap at which a run without privacy is done ("mean" alone: a
+        stop: The relative duality gap at which a run without privacy is done ("mean" only: a
             relation that changes has another objective every time).
     """
 
@@ -154,7 +154,7 @@ class MOCHA(Machines):
     def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Take the part of the dual step that the clip kept."""
         start = padded(before["dual"], after["dual"].shape[1])
-        return {"dual": settled(start, after["dual"], kept)}
+        return {"dual": kept_part(start, after["dual"], kept)}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Add the released rows, now and then learn the relation, and make all models anew."""

@@ -46,8 +46,7 @@ from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import Baselines, Method, Post, Rounds, Shape, register
-from coterie.methods.mtl import MTL
-from coterie.methods.single import Single, check_linear, check_matrix, usual_lam
+from coterie.methods.baselines import MTL, Single, check_linear, check_matrix, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.structured import Lift, OwnUnits, Spectrum, apply, lift
 
@@ -69,8 +68,8 @@ class MPMTL(Method):
         lam: Strength of the penalty; None for 0.3 / features (with lam_scale "posted").
         lam_scale: "posted" (in units of the release) or "absolute" (as published).
         mu: Adds mu/2 |w|^2 to every client's loss.
-        lift: What becomes of eigenvalues that noise alone could have made, those up to a multiple
-            of its radius: "flat" replaces them by their mean, "floor" raises them to the multiple,
+        lift: Treatment of eigenvalues that could be noise, those up to a multiple of its
+            radius: "flat" replaces them by their mean, "floor" raises them to the multiple,
             "add" adds it to all.
         lift_by: The multiple; None for 1.2 ("flat"), 0.1 ("floor") or 1.5 ("add"); 0 for no lift.
         acceleration: Of "steps": "off" (beta = 0), "on" ((t-1)/(t+2)) or "strong" (for mu > 0).
@@ -215,12 +214,12 @@ class MPMTL(Method):
         spectrum = Spectrum.of(shared["moment"])
         if spectrum.size == 0:  # noise below zero is all that was released: no structure
             spectrum = Spectrum.of(torch.ones(len(shared["moment"])))
-        alone = usual_lam(len(spectrum.roots))
+        usual = usual_lam(len(spectrum.roots))
         if not float(shared["posts"]) > 0:
             # Before the first release: a ridge penalty, the same in every direction.
             given = self.lam if self.lam_scale == "posted" else None
-            return spectrum, alone if given is None else given
-        lam = alone if self.lam is None else self.lam
+            return spectrum, usual if given is None else given
+        lam = usual if self.lam is None else self.lam
         return spectrum, lam * (spectrum.size if self.lam_scale == "posted" else 1.0)
 
     def _step_size(self, units: OwnUnits) -> float:
@@ -249,11 +248,11 @@ class MPMTL(Method):
             beta = (t - 1) / (t + 2)
             ahead, ahead_own = model + beta * (model - last), own + beta * (own - last_own)
             last, last_own = model, own
-            slope = units.gradients(_join(ahead, ahead_own))
-            step = ahead - eta * slope
+            gradient = units.gradients(_join(ahead, ahead_own))
+            step = ahead - eta * gradient
             step[:, :-1] = apply(damped, step[:, :-1])
             model = torch.where(done, last, step)
-            own = torch.where(done, last_own, self._soft(ahead_own - eta * slope[:, :-1], eta))
+            own = torch.where(done, last_own, self._soft(ahead_own - eta * gradient[:, :-1], eta))
             moved = (_join(model - last, own - last_own)).norm(dim=1, keepdim=True)
             done = done | ~(moved > _STILL * _join(model, own).norm(dim=1, keepdim=True))
             if bool(done.all()):
@@ -293,12 +292,12 @@ class MPMTL(Method):
             return personal
         eta = self._step_size(units)
         ahead = shrunk + self._beta(posts, units) * (shrunk - personal["last"])
-        slope = units.gradients(_join(ahead, personal["own"]))
-        slope[:, :-1] += self.mu * ahead[:, :-1]
+        gradient = units.gradients(_join(ahead, personal["own"]))
+        gradient[:, :-1] += self.mu * ahead[:, :-1]
         own = personal["own"]
         if self.decompose is not None:
-            own = self._soft(own - eta * slope[:, :-1], eta)
-        return _state(ahead - eta * slope, shrunk, own)
+            own = self._soft(own - eta * gradient[:, :-1], eta)
+        return _state(ahead - eta * gradient, shrunk, own)
 
     def _beta(self, posts: int, units: OwnUnits) -> float:
         if self.acceleration == "off":
@@ -354,7 +353,7 @@ class Framework(Method):
     def share(self, before: Tree, moment: Tensor, radius: float) -> Tree:
         """Make shared information (a tree) of the former one and a new release.
 
-        `moment` is for all clients, (d, d) or (d,); `radius` says how far noise alone reaches.
+        `moment` is for all clients, (d, d) or (d,); `radius` is the range of noise by itself.
         """
 
     @abstractmethod

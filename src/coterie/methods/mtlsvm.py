@@ -54,14 +54,14 @@ from coterie.methods.base import (
     Shape,
     register,
 )
-from coterie.methods.localsvm import (
+from coterie.methods.svm import (
     LocalSVM,
     Machines,
     check_constants,
     joined,
+    kept_part,
     padded,
     parted,
-    settled,
 )
 from coterie.models import Linear, Model
 from coterie.solvers.sdca import Losses, certify, take_steps
@@ -89,7 +89,7 @@ class MTLSVM(Machines):
         together: The most clients that a round may have; None takes all, or a fixed cohort's size.
         stop: The relative duality gap at which a run without privacy is done.
         last_solve: After the last round each client solves for v_k once more, w held fixed.
-        shrink: Before that, take off w what noise alone explains: a client is then at least about
+        shrink: Before that, take off w what noise explains: a client is then at least about
             as well off as with local training, however small the budget.
         mask: "none"; "step" makes the mask a dual step size, which keeps the solution; "paper"
             masks what is sent and not the duals, as published, and ends at a random point. A mask
@@ -225,7 +225,7 @@ class MTLSVM(Machines):
         if self.mask == "none":
             return ()
         if private:
-            return ("The mask adds nothing to the guarantee, which the noise alone gives.",)
+            return ("The mask adds nothing to the guarantee, which comes from the noise.",)
         return (
             "The mask is NOT differential privacy: a contribution still lies in the span of the "
             "client's rows, and no epsilon holds for it. Only a private run protects clients.",
@@ -287,7 +287,7 @@ class MTLSVM(Machines):
     def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Take the part of the step that the clip kept, of b and v alike; none if none was sent."""
         start = {**before, "dual": padded(before["dual"], after["dual"].shape[1])}
-        return map_leaves(lambda old, new: settled(old, new, kept), start, after)
+        return map_leaves(lambda old, new: kept_part(old, new, kept), start, after)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Add the released sum, and note how large its noise is: a public number."""
@@ -296,10 +296,10 @@ class MTLSVM(Machines):
         return {**moved, "noise": shared["noise"] + size(weights) * post.deviation**2}
 
     def _centre(self, shared: Tree) -> Tensor:
-        """Return w, shortened by what noise alone explains of it (James and Stein 1961).
+        """Return w, shortened by what noise explains of it (James and Stein 1961).
 
-        All of it where noise alone is as long once in about a thousand runs: what would be left of
-        it could still be many times as long as a model.
+        Zero where noise has that length once in about a thousand runs: the rest could still be
+        many times as long as a model.
         """
         weights, noise = joined(shared), float(shared["noise"])
         square = float(weights.square().sum())

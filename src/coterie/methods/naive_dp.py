@@ -4,7 +4,7 @@ This is the baseline of Figure 1 of Hu, Wu, Smith, "Private Multi-Task Learning"
 differential privacy for whole clients, on the concatenation W = [w_1 .. w_m] of all personal
 models. **It is meant to be useless, and is.** Plain differential privacy asks that *everything*
 that comes out hardly depends on any one client, the client's own model included; but row k of W is
-made from client k's data alone, and nothing is averaged over clients. So the noise that hides a
+made from client k's data only, and nothing is averaged over clients. So the noise that hides a
 client is as large as all that it could say, in each of its numbers: at any useful budget the rows
 are noise. Joint (billboard) privacy lets a client's own model depend on its own data, and that is
 what the other methods of this package build on.

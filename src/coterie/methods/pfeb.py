@@ -26,9 +26,9 @@ from the second release on, with gains that follow from the noise (`Statistics`)
 variances would integrate it. Without noise each step is one of EM itself (t2 *= Q, s2 *= r), whose
 limit is the maximum-likelihood fit of the mixed model.
 
-A budget may leave in doubt how strong the pull s2/t2 should be (few rounds, much noise). A client
-then averages its posterior means over that doubt, weighted by the likelihood of its own rows left
-out (as `methods.local` does), at no cost; where the pull is known, nothing changes.
+A small budget (few rounds, much noise) leaves the strength s2/t2 of the prior uncertain. A client
+then averages its posterior means over the uncertainty, weighted by the likelihood of its own rows
+left out (as `methods.baselines` does), at no cost; where the strength is known, nothing changes.
 
 Clients of all sizes have one voice: r is the mean over clients of their own mean squares, which
 for clients of unequal size is not what a likelihood of all rows would weigh.
@@ -67,7 +67,7 @@ from coterie.methods.base import (
     Shape,
     register,
 )
-from coterie.methods.local import LAMS, modes, own_shares, ridge_prior
+from coterie.methods.baselines import LAMS, modes, own_shares, ridge_prior
 from coterie.models import Linear, Model
 from coterie.models.linear import check_directions, head_of, matrix_of, slice_variances
 from coterie.plan.advice import FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS, ROUNDS
@@ -91,7 +91,7 @@ _EXACT_GLS = 64  # weights up to which a fit without privacy takes whole curvatu
 _START, _START_CLASSES = 0.2, 1.0  # variances of weights
 _LEAST = 1e-10  # a variance that is as good as none
 _DOUBTED = 0.1  # variance of a logarithm from which clients average over it
-_WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the pulls that they average
+_WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the proximal terms that they average
 _GUARDED = 5  # rows below which no local model can be shown to be better
 
 
@@ -326,7 +326,7 @@ class PFEB(Method):
         return float(level + (residual if spec.task == "regression" else 0.0))
 
     def _averaged(self, found: list[Tensor], priors: list[Prior], clients: Clients) -> Tensor:
-        """Average over what is in doubt of the pull, by the likelihood of own rows left out."""
+        """Average over strengths of the prior, by the likelihood of own rows left out."""
         if len(priors) == 1:
             return found[0].cpu()
         shares = own_shares(clients, priors, _WIDTHS.square() / 2, bias=self._bias)
@@ -339,9 +339,9 @@ class PFEB(Method):
         losses = [leave_one_out(clients, one, bias=self._bias) for one in priors]
         joined, rows = self._averaged(losses, priors, clients), clients.counts.double()
         ridges = [ridge_prior(self.model, clients.spec, lam) for lam in LAMS]
-        alone = torch.stack([leave_one_out(clients, r, bias=self._bias).cpu() for r in ridges])
-        best = row_totals(alone, clients).argmin(dim=0)
-        gain = joined - alone[best, torch.arange(len(best))]
+        local = torch.stack([leave_one_out(clients, r, bias=self._bias).cpu() for r in ridges])
+        best = row_totals(local, clients).argmin(dim=0)
+        gain = joined - local[best, torch.arange(len(best))]
         mean = row_totals(gain, clients) / rows.clamp_min(1)
         square = row_totals((gain - mean[:, None]).square(), clients)
         better = mean > (square / (rows * (rows - 1)).clamp_min(1)).sqrt()
@@ -393,7 +393,7 @@ class PFEB(Method):
 
 
 def _in_doubt(prior: Prior, doubt: float) -> list[Prior]:
-    """Return the priors of all pulls that are in doubt: one where it hardly is."""
+    """Return the priors of all strengths in doubt; one if the strength is known."""
     if doubt < _DOUBTED:
         return [prior]
     factors = torch.exp(_WIDTHS * math.sqrt(doubt)).tolist()

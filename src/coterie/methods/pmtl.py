@@ -28,7 +28,7 @@ shared model per cluster, and a client is regularised towards its own cluster's.
 released at once. A client's contribution is zero in every slot but its own, so its norm over all
 slots is its norm in its own slot, which the clip bounds: the release of all slots has the
 sensitivity of one slot, and each slot has its own independent noise of the same multiplier. Others'
-slots do not depend on the client at all, so its guarantee is that of a run of its cluster alone
+slots do not depend on the client at all, so its guarantee is that of a run of its cluster only
 with the same noise and the same probability of taking part. Under `replace` another client of the
 same cluster takes its place: which cluster a client is in is public and stays. A slot is divided by
 its own cluster's expected cohort, so a small cluster's mean is noisier by as much as it is smaller.
@@ -63,7 +63,7 @@ from coterie.methods.base import (
     Shape,
     register,
 )
-from coterie.methods.local import best_modes, modes
+from coterie.methods.baselines import best_modes, modes
 from coterie.models import Linear, Model
 from coterie.models.linear import (
     check_directions,
@@ -78,7 +78,7 @@ from coterie.solvers.posterior import Prior
 from coterie.solvers.sgd import SGD
 
 LAST = (0.5, 1.0, 2.0, 4.0)
-"""The pulls that a client chooses from for its last fit of a head, in units of lam."""
+"""The penalties that a client chooses from for its last fit of a head, in units of lam."""
 BEGUN = "begun"
 """A leaf of the personal state: 1 where a client has taken part. It is for methods whose clients
 start from public models of their own, which are not known when its state is made."""
@@ -146,11 +146,11 @@ class PMTL(Method):
                     f'last_lam = {self.last_lam}: is for shared = "slice"; set lam, or shared'
                 )
             return
-        pulls = (self.lam, self.lam if self.last_lam is None else self.last_lam)
-        if not all(0 < pull < math.inf for pull in pulls):
+        lams = (self.lam, self.lam if self.last_lam is None else self.last_lam)
+        if not all(0 < lam < math.inf for lam in lams):
             raise ValueError(
                 f"lam = {self.lam}, last_lam = {self.last_lam}: expected finite numbers > 0 for a "
-                "slice: without a pull, classes that a client has no rows of have no fit"
+                "slice: without a penalty, classes that a client has no rows of have no fit"
             )
         if self.clusters or self.change_from == "own" or self.solver == "sgd":
             raise ValueError(
@@ -173,7 +173,7 @@ class PMTL(Method):
             settings=(
                 f"There are {max(self.clusters) + 1} public clusters. The mean of each cluster is "
                 "released to all clients, and a client contributes to its own cluster only. So "
-                "noise, rounds and epsilon are those of a run of its cluster alone.",
+                "noise, rounds and epsilon are those of a run of its cluster only.",
             )
         )
 
@@ -297,19 +297,19 @@ class PMTL(Method):
             return self.current_models(shared, personal, clients)
         anchor = self._center(shared, clients)
         if self.shared == "slice":
-            pulls = [self.lam * times for times in LAST]
-            pulls = pulls if self.last_lam is None else [self.last_lam]
-            return finite_or(self._fit(anchor, clients, pulls, clients.spec.features), personal)
+            lams = [self.lam * times for times in LAST]
+            lams = lams if self.last_lam is None else [self.last_lam]
+            return finite_or(self._fit(anchor, clients, lams, clients.spec.features), personal)
         start = begin(personal, anchor) if self.clusters else personal
         longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
         problem = replace(self.problem(), sgd=longer)
         return problem.solve(start, clients, rng, round=0, anchor=anchor)
 
-    def _fit(self, anchor: Tree, clients: Clients, pulls: list[float], directions: int) -> Tree:
+    def _fit(self, anchor: Tree, clients: Clients, lams: list[float], directions: int) -> Tree:
         """Fit the first columns of every client's head to its own rows, near the anchor."""
         assert isinstance(self.model, Linear)
         bias, center = self.model.bias, matrix_of(anchor).cpu()
-        spreads = [slice_variances(clients.spec, bias, directions, 1 / lam) for lam in pulls]
+        spreads = [slice_variances(clients.spec, bias, directions, 1 / lam) for lam in lams]
         priors = [Prior(center, variances, per_row=True) for variances in spreads]
         one = len(priors) == 1  # which leaves nothing to choose
         fit = (

@@ -13,9 +13,9 @@ all public. With B_k for row k of B, the gradient of the second term in w_k is
 
     2 lam (D_kk w_k + (W B) diag(s) B_k)
 
-Client k needs of the others only W B, and solves its local problem with the pull 2 lam D_kk towards
-a_k = -(W B) diag(s) B_k / D_kk. Its own part of W B is its model times B_k (r copies of the model,
-each times a number), so W B is a sum over clients, and that is what is released.
+Client k needs only W B of the others. It solves its local problem with proximal weight 2 lam D_kk
+towards a_k = -(W B) diag(s) B_k / D_kk. Its own part of W B is its model times B_k (r scaled
+copies of the model), so W B is a sum over clients, and that sum is released.
 
 **What is sent.** a_k follows from what was released, so a client need not send its model but only
 how far it is from a_k: (w_k - a_k) B_k / b, b = max_j |B_j| (`change_from = "anchor"`). Every
@@ -211,11 +211,11 @@ class Related(Method):
         """Return the centre of each client's proximal term: the start and a_k."""
         relation = self.relation(clients.spec.clients)
         ids = clients.ids.cpu()
-        pull = -relation.factors[ids] * relation.signs / relation.diagonal[ids, None]
-        pull = (pull * relation.unit * clients.spec.clients).to(clients.device)
+        factors = -relation.factors[ids] * relation.signs / relation.diagonal[ids, None]
+        factors = (factors * relation.unit * clients.spec.clients).to(clients.device)
 
         def towards(start: Tensor, sums: Tensor) -> Tensor:
-            moved: Tensor = torch.tensordot(pull.to(sums), sums, dims=1)
+            moved: Tensor = torch.tensordot(factors.to(sums), sums, dims=1)
             return start + moved
 
         return map_leaves(towards, _start(shared), _sums(shared))
@@ -227,17 +227,18 @@ class Related(Method):
     def _solve(
         self, problem: LocalProblem, start: Tree, clients: Clients, rng: Rng, **how: Any
     ) -> Tree:
-        """Solve every client's problem with its own pull, 2 lam D_kk."""
+        """Solve every client's problem with its own proximal term, 2 lam D_kk."""
         diagonal = self.relation(clients.spec.clients).diagonal
         if bool((diagonal == diagonal[0]).all()):
             return problem.solve(start, clients, rng, **how)
-        pulls = (2 * self.lam * diagonal[clients.ids.cpu()]).to(clients.device)
+        strength = (2 * self.lam * diagonal[clients.ids.cpu()]).to(clients.device)
         if problem.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
-            after = solve_ridge(clients, anchor=how["anchor"], lam=pulls, bias=self.model.bias)
+            after = solve_ridge(clients, anchor=how["anchor"], lam=strength, bias=self.model.bias)
             return after if how.get("keep_failed") else map_leaves(_finite, after, start)
         weights = map_leaves(
-            lambda leaf: pulls.to(leaf).reshape(-1, *[1] * (leaf.dim() - 1)).expand_as(leaf), start
+            lambda leaf: strength.to(leaf).reshape(-1, *[1] * (leaf.dim() - 1)).expand_as(leaf),
+            start,
         )
         return replace(problem, weights=weights).solve(start, clients, rng, **how)
 

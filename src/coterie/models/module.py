@@ -604,8 +604,8 @@ class Network:
     def _same_alone(self, x: Tensor) -> bool:
         with torch.no_grad():
             whole = self.apply(self.start, x)
-            alone = torch.cat([self.apply(self.start, row) for row in torch.split(x, 1)])
-        return torch.allclose(whole, alone, rtol=1e-3, atol=1e-4, equal_nan=True)
+            single = torch.cat([self.apply(self.start, row) for row in torch.split(x, 1)])
+        return torch.allclose(whole, single, rtol=1e-3, atol=1e-4, equal_nan=True)
 
     def _same_chained(self, chain: list[Step], spec: Spec) -> bool:
         # With parameters that differ by client: zeros would hide errors of the chain.

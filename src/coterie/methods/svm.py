@@ -1,9 +1,10 @@
-"""Support vector machines of each client's own: nothing is released, so others learn nothing.
+"""Support vector machines without releases: local ones, and one for all rows in one place.
 
     min_w  1/2 |w|^2 + C sum_i loss(y_i, w . x_i)
 
-with the hinge loss (one output against the rest where there are several classes) or |.| beyond a
-tube; a bias is penalised like the weights. What `mtlsvm` tends to for C2 -> 0 and C = C1 / C2.
+The loss is the hinge (one output against the rest where there are several classes), or |.| beyond a
+tube; a bias is penalised like the weights. `mtlsvm` tends to `LocalSVM` for C2 -> 0 with
+C = C1 / C2, and to `GlobalSVM` for C2 -> infinity.
 """
 
 import math
@@ -15,12 +16,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, to
+from coterie.core.tree import Tree, stack, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate, refuse_labels
-from coterie.methods.base import Method, Silent, register
+from coterie.methods.base import Baselines, Method, Silent, register
+from coterie.methods.baselines import Pooled
 from coterie.models import Linear, Model
-from coterie.solvers.sdca import Losses, fit_local
+from coterie.solvers.sdca import Losses, fit_joint, fit_local
 
 _MOST_EPOCHS = 2000
 
@@ -53,37 +55,37 @@ def check_constants(**constants: float) -> None:
 
 
 def joined(tree: Tree) -> Tensor:
-    """Put weights (..., o, d) and biases (..., o) side by side: (..., o, d + 1)."""
+    """Return weights (..., o, d) and biases (..., o) as one tensor (..., o, d + 1)."""
     if "bias" not in tree:
         return tree["weight"]
     return torch.cat([tree["weight"], tree["bias"][..., None]], dim=-1)
 
 
 def parted(vectors: Tensor, like: Tree) -> Tree:
-    """Take weights and biases apart again."""
+    """Return weights and biases; the inverse of `joined`."""
     if "bias" not in like:
         return {"weight": vectors}
     return {"weight": vectors[..., :-1], "bias": vectors[..., -1]}
 
 
 def padded(dual: Tensor, longest: int) -> Tensor:
-    """Put zeros behind duals of too few rows."""
+    """Return duals padded with zeros to the longest client."""
     return pad(dual, (0, 0, 0, max(0, longest - dual.shape[1])))
 
 
-def settled(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
-    """Take the part of a step that the clip kept of what it contributed; none if none was sent."""
+def kept_part(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
+    """Return the state after the part of a step that clipping kept; none if none was sent."""
     factor = kept.to(after).reshape(-1, *[1] * (after.dim() - 1))
     return torch.where(factor > 0, before + factor * (after - before), before)
 
 
 class Machines(Method):
-    """What methods of support vector machines check alike."""
+    """The checks of all methods of support vector machines."""
 
     def check(
         self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
     ) -> None:
-        """Raise ValueError for models that are not linear, and for rows or labels without use."""
+        """Raise ValueError for models that are not linear, and for constant rows or labels."""
         check_svm(self, spec)
         if data is not None:
             refuse_degenerate(data)
@@ -100,8 +102,8 @@ class LocalSVM(Machines, Silent):
         c: The cost of errors.
         tube: Errors up to this are free (regression).
         class_weight: "none", "balanced" (by the client's own counts), or a weight per class.
-        tol: The relative duality gap of each client's machine, unless its rows are so far from
-            the origin, or so unlike in scale, that 2,000 passes do not reach it.
+        tol: The relative duality gap of each client's machine, unless 2,000 passes do
+            not reach it: rows far from the origin, or features of very different scales.
     """
 
     model: Model = field(default_factory=Linear)
@@ -116,7 +118,7 @@ class LocalSVM(Machines, Silent):
         self.losses()
 
     def losses(self) -> Losses:
-        """Return what rows cost."""
+        """Return the loss of rows."""
         return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
@@ -132,3 +134,60 @@ class LocalSVM(Machines, Silent):
             strict=False,
         )
         return to(parted(fit.weight.float(), shared), clients.device)
+
+
+@register(
+    "globalsvm",
+    releases="everything: rows in one place",
+    not_applicable={"learns": "a centralised method has no private run"},
+)
+@dataclass(frozen=True, kw_only=True)
+class GlobalSVM(Machines, Pooled):
+    """One support vector machine on rows in one place: not private, a baseline.
+
+    Attributes:
+        model: Linear; a bias is penalised like the weights.
+        c: The cost of errors.
+        tube: Errors up to this are free (regression).
+        class_weight: "none", "balanced" (by each client's own counts), or a weight per class.
+        tol: The relative duality gap, unless 2,000 passes do not reach it.
+    """
+
+    model: Model = field(default_factory=Linear)
+    c: float = 1.0
+    tube: float = 0.1
+    class_weight: Literal["none", "balanced"] | tuple[float, ...] = "none"
+    tol: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_constants(c=self.c, tol=self.tol)
+        self.losses()
+
+    def losses(self) -> Losses:
+        """Return the loss of rows."""
+        return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
+
+    def baselines(self) -> Baselines:
+        """Compare with local fits with the same constant."""
+        return Baselines(
+            local=LocalSVM(
+                model=self.model, c=self.c, tube=self.tube, class_weight=self.class_weight
+            )
+        )
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Fit one machine, for every client."""
+        assert isinstance(self.model, Linear)
+        fit = fit_joint(
+            clients,
+            self.losses(),
+            c2=torch.inf,
+            bias=self.model.bias,
+            tol=self.tol,
+            most=_MOST_EPOCHS,
+            strict=False,
+            keys=Rng.seeded(0).keys(clients.ids),
+        )
+        like = self.model.init(clients.spec, Rng.seeded(0))
+        return to(stack(parted(fit.shared.float(), like), len(clients)), clients.device)

@@ -13,7 +13,7 @@ from scipy.stats import ttest_1samp
 from coterie.evaluation.predict import predict
 
 pytestmark = pytest.mark.full
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
