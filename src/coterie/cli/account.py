@@ -85,7 +85,7 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
             arguments.epsilon,
             delta,
             weights=(1.0,) * rounds,
-            participation=participation.shown if local else participation,
+            participation=participation.shown if local else participation.to_others,
             relation=relation,
         )
     else:
