@@ -1,5 +1,6 @@
 """How a budget is spread over rounds: formulas, what the noise makes of them, refusals, text."""
 
+import json
 import math
 import tomllib
 
@@ -242,3 +243,29 @@ def test_methods_of_sums_spend_by_shape_too():
     multipliers = plan.noise_multipliers(50)
     assert multipliers[0] / multipliers[-1] == pytest.approx(5**0.4)
     assert all(isinstance(m.event(), Gaussian) for m in plan.mechanisms(50))
+
+
+# The command.
+
+
+@pytest.mark.parametrize("relation", ["replace", "zero_out"])
+def test_calibrate_states_an_epsilon_within_the_budget_for_a_fixed_cohort(relation, capsys):
+    """Against the other clients, who know the cohort: a binomial mixture of Gaussian DP."""
+    from coterie.cli.main import main
+
+    shown = " --cohort-visible" * (relation == "zero_out")  # hidden has no account under zero_out
+    main(
+        f"calibrate --clients 40 --cohort 10 --rounds 12 --sampling fixed --relation {relation} "
+        f"--epsilon 2 --delta 1e-5 --json{shown}".split()
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert 1.99 < found["epsilon"] <= 2 and found["view"] == "other clients"
+    moved = 2 if relation == "replace" else 1
+    mixed = 0.0
+    for taken in range(1, 13):
+        mu = moved * math.sqrt(taken) / found["noise_multiplier"]
+        weight = math.comb(12, taken) * 0.25**taken * 0.75 ** (12 - taken)
+        mixed += weight * GaussianProfile(mu).delta(2.0)
+    assert 0.99e-5 < mixed <= 1e-5
+    if relation == "replace":
+        assert found["views"]["outsider"] < 1.9

@@ -302,7 +302,7 @@ def test_a_plan_takes_the_blocks_of_its_method():
     assert made[0].blocks == (replace(BLOCKS[0], bound=0.8), *BLOCKS[1:])
     z = made[0].noise_multiplier
     assert plan.noise_multipliers(CLIENTS) == (z,) * 3
-    assert PMTL().blocks(0.5) == ()
+    assert PMTL().clipping(CLIENTS, 3, 0.5).blocks == ()
     assert plan_of(privacy=Privacy(epsilon=math.inf)).mechanisms(CLIENTS) == (Exact(),) * 3
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from scipy.stats import norm
 
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
@@ -17,7 +18,7 @@ from coterie.privacy import NOISES, noise_names
 from coterie.privacy.accounting import profile
 from coterie.privacy.calibrate import Even, Geometric, Power
 from coterie.privacy.events import Gaussian, Laplace, Participation, Wishart
-from coterie.privacy.guarantee import describe_noise
+from coterie.privacy.guarantee import Guarantee, describe_noise
 from coterie.privacy.ledger import Ledger, LedgerError
 from coterie.privacy.mechanisms import GaussianRows, GaussianSum, LaplaceSum, Mechanism, Shape
 from coterie.privacy.moments import GaussianGram, Squares, WishartGram
@@ -48,6 +49,11 @@ KINDS = {
     "laplace squares at a delta": (LaplaceNoise(), Shape.SQUARES, 1e-5, Squares),
     "wishart": (WishartNoise(degrees=60), Shape.GRAM, 1e-5, WishartGram),
 }
+
+
+def gaussian_delta(epsilon, mu):
+    """Delta of mu-Gaussian DP (Dong, Roth and Su 2022)."""
+    return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
 
 
 def ask_of(shape=Shape.GRAM, spend=SPENDS[0], rounds=6, **changes):
@@ -116,6 +122,26 @@ def test_budgets_are_met_where_cohorts_are_drawn(sampler, structure):
             rounds=4,
         )
         assert 0.99 < plan.guarantee(CLIENTS).epsilon <= 1.0
+
+
+@pytest.mark.parametrize("visible", [False, True], ids=["hidden", "visible"])
+@pytest.mark.parametrize("spend", SPENDS[:2], ids=["even", "power"])
+def test_budgets_hold_against_the_other_clients_of_a_fixed_cohort(spend, visible):
+    """They know the cohort: a binomial mixture of Gaussian DP, or a sum of pure epsilons."""
+    who, rounds = Participation("fixed", 0.25, visible), 6
+    given = {"participation": who, "relation": "replace", "spend": spend, "rounds": rounds}
+    z = [m.noise_multiplier for m in GaussianNoise().mechanisms(ask_of(Shape.SUM, **given))]
+    mixed = 0.0
+    for taken in itertools.product((False, True), repeat=rounds):
+        mu = math.sqrt(sum(4 / one**2 for one, there in zip(z, taken, strict=True) if there))
+        weight = 0.25 ** sum(taken) * 0.75 ** (rounds - sum(taken))
+        mixed += weight * (gaussian_delta(1.0, mu) if mu else 0.0)
+    assert 0.99e-5 < mixed <= 1e-5
+    pure = LaplaceNoise().mechanisms(ask_of(Shape.SUM, delta=0.0, **given))
+    assert math.fsum(2 * one.epsilon for one in pure) == pytest.approx(1.0, rel=1e-6)
+    found = Guarantee(tuple(map(Gaussian, z)), who, "replace", 1e-5, CLIENTS)
+    assert found.epsilon <= 1 and found.views["other_clients"] == found.epsilon
+    assert (found.views["outsider"] < 0.9) == (not visible)
 
 
 @pytest.mark.parametrize("name", ["gaussian gram", "gaussian squares"])

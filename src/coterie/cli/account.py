@@ -64,8 +64,8 @@ def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> S
         if cohort is None or not float(cohort).is_integer():
             given = "no --cohort" if cohort is None else f"--cohort {cohort}"
             raise ValueError(
-                f"--sampling fixed needs a whole number of clients per round, got {given}: give one, "
-                "such as --cohort 20"
+                f"--sampling fixed needs a whole number of clients per round, got {given}: give "
+                "one, such as --cohort 20"
             )
         return FixedSize(int(cohort), visible)
     return Poisson(cohort, visible)
@@ -85,7 +85,7 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
             arguments.epsilon,
             delta,
             weights=(1.0,) * rounds,
-            participation=participation.shown if local else participation,
+            participation=participation.shown if local else participation.to_others,
             relation=relation,
         )
     else:
@@ -139,7 +139,7 @@ def describe(found: dict[str, Any]) -> str:
         *(
             (f"epsilon ({view.replace('_', ' ')})", _bound(e))
             for view, e in found["views"].items()
-            if view not in ("outsider", found["view"].replace(" ", "_"))
+            if view not in ("coalition_of_all_others", found["view"].replace(" ", "_"))
         ),
         ("relation", found["relation"]),
         ("accountant", found["accountant"]),

@@ -149,7 +149,7 @@ class Facts:
             self.epsilon,
             delta,
             weights=(1.0,) * self.rounds,
-            participation=who.shown if self.local else who,
+            participation=who.shown if self.local else who.to_others,
             relation=self.relation,
             replaced=2.0 if self.local else self.replaced,
         )
@@ -171,7 +171,7 @@ class Facts:
         if noise_multiplier < 1e-5:
             return math.inf
         counted = ((self.event(noise_multiplier), rounds),)
-        found = profile_of(counted, self.participation, self.relation)
+        found = profile_of(counted, self.participation.to_others, self.relation)
         return found.epsilon(self.delta_of(self.clients))
 
 
@@ -780,7 +780,8 @@ def _noise_near(facts: Facts, noise_multiplier: float, epsilon: float) -> float:
         return 1 / math.sqrt(math.log1p(mu**2 / (rate**2 * rounds)))
 
     def reached(z: float) -> float:
-        found = profile_of(((facts.event(z), rounds),), facts.participation, facts.relation)
+        who = facts.participation.to_others
+        found = profile_of(((facts.event(z), rounds),), who, facts.relation)
         return gaussian_mu(epsilon, min(max(found.delta(epsilon), 1e-300), 1 - 1e-9))
 
     goal = gaussian_mu(epsilon, delta)

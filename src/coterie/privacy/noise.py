@@ -85,10 +85,13 @@ class Request:
 
     @property
     def budget(self) -> dict[str, Any]:
-        """Weights, participation and relation, as the functions of `calibrate` take them."""
+        """Weights, participation and relation, as the functions of `calibrate` take them.
+
+        A budget holds against all other clients together, who know a cohort of fixed size.
+        """
         return {
             "weights": self.weights,
-            "participation": self.participation,
+            "participation": self.participation.to_others,
             "relation": self.relation,
         }
 

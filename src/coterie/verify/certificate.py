@@ -34,6 +34,16 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "non_private": (),
 }
 """The vocabulary of events."""
+_REPRODUCTIONS = ("wishart_paper", "local_paper")
+_EVENTS = {
+    "gaussian": "gaussian",
+    "laplace": "laplace",
+    "wishart": "wishart",
+    "wishart_paper": "wishart",
+    "local": "local_gaussian",
+    "local_paper": "local_gaussian",
+}
+"""The event of each built-in kind of noise."""
 _NORMS = {"gaussian": 2, "local_gaussian": 2, "wishart": 2, "laplace": 1}
 _TYPES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (str, "format method shape tuning unit relation sampling cohort started finished sha256"),
@@ -213,8 +223,9 @@ def wrong_bounds(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
             found += _wrong_part(event, part)
         leaves = [leaf for part in release["parts"] for leaf in part["leaves"]]
         found += ["a leaf is listed twice"] * (len(set(leaves)) != len(leaves))
-        # Blocks have bounds of their own. A second moment is bounded by the square of the clip.
-        bound = release["parts"][0]["bound"] if len(release["parts"]) == 1 else None
+        # The clip bounds the first block; others have bounds of their own. A second moment is
+        # bounded by the square of the clip.
+        bound = release["parts"][0]["bound"]
         if bound is None or any(math.isclose(bound, clip**p, rel_tol=_NEAR) for p in (1, 2)):
             continue
         found.append(f"bound {bound:g}, clip of the plan {clip:g}")
@@ -289,16 +300,17 @@ def wrong_budget(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
 
 
 def _wrong_noise(privacy: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
-    """Compare events with the noise of the plan, where both use the same words.
+    """Compare events with the noise of the plan.
 
-    Noise that has the name of an event makes that event, and a setting of the noise that is also a
-    field of the event has the same value there. Of other names nothing is assumed.
+    A built-in kind of noise has one kind of event, and only a reproduction has a paper's claim. A
+    setting of the noise that is also a field of the event has the same value there. Of noise of
+    other packages nothing else is assumed.
     """
     noise = privacy.get("noise", "gaussian")
     noise = noise if isinstance(noise, dict) else {"kind": noise}
     kind = noise.get("kind", "gaussian")
     wanted = {key: value for key, value in noise.items() if key != "kind"}
-    wanted |= {"event": kind} if kind in _FIELDS else {}
+    wanted |= {"event": _EVENTS[kind]} if kind in _EVENTS else {}
     found = [
         f"{key} of an event is {event[key]!r}, of the plan's noise {value!r}"
         for event in stated["events"]
@@ -306,7 +318,10 @@ def _wrong_noise(privacy: Mapping[str, Any], stated: Mapping[str, Any]) -> list[
         if key in event and event[key] != value
     ]
     claims = {event.get("claimed") is not None for event in stated["events"]}
-    return found + ["a paper's claim on some events and not on others"] * (len(claims) > 1)
+    found += ["a paper's claim on some events and not on others"] * (len(claims) > 1)
+    if kind in _EVENTS and claims and claims != {kind in _REPRODUCTIONS}:
+        found.append(f"a paper's claim: certificate {True in claims}, plan's noise {kind!r}")
+    return found
 
 
 def _wrong_amount(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
@@ -326,11 +341,9 @@ def _wrong_amount(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[st
         base = _converted(float(asked), stated, weights)
         return _wrong_rounds(stated["events"], weights, base)
     found = _wrong_rounds(stated["events"], weights, None)
-    spent = [stated["epsilon"]]
-    if stated["sampling"] == "fixed" and stated["cohort"] == "hidden":
-        spent.append(stated["views"].get("outsider"))  # against whom hiding the cohort counts
-    good = any(is_positive(one) and _SPENT * asked <= one <= asked * (1 + 1e-6) for one in spent)
-    return found + [f"epsilon {spent[0]}, the noise was made for {asked}"] * (not good)
+    spent = stated["epsilon"]  # the budget holds against the other clients
+    good = is_positive(spent) and _SPENT * asked <= spent <= asked * (1 + 1e-6)
+    return found + [f"epsilon {spent}, the noise was made for {asked}"] * (not good)
 
 
 def _converted(asked: float, stated: Mapping[str, Any], weights: list[float]) -> float:
