@@ -454,7 +454,7 @@ def test_a_plan_knows_four_labels_only():
 def test_the_plan_that_is_written_runs(coterie_):
     code, out, err = coterie_(f"tune {FLAGS} --epsilon 3 --folds 3 --grid method.lam=0.1,1")
     assert code == 0 and "6/6" in err and "6/6" not in out  # progress is on stderr
-    for told in ("nmse (smaller is better)", "best: method.lam = ", "Not private:", " ± "):
+    for told in ("NMSE (smaller is better)", "best: method.lam = ", "Not private:", " ± "):
         assert told in out
     assert "Tuning: on public data" in out and "coterie run --plan tuned.toml" in out
     written = Plan.load(Path("tuned.toml"))

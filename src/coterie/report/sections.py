@@ -16,15 +16,12 @@ from numpy.typing import NDArray
 from coterie.evaluation.baselines import PROMISE, TITLES, verdicts
 from coterie.evaluation.metrics import METRICS, PER_CLIENT
 from coterie.privacy.guarantee import (
-    OUTSIDER,
-    SERVER_SEES,
     Guarantee,
     add_up,
     describe_noise,
     is_local,
     reasons,
     round_up,
-    view_of,
 )
 from coterie.privacy.selection import (
     CHOSEN_ONLY,
@@ -1051,12 +1048,12 @@ def _one_guarantee(stated: Stated, run: FinishedRun, key: str) -> Iterator[Block
 
 def _sentences(run: FinishedRun) -> str:
     """Return the sentences of a guarantee; for a deployment, with what its coordinator sees."""
-    said = charged_statement(run.guarantee, run.selection)
-    if not run.deployment:
-        return said
-    bounded = math.isfinite(float(run.deployment.get("epsilon_coordinator", math.inf)))
-    sees = f"the coordinator, which sees {run.deployment.get('coordinator_sees')}; "
-    return said.replace(SERVER_SEES, "" if bounded else sees)
+    sees = None
+    if run.deployment:
+        bounded = math.isfinite(float(run.deployment.get("epsilon_coordinator", math.inf)))
+        observed = run.deployment.get("coordinator_sees")
+        sees = "" if bounded else f"the coordinator, which observes {observed}; "
+    return charged_statement(run.guarantee, run.selection, server=sees)
 
 
 def _statement(run: FinishedRun, clip: float | None) -> Iterator[Block]:
@@ -1105,8 +1102,6 @@ def _sampling(guarantee: Guarantee) -> str:
     if who.rate == 1:
         return _SAMPLED["everyone"]
     seen = "visible" if who.visible or is_local(guarantee) else "hidden"
-    if view_of(guarantee) == OUTSIDER:
-        seen = "hidden from outsiders; all other clients together know it"
     return f"{_SAMPLED[who.kind]}, rate {who.rate:.4g} per round, {seen}"
 
 
