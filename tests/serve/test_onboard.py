@@ -243,7 +243,7 @@ def test_python_callers_are_refused_too(tmp_path, wards):
 
 
 def test_columns_in_another_order_are_the_same_features(tmp_path):
-    """A plan that names no features takes the file's: files of new clients may order them otherwise."""
+    """Files of new clients may order their columns differently."""
     source = {"client": "ward", "target": "score", "task": "regression"}
     train = table_file(tmp_path / "train.csv", clients=6, seed=0, order=("a", "b", "score"))
     plan = {

@@ -357,7 +357,7 @@ def test_shapes_of_the_budget_and_methods_can_be_in_the_grid():
         ({"rounds.x": [1]}, "rounds is not a table"),
         ({"method.lam": [-1.0, -2.0]}, "all 2 combinations are refused.*lam = -1"),
         ({"data.split_seed": [1, 2]}, "data cannot be tuned"),
-        ({"references": ["all", "none"]}, "references cannot be tuned"),
+        ({"baselines": [["local"], ["mixed"]]}, "baselines cannot be tuned"),
         ({"simulation_seed": [1, 2]}, "lucky"),
         ({"privacy.epsilon": [1, 2]}, "one budget"),
         ({"privacy.delta": [1e-5, 1e-3]}, "one budget"),

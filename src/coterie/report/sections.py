@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coterie.evaluation.baselines import PROMISE, TITLES, verdicts
 from coterie.evaluation.metrics import METRICS, PER_CLIENT
 from coterie.privacy.guarantee import (
+    COMPARED,
     Guarantee,
     add_up,
     describe_noise,
@@ -170,7 +171,6 @@ _STRENGTHS = (
     (4.0, "a moderate guarantee"),
     (10.0, "a weak guarantee"),
 )
-_COMPARED = {"zero_out": "without it", "replace": "with another client's data in its place"}
 
 
 def title_of(runs: Sequence[FinishedRun]) -> str:
@@ -270,9 +270,9 @@ def _tiles(best: Group) -> Iterator[tuple[str, str]]:
     yield spent, f"epsilon at delta {run.guarantee.delta:.3g}{against}"
     if run.is_scored:
         metric = METRICS.get(run.result["metric"])
-        beside = "" if math.isnan(local) or not run.shares else f"; local {short(local)}"
+        other = "" if math.isnan(local) or not run.shares else f"; local {short(local)}"
         way = "" if metric is None else f" ({metric.direction})"
-        yield short(best.mean("value")), f"{_metric(run)}{beside}{way}"
+        yield short(best.mean("value")), f"{_metric(run)}{other}{way}"
     if run.deployment:
         yield str(run.deployment.get("sites")), "sites, which keep their clients' models"
     if run.shares and run.is_scored:
@@ -283,7 +283,7 @@ def _tiles(best: Group) -> Iterator[tuple[str, str]]:
 
 
 def _meaning(run: FinishedRun) -> str:
-    """Return the meaning of epsilon in plain words."""
+    """Return the meaning of epsilon as text."""
     epsilon, delta = run.epsilon, run.guarantee.delta
     strength = next((said for most, said in _STRENGTHS if epsilon <= most + 1e-9), "")
     factor = f"{round_up(math.exp(epsilon), 3)} times" if epsilon < 30 else "any number of times"
@@ -291,7 +291,7 @@ def _meaning(run: FinishedRun) -> str:
     who = "an adversary who sees only this run" if alone else "the other clients together"
     said = (
         f"any event that {who} can observe is at most {factor} as likely with a client's data as "
-        f"{_COMPARED[run.guarantee.relation]}"
+        f"{COMPARED[run.guarantee.relation]}"
     )
     said += f" (except with probability {delta:.3g}). " if delta else ". "
     said += f"This is {strength}." if strength else "At this size the guarantee is very weak."
