@@ -107,15 +107,14 @@ def test_where_there_is_no_page_none_is_handed_on(run):
     assert kept == {"guarantee.json", "plan.toml"}
 
 
-def test_other_clients_of_a_hidden_cohort_have_a_number_of_their_own(tmp_path):
+def test_epsilon_of_a_hidden_cohort_is_against_other_clients(tmp_path):
     flags = "--method pmtl --epsilon 1 --rounds 3 --sampling fixed --cohort 4 --relation replace"
     line = f"run {SMALL} {flags} --no-local --simulation-seed 1 --out {tmp_path / 'fixed'}"
     assert main(shlex.split(line)) == 0
     found = read_record(tmp_path / "fixed")
     views = json.loads((tmp_path / "fixed" / "result.json").read_text())["views"]
-    assert found.tags["coterie.view"] == "an outsider who sees the posts alone"
-    assert found.metrics["epsilon"] == views["outsider"] < 1.001
-    assert found.metrics["epsilon_other_clients"] == views["other_clients"] > 1.5
+    assert found.tags["coterie.view"] == "other clients"
+    assert views["outsider"] < found.metrics["epsilon"] == views["other_clients"] < 1.001
 
 
 def test_a_run_is_not_logged_twice(run):

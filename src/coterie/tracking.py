@@ -129,7 +129,7 @@ def open_parent(folder: Path, kind: Kind, *, where: Path | None = None) -> str:
     known = store.known(folder)
     if store.status(known) is not None:
         return known
-    return store.begin(folder, folder.name, {"coterie.tune.compare": "true"}, None)
+    return store.begin(folder, folder.name, {"coterie.comparison": "true"}, None)
 
 
 def close_parent(
@@ -200,7 +200,7 @@ def _tags(result: Mapping[str, Any], guarantee: Guarantee) -> dict[str, str]:
         "coterie.view": stated["view"],
         "coterie.sampling": stated["sampling"],
         "coterie.accountant": stated["accountant"],
-        "coterie.tune.tune": str(result.get("tuning", "none")),
+        "coterie.tuning": str(result.get("tuning", "none")),
         "coterie.not_covered": NOT_COVERED,
     }
 
@@ -208,10 +208,7 @@ def _tags(result: Mapping[str, Any], guarantee: Guarantee) -> dict[str, str]:
 def _final(
     result: Mapping[str, Any], guarantee: Guarantee, chosen: float | None
 ) -> dict[str, float]:
-    """Return the finite numbers of the summary, with epsilon recomputed.
-
-    A tag names the adversary of `epsilon`; `epsilon_other_clients` is the one against them.
-    """
+    """Return the finite numbers of the summary, with epsilon recomputed; a tag names its view."""
     numbers = {
         key: float(value)
         for key, value in result.items()
@@ -222,8 +219,6 @@ def _final(
         numbers[result["metric"]] = numbers["value"]
     numbers["epsilon"] = guarantee.epsilon if chosen is None else chosen
     numbers["delta"] = guarantee.delta
-    if chosen is None:
-        numbers["epsilon_other_clients"] = guarantee.views["other_clients"]
     return {key: value for key, value in numbers.items() if math.isfinite(value)}
 
 

@@ -153,7 +153,7 @@ def test_simulated_guarantee_says_that_it_is_none(tmp_path: Path) -> None:
     assert "the noise of a simulation is known" in text
     assert "pmtl has test accuracy 0.8; local" in text
     assert "its error rate" in text
-    assert "know from their own invitations who was drawn" in text
+    assert "know from their own participation who takes part" in text
     assert "come from its data or from another's" in text
 
 
@@ -382,7 +382,7 @@ def test_a_diagram_of_nothing_is_not_drawn(tmp_path: Path, bins: object) -> None
     assert "Calibration error" in text and "Accuracy by confidence" not in text
 
 
-def test_newcomers_have_a_table_of_their_own(tmp_path: Path) -> None:
+def test_held_out_clients_have_a_table(tmp_path: Path) -> None:
     told = {
         "clients": 7, "metric": "accuracy", "value": 0.713, "standard_error": 0.01,
         "local_value": 0.622, "share_better_than_local": 0.86, "client_accuracy_mean": 0.701,
@@ -627,8 +627,8 @@ def test_no_folders(tmp_path: Path) -> None:
         write_report([], tmp_path / "report.html")
 
 
-def test_attackers_among_the_clients_know_their_invitations():
-    """Under a hidden cohort of fixed size the page speaks of other clients, not of outsiders."""
+def test_bounds_on_attacks_hold_for_other_clients():
+    """Under a hidden cohort of fixed size the adversary is all other clients, not an outsider."""
     guarantee = Guarantee(
         events=(Gaussian(2.0),) * 10,
         participation=Participation("fixed", 0.1),
@@ -636,26 +636,24 @@ def test_attackers_among_the_clients_know_their_invitations():
         delta=1e-5,
         clients=100,
     )
-    others = guarantee
-    assert others.epsilon == pytest.approx(guarantee.views["other_clients"])
-    assert guarantee.epsilon < others.epsilon
+    assert guarantee.views["outsider"] < guarantee.epsilon == guarantee.views["other_clients"]
     told = str(list(sections.attack(guarantee, "g0")))
     for alarm in (0.01, 0.1):
-        caught = float(others.detection([alarm])[0])
+        caught = float(guarantee.detection([alarm])[0])
         assert f"{math.ceil(1000 * caught - 1e-9) / 10:.1f} %" in told
     rounds, spent = spent_by_round(guarantee)
-    assert rounds[-1] == 10 and spent[-1] == pytest.approx(others.epsilon)
+    assert rounds[-1] == 10 and spent[-1] == pytest.approx(guarantee.epsilon)
 
 
 HIDDEN = Participation("fixed", 0.2)
 
 
-def test_a_hidden_cohort_is_told_as_other_clients_see_it(tmp_path: Path) -> None:
-    """What an outsider risks is no answer to whoever joins: every number is the larger one."""
+def test_epsilon_of_a_hidden_cohort_is_against_other_clients(tmp_path: Path) -> None:
+    """The smaller epsilon against an outsider is shown in its own row only."""
     drawn_so: dict[str, Any] = {"participation": HIDDEN, "relation": "replace"}
     runs = [make_run(tmp_path / n, events=(Gaussian(3.0),) * 5, **drawn_so) for n in "ab"]
     guarantee = Guarantee((Gaussian(3.0),) * 5, HIDDEN, "replace", 1e-5, 60)
-    others, outsider = known_cohort(5, 0.2, 3.0), guarantee.epsilon
+    others, outsider = known_cohort(5, 0.2, 3.0), guarantee.views["outsider"]
     assert outsider < 0.7 * others
     text, _ = read(runs, tmp_path / "report.html")
     said = text.partition("Guarantee pmtl")[0]
@@ -667,7 +665,7 @@ def test_a_hidden_cohort_is_told_as_other_clients_see_it(tmp_path: Path) -> None
     assert "as likely with a client's data as with another client's data in its place" in said
     assert up(outsider) not in said and f"{outsider:.4g}" not in said
     together = known_cohort(10, 0.2, 3.0)
-    assert together > 2 * outsider, "adding up an outsider's epsilons would be too little"
+    assert together > 2 * outsider, "the sum of epsilons against an outsider is too small"
     assert f"together at most epsilon {up(together)} at delta 1e-05" in said
     assert f"an outsider who receives the shared model {up(outsider)}" in text
 
@@ -726,7 +724,7 @@ def test_a_page_without_clients_has_nothing_of_a_single_one(tmp_path: Path) -> N
     assert "not covered by epsilon" in text and "by round" in text
 
 
-def test_newcomers_of_a_page_without_clients_have_no_worst(tmp_path: Path) -> None:
+def test_a_page_without_clients_has_no_worst_held_out_client(tmp_path: Path) -> None:
     told = {"clients": 5, "metric": "nmse", "value": 0.4, "local_value": 0.7,
             "share_better_than_local": 0.6, "client_error_mean": 0.5, "client_error_p90": 0.9,
             "client_error_worst": 1.2345}  # fmt: skip
@@ -984,11 +982,11 @@ def test_each_client_has_three_errors(tmp_path: Path) -> None:
     assert "error of the shared model" in text
 
 
-def test_epsilon_is_told_by_view(tmp_path: Path) -> None:
+def test_epsilon_by_adversary(tmp_path: Path) -> None:
     text, _ = read([make_run(tmp_path / "run")], tmp_path / "report.html")
     for told in (
         "all other clients together 1",
-        "the server no bound (inf) infinite: the server sees each bounded contribution",
+        "the server no bound (inf) infinite: the server observes each clipped contribution",
         "the server, with secure aggregation no bound (inf)",
         "an outsider who receives the shared model 1",
     ):
@@ -996,7 +994,7 @@ def test_epsilon_is_told_by_view(tmp_path: Path) -> None:
     assert "Accountant: exact Gaussian DP" in text
 
 
-def test_a_newcomer_is_told_what_epsilon_means(tmp_path: Path) -> None:
+def test_the_page_explains_epsilon(tmp_path: Path) -> None:
     text, _ = read([make_run(tmp_path / "run")], tmp_path / "report.html")
     assert "What epsilon means: any event that the other clients together can observe" in text
     assert "at most 2.72 times as likely" in text and "This is a strong guarantee" in text
@@ -1032,7 +1030,7 @@ def test_other_settings_are_another_group(tmp_path: Path) -> None:
 
 # --- deployments
 
-SERVER = "the server, which sees each bounded contribution before noise"
+SERVER = "the server, which observes each clipped contribution before noise"
 
 
 def page_of(tmp_path, **settings) -> str:
@@ -1054,7 +1052,7 @@ def test_how_many_sites_must_stay_is_told_in_sites(tmp_path, sites, needed):
 def test_under_secure_aggregation_no_single_contribution_is_seen(tmp_path):
     text = page_of(tmp_path, trust="secure_aggregation")
     assert SERVER not in text
-    assert "Not covered: the coordinator, which sees who took part, and the exact sum" in text
+    assert "Not covered: the coordinator, which observes who took part, and the exact sum" in text
     assert "sites must answer" not in page_of(tmp_path / "plain")
 
 
@@ -1062,7 +1060,7 @@ def test_a_coordinator_with_a_bound_is_not_among_what_is_not_covered(tmp_path):
     noise = ct.Privacy(epsilon=4.0, noise="local")
     text = page_of(tmp_path, trust="server", privacy=noise, sampler=Everyone())
     assert SERVER not in text and "Not covered: the coordinator" not in text
-    assert "Not covered: whoever reads a client's memory" in text
+    assert "Not covered: an adversary who reads a client's memory" in text
 
 
 @pytest.mark.parametrize(

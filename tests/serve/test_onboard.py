@@ -1,4 +1,4 @@
-"""`coterie join`: clients who come after training, from a run folder and their own rows."""
+"""`coterie onboard`: models of new clients from a run folder and their own rows."""
 
 import json
 import math
@@ -29,13 +29,15 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.methods.svm import joined
 from coterie.plan.plan import Plan, Privacy
-from coterie.report.tables import held_out_lines
+from coterie.report.tables import Entry, held_out_table
 from coterie.run.run import execute
 from coterie.serve.onboard import choose, onboard
 
 ROWS, POOLED = Shape.ROWS, Shape.POOLED
 METHODS = ["mtlsvm", "pmtl", "fedavg"]
-JOINABLE = [kind for kind, method in registered().items() if method().shape not in (ROWS, POOLED)]
+WITH_SHARED_MODEL = [
+    kind for kind, method in registered().items() if method().shape not in (ROWS, POOLED)
+]
 
 
 def write(path, *, clients, features=4, seed=0, task="regression", names=None):
@@ -67,7 +69,7 @@ def finished(tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, method):
+def test_new_clients_get_the_models_of_the_outcome(tmp_path, finished, method):
     folder, result = finished(method)
     choice = DataConfig(name=write(tmp_path / "new.npz", clients=3, seed=5), split_seed=0)
     choice = Plan.from_table(
@@ -90,7 +92,7 @@ def test_newcomers_get_what_the_outcome_would_give_them(tmp_path, finished, meth
         assert joined(found.models).shape == (3, 1, 5)
 
 
-def test_the_command_says_what_it_costs(tmp_path, finished, capsys):
+def test_the_command_states_the_privacy_cost(tmp_path, finished, capsys):
     folder, _ = finished()
     new = write(tmp_path / "new.npz", clients=3, seed=5, names="new {}")
     line = f"onboard {folder} --data {new} --task regression --out {tmp_path / 'models'}"
@@ -108,7 +110,7 @@ def test_the_command_says_what_it_costs(tmp_path, finished, capsys):
     assert "SIMULATION" in said
 
 
-def test_what_a_mask_is_not_is_said_to_newcomers_too(tmp_path, finished, capsys):
+def test_caveats_of_the_run_are_stated(tmp_path, finished, capsys):
     folder, _ = finished(epsilon=float("inf"))
     plan = folder / "plan.toml"
     result = folder / "result.json"
@@ -129,11 +131,11 @@ def test_what_a_mask_is_not_is_said_to_newcomers_too(tmp_path, finished, capsys)
     assert "data.source.task" in err and "'regression'" in err and "'binary'" in err
     rows = dict(np.load(classes))
     np.savez(classes, **{**rows, "y": rows["y"].astype(int)})
-    with pytest.raises(ValueError, match="regression task, the newcomers' rows are binary"):
+    with pytest.raises(ValueError, match="regression task, but the new clients' rows are binary"):
         onboard(folder, DataConfig(name=classes))
 
 
-def test_what_cannot_be_joined_is_said(tmp_path, finished, capsys):
+def test_unusable_rows_and_runs_are_refused(tmp_path, finished, capsys):
     folder, _ = finished()
     other = write(tmp_path / "wide.npz", clients=3, features=6)
     assert (
@@ -187,7 +189,7 @@ def wards(tmp_path):
     return folder
 
 
-def test_newcomers_are_read_and_scaled_as_the_run_was(tmp_path, wards, capsys):
+def test_rows_are_read_and_scaled_as_in_training(tmp_path, wards, capsys):
     """No flag is repeated, and the score is that of rows scaled by hand by own training rows."""
     new = table_file(tmp_path / "new.csv", clients=4, seed=7)
     assert main(f"onboard {wards} --data {new} --out {tmp_path / 'm'} --json".split()) == 0
@@ -241,7 +243,7 @@ def test_python_callers_are_refused_too(tmp_path, wards):
 
 
 def test_columns_in_another_order_are_the_same_features(tmp_path):
-    """A plan that names no features takes the file's: newcomers' files may order them otherwise."""
+    """Files of new clients may order their columns differently."""
     source = {"client": "ward", "target": "score", "task": "regression"}
     train = table_file(tmp_path / "train.csv", clients=6, seed=0, order=("a", "b", "score"))
     plan = {
@@ -276,7 +278,7 @@ def test_a_column_that_names_clients_otherwise_is_fine(tmp_path, wards, capsys):
     assert main([*line.split(), "--client-column", "place"]) == 0
 
 
-def test_newcomers_may_have_rows_of_some_classes_only(tmp_path):
+def test_new_clients_may_lack_classes(tmp_path):
     draw, owner = np.random.default_rng(0), np.repeat(np.arange(8), 12)
     x, y = draw.normal(size=(len(owner), 3)), draw.integers(0, 3, len(owner))
     np.savez(tmp_path / "old.npz", X=x, y=y, client=owner)
@@ -293,7 +295,7 @@ def test_newcomers_may_have_rows_of_some_classes_only(tmp_path):
     assert set(found.names) <= {str(100 + number) for number in range(8)}
 
 
-def test_who_took_part_is_not_told_epsilon_0(tmp_path, finished, capsys):
+def test_training_clients_do_not_get_epsilon_0(tmp_path, finished, capsys):
     folder, _ = finished("fedavg")
     both = dict(np.load(write(tmp_path / "both.npz", clients=3, seed=5)))
     line = f"onboard {folder} --data {tmp_path / 'both.npz'} --out {tmp_path / 'm'}".split()
@@ -319,10 +321,10 @@ def test_who_took_part_is_not_told_epsilon_0(tmp_path, finished, capsys):
 # --- clients that are held out of training
 
 
-@pytest.mark.parametrize(("newcomers", "held"), [(0.2, 8), (0.01, 1), (0.5, 20), (3, 3), (39, 39)])
-def test_whole_clients_are_held_out(newcomers, held):
+@pytest.mark.parametrize(("asked", "held"), [(0.2, 8), (0.01, 1), (0.5, 20), (3, 3), (39, 39)])
+def test_whole_clients_are_held_out(asked, held):
     data = synthetic(clients=40, rows=(1, 5), features=2).data
-    training, others = hold_out(data, newcomers, seed=3)
+    training, others = hold_out(data, asked, seed=3)
     assert len(others) == held and len(training) == 40 - held
     assert sorted([*training.names, *others.names]) == sorted(data.names)
     places = [list(data.names).index(name) for name in training.names]
@@ -345,10 +347,10 @@ def test_who_is_held_out_follows_from_seed_and_number_alone():
     assert len(apart) == 20, "not always the first, or the last"
 
 
-@pytest.mark.parametrize("newcomers", [0, 0.0, -1, 1.0, 1.5, 40, 41, 0.999, math.nan, True])
-def test_nobody_held_out_and_nobody_left_are_refused(newcomers):
-    with pytest.raises(DataError, match=r"newcomers = .* of 40 clients: expected a share"):
-        hold_out(synthetic(clients=40, features=2).data, newcomers, seed=0)
+@pytest.mark.parametrize("asked", [0, 0.0, -1, 1.0, 1.5, 40, 41, 0.999, math.nan, True])
+def test_nobody_held_out_and_nobody_left_are_refused(asked):
+    with pytest.raises(DataError, match=r"held-out clients = .* of 40: expected a share"):
+        hold_out(synthetic(clients=40, features=2).data, asked, seed=0)
 
 
 def outcome_with(method, task="regression", **privacy):
@@ -359,12 +361,12 @@ def outcome_with(method, task="regression", **privacy):
     return simulate(plan, train), new, held, test
 
 
-def test_newcomers_are_scored_beside_learning_alone():
+def test_held_out_clients_have_a_local_baseline():
     outcome, train, test, _ = outcome_with(PMTL(), epsilon=8.0)
     assert outcome.guarantee.clients == 18, "of the clients that were trained with"
     posts = len(outcome.posts)
     found = score_held_out(outcome, train, test)
-    assert len(outcome.posts) == posts, "they post nothing"
+    assert len(outcome.posts) == posts, "they release nothing"
     models = outcome.onboard(train)
     for name, leaf in models.items():
         torch.testing.assert_close(found.models[name], leaf)
@@ -372,34 +374,34 @@ def test_newcomers_are_scored_beside_learning_alone():
         PMTL().model, lambda ids: take(models, torch.from_numpy(ids)), test
     )  # fmt: skip
     assert found.score.value == by_hand.value
-    alone = Plan(
+    local = Plan(
         method=Local(), privacy=Privacy(epsilon=math.inf), rounds=1, simulation_seed=4
     )  # fmt: skip
-    by_hand = evaluate(Local().model, simulate(alone, train).rows, test)
-    assert found.alone is not None and found.alone.value == pytest.approx(by_hand.value)
-    told = found.told()
+    by_hand = evaluate(Local().model, simulate(local, train).rows, test)
+    assert found.local is not None and found.local.value == pytest.approx(by_hand.value)
+    told = found.to_json()
     assert told["clients"] == 6 and told["metric"] == "nmse"
-    assert told["value"] == found.score.value and told["local_value"] == found.alone.value
+    assert told["value"] == found.score.value and told["local_value"] == found.local.value
     own = found.score.clients
     assert told["client_error_p90"] == pytest.approx(np.percentile(own, 90))
     assert told["client_error_worst"] == pytest.approx(own.max())
     assert "client_accuracy_mean" not in told
     json.dumps(told, allow_nan=False)
-    quick = score_held_out(outcome, train, test, alone=False)
-    assert quick.alone is None and quick.told()["share_better_than_local"] is None
+    quick = score_held_out(outcome, train, test, local=False)
+    assert quick.local is None and quick.to_json()["share_better_than_local"] is None
 
 
-def test_newcomers_gain_from_a_shared_model_that_was_worth_making():
+def test_held_out_clients_gain_from_a_good_shared_model():
     """Clients are alike, and have few rows: the mean of many is better than one's own fit."""
     outcome, train, test, _ = outcome_with(PMTL(lam=3.0))
     found = score_held_out(outcome, train.at_most(1, seed=0), test)
-    assert found.alone is not None
-    assert found.score.value < 0.5 * found.alone.value
+    assert found.local is not None
+    assert found.score.value < 0.5 * found.local.value
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", JOINABLE)
-def test_every_method_with_a_shared_model_can_be_joined(kind):
+@pytest.mark.parametrize("kind", WITH_SHARED_MODEL)
+def test_every_method_with_a_shared_model_can_onboard(kind):
     for task in ("binary", "regression"):
         method = registered()[kind]()
         try:
@@ -423,7 +425,7 @@ def test_methods_without_a_shared_model_are_refused_before_they_spend():
         check_onboard(method)
 
 
-def test_newcomers_are_kept_and_told(tmp_path):
+def test_held_out_clients_are_written_and_shown(tmp_path):
     outcome, train, test, _ = outcome_with(FedAvg(), "binary")
     found = score_held_out(outcome, train, test)
     found.keep(tmp_path)
@@ -433,15 +435,17 @@ def test_newcomers_are_kept_and_told(tmp_path):
         assert torch.equal(stacked_models(tmp_path, "newcomers")[name], leaf)
     table = pq.read_table(place / "metrics.parquet").to_pydict()
     np.testing.assert_allclose(table["error"], found.score.clients)
-    np.testing.assert_allclose(table["error_alone"], found.alone.clients)
-    (line,) = held_out_lines([{"method": "fedavg", "newcomers": found.told()}, {"method": "x"}])
-    assert line.startswith("fedavg: 6 newcomers joined after training and posted nothing: test acc")
+    np.testing.assert_allclose(table["error_alone"], found.local.clients)
+    summary = {"method": "fedavg", "value": 0.5, "newcomers": found.to_json()}
+    shown = held_out_table([Entry.of_result(one) for one in (summary, {"method": "x"})])
+    (row,) = [dict(zip(shown.keys, row, strict=True)) for row in shown.rows]
     own = 1 - found.score.clients
-    assert f"10th percentile {np.percentile(own, 10):.3g}" in line and "(not private)" in line
+    assert (row["method"], row["clients"]) == ("fedavg", "6")
+    assert row["tail"].startswith(f"{np.percentile(own, 10):.3g} (")
 
 
-def with_newcomers(path, *, far):
-    """Return the plan of a run whose first newcomer's features are `far` times too large."""
+def plan_with_held_out(path, *, far):
+    """Return the plan of a run whose first held-out client's features are `far` times too large."""
     rows = dict(np.load(write(path, clients=12)))
     table = {
         "data": {"name": str(path), "source": {"task": "regression"}},
@@ -459,30 +463,29 @@ def with_newcomers(path, *, far):
     return plan
 
 
-def test_unscaled_newcomers_are_refused_before_anything_is_spent(tmp_path):
-    plan = with_newcomers(tmp_path / "rows.npz", far=1000.0)
+def test_unscaled_held_out_clients_are_refused_before_the_run(tmp_path):
+    plan = plan_with_held_out(tmp_path / "rows.npz", far=1000.0)
     for folder in (None, tmp_path / "run"):
-        with pytest.raises(DataError, match=r"held out as newcomers: .*beyond.*--standardise"):
+        with pytest.raises(DataError, match=r"held-out clients: .*beyond.*--standardise"):
             execute(plan, folder=folder)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_paid_run_is_kept_whatever_becomes_of_its_newcomers(tmp_path):
-    """It goes on after a crash with rows of newcomers that have changed since."""
+def test_a_finished_run_is_kept_if_held_out_clients_cannot_be_scored(tmp_path):
+    """The run resumes after a crash; rows of held-out clients have changed since."""
     folder = tmp_path / "run"
-    told = execute(with_newcomers(tmp_path / "rows.npz", far=1.0), folder=folder).summary
-    assert told["newcomers"]["clients"] == 3 and not any("newcomers" in n for n in told["notices"])
+    told = execute(plan_with_held_out(tmp_path / "rows.npz", far=1.0), folder=folder).summary
+    assert told["newcomers"]["clients"] == 3 and not any("held-out" in n for n in told["notices"])
     (folder / "result.json").unlink()
-    again = execute(with_newcomers(tmp_path / "rows.npz", far=1000.0), folder=folder).summary
+    again = execute(plan_with_held_out(tmp_path / "rows.npz", far=1000.0), folder=folder).summary
     assert again["value"] == told["value"] and again["newcomers"] is None
-    (why,) = [notice for notice in again["notices"] if "newcomers" in notice]
+    (why,) = [notice for notice in again["notices"] if "held-out" in notice]
     assert "could not be scored (DataError" in why and "beyond" in why
     assert json.loads((folder / "result.json").read_text())["notices"] == again["notices"]
 
 
 @pytest.mark.parametrize("finetuned", [False, True])
-def test_learning_alone_is_the_same_in_a_run_and_for_newcomers(tmp_path, finetuned):
-    """The same rows, the same terms: a run's own comparison, and the one made here."""
+def test_the_local_baseline_is_that_of_the_run(tmp_path, finetuned):
     table = {
         "data": {"name": write(tmp_path / "old.npz", clients=10, task="binary")},
         "method": {"kind": "pmtl", "sgd": {"lr": 0.05}},

@@ -140,7 +140,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
         ({"grid": {"method.lam": 1}}, "expected a list"),
     ],
 )
-def test_what_does_not_fit_is_said(given, said):
+def test_invalid_options_are_refused(given, said):
     with pytest.raises(ConfigError, match=said):
         make_comparison({**BASE, "compare": {"methods": ["local", "pmtl"], **given}})
 
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_said(given, said):
 # --- from flags to table ------------------------------------------------------
 
 
-def test_table_frontier_and_words(tmp_path, capsys):
+def test_table_frontier_and_text(tmp_path, capsys):
     out = tmp_path / "c"
     status, printed, _ = compare(
         capsys, *SMALL, "--methods", "local,pmtl,mtl,mpmtl", "--epsilons", "1,8", "--seeds", 2,
@@ -290,14 +290,14 @@ def test_repeats_are_releases_that_add_up(tmp_path, capsys):
     values = [row["value"] for row in read(out) if row["label"] == "pmtl"]
     assert values[0] != values[1]
     _, printed, _ = compare(capsys, "compare", "--resume", out, "--quiet", "--no-report")
-    assert "2 runs with a budget posted" in " ".join(printed.split())
+    assert "2 runs have released results" in " ".join(printed.split())
     assert "SIMULATION" not in printed
 
 
 # --- settings chosen inside ---------------------------------------------------
 
 
-def test_tuning_says_in_the_table_what_covers_it(tmp_path, capsys):
+def test_the_table_states_what_covers_tuning(tmp_path, capsys):
     out = tmp_path / "c"
     flags = ["--methods", "local,pmtl", "--epsilons", "4", "--seeds", "1", "--workers", "0"]
     grid = ["--grid", "method.change_from=shared,own", "--folds", "2"]
@@ -394,7 +394,7 @@ def test_a_cell_that_has_posted_and_then_failed_is_counted(tmp_path, capsys):
     assert found["together"] == before and found["unfinished_but_counted"] == [str(cells[1])]
     printed = " ".join(compare(capsys, *again)[1].split())
     assert (
-        "3 runs with a budget" in printed
+        "3 runs have released results" in printed
         and "Unfinished cells count with their whole plan" in printed
     )
     # A certificate is not needed; a plan that no longer fits its ledger leaves no bound.

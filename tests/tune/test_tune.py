@@ -357,7 +357,7 @@ def test_shapes_of_the_budget_and_methods_can_be_in_the_grid():
         ({"rounds.x": [1]}, "rounds is not a table"),
         ({"method.lam": [-1.0, -2.0]}, "all 2 combinations are refused.*lam = -1"),
         ({"data.split_seed": [1, 2]}, "data cannot be tuned"),
-        ({"references": ["all", "none"]}, "references cannot be tuned"),
+        ({"baselines": [["local"], ["mixed"]]}, "baselines cannot be tuned"),
         ({"simulation_seed": [1, 2]}, "lucky"),
         ({"privacy.epsilon": [1, 2]}, "one budget"),
         ({"privacy.delta": [1e-5, 1e-3]}, "one budget"),
@@ -454,7 +454,7 @@ def test_a_plan_knows_four_labels_only():
 def test_the_plan_that_is_written_runs(coterie_):
     code, out, err = coterie_(f"tune {FLAGS} --epsilon 3 --folds 3 --grid method.lam=0.1,1")
     assert code == 0 and "6/6" in err and "6/6" not in out  # progress is on stderr
-    for told in ("nmse (smaller is better)", "best: method.lam = ", "Not private:", " ± "):
+    for told in ("NMSE (smaller is better)", "best: method.lam = ", "Not private:", " ± "):
         assert told in out
     assert "Tuning: on public data" in out and "coterie run --plan tuned.toml" in out
     written = Plan.load(Path("tuned.toml"))

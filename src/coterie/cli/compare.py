@@ -296,24 +296,21 @@ def _report(done: Mapping[Path, str], folder: Path, findings: Sequence[str]) -> 
 
 def _frontier(found: "Findings", rows: "Sequence[Row]") -> Any:
     """Return the frontier as a table: one row per method, one column per epsilon."""
-    from rich import box
-    from rich.table import Table
+    from coterie.report.tables import Number, Table, to_rich
 
     first = next(row for row in rows if row["status"] == "done")
-    title = f"{first['data']}: {first['clients']} clients, test {found.metric}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("method")
-    table.add_column("local", justify="right", no_wrap=True)
-    for epsilon in found.epsilons:
-        head = f"epsilon {epsilon:g}" + ("\nNOT PRIVATE" if math.isinf(epsilon) else "")
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = [
+        f"epsilon {epsilon:g}" + (": NOT PRIVATE" if math.isinf(epsilon) else "")
+        for epsilon in found.epsilons
+    ]
+    body = []
     for label in dict.fromkeys(point.label for point in found.points):
         at = {point.epsilon: point for point in found.points if point.label == label}
-        local = next(iter(at.values())).local
-        name = "\n".join([label, *_tuning_notes(label, rows)])
-        shown = "-" if math.isnan(local) else f"{local:.3g}"
-        table.add_row(name, shown, *(_score(at.get(epsilon)) for epsilon in found.epsilons))
-    return table
+        local = Number(next(iter(at.values())).local)
+        scores = (_score(at.get(epsilon)) for epsilon in found.epsilons)
+        body.append(((label, *_tuning_notes(label, rows)), local, *scores))
+    title = f"{first['data']}: {first['clients']} clients, test {found.metric}"
+    return to_rich(Table.of(("method", "local", *heads), body), title=title)
 
 
 def _tuning_notes(label: str, rows: "Sequence[Row]") -> Iterator[str]:
@@ -330,13 +327,12 @@ def _tuning_notes(label: str, rows: "Sequence[Row]") -> Iterator[str]:
 
 
 def _score(point: "Point | None") -> str:
-    if point is None or math.isnan(point.value):
-        return "-"
-    error, mark = point.standard_error, "*" if point.is_best else " "
-    if not 0 < error < math.inf:
-        return f"{point.value:.4g}{mark}"
-    digits = min(6, max(0, 1 - math.floor(math.log10(error))))  # two digits of the error
-    return f"{point.value:.{digits}f} ± {error:.{digits}f}{mark}"
+    from coterie.report.tables import Number
+
+    if point is None:
+        return Number(math.nan).text()
+    error = point.standard_error if 0 < point.standard_error < math.inf else math.nan
+    return Number(point.value, error, digits=4).text() + ("*" if point.is_best else "")
 
 
 def _legend(found: "Findings", rows: "Sequence[Row]") -> str:

@@ -2,12 +2,12 @@
 
 import argparse
 import json
-import math
 import shlex
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,14 +124,14 @@ def tune(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         bar.close()
         if any(trial.folds for trial in bar.trials):
-            print(_text(table, bar.trials, arguments, out))
+            _show(table, bar.trials, arguments, out)
         print("interrupted: nothing is written; stdout has the best so far", file=sys.stderr)
         return 130
     finally:
         bar.close()
     with out.open("x", encoding="utf-8") as file:
         file.write(to_toml(to_table(found.plan)))
-    print(_text(table, found.table, arguments, out, found))
+    _show(table, found.table, arguments, out, found)
     return 0
 
 
@@ -210,9 +210,11 @@ class ProgressBar:
 
 
 def _best(trial: "Trial") -> str:
+    from coterie.report.tables import Number
     from coterie.tune.tune import settings_text
 
-    return f"best so far {trial.metric} {_score(trial)} ({settings_text(trial.settings)[:60]})"
+    score = Number(trial.mean, trial.standard_error, digits=4).text()
+    return f"best so far {trial.metric} {score} ({settings_text(trial.settings)[:60]})"
 
 
 def _rich_bar() -> Any:
@@ -229,29 +231,33 @@ def _rich_bar() -> Any:
     return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True))
 
 
-def _text(
+def _show(
     table: Mapping[str, Any],
     trials: Sequence["Trial"],
     arguments: argparse.Namespace,
     out: Path,
     found: "Tuned | None" = None,
-) -> str:
-    """Return the result as text or JSON; without `found`, the best so far of an interruption."""
+) -> None:
+    """Print the result as text or JSON; without `found`, the best so far of an interruption."""
+    from rich.console import Console
+
+    from coterie.report.read import metric_title
     from coterie.run.summary import TUNING
     from coterie.tune.tune import settings_text
 
     if arguments.json:
         summary = _summary(table, trials, found)
         summary |= {"folds": arguments.folds, "plan": None if found is None else str(out)}
-        return json.dumps(summary, allow_nan=False)
+        print(json.dumps(summary, allow_nan=False))
+        return
     data, method = table["data"]["name"], table["method"]["kind"]
-    lines = [
+    print(
         f"{data}: {method} at epsilon {table['privacy']['epsilon']:g}, {arguments.folds} folds of "
-        "each client's own training rows",
-        "",
-        *_table([trial for trial in trials if trial.folds and trial.refused is None]),
+        f"each client's own training rows: {metric_title(trials[0].metric).removeprefix('test ')}"
+    )
+    Console().print(_table([trial for trial in trials if trial.folds and trial.refused is None]))
+    lines = [
         *_refusals(trials),
-        "",
         f"best: {settings_text(trials[0].settings)}{_close(trials)}",
         *_ends(trials[0].settings, _grid(arguments)),
         f"Not private: {_NOT_PRIVATE}.",
@@ -259,7 +265,7 @@ def _text(
     if found is not None:
         lines.append(f"Tuning: {TUNING[found.plan.tuned]}; runs of this plan state it.")
         lines.append(f"\nplan {out}, run it: coterie run --plan {shlex.quote(str(out))}")
-    return "\n".join(lines)
+    print("\n".join(lines))
 
 
 def _summary(
@@ -293,23 +299,22 @@ def _summary(
     }
 
 
-def _table(trials: Sequence["Trial"]) -> list[str]:
+def _table(trials: Sequence["Trial"]) -> Any:
+    from coterie.report.tables import Number, Table, to_rich
     from coterie.tune.tune import value_text
 
-    first = trials[0]
-    better = "smaller" if first.metric == "nmse" else "larger"
-    rows = [[f"{first.metric} ({better} is better)", "folds", *first.settings]]
-    rows += [
-        [_score(trial), str(len(trial.folds)), *map(value_text, trial.settings.values())]
+    first, more = trials[0], len(trials) - _SHOWN
+    rows = [
+        (
+            Number(trial.mean, trial.standard_error, digits=4).text(),
+            str(len(trial.folds)),
+            *map(value_text, trial.settings.values()),
+        )
         for trial in trials[:_SHOWN]
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    more = len(trials) - _SHOWN
-    return lines + ([f"and {more} worse"] if more > 0 else [])
+    titles = (first.metric, "folds", *first.settings)
+    table = Table.of(titles, rows)
+    return to_rich(replace(table, notes=(f"and {more} worse",) if more > 0 else ()))
 
 
 def _refusals(trials: Sequence["Trial"]) -> list[str]:
@@ -321,7 +326,7 @@ def _refusals(trials: Sequence["Trial"]) -> list[str]:
         return []
     times = Counter(trial.refused for trial in refused)
     first = {trial.refused: trial for trial in reversed(refused)}
-    lines = ["", f"{len(refused)} of {len(trials)} combinations are refused:"]
+    lines = [f"{len(refused)} of {len(trials)} combinations are refused:"]
     lines += [
         f"  {count} such as {settings_text(first[why].settings)}: {why}"
         for why, count in times.most_common(_REFUSED)
@@ -354,11 +359,6 @@ def _ends(settings: Mapping[str, Any], grid: "Grid") -> list[str]:
             if value == end:
                 lines.append(f"{key} = {value} is the {word[:-2]}est value tried: try {word} ones")
     return lines
-
-
-def _score(trial: "Trial") -> str:
-    error = trial.standard_error
-    return f"{trial.mean:.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
 
 
 # --- --charge -----------------------------------------------------------------

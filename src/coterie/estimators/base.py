@@ -34,17 +34,16 @@ from coterie.estimators.scalers import (
     scale_rows,
     split_column,
 )
+from coterie.evaluation.baselines import local_method
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method, Shape, choices, shared_leaves
-from coterie.methods.baselines import Local
 from coterie.models import Model
 from coterie.plan.plan import Privacy, Speed
 from coterie.plan.rules import plan_for
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.serve.predict import model_outputs
-from coterie.solvers.sgd import SGD
 
-Words = NDArray[np.uint64]
+Hashes = NDArray[np.uint64]
 _TYPES = (np.float64, np.float32)
 _CALLER = 4  # frames between a warning and the call of fit
 _UNPICKLED = ("outcome_", "_train")
@@ -224,7 +223,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 clip=self.clip,
                 noise=self.noise,
             ),
-            method=_local_method(method) if local else method,
+            method=local_method(method) if local and method.shape is not Shape.NONE else method,
             sampler=None if local else _sampler_of(self.cohort),
             rounds=None if local else self.rounds,
             simulation_seed=_seed_of(self.random_state),
@@ -336,7 +335,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         blank = np.zeros(X.shape[0], dtype=np.int64)
         data = self._data(X, blank, places, ClientIds(tuple(range(len(present)))))
         chosen = take(models, torch.from_numpy(present))
-        return _as_given(model_outputs(self.plan_.method.model, chosen, data), places)
+        return in_given_order(model_outputs(self.plan_.method.model, chosen, data), places)
 
     def _rows(self, X: Any, clients: Any) -> tuple[Any, Integers]:
         """Return validated, scaled rows and the numbers of their clients (-1 for new ones)."""
@@ -416,7 +415,7 @@ def _with_models(models: Tree, more: Tree) -> Tree:
     }
 
 
-def _as_given(by_client: torch.Tensor, owners: Integers) -> Floats:
+def in_given_order(by_client: torch.Tensor, owners: Integers) -> Floats:
     """Return values that are sorted by client in the order of the given rows."""
     found = np.empty(by_client.shape, dtype=np.float64)
     found[np.argsort(owners, kind="stable")] = by_client.numpy()
@@ -493,19 +492,6 @@ def _model_of(model: Any) -> Any:
     if model not in known:
         raise ValueError(f"model = {model!r}: expected one of {', '.join(sorted(known))}")
     return known[model]()
-
-
-def _local_method(method: Method) -> Method:
-    """Return the method for a single client, which releases nothing."""
-    if method.shape is Shape.NONE:
-        return method
-    found = method.baselines().local
-    if found is not None and found.shape is Shape.NONE:
-        return found
-    # Finetuning has its own SGD settings; those of training belong to its base.
-    steps = getattr(getattr(method, "base", method), "sgd", SGD())
-    default = Local(model=method.model)
-    return replace(default, sgd=replace(steps, epochs=default.sgd.epochs, steps=None))
 
 
 def _sampler_of(cohort: Any) -> Sampler | None:
@@ -590,34 +576,34 @@ def sketch_rows(X: Any, y: NDArray[Any], codes: Integers, names: Sequence[str]) 
         return found
     digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
     owners = np.array([int.from_bytes(one, "little") for one in digests], dtype=np.uint64)
-    return found | _least(_mixed(_mixed(_words(y)) + owners[codes]))
+    return found | _least(_mixed(_mixed(_bits(y)) + owners[codes]))
 
 
-def _least(hashes: Words) -> frozenset[int]:
+def _least(hashes: Hashes) -> frozenset[int]:
     return frozenset(np.unique(hashes)[:_KEPT_HASHES].tolist())
 
 
-def _row_hashes(X: Any, y: NDArray[Any]) -> Words:
+def _row_hashes(X: Any, y: NDArray[Any]) -> Hashes:
     """Return a hash of each row with its target; equal rows have equal hashes."""
     width = int(np.prod(X.shape[1:]))
     factors = _mixed(np.arange(1, width + 2, dtype=np.uint64)) | np.uint64(1)
     if sparse.issparse(X):
-        terms = _words(X.data) * factors[X.indices]
+        terms = _bits(X.data) * factors[X.indices]
         sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms, dtype=np.uint64)])
         rows = sums[X.indptr[1:]] - sums[X.indptr[:-1]]
     else:
-        rows = (_words(X).reshape(len(X), width) * factors[:width]).sum(axis=1, dtype=np.uint64)
-    return _mixed(rows + _words(y) * factors[width])
+        rows = (_bits(X).reshape(len(X), width) * factors[:width]).sum(axis=1, dtype=np.uint64)
+    return _mixed(rows + _bits(y) * factors[width])
 
 
-def _words(values: NDArray[Any]) -> Words:
+def _bits(values: NDArray[Any]) -> Hashes:
     # Adding 0.0 turns -0.0 into 0.0.
     return np.ascontiguousarray(np.asarray(values, dtype=np.float64) + 0.0).view(np.uint64)
 
 
-def _mixed(words: Words) -> Words:
+def _mixed(bits: Hashes) -> Hashes:
     """Return mixed bits (the finaliser of SplitMix64)."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Words = words ^ (words >> np.uint64(31))
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Hashes = bits ^ (bits >> np.uint64(31))
     return mixed

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
-from coterie.estimators.base import Federated, Targets, _as_given
+from coterie.estimators.base import Federated, Targets, in_given_order
 from coterie.estimators.scalers import Floats
 from coterie.serve.predict import model_std
 
@@ -118,7 +118,9 @@ class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
         # The same numbers as in training: uncertainty depends on a client's own training rows.
         data = self._data(rows, blank, codes, self._trained)
         places = np.arange(len(data))
-        return _as_given(model_std(self.plan_.method, self._shared, train, data, places), codes)
+        return in_given_order(
+            model_std(self.plan_.method, self._shared, train, data, places), codes
+        )
 
     def _checked(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, NDArray[Any]]:
         center, scale = self.target_center, self.target_scale

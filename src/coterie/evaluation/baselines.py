@@ -286,19 +286,25 @@ def score_local(
     seed: int = 0,
     speed: "Speed | None" = None,
 ) -> Score:
-    """Return the score of local training: the method's own, or with its model and step size."""
+    """Return the score of local training, see `local_method`."""
     from coterie.engine.simulate import simulate
     from coterie.evaluation.score import evaluate
-    from coterie.methods.baselines import Local
     from coterie.plan.plan import Plan, Privacy
-    from coterie.solvers.sgd import SGD
 
-    local = method.baselines().local
-    if local is None:
-        # Finetuning has steps of its own; training uses those of the base method.
-        steps = getattr(getattr(method, "base", method), "sgd", SGD())
-        usual = Local(model=method.model)
-        local = replace(usual, sgd=replace(steps, epochs=usual.sgd.epochs, steps=None))
+    local = local_method(method)
     free = Privacy(epsilon=math.inf)
     plan = Plan(method=local, privacy=free, rounds=1, simulation_seed=seed)
     return evaluate(local.model, simulate(plan, train, speed=speed).rows, test)
+
+
+def local_method(method: "Method") -> "Method":
+    """Return local training as the method defines it, or with the method's model and step size."""
+    from coterie.methods.local import Local
+    from coterie.solvers.sgd import SGD
+
+    if (own := method.baselines().local) is not None:
+        return own
+    # Finetuning has steps of its own; training uses those of the base method.
+    steps = getattr(getattr(method, "base", method), "sgd", SGD())
+    usual = Local(model=method.model)
+    return replace(usual, sgd=replace(steps, epochs=usual.sgd.epochs, steps=None))

@@ -345,6 +345,11 @@ PER_CLIENT = tuple(metric for metric in METRICS.values() if metric.function is n
 """The metrics that each client has by itself."""
 
 
+def is_higher_better(name: str | None) -> bool:
+    """Return whether larger values of a metric are better; of an unknown name, they are."""
+    return name not in METRICS or METRICS[name].higher_is_better
+
+
 def headline(task: str) -> Metric:
     """Return the headline metric of a task."""
     return next(m for m in METRICS.values() if m.function is None and task in m.tasks)

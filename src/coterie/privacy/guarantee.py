@@ -58,14 +58,13 @@ from coterie.privacy.profiles import (
 
 OTHERS = "other clients"
 EVERYBODY = "the server and the other clients"
-OUTSIDER = "an outsider who observes only releases"
 COMPARED = {"zero_out": "without it", "replace": "with another client's data in its place"}
 RELATIONS = {
     "zero_out": "the client's contributions are replaced by zero",
     "replace": "the client is replaced by any other client",
 }
 UNIT = "one client: its whole data and its whole state"
-SERVER_SEES = "the server, which observes each clipped contribution before noise; "
+_SERVER_SEES = "the server, which observes each clipped contribution before noise; "
 _CENTRAL = {
     "server": "the server observes each clipped contribution before noise",
     "server_secure_aggregation": "the server adds the noise itself and observes the exact sum",
@@ -425,6 +424,7 @@ def state(
     epsilon: float | None = None,
     adversary: str | None = None,
     accountant: str | None = None,
+    server: str | None = None,
 ) -> list[str]:
     """Return the sentences that state a guarantee.
 
@@ -433,6 +433,7 @@ def state(
         epsilon: Another epsilon than its own, as for a run that was selected among several.
         adversary: The sentence that describes who has this epsilon.
         accountant: The sentence that describes how it was computed.
+        server: What a central server observes, where it is not each clipped contribution.
     """
     own = epsilon is None
     spent = guarantee.epsilon if epsilon is None else epsilon
@@ -442,8 +443,8 @@ def state(
         adversary or _adversary(guarantee),
         f"Sampling: {_sampling(guarantee)}",
         accountant or f"Accountant: {guarantee.profile.accountant}.",
-        f"Not covered: {_uncovered(guarantee)}metrics, losses and row counts that are shown; "
-        "settings chosen from results; a personal model that its client shares.",
+        f"Not covered: {_uncovered(guarantee, server)}metrics, losses and row counts that are "
+        "shown; settings chosen from results; a personal model that its client shares.",
     ]
     if guarantee.assumed:
         lines.append(f"Assumed public: {'; '.join(guarantee.assumed)}.")
@@ -470,9 +471,9 @@ def state_epsilon(epsilon: float, delta: float, rounds: int, relation: Relation)
     )
 
 
-def _uncovered(guarantee: Guarantee) -> str:
+def _uncovered(guarantee: Guarantee, server: str | None) -> str:
     if not is_local(guarantee) or is_central(guarantee):
-        return SERVER_SEES
+        return _SERVER_SEES if server is None else server
     return "an adversary who reads a client's memory before it adds noise; "
 
 

@@ -505,11 +505,19 @@ def chosen_alone(run: Guarantee, stated: Mapping[str, Any] | None) -> float | No
     return None if stated is None else Charged.from_json(stated).selection(run).chosen_alone
 
 
-def charged_statement(run: Guarantee, stated: Mapping[str, Any] | None) -> str:
-    """Return a run's guarantee as text, for an adversary who observes only it if it was chosen."""
+def charged_statement(
+    run: Guarantee, stated: Mapping[str, Any] | None, *, server: str | None = None
+) -> str:
+    """Return a run's guarantee as text, for an adversary who observes only it if it was chosen.
+
+    Args:
+        run: The guarantee of the run.
+        stated: The part of its certificate on the selection, if any.
+        server: What a central server observes, where it is not each clipped contribution.
+    """
     epsilon = chosen_alone(run, stated)
     if epsilon is None:
-        return run.statement()
+        return "\n".join(state(run, server=server))
     adversary = (
         "Adversary: observes this run, which was chosen by private scores, and neither another "
         "run, nor selection.json, nor the number of runs. For others it does not hold: "
@@ -518,7 +526,8 @@ def charged_statement(run: Guarantee, stated: Mapping[str, Any] | None) -> str:
     accountant = (
         f"Accountant: {THEOREM}; of the releases before the choice: {run.profile.accountant}."
     )
-    return "\n".join(state(run, epsilon=epsilon, adversary=adversary, accountant=accountant))
+    lines = state(run, epsilon=epsilon, adversary=adversary, accountant=accountant, server=server)
+    return "\n".join(lines)
 
 
 def charged_message(epsilon: float, delta: float) -> str:

@@ -353,27 +353,27 @@ def trade_off(
     )
     y = y_of("y", "false negatives", scale=altair().Scale(domain=[0, 1]))
     y = y.axis(format="%")
-    words = tooltip(
+    tip = tooltip(
         ("kind", "curve", ""), ("x", "false positives", ".1%"), ("y", "false negatives", ".1%")
     )
     caught = tooltip(("x", "false positives", ".0%"), ("caught", "true positives, at most", ".1%"))
     base = on().encode(x=x, y=y)
     only = altair().FieldEqualPredicate(field="kind", equal=best)
-    reach = on().transform_filter(only).mark_area(color=GAIN, opacity=0.12).encode(x=x, y=y)
+    area = on().transform_filter(only).mark_area(color=GAIN, opacity=0.12).encode(x=x, y=y)
     lines = base.mark_line().encode(color=hue_of(names, hues), strokeDash=dash_of(names, dashes))
     points = on("marks").mark_point(size=70, color=GAIN, opacity=1).encode(x=x, y=y, tooltip=caught)
-    word = on("word").mark_text(align="left", color=GAIN).encode(x=x, y=y, text="said:N")
-    chart = altair().layer(reach, lines, word, hover(base).encode(tooltip=words), points)
-    said = [{"x": 0.03, "y": 0.06, "said": "impossible"}]
-    return figure(name, title, sized(chart), {"rows": rows, "marks": pointed, "word": said})
+    word_at = [{"x": 0.03, "y": 0.06, "text": "impossible"}]
+    word = on("word").mark_text(align="left", color=GAIN).encode(x=x, y=y, text="text:N")
+    chart = altair().layer(area, lines, word, hover(base).encode(tooltip=tip), points)
+    return figure(name, title, sized(chart), {"rows": rows, "marks": pointed, "word": word_at})
 
 
 def spending(name: str, title: str, *, rounds: Sequence[int], epsilons: Sequence[float]) -> Figure:
     """Return epsilon against the rounds done."""
     rows = [{"x": 0, "y": 0.0}, *({"x": r, "y": e} for r, e in zip(rounds, epsilons, strict=True))]
-    words = tooltip(("x", "rounds done", "d"), ("y", "epsilon spent", ".4g"))
+    tip = tooltip(("x", "rounds done", "d"), ("y", "epsilon spent", ".4g"))
     x = x_of("x", "rounds done", scale=altair().Scale(nice=False), axis=_whole())
-    base = on().encode(x=x, y=y_of("y", "epsilon"), tooltip=words)
+    base = on().encode(x=x, y=y_of("y", "epsilon"), tooltip=tip)
     area = base.mark_area(color=GAIN, opacity=0.12)
     chart = altair().layer(area, base.mark_line(color=GAIN), base.mark_point(color=GAIN, opacity=1))
     return figure(name, title, sized(chart), {"rows": rows})
@@ -404,17 +404,17 @@ def loss_and_epsilon(
     left = on().encode(
         x=x, y=y_of("y", f"{metric} (not private)", scale=altair().Scale(zero=False))
     )
-    words = tooltip(("kind", "curve", ""), ("x", "rounds done", "d"), ("y", metric, ".4g"))
+    tip = tooltip(("kind", "curve", ""), ("x", "rounds done", "d"), ("y", metric, ".4g"))
     lines = left.mark_line().encode(color=colour, strokeDash=dash)
-    parts = [altair().layer(lines, hover(left).encode(tooltip=words))]
+    parts = [altair().layer(lines, hover(left).encode(tooltip=tip))]
     steps = [{"kind": "epsilon", "x": r, "y": e} for r, e in [(0, 0.0), *known]] if known else []
     if steps:
         right = on("spent").encode(
             x=x, y=y_of("y", "epsilon spent", axis=altair().Axis(grid=False))
         )
-        words = tooltip(("x", "rounds done", "d"), ("y", "epsilon spent", ".4g"))
+        tip = tooltip(("x", "rounds done", "d"), ("y", "epsilon spent", ".4g"))
         drawn = right.mark_line().encode(color=colour, strokeDash=dash)
-        parts.append(altair().layer(drawn, hover(right).encode(tooltip=words)))
+        parts.append(altair().layer(drawn, hover(right).encode(tooltip=tip)))
     chart = altair().layer(*parts).resolve_scale(y="independent")
     return figure(name, title, sized(chart), {"rows": rows, "spent": steps})
 
@@ -425,10 +425,10 @@ def reliability(name: str, title: str, curves: Sequence[Curve]) -> Figure:
     scale, form = altair().Scale(domain=[0, 1]), altair().Axis(format="%")
     x, y = x_of("x", "confidence", scale=scale, axis=form), y_of("y", "accuracy", scale=scale)
     base = on().encode(x=x, y=y.axis(format="%"), color=hue_of(names, hues))
-    words = tooltip(("kind", "run", ""), ("x", "confidence", ".1%"), ("y", "accuracy", ".1%"))
+    tip = tooltip(("kind", "run", ""), ("x", "confidence", ".1%"), ("y", "accuracy", ".1%"))
     just = on("just").mark_line(color=SOFT, strokeDash=[2, 3], strokeWidth=1.2).encode(x=x, y=y)
     lines = base.mark_line().encode(strokeDash=dash_of(names, dashes))
-    chart = altair().layer(just, lines, base.mark_point(opacity=1).encode(tooltip=words))
+    chart = altair().layer(just, lines, base.mark_point(opacity=1).encode(tooltip=tip))
     ends = [{"x": 0, "y": 0}, {"x": 1, "y": 1}]
     return figure(name, title, sized(chart), {"rows": rows_of(curves), "just": ends})
 
@@ -450,9 +450,9 @@ def lines(
     y = y_of("y", up, scale=scale_of(found), axis=axis_of(found))
     x = x_of("x", along, scale=altair().Scale(nice=False, zero=True))
     base = on().encode(x=x, y=y, color=hue_of(names, hues))
-    words = tooltip(("kind", "run", ""), ("x", along, ".4~g"), ("y", up, ".4g"))
+    tip = tooltip(("kind", "run", ""), ("x", along, ".4~g"), ("y", up, ".4g"))
     drawn = base.mark_line().encode(strokeDash=dash_of(names, dashes))
-    chart = altair().layer(drawn, hover(base).encode(tooltip=words))
+    chart = altair().layer(drawn, hover(base).encode(tooltip=tip))
     return figure(name, title, sized(chart, height), {"rows": rows})
 
 
@@ -472,12 +472,12 @@ def scores(
         for label, value, error in zip(labels, values, np.nan_to_num(errors), strict=True)
         if math.isfinite(value)
     ]  # fmt: skip
-    beside = [
+    local_rows = [
         {"label": label, "kind": "local", "value": value}
         for label, value in zip(labels, local, strict=True)
         if math.isfinite(value)
     ]
-    names = ["this run", *(["local"] if beside else [])]
+    names = ["this run", *(["local"] if local_rows else [])]
     alt = altair()
     y = alt.Y(field="label", type="nominal", sort=None, title=None, axis=alt.Axis(grid=False))
     x = x_of("value", None, scale=alt.Scale(zero=False), axis=alt.Axis(format="~g"))
@@ -485,17 +485,17 @@ def scores(
     shape = shape.scale(domain=names, range=["circle", "diamond"][: len(names)])
     legend = alt.Legend(symbolType="circle", symbolStrokeWidth=0)
     colour = hue_of(names, [GAIN, LOSS][: len(names)]).legend(legend)
-    words = tooltip(
+    tip = tooltip(
         ("label", "run", ""), ("value", "mean", ".4g"), ("error", "standard error", ".2g")
     )
     base = on().encode(y=y, x=x)
     bars = base.mark_rule(color=GAIN, strokeWidth=1.6).encode(x=x_of("low", None), x2="high")
-    points = base.mark_point(opacity=1, size=70).encode(color=colour, shape=shape, tooltip=words)
-    words = tooltip(("label", "run", ""), ("value", "local", ".4g"))
+    points = base.mark_point(opacity=1, size=70).encode(color=colour, shape=shape, tooltip=tip)
+    tip = tooltip(("label", "run", ""), ("value", "local", ".4g"))
     others = on("local").mark_point(opacity=1, size=55).encode(y=y, x=x, color=colour, shape=shape)
-    chart = alt.layer(bars, others.encode(tooltip=words), points)
+    chart = alt.layer(bars, others.encode(tooltip=tip), points)
     height = max(90.0, 26.0 * len(set(labels)))
-    return figure(name, title, sized(chart, height), {"rows": rows, "local": beside})
+    return figure(name, title, sized(chart, height), {"rows": rows, "local": local_rows})
 
 
 def frontier(
@@ -517,10 +517,10 @@ def frontier(
     y = y_of("y", up, scale=alt.Scale(zero=False), axis=alt.Axis(format="~g"))
     colour, dash = hue_of(names, hues), dash_of(names, dashes)
     base = on().encode(x=x, y=y, color=colour)
-    words = tooltip(("kind", "method", ""), ("x", "epsilon", ".4~g"), ("y", "mean", ".4g"),
+    tip = tooltip(("kind", "method", ""), ("x", "epsilon", ".4~g"), ("y", "mean", ".4g"),
                  ("error", "standard error", ".2g"), ("runs", "runs", "d"))  # fmt: skip
     bars = base.mark_rule(strokeWidth=1.6).encode(y=y_of("low", up), y2="high")
-    points = base.mark_point(opacity=1, size=60).encode(tooltip=words)
+    points = base.mark_point(opacity=1, size=60).encode(tooltip=tip)
     drawn = base.mark_line().encode(strokeDash=dash)
     rule = on("levels").mark_rule(strokeWidth=1.6).encode(y=y, color=colour, strokeDash=dash)
     rule = rule.encode(tooltip=tooltip(("kind", "", ""), ("y", "mean", ".4g")))

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from coterie.core.files import how_to_resume
-from coterie.evaluation.metrics import METRICS, average
-from coterie.privacy.guarantee import OTHERS, OUTSIDER, Guarantee, round_up, view_of
+from coterie.evaluation.metrics import METRICS, average, is_higher_better
+from coterie.privacy.guarantee import Guarantee, round_up, view_of
 from coterie.privacy.selection import CHOSEN_ONLY, chosen_alone
 
 Array = NDArray[np.float64]
@@ -103,8 +103,7 @@ class FinishedRun:
         """The adversary that `epsilon` refers to."""
         if self.selection is not None:
             return CHOSEN_ONLY
-        view = view_of(self.guarantee)
-        return OTHERS if view == OUTSIDER else view
+        return view_of(self.guarantee)
 
     @property
     def hides_cohort(self) -> bool:
@@ -169,8 +168,6 @@ class FinishedRun:
             )
             remedies = " ".join(map(str, verdict.get("remedies") or ()))
             said += [f"To improve it: {remedies}"] if remedies else []
-            if view_of(self.guarantee) == OUTSIDER:
-                said.append(f"The epsilons of that verdict are against {OUTSIDER}.")
         return (*said, f"Chosen by auto: {_sentence(chosen)}") if chosen else tuple(said)
 
     @property
@@ -361,8 +358,7 @@ class Group:
     @property
     def badness(self) -> float:
         """The metric, signed so that smaller is better; infinite where there is none."""
-        metric = METRICS.get(self.first.result["metric"])
-        value = self.mean("value") * (-1 if metric is None or metric.higher_is_better else 1)
+        value = self.mean("value") * (-1 if is_higher_better(self.first.result["metric"]) else 1)
         return math.inf if math.isnan(value) else value
 
 

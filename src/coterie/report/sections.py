@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from coterie.evaluation.baselines import PROMISE, TITLES, verdicts
 from coterie.evaluation.metrics import METRICS, PER_CLIENT
 from coterie.privacy.guarantee import (
-    OUTSIDER,
-    SERVER_SEES,
+    COMPARED,
     Guarantee,
     add_up,
     describe_noise,
     is_local,
     reasons,
     round_up,
-    view_of,
 )
 from coterie.privacy.selection import (
     CHOSEN_ONLY,
@@ -173,7 +171,6 @@ _STRENGTHS = (
     (4.0, "a moderate guarantee"),
     (10.0, "a weak guarantee"),
 )
-_COMPARED = {"zero_out": "without it", "replace": "with another client's data in its place"}
 
 
 def title_of(runs: Sequence[FinishedRun]) -> str:
@@ -273,9 +270,9 @@ def _tiles(best: Group) -> Iterator[tuple[str, str]]:
     yield spent, f"epsilon at delta {run.guarantee.delta:.3g}{against}"
     if run.is_scored:
         metric = METRICS.get(run.result["metric"])
-        beside = "" if math.isnan(local) or not run.shares else f"; local {short(local)}"
+        other = "" if math.isnan(local) or not run.shares else f"; local {short(local)}"
         way = "" if metric is None else f" ({metric.direction})"
-        yield short(best.mean("value")), f"{_metric(run)}{beside}{way}"
+        yield short(best.mean("value")), f"{_metric(run)}{other}{way}"
     if run.deployment:
         yield str(run.deployment.get("sites")), "sites, which keep their clients' models"
     if run.shares and run.is_scored:
@@ -286,7 +283,7 @@ def _tiles(best: Group) -> Iterator[tuple[str, str]]:
 
 
 def _meaning(run: FinishedRun) -> str:
-    """Return the meaning of epsilon in plain words."""
+    """Return the meaning of epsilon as text."""
     epsilon, delta = run.epsilon, run.guarantee.delta
     strength = next((said for most, said in _STRENGTHS if epsilon <= most + 1e-9), "")
     factor = f"{round_up(math.exp(epsilon), 3)} times" if epsilon < 30 else "any number of times"
@@ -294,7 +291,7 @@ def _meaning(run: FinishedRun) -> str:
     who = "an adversary who sees only this run" if alone else "the other clients together"
     said = (
         f"any event that {who} can observe is at most {factor} as likely with a client's data as "
-        f"{_COMPARED[run.guarantee.relation]}"
+        f"{COMPARED[run.guarantee.relation]}"
     )
     said += f" (except with probability {delta:.3g}). " if delta else ". "
     said += f"This is {strength}." if strength else "At this size the guarantee is very weak."
@@ -1051,12 +1048,12 @@ def _one_guarantee(stated: Stated, run: FinishedRun, key: str) -> Iterator[Block
 
 def _sentences(run: FinishedRun) -> str:
     """Return the sentences of a guarantee; for a deployment, with what its coordinator sees."""
-    said = charged_statement(run.guarantee, run.selection)
-    if not run.deployment:
-        return said
-    bounded = math.isfinite(float(run.deployment.get("epsilon_coordinator", math.inf)))
-    sees = f"the coordinator, which sees {run.deployment.get('coordinator_sees')}; "
-    return said.replace(SERVER_SEES, "" if bounded else sees)
+    sees = None
+    if run.deployment:
+        bounded = math.isfinite(float(run.deployment.get("epsilon_coordinator", math.inf)))
+        observed = run.deployment.get("coordinator_sees")
+        sees = "" if bounded else f"the coordinator, which observes {observed}; "
+    return charged_statement(run.guarantee, run.selection, server=sees)
 
 
 def _statement(run: FinishedRun, clip: float | None) -> Iterator[Block]:
@@ -1105,8 +1102,6 @@ def _sampling(guarantee: Guarantee) -> str:
     if who.rate == 1:
         return _SAMPLED["everyone"]
     seen = "visible" if who.visible or is_local(guarantee) else "hidden"
-    if view_of(guarantee) == OUTSIDER:
-        seen = "hidden from outsiders; all other clients together know it"
     return f"{_SAMPLED[who.kind]}, rate {who.rate:.4g} per round, {seen}"
 
 

@@ -48,7 +48,7 @@ from coterie.models import Model
 from coterie.models.base import squeezed
 from coterie.models.module import Networked, assembled
 from coterie.plan.plan import Plan
-from coterie.privacy.guarantee import OTHERS, OUTSIDER, Guarantee
+from coterie.privacy.guarantee import Guarantee
 from coterie.run.folder import check_rows, facts_of
 from coterie.run.summary import promised
 
@@ -271,9 +271,6 @@ def save_client(path: Path, model: ClientModel) -> None:
 def metadata(model: ClientModel) -> dict[str, str]:
     """Return the public metadata of an exported file, as text."""
     info = model.info
-    epsilon, view = info.guarantee.get("epsilon"), str(info.guarantee.get("view"))
-    if view == OUTSIDER:  # state the client's own risk, never an outsider's smaller epsilon
-        epsilon, view = info.guarantee["views"]["other_clients"], OTHERS
     return {
         "format": FORMAT,
         "coterie": __version__,
@@ -287,8 +284,8 @@ def metadata(model: ClientModel) -> dict[str, str]:
         "source": json.dumps(to_table(info.source)),
         "scaled": "client" if info.scaled else "none",
         "leaves": json.dumps(list(model.params)),
-        "epsilon": str(epsilon),
-        "view": view,
+        "epsilon": str(info.guarantee.get("epsilon")),
+        "view": str(info.guarantee.get("view")),
         "delta": str(info.guarantee.get("delta")),
         "guarantee": json.dumps(dict(info.guarantee), allow_nan=False),
     }

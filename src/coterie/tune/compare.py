@@ -288,7 +288,7 @@ def place_of(label: str, epsilon: float | None, seed: int, *, real: bool) -> str
     >>> place_of("pmtl", 0.5, 2, real=False)
     'runs/pmtl/epsilon-0.5/seed-2'
     """
-    budget = "nothing-posted" if epsilon is None else f"epsilon-{epsilon!r}".removesuffix(".0")
+    budget = "no-release" if epsilon is None else f"epsilon-{epsilon!r}".removesuffix(".0")
     return f"runs/{_slug(label)}/{budget}/{'repeat' if real else 'seed'}-{seed}"
 
 

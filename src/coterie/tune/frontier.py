@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy import special
 
-from coterie.evaluation.metrics import average
+from coterie.evaluation.metrics import average, is_higher_better
 from coterie.tune.compare import Ended, Row, is_done, read_comparison, rows_of
 
 LOCAL = "local baseline"
@@ -204,7 +204,7 @@ class Findings:
     @property
     def smaller_is_better(self) -> bool:
         """Whether smaller values of the metric are better."""
-        return self.metric == "nmse"
+        return not is_higher_better(self.metric)
 
     def at(self, epsilon: float) -> list[Point]:
         """Return the points of one epsilon."""
@@ -250,7 +250,7 @@ def _point(rows: Sequence[Row], epsilon: float) -> Point:
 
 def _marked(points: list[Point], metric: str) -> Iterator[Point]:
     known = [point.value for point in points if not math.isnan(point.value)]
-    best = (min if metric == "nmse" else max)(known) if len(known) > 1 else math.nan
+    best = (max if is_higher_better(metric) else min)(known) if len(known) > 1 else math.nan
     for point in points:
         yield replace(point, is_best=point.value == best)
 

@@ -27,6 +27,7 @@ from coterie.data.datasets import NAMES
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.scaling import standardise_clients
 from coterie.engine.simulate import simulate
+from coterie.evaluation.metrics import is_higher_better
 from coterie.evaluation.score import evaluate
 from coterie.plan.plan import Plan, TunedOn, fill_kinds
 from coterie.plan.rules import resolve
@@ -118,7 +119,7 @@ class Trial:
     @property
     def loss(self) -> float:
         """The mean with a sign such that smaller is better; infinity if it is NaN."""
-        mean = self.mean if self.metric == "nmse" else -self.mean
+        mean = -self.mean if is_higher_better(self.metric) else self.mean
         return math.inf if math.isnan(mean) else mean
 
     @property
