@@ -155,7 +155,10 @@ def test_all_of_it_works_without_a_network(tmp_path):
 
 
 def test_telemetry_of_dependencies_is_off_unless_the_user_says_otherwise(tmp_path):
-    code = "import os\nfrom coterie.core.environment import *\ntelemetry_off()\nprint([os.environ[name] for name in TELEMETRY_OFF])"
+    code = (
+        "import os\nfrom coterie.core.environment import *\ntelemetry_off()\n"
+        "print([os.environ[name] for name in TELEMETRY_OFF])"
+    )
     clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean
