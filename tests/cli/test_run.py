@@ -84,7 +84,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 def _without_pages(request, monkeypatch):
     """Spare the runs their HTML page, which takes most of a small run's time."""
     if "pages" not in request.fixturenames:
-        monkeypatch.setattr("coterie.cli.run.write_report", lambda folders, out: out)
+        monkeypatch.setattr("coterie.cli.train.write_report", lambda folders, out: out)
 
 
 @pytest.fixture

@@ -89,9 +89,9 @@ def test_the_flag_may_stand_before_or_after_the_command_and_children_inherit_it(
 
 def test_a_user_is_told_in_one_line(tmp_path):
     code = (
-        "import sys, coterie.cli.look as look\nfrom coterie.cli.main import main\n"
+        "import sys, coterie.cli.methods as methods\nfrom coterie.cli.main import main\n"
         "import socket\n"
-        "look.methods = lambda arguments: socket.create_connection(('192.0.2.1', 80), 1)\n"
+        "methods._print = lambda arguments: socket.create_connection(('192.0.2.1', 80), 1)\n"
         "sys.exit(main(['--offline', 'methods']))"
     )
     done = python(code, cwd=tmp_path)

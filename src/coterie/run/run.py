@@ -160,12 +160,7 @@ def _train(
     )
     score = evaluate(plan.method.model, outcome.rows, test)
     others, joined, unscored = _score_others(plan, outcome, score, data, scoring)
-    notices = (
-        *plan.method.notes(data=train).data,
-        *_gap_note(outcome),
-        *_response_note(past, outcome),
-        *unscored,
-    )
+    notes = (*plan.method.notes(data=train).data, *_gap_note(outcome))
     local = others.local
     summary = summarise(
         outcome,
@@ -174,7 +169,7 @@ def _train(
         data=plan.data.name,
         tuned=plan.tuned,
         seconds=time.perf_counter() - started,
-        notices=notices,
+        notices=(*notes, *_response_note(past, outcome), *unscored),
         newcomers=None if joined is None else joined.to_json(),
     )
     summary |= _add_facts(plan, outcome, others.to_json(score), others.missing)
