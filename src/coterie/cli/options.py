@@ -14,6 +14,7 @@ from coterie.privacy import noise_names
 
 Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
+NO_DATA = "no data: give --data NAME|FILE, for example --data districts"
 BASELINES = ("local", "local_star", "centralised", "mixed")
 
 
@@ -288,8 +289,7 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
             raise ValueError(f"epsilon = {value}: expected a positive number, or inf")
     for name in ("noise_multiplier", "clip", "cohort"):
         if name in given and not 0 < given[name] < math.inf:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} {given[name]}: expected a positive number")
+            raise ValueError(f"{name} = {given[name]}: expected a positive number")
     if given.get("rounds", 1) < 1:
         raise ValueError(f"rounds = {given['rounds']}: expected a whole number of at least 1")
 

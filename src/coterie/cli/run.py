@@ -3,6 +3,7 @@
 import argparse
 
 from coterie.cli.options import (
+    NO_DATA,
     Commands,
     add_plan,
     add_tracking,
@@ -74,6 +75,8 @@ def add_demo(commands: Commands) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_flags(arguments)
+    if not (arguments.data or arguments.plan or arguments.resume or arguments.set):
+        raise ValueError(NO_DATA)
     from coterie.cli.train import run
 
     return run(arguments)
