@@ -11,6 +11,7 @@ public verify.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import itertools
@@ -38,6 +39,7 @@ _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\d)")
 _ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| `([^`]*)` \|", re.MULTILINE)
 _STUB = Path(coterie.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+PARSER = build_parser()
 HOMES = {
     name: f"coterie.{module}"
     for module, name in re.findall(r"^from \.(\w\S*) import (\w+) as", _STUB, re.MULTILINE)
@@ -154,7 +156,7 @@ def test_commands_parse(page):
             if words[:1] != ["coterie"]:
                 continue
             try:
-                build_parser().parse_args(words[1:])
+                PARSER.parse_args(words[1:])
             except SystemExit:
                 pytest.fail(f"{page.name}, line {block.line}: does not parse: {line}")
 
@@ -167,20 +169,22 @@ def test_commands_and_flags_in_the_text_exist(page):
         assert first in known, f"{page.name}: coterie {words}"
         named = {word.partition("=")[0] for word in rest if word.startswith("--")}
         assert named <= known[first], f"{page.name}: coterie {words}"
-    anywhere = flags_of(build_parser()) | flags_of_programs()
+    anywhere = flags_of(PARSER) | flags_of_programs()
     for flag in re.findall(r"`(--[a-z][a-z-]*)", text):
         assert flag in anywhere, f"{page.name}: no command has {flag}"
 
 
+@functools.cache
 def flags_by_command():
     found = {}
-    for action in build_parser()._actions:
+    for action in PARSER._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():
                 found[name] = flags_of(command)
     return found
 
 
+@functools.cache
 def flags_of_programs():
     """Find the flags of benchmarks and examples, which pages speak of too."""
     programs = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").glob("*.py")]
@@ -279,7 +283,7 @@ def test_help_is_of_the_command_it_stands_in():
 
 
 def helps_of(name):
-    (choices,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    (choices,) = (a for a in PARSER._actions if isinstance(a, argparse._SubParsersAction))
     return {
         action.option_strings[-1]: action.help
         for action in choices.choices[name]._actions

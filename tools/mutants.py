@@ -37,14 +37,14 @@ MUTANTS = (
     ),
     Mutant(
         "clip skipped",
-        "tree.py",
+        "core/tree.py",
         "    over = relative > bound / unit\n",
         "    over = relative > math.inf\n",
         "tests/properties/test_sensitivity.py",
     ),
     Mutant(
         "float32 norms",
-        "tree.py",
+        "core/tree.py",
         "torch.stack([flat.square().sum(dim=1) for flat in scaled.values()]).sum(dim=0)",
         "torch.stack([flat.float().square().sum(dim=1).double() for flat in scaled.values()]"
         ").sum(dim=0)",
@@ -115,7 +115,7 @@ MUTANTS = (
         "privacy/guarantee.py",
         "rounding=ROUND_CEILING",
         'rounding="ROUND_FLOOR"',
-        "tests/test_cli.py",
+        "tests/cli/test_run.py",
     ),
     Mutant(
         "replace counted as zero-out",
