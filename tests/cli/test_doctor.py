@@ -16,11 +16,10 @@ from coterie.privacy.profiles import GaussianProfile
 pytestmark = pytest.mark.full
 
 
-def test_a_sound_machine_passes_in_seconds(capsys):
+def test_a_sound_machine_passes(capsys):
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["passed"] and [check["name"] for check in found["checks"]] == list(CHECKS)
-    assert sum(check["seconds"] for check in found["checks"]) < 5
     assert found["versions"]["coterie"] and found["versions"]["torch"]
     assert found["devices"]["cores"] >= 1 and found["folders"]["free_bytes"] > 0
     assert found["switches"]["DO_NOT_TRACK"]

@@ -9,7 +9,7 @@ import pytest
 REFUSED = {
     "data show nowhere.csv": "nowhere.csv: no such file, and no data set of that name",
     "data show distrcts": "did you mean districts?",
-    "run --data nowhere.csv": "nowhere.csv: no such file",
+    "run --data nowhere.csv": "expected a file, or one of ",
     "run --epsilon 1": "no data: give --data NAME|FILE",
     "run --data districts --method pmlt": "--method pmlt: no such method; did you mean pmtl?",
     "run --data districts --model lnear": "--model lnear: no such model; did you mean linear?",

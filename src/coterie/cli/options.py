@@ -237,9 +237,9 @@ def check_flags(arguments: argparse.Namespace) -> None:
     if "data" in given:
         check_data(given["data"])
     if "method" in given:
-        _check_name("--method", given["method"], "methods", "see `coterie methods`")
+        _check_name("--method", given["method"], "methods")
     if "model" in given and ":" not in given["model"]:
-        _check_name("--model", given["model"], "models", "see `coterie methods`")
+        _check_name("--model", given["model"], "models")
     _check_numbers(given)
     if "plan" in given and not Path(given["plan"]).is_file():
         raise ValueError(f"{given['plan']}: cannot be read (no such file); check the path")
@@ -255,7 +255,7 @@ def check_data(data: str) -> None:
     if data.partition(":")[0] in kinds or "://" in data or Path(data).exists():
         return
     near = closest(data, known)
-    meant = f"did you mean {near}?" if near else "expected a file, or a named data set"
+    meant = f"did you mean {near}?" if near else f"expected a file, or one of {', '.join(known)}"
     raise ValueError(f"{data}: no such file, and no data set of that name; {meant}")
 
 
@@ -266,11 +266,11 @@ def check_run(folder: str) -> Path:
     return Path(folder)
 
 
-def _check_name(flag: str, given: str, kind: str, otherwise: str) -> None:
+def _check_name(flag: str, given: str, kind: str) -> None:
     known = names()[kind]
     if given not in known:
         near = closest(given, known)
-        meant = f"did you mean {near}?" if near else otherwise
+        meant = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
         raise ValueError(f"{flag} {given}: no such {kind[:-1]}; {meant}")
 
 
