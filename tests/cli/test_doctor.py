@@ -1,4 +1,4 @@
-"""`coterie doctor`: what it says, and that what is broken is caught."""
+"""`coterie doctor`: what it prints, and that it detects broken parts."""
 
 import json
 import math
@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.cli import selftest as checkup
+from coterie.cli import doctor
+from coterie.cli.doctor import CHECKS, check_all, check_noise, noise_is_off
 from coterie.cli.main import main
-from coterie.cli.selftest import CHECKS, check_all, check_noise, noise_is_off
-from coterie.privacy import mechanisms
+from coterie.privacy import accounting, mechanisms
 from coterie.privacy.profiles import GaussianProfile
 
 pytestmark = pytest.mark.full
 
 
-def test_a_sound_machine_passes_in_seconds(capsys):
+def test_a_sound_machine_passes(capsys):
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["passed"] and [check["name"] for check in found["checks"]] == list(CHECKS)
-    assert sum(check["seconds"] for check in found["checks"]) < 5
     assert found["versions"]["coterie"] and found["versions"]["torch"]
     assert found["devices"]["cores"] >= 1 and found["folders"]["free_bytes"] > 0
     assert found["switches"]["DO_NOT_TRACK"]
@@ -30,7 +29,7 @@ def test_a_person_is_told_the_same(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert out.count("  ok    ") == len(CHECKS) and "FAIL" not in out
-    for part in ("versions", "extras", "devices", "switches", "all is well"):
+    for part in ("versions", "extras", "devices", "switches", "all checks passed"):
         assert part in out
 
 
@@ -58,12 +57,17 @@ NORMALS = mechanisms.normals
         ("variance", lambda entropy, count: np.zeros(count)),
     ],
 )
-def test_broken_noise_is_caught_and_named(monkeypatch, capsys, name, broken):
+def test_broken_noise_is_caught_and_named(monkeypatch, name, broken):
     monkeypatch.setattr(mechanisms, "normals", broken)
-    passed, told = check_noise()
-    assert not passed and name in told
+    passed, found = check_noise()
+    assert not passed and name in found
+
+
+def test_a_failed_check_is_printed_and_fails_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(mechanisms, "normals", lambda entropy, count: np.zeros(count))
     assert main(["doctor"]) == 1
-    assert "FAIL  noise" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "FAIL  noise" in out and "FAILED: do not run anything private" in out
 
 
 def test_noise_off_the_grid_is_caught(monkeypatch):
@@ -73,8 +77,8 @@ def test_noise_off_the_grid_is_caught(monkeypatch):
         return {"w": total["w"] + noise}
 
     monkeypatch.setattr(mechanisms.GaussianSum, "perturb", unrounded)
-    passed, told = check_noise()
-    assert not passed and "grid" in told
+    passed, found = check_noise()
+    assert not passed and "grid" in found
 
 
 def test_sound_noise_is_hardly_ever_called_broken():
@@ -94,12 +98,12 @@ def test_a_clip_that_lets_too_much_through_is_caught(monkeypatch):
         return clip(mechanisms.GaussianSum(1.5 * self.bound, self.noise_multiplier), rows)
 
     monkeypatch.setattr(mechanisms.GaussianSum, "clip", loose)
-    assert not checkup.check_sum()[0]
+    assert not doctor.check_sum()[0]
 
 
 @pytest.mark.parametrize("check", ["closed-form accounting", "calibration", "loss distributions"])
 def test_an_accountant_that_says_too_little_is_caught(monkeypatch, check):
-    honest = checkup.profile
+    honest = accounting.profile
 
     def flattering(events, participation, relation):
         found = honest(events, participation, relation)
@@ -107,7 +111,7 @@ def test_an_accountant_that_says_too_little_is_caught(monkeypatch, check):
             return found
         return GaussianProfile(0.1)
 
-    monkeypatch.setattr(checkup, "profile", flattering)
+    monkeypatch.setattr(accounting, "profile", flattering)
     assert not CHECKS[check]()[0]
 
 
@@ -116,13 +120,13 @@ def test_entropy_that_repeats_is_caught(monkeypatch):
     monkeypatch.setattr(
         "coterie.privacy.entropy.SystemEntropy.words", lambda self, count: words[:count]
     )
-    assert not checkup.check_entropy()[0]
+    assert not doctor.check_entropy()[0]
 
 
 def test_a_lock_that_does_not_hold_is_caught(monkeypatch):
     monkeypatch.setattr("coterie.privacy.ledger.fcntl.flock", lambda *args: None)
-    passed, told = checkup.check_ledger()
-    assert not passed and "1 of 3" in told
+    passed, found = doctor.check_ledger()
+    assert not passed and "1 of 3" in found
 
 
 def test_a_check_that_breaks_has_failed_and_the_others_go_on(monkeypatch):
@@ -131,5 +135,5 @@ def test_a_check_that_breaks_has_failed_and_the_others_go_on(monkeypatch):
 
     monkeypatch.setitem(CHECKS, "ledger", broken)
     found = {check.name: check for check in check_all()}
-    assert not found["ledger"].passed and "no space left" in found["ledger"].told
+    assert not found["ledger"].passed and "no space left" in found["ledger"].found
     assert all(check.passed for name, check in found.items() if name != "ledger")

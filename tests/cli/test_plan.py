@@ -45,7 +45,7 @@ def strict(text):
 
 
 def test_thirty_clients_are_told_to_learn_alone_and_what_would_help(told):
-    out = told("--clients 30 --epsilon 1 --numbers 10")
+    out = told("--clients 30 --epsilon 1 --parameters 10")
     assert out.startswith("learn alone. With 30 clients, epsilon 1 supports models with up to 5.8")
     for part in (
         "More clients: 40 for a small gain, 79 to join, at epsilon 1.",
@@ -59,7 +59,7 @@ def test_thirty_clients_are_told_to_learn_alone_and_what_would_help(told):
 
 
 def test_the_table_by_epsilon_is_the_rule_at_each(told):
-    lines = told("--clients 100 --numbers 10 --no-plot").split("\n\n")[-1].splitlines()
+    lines = told("--clients 100 --parameters 10 --no-plot").split("\n\n")[-1].splitlines()
     assert len(lines) == 6 and len({len(line) for line in lines}) == 1
     for line, epsilon in zip(lines[1:], (0.5, 1.0, 2.0, 4.0, 8.0), strict=True):
         advice = advise(100, epsilon, 10)
@@ -76,7 +76,7 @@ KEYS = {
 
 
 def test_json_has_the_advice_and_what_the_noise_does(told):
-    found = strict(told("--clients 550 --epsilon 1 --numbers 10 --json"))
+    found = strict(told("--clients 550 --epsilon 1 --parameters 10 --json"))
     table = found["by_epsilon"]
     outlook = {key: found.pop(key) for key in KEYS}
     assert found == strict(json.dumps(advise(550, 1.0, 10).to_json()))
@@ -90,20 +90,20 @@ def test_json_has_the_advice_and_what_the_noise_does(told):
 
 def test_every_key_of_the_json_is_documented(told):
     page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
-    found = strict(told("--clients 550 --epsilon 1 --numbers 10 --json"))
+    found = strict(told("--clients 550 --epsilon 1 --parameters 10 --json"))
     missing = [key for key in (*found, *found["error"], *found["within"]) if f"`{key}`" not in page]
     assert not missing
 
 
 def test_the_noise_of_a_plan_under_coins_is_that_of_calibrate(told, capsys):
     flags = "--clients 205 --cohort 100 --rounds 100 --epsilon 2"
-    found = strict(told(f"{flags} --numbers 10 --json"))
+    found = strict(told(f"{flags} --parameters 10 --json"))
     assert main(shlex.split(f"calibrate {flags} --json")) == 0
     assert found["noise_multiplier"] == json.loads(capsys.readouterr().out)["noise_multiplier"]
 
 
 def test_rows_of_the_table_under_coins_are_near_the_rule_at_each(told):
-    found = strict(told("--clients 205 --cohort 100 --rounds 100 --numbers 10 --json"))
+    found = strict(told("--clients 205 --cohort 100 --rounds 100 --parameters 10 --json"))
     for row in found["by_epsilon"]:
         advice = advise(205, row["epsilon"], 10, cohort=100, rounds=100)
         assert row["most_numbers"] == pytest.approx(advice.max_parameters, rel=0.01, abs=1)
@@ -121,7 +121,7 @@ def test_rows_of_the_table_under_coins_are_near_the_rule_at_each(told):
     ],
 )
 def test_facts_alone_are_enough_for_every_sampling_and_noise(told, flags):
-    found = strict(told(f"--clients 200 --numbers 8 --json {flags}"))
+    found = strict(told(f"--clients 200 --parameters 8 --json {flags}"))
     assert found["verdict"] in ("join", "small gain", "learn alone")
     z, cohort = found["noise_multiplier"], found["cohort"]
     heard = math.sqrt(cohort) if "local" in flags else cohort
@@ -141,7 +141,7 @@ def test_facts_alone_are_enough_for_every_sampling_and_noise(told, flags):
     ],
 )
 def test_epsilon_is_printed_with_unit_and_relation(told, relation, compared):
-    line = f"--clients 200 --numbers 8 --relation {relation}"
+    line = f"--clients 200 --parameters 8 --relation {relation}"
     out = told(line)
     assert f"(delta 1e-05, {relation}, unit: one client)" in out
     (protected,) = [line for line in out.splitlines() if line.startswith("protected")]
@@ -152,11 +152,14 @@ def test_epsilon_is_printed_with_unit_and_relation(told, relation, compared):
 
 
 def test_an_outsiders_number_is_not_that_of_whoever_gets_the_model(told):
-    line = "--clients 100 --numbers 10 --sampling fixed --cohort 20 --relation replace --rounds 5"
+    line = (
+        "--clients 100 --parameters 10 --sampling fixed --cohort 20 --relation replace --rounds 5"
+    )
     found = strict(told(f"{line} --json"))
     views = found["epsilon_by_view"]
-    assert found["view"] == "an outsider who sees the posts alone"
-    assert views["released_shared_model"] == found["epsilon_spent"] < views["other_clients"] / 2
+    assert found["view"] == "other clients"
+    assert found["epsilon_spent"] == views["other_clients"]
+    assert views["released_shared_model"] == views["outsider"] < views["other_clients"] / 2
     assert "costs an outsider" in found["reasons"]["released_shared_model"]
     out = told(line)
     assert f"{round_up(views['other_clients'])} against the other clients" in out
@@ -164,16 +167,16 @@ def test_an_outsiders_number_is_not_that_of_whoever_gets_the_model(told):
 
 
 def test_noise_of_messages_is_not_called_that_of_a_sum(told):
-    line = "--clients 100 --numbers 10 --noise local --rounds 5"
+    line = "--clients 100 --parameters 10 --noise local --rounds 5"
     z = strict(told(f"{line} --json"))["noise_multiplier"]
     # a hundred messages, each with its own noise: the deviation of their sum is ten times one's
     told_of = f"noise of one client's message over the clip; of a sum of 100: {10 * z:.4g})"
     assert f"{z:.4g} ({told_of}" in told(line)
-    assert "(noise of a sum over the clip)" in told("--clients 100 --numbers 10 --rounds 5")
+    assert "(noise of a sum over the clip)" in told("--clients 100 --parameters 10 --rounds 5")
 
 
 def test_noise_that_is_given_buys_rounds_within_an_epsilon(told):
-    line = "--clients 200 --numbers 8 --noise-multiplier 20 --delta 1e-5"
+    line = "--clients 200 --parameters 8 --noise-multiplier 20 --delta 1e-5"
     found = strict(told(f"{line} --epsilon 1 --json"))
     assert found["rounds"] == found["rounds_at_noise"] == int((20 * 0.26805) ** 2) == 28
     assert found["epsilon"] is None and found["epsilon_limit"] == 1 >= found["epsilon_spent"]
@@ -194,7 +197,7 @@ def test_a_plan_of_data_has_the_error_that_the_plan_states(told):
 
 
 def test_sketches_fit_the_terminal_and_can_be_left_out(told, monkeypatch):
-    line = "--clients 550 --epsilon 1 --numbers 10"
+    line = "--clients 550 --epsilon 1 --parameters 10"
     monkeypatch.setenv("COLUMNS", "60")
     out = told(line)
     drawn = [row for row in out.splitlines() if " |" in row]
@@ -206,7 +209,7 @@ def test_sketches_fit_the_terminal_and_can_be_left_out(told, monkeypatch):
 
 
 def test_the_answer_comes_first_and_fits_a_screen(told):
-    out = told("--clients 550 --epsilon 1 --numbers 10").splitlines()
+    out = told("--clients 550 --epsilon 1 --parameters 10").splitlines()
     assert out[0].startswith("join. ") and len(out) < 45
 
 
@@ -214,7 +217,7 @@ def test_the_answer_comes_first_and_fits_a_screen(told):
 def test_plots_are_files_that_need_no_network(told, tmp_path):
     pytest.importorskip("altair")
     paths = [tmp_path / f"plan.{kind}" for kind in ("html", "svg", "png")]
-    told("--clients 100 --numbers 10 " + " ".join(f"--plot {path}" for path in paths))
+    told("--clients 100 --parameters 10 " + " ".join(f"--plot {path}" for path in paths))
     page, picture = paths[0].read_text(), paths[1].read_text()
     assert not re.search(r'(src|href)="https?:', page) and "vegaEmbed" in page
     assert picture.startswith("<svg") and "rounds" in picture and "clients" in picture
@@ -222,7 +225,7 @@ def test_plots_are_files_that_need_no_network(told, tmp_path):
 
 
 def test_plots_of_other_kinds_are_refused(told, tmp_path):
-    err = told(f"--clients 100 --numbers 10 --plot {tmp_path}/plan.pdf", code=2)
+    err = told(f"--clients 100 --parameters 10 --plot {tmp_path}/plan.pdf", code=2)
     assert ".html, .svg, .png" in err
 
 
@@ -242,7 +245,7 @@ def test_numbers_of_linear_models_are_counted(told, flags, numbers):
 
 
 def test_budgets_reach_the_rule(told):
-    line = "--clients 500 --epsilon 2 --numbers 40 --delta 1e-7 --relation replace --json"
+    line = "--clients 500 --epsilon 2 --parameters 40 --delta 1e-7 --relation replace --json"
     found = strict(told(f"{line} --cohort 50 --rounds 6"))
     advice = advise(500, 2.0, 40, delta=1e-7, relation="replace", cohort=50, rounds=6)
     assert (
@@ -301,7 +304,7 @@ def test_where_there_is_no_verdict_it_says_so_and_ends_well(told, flags):
 @pytest.mark.parametrize(
     "flags",
     [
-        "--clients 30 --numbers 10",
+        "--clients 30 --parameters 10",
         "--clients 30 --features 9 --method pmtl",
         "--data synthetic --option clients=12",
         "--data synthetic --option clients=12 --method pmtl",
@@ -319,9 +322,9 @@ def test_without_noise_there_is_no_verdict_and_no_mistake(told, flags):
 )
 def test_numbers_and_a_plan_are_not_both_given_and_the_flag_is_named(told, flag):
     name = flag.split()[0]
-    err = told(f"--clients 30 --numbers 10 {flag}", code=2)
+    err = told(f"--clients 30 --parameters 10 {flag}", code=2)
     assert f"{name} asks for a whole plan" in err and "--features N" in err
-    err = told(f"--data synthetic --numbers 10 {flag}", code=2)
+    err = told(f"--data synthetic --parameters 10 {flag}", code=2)
     assert "--data" in err and name in err and "--features" not in err
 
 
@@ -335,21 +338,21 @@ def test_noise_under_one_clip_gets_a_method_under_one_clip(told):
     [
         ("", "--clients"),
         ("--clients 30", "--parameters N, or --features N"),
-        ("--clients 30 --numbers 5 --features 4", "give one"),
+        ("--clients 30 --parameters 5 --features 4", "give one"),
         ("--clients 30 --features x1,x2", "--features x1,x2"),
         ("--clients 30 --features 0", "--features 0"),
         ("--clients 30 --features 3 --classes 1", "--classes 1"),
-        ("--clients 0 --numbers 5", "clients = 0"),
-        ("--clients 30 --numbers 0", "parameters = 0"),
-        ("--clients 30 --numbers 5 --epsilon 0", "epsilon = 0"),
-        ("--clients 0 --numbers 5 --epsilon inf", "clients = 0"),
-        ("--clients 30 --numbers 5 --cohort 31", "30"),
-        ("--clients 30 --numbers 5 --rounds 0", "rounds = 0"),
-        ("--clients 30 --numbers 5 --noise-multiplier 0", "noise_multiplier = 0"),
-        ("--clients 30 --numbers 5 --sampling fixed", "--cohort"),
-        ("--clients 30 --numbers 5 --sampling fixed --cohort 5", "relation 'replace'"),
-        ("--clients 30 --numbers 5 --data synthetic", "--parameters 5"),
-        ("--clients 30 --numbers 5 --method pmtl", "--parameters 5"),
+        ("--clients 0 --parameters 5", "clients = 0"),
+        ("--clients 30 --parameters 0", "parameters = 0"),
+        ("--clients 30 --parameters 5 --epsilon 0", "epsilon = 0"),
+        ("--clients 0 --parameters 5 --epsilon inf", "clients = 0"),
+        ("--clients 30 --parameters 5 --cohort 31", "30"),
+        ("--clients 30 --parameters 5 --rounds 0", "rounds = 0"),
+        ("--clients 30 --parameters 5 --noise-multiplier 0", "noise_multiplier = 0"),
+        ("--clients 30 --parameters 5 --sampling fixed", "--cohort"),
+        ("--clients 30 --parameters 5 --sampling fixed --cohort 5", "relation 'replace'"),
+        ("--clients 30 --parameters 5 --data synthetic", "--parameters 5"),
+        ("--clients 30 --parameters 5 --method pmtl", "--parameters 5"),
         ("--data synthetic --set method.lam=3", "auto"),
     ],
 )
@@ -361,7 +364,7 @@ def test_mistakes_end_in_one_line(told, flags, says):
 def test_public_facts_load_neither_torch_nor_data():
     code = (
         "import sys; from coterie.cli.main import main; "
-        "main(['plan', '--clients', '30', '--numbers', '10', '--json']); "
+        "main(['plan', '--clients', '30', '--parameters', '10', '--json']); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'coterie.data', 'rich')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
@@ -370,7 +373,7 @@ def test_public_facts_load_neither_torch_nor_data():
 
 def test_noise_of_clients_own_is_planned_for_the_rounds_that_it_bears(capsys):
     """Every client's noise adds up: fewer rounds are borne than under the server's noise."""
-    line = "plan --clients 1000 --epsilon 4 --numbers 10 --noise local --json"
+    line = "plan --clients 1000 --epsilon 4 --parameters 10 --noise local --json"
     assert main(line.split()) == 0
     found = json.loads(capsys.readouterr().out)
     # Deviations of everyone's noise are sqrt(clients) times the server's: worth / clients.
@@ -397,5 +400,7 @@ def test_the_noise_of_the_usual_method_is_told_beside_that_of_a_mean(capsys):
     assert main(["plan", *flags, "--no-plot"]) == 0
     said = capsys.readouterr().out
     assert f"{found['relative_under_pfeb']:.3g} of the clipping norm under pfeb" in said
-    assert main(["plan", "--clients", "25", "--numbers", "3", "--epsilon", "2", "--no-plot"]) == 0
+    assert (
+        main(["plan", "--clients", "25", "--parameters", "3", "--epsilon", "2", "--no-plot"]) == 0
+    )
     assert "pfeb" not in capsys.readouterr().out, "a count of numbers is of no method"

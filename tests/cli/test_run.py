@@ -84,7 +84,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 def _without_pages(request, monkeypatch):
     """Spare the runs their HTML page, which takes most of a small run's time."""
     if "pages" not in request.fixturenames:
-        monkeypatch.setattr("coterie.cli.run.write_report", lambda folders, out: out)
+        monkeypatch.setattr("coterie.cli.train.write_report", lambda folders, out: out)
 
 
 @pytest.fixture
@@ -658,7 +658,7 @@ def test_help_reads_as_a_page_of_groups(coterie, monkeypatch, columns):
     out = coterie("--help").out
     heads = [line for line in out.splitlines() if line and not line.startswith((" ", "usage", "`"))]
     assert [head.split(",")[0].split()[0] for head in heads[1:]] == [
-        "start", "plan", "train", "deploy", "look", "check", "keep", "options",
+        "start", "plan", "train", "deploy", "inspect", "check", "use", "options",
     ]  # fmt: skip
     page = out[out.index("\nplan, before") :]
     for name in (name for name in COMMANDS if " " not in name):
@@ -676,7 +676,7 @@ def test_a_command_that_no_group_names_is_shown_all_the_same():
     [
         ("rnu", "unknown command 'rnu': did you mean run?"),
         ("reprot here", "unknown command 'reprot': did you mean report?"),
-        ("zzz", "unknown command 'zzz': expected one of plan, run"),
+        ("zzz", "unknown command 'zzz': expected one of run, demo"),
         ("run --epsilom 1", "unknown argument '--epsilom': did you mean --epsilon?"),
         ("account --clients 5 --rounds 2 --noise-multiplier 1 --jsom", "did you mean --json?"),
         ("plan --relation zero_oot", "unknown --relation 'zero_oot': did you mean zero_out?"),
@@ -1015,7 +1015,7 @@ FAULTS = [
     ("line", "told"),
     [(line, told) for line, told, _ in FAULTS],
 )
-def test_mistakes_that_are_not_told_well_yet(coterie, files, line, told):
+def test_more_mistakes_are_explained(coterie, files, line, told):
     check_refused(coterie(line), line, told)
 
 

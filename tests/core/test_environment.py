@@ -89,9 +89,9 @@ def test_the_flag_may_stand_before_or_after_the_command_and_children_inherit_it(
 
 def test_a_user_is_told_in_one_line(tmp_path):
     code = (
-        "import sys, coterie.cli.look as look\nfrom coterie.cli.main import main\n"
+        "import sys, coterie.cli.methods as methods\nfrom coterie.cli.main import main\n"
         "import socket\n"
-        "look.methods = lambda arguments: socket.create_connection(('192.0.2.1', 80), 1)\n"
+        "methods._print = lambda arguments: socket.create_connection(('192.0.2.1', 80), 1)\n"
         "sys.exit(main(['--offline', 'methods']))"
     )
     done = python(code, cwd=tmp_path)
@@ -155,7 +155,10 @@ def test_all_of_it_works_without_a_network(tmp_path):
 
 
 def test_telemetry_of_dependencies_is_off_unless_the_user_says_otherwise(tmp_path):
-    code = "import os\nfrom coterie.core.environment import *\ntelemetry_off()\nprint([os.environ[name] for name in TELEMETRY_OFF])"
+    code = (
+        "import os\nfrom coterie.core.environment import *\ntelemetry_off()\n"
+        "print([os.environ[name] for name in TELEMETRY_OFF])"
+    )
     clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean

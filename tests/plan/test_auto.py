@@ -35,7 +35,7 @@ BUDGET = Privacy(epsilon=1.0)
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("coterie.cli.run.write_report", lambda folders, out: out)
+    monkeypatch.setattr("coterie.cli.train.write_report", lambda folders, out: out)
 
 
 @pytest.fixture

@@ -216,8 +216,8 @@ def test_the_verdict_says_nothing_that_the_relative_error_denies():
     settled = resolved(Auto(), Privacy(epsilon=1.0), SPEC)
     advice = advice_for(settled.method, settled.privacy, Everyone(), SPEC, settled.rounds)
     assert advice.reason == (
-        "With 550 clients, epsilon 1 supports models with up to 1,956 shared parameters. This model "
-        "shares 10: enough budget for 44 rounds."
+        "With 550 clients, epsilon 1 supports models with up to 1,956 shared parameters. This "
+        "model shares 10: enough budget for 44 rounds."
     )
     numbers = settled.method.rounds(SPEC).dimension
     assert numbers == advice.parameters == 10 and size(settled.method.contribution(SPEC)) == 21

@@ -15,7 +15,7 @@ import pytest
 
 from coterie.cli.main import main
 from coterie.core.files import explain_disk_errors
-from forked import Forks, account, kept, visible
+from tests.run.forked import Forks, account, kept, visible
 
 pytestmark = pytest.mark.full
 
@@ -198,7 +198,7 @@ def test_a_report_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, ca
     def full(folders, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("coterie.cli.run.write_report", full)
+    monkeypatch.setattr("coterie.cli.train.write_report", full)
     folder = tmp_path / "run"
     for arguments, status in (((*RUN, "--out", folder), 2), (("run", "--resume", folder), 0)):
         assert main([str(one) for one in arguments]) == status

@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from forked import Forks, account, kept, visible
+from tests.run.forked import Forks, account, kept, visible
 
 pytestmark = pytest.mark.full
 

@@ -1,14 +1,15 @@
-"""`coterie account` and `coterie calibrate`: budgets before any data; never loads torch."""
+"""`coterie account` and `coterie calibrate`: budgets before any data; neither loads torch."""
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.cli.options import Commands, add_view, command
-from coterie.privacy.calibrate import calibrate
-from coterie.privacy.events import Gaussian, LocalGaussian, Relation, default_delta
-from coterie.privacy.guarantee import Guarantee, round_up
-from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
+
+if TYPE_CHECKING:
+    from coterie.privacy.events import Relation
+    from coterie.privacy.guarantee import Guarantee
+    from coterie.privacy.sampling import Sampler
 
 _MOST_ROUNDS = 1_000_000
 _MOST_CLIENTS = 1_000_000_000_000
@@ -50,8 +51,10 @@ def _print(arguments: argparse.Namespace) -> None:
     print(json.dumps(found, indent=2, allow_nan=False) if arguments.json else describe(found))
 
 
-def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> Sampler:
+def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> "Sampler":
     """Return the sampler that the flags name."""
+    from coterie.privacy.sampling import Everyone, FixedSize, Poisson
+
     if sampling == "everyone":
         if cohort is not None:
             raise ValueError(
@@ -73,8 +76,12 @@ def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> S
 
 def account(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return epsilon for the noise given, or the noise for the epsilon given."""
-    clients, rounds = arguments.clients, arguments.rounds
     _check(arguments)
+    from coterie.privacy.calibrate import calibrate
+    from coterie.privacy.events import Gaussian, LocalGaussian, default_delta
+    from coterie.privacy.guarantee import Guarantee
+
+    clients, rounds = arguments.clients, arguments.rounds
     delta = default_delta(clients) if arguments.delta is None else arguments.delta
     relation: Relation = arguments.relation or "zero_out"
     sampler = make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible)
@@ -90,25 +97,31 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     else:
         noise = arguments.noise_multiplier
+    event = LocalGaussian(noise) if local else Gaussian(noise)
     guarantee = Guarantee(
-        events=(LocalGaussian(noise) if local else Gaussian(noise),) * rounds,
+        events=(event,) * rounds,
         participation=participation,
         relation=relation,
         delta=delta,
         clients=clients,
     )
-    found = guarantee.to_json()
+    return _stated(guarantee, noise, sampler)
+
+
+def _stated(guarantee: "Guarantee", noise: float, sampler: "Sampler") -> dict[str, Any]:
+    """Return what is printed, as JSON."""
+    found, clients = guarantee.to_json(), guarantee.clients
     return {
         "epsilon": found["epsilon"],
-        "delta": delta,
+        "delta": guarantee.delta,
         "noise_multiplier": noise,
         **{key: found[key] for key in _STATED if key in found},
         "clients": clients,
         "cohort": sampler.expected(clients),
-        "rounds": rounds,
-        "relation": relation,
+        "rounds": len(guarantee.events),
+        "relation": guarantee.relation,
         "sampling": sampler.kind,
-        "cohort_visible": participation.visible,
+        "cohort_visible": guarantee.participation.visible,
         "accountant": found["accountant"],
         "statement": guarantee.statement(),
     }
@@ -150,6 +163,8 @@ def describe(found: dict[str, Any]) -> str:
 
 
 def _bound(epsilon: float | str) -> str:
+    from coterie.privacy.guarantee import round_up
+
     return epsilon if isinstance(epsilon, str) else round_up(epsilon, 6)
 
 

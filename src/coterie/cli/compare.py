@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, add_plan, add_tracking, command
+from coterie.cli.options import Commands, add_plan, add_tracking, check_flags, command
 from coterie.cli.tune import ProgressBar, make_grid
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def _add_run(run: argparse._ArgumentGroup) -> None:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Carry out `coterie compare`."""
+    check_flags(arguments)
     from coterie.cli.tracked import tracked
     from coterie.core.config import ConfigError
     from coterie.core.signals import stop_status, stoppable

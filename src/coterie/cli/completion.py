@@ -1,17 +1,13 @@
 """`coterie completion`: a script that completes commands, flags, files and names in a shell.
 
-The script is made by shtab from the parser itself, so that it knows every flag. Names of methods,
-models and data are read off the source files: asking for them would load torch.
+shtab makes the script from the parser, so that it knows every flag.
 """
 
 import argparse
-import re
-from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import entry_points
-from importlib.resources import files
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from coterie.cli.options import Commands, command
+from coterie.cli.options import Commands, command, names
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 _MORE = """\
@@ -48,7 +44,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """List the actions of a parser and of all parsers below it."""
+    """Yield the actions of a parser and of all parsers below it."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
@@ -57,7 +53,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _prepare(action: argparse.Action) -> None:
-    """Say what completes the values of an action."""
+    """Set what completes the values of an action."""
     import shtab
 
     chosen: Any = action
@@ -74,7 +70,7 @@ def _prepare(action: argparse.Action) -> None:
 
 
 def _data_or_file() -> dict[str, str]:
-    """Say by shell what completes a name of data or a file."""
+    """Return by shell what completes a name of data or a file."""
     files_too = "(__fish_complete_path (commandline -ct))"
     return {
         "bash": "_coterie_data",
@@ -86,7 +82,7 @@ def _data_or_file() -> dict[str, str]:
 
 
 def _data_function(shell: str) -> str:
-    """Define what `_data_or_file` names."""
+    """Return the shell function that `_data_or_file` names."""
     known = " ".join(names()["data"])
     if shell == "bash":
         return f'_coterie_data() {{ compgen -W "{known}" -- "$1"; compgen -f -- "$1"; }}'
@@ -94,31 +90,3 @@ def _data_function(shell: str) -> str:
         escaped = known.replace(":", "\\:")
         return f"_coterie_data() {{ _alternative 'names:data:({escaped})' 'files:file:_files' }}"
     return ""
-
-
-def names() -> Mapping[str, list[str]]:
-    """Return the names of methods, models and data, without loading any of them."""
-    package = files("coterie")
-    methods = {"auto", *_registered(package.joinpath("methods"), "register")}
-    methods |= {point.name for point in entry_points(group="coterie.methods")}
-    data = package.joinpath("data")
-    catalogue = data.joinpath("datasets.py").read_text(encoding="utf-8")
-    kinds = re.search(r"^Kind = Literal\[(.*?)\]", _read(data, "synthetic.py"), re.S | re.M)
-    found = re.findall(r'^    "([a-z_:]+)":', catalogue, re.M)
-    found += [f"synthetic:{kind}" for kind in re.findall(r'"(\w+)"', kinds[1] if kinds else "")]
-    return {
-        "methods": sorted(methods),
-        "models": sorted(_registered(package.joinpath("models"), "register_model")),
-        "data": sorted(found),
-    }
-
-
-def _registered(folder: Any, decorator: str) -> set[str]:
-    """Find what files register, by their text."""
-    sources = (entry for entry in folder.iterdir() if entry.name.endswith(".py"))
-    pattern = re.compile(rf'^@{decorator}\(\s*"(\w+)"', re.M)
-    return {name for entry in sources for name in pattern.findall(entry.read_text("utf-8"))}
-
-
-def _read(folder: Any, name: str) -> str:
-    return str(folder.joinpath(name).read_text(encoding="utf-8"))

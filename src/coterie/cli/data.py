@@ -1,11 +1,11 @@
-"""`coterie data show`: what client-partitioned data look like. For the data's owner; not private."""
+"""`coterie data show`: describe client-partitioned data, for the data's owner (not private)."""
 
 import argparse
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from coterie.cli.options import Commands, add_source, command
+from coterie.cli.options import Commands, add_source, check_flags, command
 
 
 def add(commands: Commands) -> None:
@@ -26,8 +26,6 @@ def add(commands: Commands) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from coterie.cli.run import check_flags
-
     check_flags(arguments)
     from coterie.cli.flags import data_table
     from coterie.core.config import from_table

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from coterie.cli.options import Commands, check_file, command
+from coterie.cli.options import Commands, check_file, check_run, command
 
 _MORE = """\
 The file holds that client's model, its own means and standard deviations if features are
@@ -43,11 +43,11 @@ def add(commands: Commands) -> None:
 
 def export(arguments: argparse.Namespace) -> int:
     """Carry out `coterie export`."""
-    from coterie.serve import export as library
-
-    folder, suffix = Path(arguments.run), _SUFFIX[arguments.format]
+    folder, suffix = check_run(arguments.run), _SUFFIX[arguments.format]
     if arguments.all is not None and arguments.out is not None:
         raise ValueError("--out names one file, and --all writes one per client: give one of them")
+    from coterie.serve import export as library
+
     if arguments.out is not None:
         paths = {arguments.client: check_file(Path(arguments.out), "--out")}
     else:

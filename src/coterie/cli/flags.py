@@ -1,4 +1,4 @@
-"""From flags to the table of a plan: what a TOML plan says, flags over it, `--set` over both."""
+"""From flags to the table of a plan: a TOML plan, then flags, then `--set`, each over the last."""
 
 import argparse
 import tomllib
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.cli.account import make_sampler
+from coterie.cli.options import NO_DATA
 from coterie.core.config import ConfigError, assign, read_toml, to_table
 
 _SHAPES = {
@@ -55,13 +56,13 @@ def _check_tables(table: Mapping[str, Any]) -> None:
 
 
 def _lay_defaults(table: dict[str, Any]) -> None:
-    """Fill in what neither plan nor flags nor `--set` said."""
-    from coterie.plan.plan import fill_kinds
-
+    """Fill in what is not set by the plan, a flag or `--set`."""
     if "name" not in table["data"]:
-        raise ConfigError("no data: give --data NAME|FILE, for example --data districts")
+        raise ConfigError(NO_DATA)
     method, privacy, seed = table["method"], table["privacy"], table.get("simulation_seed")
     method.setdefault("kind", "auto")
+    from coterie.plan.plan import fill_kinds
+
     fill_kinds(table)
     if not {"epsilon", "noise_multiplier"} & privacy.keys():
         privacy["epsilon"] = 1.0

@@ -1,4 +1,4 @@
-"""The help page of the command line, and errors that suggest what was probably meant."""
+"""The help page of the command line, and errors with suggestions."""
 
 import argparse
 import difflib
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 _START = """\
-Private federated multi-task learning: one model per client, and an epsilon that is true.
+Private federated multi-task learning: one model per client, with an epsilon that others can check.
 
 start here
   coterie plan --clients 550 --epsilon 1 --parameters 10   # does joining pay? no data is read
@@ -30,7 +30,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 _OTHERS = "more"
 _COMMANDS = ("COMMAND", "show")
-"""How usage lines name a command."""
+"""How usage lines denote a command."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -134,8 +134,8 @@ def _explain(message: str) -> str:
     return f"unknown {what} {given!r}: {meant}"
 
 
-def _dashed(message: str, words: Sequence[str]) -> str:
-    """Return how to write a value that begins with a dash, where one may be meant.
+def _dashed(message: str, given: Sequence[str]) -> str:
+    """Return how to write a value that begins with a dash, if one was given.
 
     >>> _dashed("argument --client: expected one argument", ["--client", "--all"])
     '; a value that begins with a dash is written --client=--all'
@@ -144,6 +144,6 @@ def _dashed(message: str, words: Sequence[str]) -> str:
     if found is None:
         return ""
     names = found[1].split("/")
-    pairs = pairwise(words)
+    pairs = pairwise(given)
     near = next((pair for pair in pairs if pair[0] in names and pair[1].startswith("-")), None)
     return f"; a value that begins with a dash is written {'='.join(near)}" if near else ""

@@ -2,7 +2,7 @@
 
 Every command exits 0 on success, 1 if a check failed and 2 on bad input, with one line that says
 what was given, what was expected and what to do. A command's module is light: it defines flags and
-checks them, and imports what is heavy when it is carried out.
+checks them, and imports slow modules (torch, scipy) only when they pass.
 """
 
 import argparse
@@ -33,6 +33,10 @@ _MODULES = (
     "doctor",
     "deploy",
 )
+_ERRORS = {
+    "coterie.privacy.ledger": "LedgerError",
+    "coterie.deploy.processes": "FederationError",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,16 +81,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _is_user_error(error: Exception) -> bool:
     """Return whether an error comes from bad values, files or folders, and not from a bug."""
-    from coterie.privacy.ledger import LedgerError
-
-    return isinstance(error, ValueError | OSError | LedgerError) or _is_flower_error(error)
-
-
-def _is_flower_error(error: Exception) -> bool:
-    """Return whether a local Flower process or the SuperLink failed."""
-    # A command that raised this has loaded the module; other commands run without Flower.
-    known = sys.modules.get("coterie.deploy.processes")
-    return known is not None and isinstance(error, known.FederationError)
+    # An error of a module that is not loaded cannot have been raised.
+    loaded = [(sys.modules.get(module), name) for module, name in _ERRORS.items()]
+    own = tuple(getattr(module, name) for module, name in loaded if module is not None)
+    return isinstance(error, (ValueError, OSError, *own))
 
 
 def entry() -> Any:

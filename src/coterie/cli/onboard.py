@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, add_source, command
+from coterie.cli.options import Commands, add_source, check_flags, check_run, command
 
 if TYPE_CHECKING:
     from coterie.serve.onboard import Onboarded
@@ -30,12 +30,13 @@ def add(commands: Commands) -> None:
 
 def onboard(arguments: argparse.Namespace) -> int:
     """Carry out `coterie onboard`."""
+    folder, out = check_run(arguments.run), Path(arguments.out)
+    check_flags(arguments)
     from coterie.cli.flags import data_table
     from coterie.evaluation.metrics import json_number
     from coterie.run.summary import promised
     from coterie.serve import onboard as library
 
-    folder, out = Path(arguments.run), Path(arguments.out)
     if (out / "clients.json").exists():
         raise FileExistsError(f"{out} already holds models; choose another --out")
     table = data_table(arguments)

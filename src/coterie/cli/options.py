@@ -1,14 +1,20 @@
-"""Flags that several commands share, and what is checked of them before anything is loaded."""
+"""Flags that several commands share, and their checks, which import neither torch nor numpy."""
 
 import argparse
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from coterie.cli.front import closest
 from coterie.privacy import noise_names
 
 Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
+NO_DATA = "no data: give --data NAME|FILE, for example --data districts"
 BASELINES = ("local", "local_star", "centralised", "mixed")
 
 
@@ -154,6 +160,10 @@ def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
         )
         group.add_argument("--rows", type=int, help="use at most so many training rows per client")
     group.add_argument("--clients", type=int, help="use the first N clients")
+    _add_columns(group)
+
+
+def _add_columns(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--client-column", metavar="COLUMN", help="default client")
     group.add_argument("--target", metavar="COLUMN[,COLUMN]", help="default y")
     group.add_argument("--features", metavar="COLUMN,COLUMN", help="default: all other columns")
@@ -216,3 +226,97 @@ def _baselines(text: str) -> tuple[str, ...]:
             f"{unknown[0]!r}: expected some of {', '.join(BASELINES)}, or all"
         )
     return BASELINES if text == "all" else names
+
+
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for flags that cannot be right, before anything slow is imported.
+
+    The plan checks its values again: this only answers faster.
+    """
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    if "data" in given:
+        check_data(given["data"])
+    if "method" in given:
+        _check_name("--method", given["method"], "methods")
+    if "model" in given and ":" not in given["model"]:
+        _check_name("--model", given["model"], "models")
+    _check_numbers(given)
+    if "plan" in given and not Path(given["plan"]).is_file():
+        raise ValueError(f"{given['plan']}: cannot be read (no such file); check the path")
+    if "resume" in given:
+        check_run(given["resume"])
+    _check_pairs(given)
+
+
+def check_data(data: str) -> None:
+    """Raise ValueError if data is neither a file, nor an address, nor the name of a data set."""
+    known = names()["data"]
+    kinds = {name.partition(":")[0] for name in known}
+    if data.partition(":")[0] in kinds or "://" in data or Path(data).exists():
+        return
+    near = closest(data, known)
+    meant = f"did you mean {near}?" if near else f"expected a file, or one of {', '.join(known)}"
+    raise ValueError(f"{data}: no such file, and no data set of that name; {meant}")
+
+
+def check_run(folder: str) -> Path:
+    """Return the path of a run folder; raise ValueError if there is none."""
+    if not Path(folder).is_dir():
+        raise ValueError(f"{folder}: no such folder; expected a run folder, such as runs/NAME")
+    return Path(folder)
+
+
+def _check_name(flag: str, given: str, kind: str) -> None:
+    known = names()[kind]
+    if given not in known:
+        near = closest(given, known)
+        meant = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
+        raise ValueError(f"{flag} {given}: no such {kind[:-1]}; {meant}")
+
+
+def _check_pairs(given: Mapping[str, Any]) -> None:
+    from coterie.cli.flags import pair
+
+    for name in ("set", "grid", "option", "levels"):
+        for text in given.get(name, ()):
+            pair(text, f"--{name}")
+
+
+def _check_numbers(given: Mapping[str, Any]) -> None:
+    epsilon = given.get("epsilon", ())
+    for value in epsilon if isinstance(epsilon, tuple) else (epsilon,):
+        if not value > 0:
+            raise ValueError(f"epsilon = {value}: expected a positive number, or inf")
+    for name in ("noise_multiplier", "clip", "cohort"):
+        if name in given and not 0 < given[name] < math.inf:
+            raise ValueError(f"{name} = {given[name]}: expected a positive number")
+    if given.get("rounds", 1) < 1:
+        raise ValueError(f"rounds = {given['rounds']}: expected a whole number of at least 1")
+
+
+def names() -> Mapping[str, list[str]]:
+    """Return the names of methods, models and data, read from source: importing is slow."""
+    package = files("coterie")
+    methods = {"auto", *_registered(package.joinpath("methods"), "register")}
+    methods |= {point.name for point in entry_points(group="coterie.methods")}
+    data = package.joinpath("data")
+    catalogue = data.joinpath("datasets.py").read_text(encoding="utf-8")
+    kinds = re.search(r"^Kind = Literal\[(.*?)\]", _read(data, "synthetic.py"), re.S | re.M)
+    found = re.findall(r'^    "([a-z_:]+)":', catalogue, re.M)
+    found += [f"synthetic:{kind}" for kind in re.findall(r'"(\w+)"', kinds[1] if kinds else "")]
+    return {
+        "methods": sorted(methods),
+        "models": sorted(_registered(package.joinpath("models"), "register_model")),
+        "data": sorted(found),
+    }
+
+
+def _registered(folder: Any, decorator: str) -> set[str]:
+    """Return the names that the files of a folder register."""
+    sources = (entry for entry in folder.iterdir() if entry.name.endswith(".py"))
+    pattern = re.compile(rf'^@{decorator}\(\s*"(\w+)"', re.M)
+    return {name for entry in sources for name in pattern.findall(entry.read_text("utf-8"))}
+
+
+def _read(folder: Any, name: str) -> str:
+    return str(folder.joinpath(name).read_text(encoding="utf-8"))

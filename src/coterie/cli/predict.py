@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, check_file, command
+from coterie.cli.options import Commands, check_data, check_file, command
 
 if TYPE_CHECKING:
     from coterie.serve.predict import Predictions
@@ -68,6 +68,9 @@ def predict(arguments: argparse.Namespace) -> int:
         raise ValueError("--json describes the file that is written: give --out")
     if out is not None:
         check_file(out, "--out")
+    if not Path(arguments.model).exists():
+        raise FileNotFoundError(f"{arguments.model}: no such file or run folder; check the path")
+    check_data(arguments.data)
     found = _predictions(arguments)
     table = found.table()
     if found.unknown:

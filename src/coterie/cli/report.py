@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from coterie.cli.options import Commands, command
+from coterie.cli.options import Commands, check_run, command
 
 
 def add(commands: Commands) -> None:
@@ -22,8 +22,7 @@ def add(commands: Commands) -> None:
 
 def _write(arguments: argparse.Namespace) -> None:
     for run in arguments.runs:
-        if not Path(run).exists():
-            raise ValueError(f"{run}: no such folder; expected a run folder, such as runs/NAME")
+        check_run(run)
     from coterie.report.page import write_report
     from coterie.tune.compare import PLAN, finished
     from coterie.tune.frontier import findings_of

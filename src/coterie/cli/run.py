@@ -1,12 +1,17 @@
 """`coterie run` and `coterie demo`: the flags, and what is checked before torch is loaded."""
 
 import argparse
-import math
-from pathlib import Path
 
-from coterie.cli.completion import names
-from coterie.cli.front import closest
-from coterie.cli.options import Commands, add_plan, add_tracking, add_work, command, share
+from coterie.cli.options import (
+    NO_DATA,
+    Commands,
+    add_plan,
+    add_tracking,
+    add_work,
+    check_flags,
+    command,
+    share,
+)
 
 
 def add(commands: Commands) -> None:
@@ -70,6 +75,8 @@ def add_demo(commands: Commands) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_flags(arguments)
+    if not (arguments.data or arguments.plan or arguments.resume or arguments.set):
+        raise ValueError(NO_DATA)
     from coterie.cli.train import run
 
     return run(arguments)
@@ -80,39 +87,6 @@ def _demo(arguments: argparse.Namespace) -> int:
     from coterie.cli.train import demo
 
     return demo(arguments)
-
-
-def check_flags(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for flags that cannot be right, before anything heavy is imported.
-
-    The plan checks its values again: this is only the faster answer.
-    """
-    known, given = names(), vars(arguments)
-    data = given.get("data")
-    if data is not None and data not in known["data"] and not Path(data).exists():
-        stem = data.partition(":")[0]
-        if stem not in {name.partition(":")[0] for name in known["data"]} and "://" not in data:
-            near = closest(data, known["data"])
-            meant = f"did you mean {near}?" if near else "expected a file, or a named data set"
-            raise ValueError(f"{data}: no such file, and no data set of that name; {meant}")
-    method = given.get("method")
-    if method is not None and method not in known["methods"]:
-        near = closest(method, known["methods"])
-        meant = f"did you mean {near}?" if near else "see `coterie methods`"
-        raise ValueError(f"--method {method}: no such method; {meant}")
-    epsilon = given.get("epsilon")
-    for value in epsilon if isinstance(epsilon, tuple) else (epsilon,):
-        if value is not None and not value > 0:
-            raise ValueError(f"epsilon = {value}: expected a positive number, or inf")
-    for name in ("noise_multiplier", "clip", "cohort"):
-        value = given.get(name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: expected a positive number")
-    rounds = given.get("rounds")
-    if rounds is not None and rounds < 1:
-        raise ValueError(f"rounds = {rounds}: expected a whole number of at least 1")
-    if given.get("plan") is not None and not Path(given["plan"]).is_file():
-        raise ValueError(f"{given['plan']}: cannot be read (no such file); check the path")
 
 
 def _epsilons(text: str) -> float | tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""What `coterie run` and `coterie demo` do: run a plan made of flags, show the result."""
+"""`coterie run` and `coterie demo`: run a plan made of flags, and show the result."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ from coterie.run.summary import promised
 from coterie.tracking import check_kinds
 
 MEMBERS = "members.json"
-_REFERENCE = "not-private"
+_BASELINE = "not-private"
 _WITH_RESUME = ("resume", "json", "quiet", "track", "track_dir", "command", "action")
 
 
@@ -90,7 +90,7 @@ def _last_line(folder: Path) -> str:
 
 
 def _several(arguments: argparse.Namespace) -> int:
-    """Train once for each epsilon, beside local training and training without privacy."""
+    """Train once per epsilon, and also locally and without privacy."""
     budgets = sorted(set(arguments.epsilon))
     first = argparse.Namespace(**{**vars(arguments), "epsilon": budgets[0]})
     base = Plan.from_table(plan_table(first))
@@ -103,11 +103,11 @@ def _several(arguments: argparse.Namespace) -> int:
     free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
     plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
     known = _known_method(base)
-    alone = known.baselines().local or Local(model=base.method.model)
+    local = known.baselines().local or Local(model=base.method.model)
     last = known.baselines().centralised or known
-    members = {"alone": replace(base, method=alone, privacy=free, rounds=None), **plans}
+    members = {"local": replace(base, method=local, privacy=free, rounds=None), **plans}
     if math.inf not in budgets:
-        members[_REFERENCE] = replace(base, method=last, privacy=free)
+        members[_BASELINE] = replace(base, method=last, privacy=free)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(
         folder / MEMBERS,
@@ -163,9 +163,9 @@ def _train(part: Path, table: Mapping[str, Any], arguments: argparse.Namespace) 
         scoring = None if arguments.json else watch.scoring
         execute(Plan.from_table(table), folder=part, observer=watch.open, scoring=scoring)
     except (ValueError, RuntimeError) as error:
-        if part.name != _REFERENCE:
+        if part.name != _BASELINE:
             raise
-        # The private runs are paid for: show their table in any case.
+        # The private runs have spent their budget: show their table in any case.
         print(f"no run without privacy to compare with: {error}", file=sys.stderr)
         return False
     finally:
@@ -174,7 +174,7 @@ def _train(part: Path, table: Mapping[str, Any], arguments: argparse.Namespace) 
 
 
 def _show_finished(folder: Path, *, as_json: bool) -> int:
-    """Show a finished run as it was: its last solve is not repeated."""
+    """Show a finished run from its files; nothing is computed again."""
     summary, guarantee = _read_finished(folder)
     _show(folder, summary, guarantee, as_json=as_json)
     return 0
@@ -227,15 +227,15 @@ def _print_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print caveats of the guarantee and reasons of the plan, once each."""
     users: dict[str, list[str]] = {}
     for row in rows:
-        texts = (*(row.get("caveats") or ()), *_foreseen(row), *(row.get("explained") or ()))
+        texts = (*(row.get("caveats") or ()), *_prior(row), *(row.get("explained") or ()))
         for caveat in texts:
             users.setdefault(caveat, []).append(name_of(row, rows))
     for caveat, methods in users.items():
         print(f"{', '.join(dict.fromkeys(methods))}: {caveat}")
 
 
-def _foreseen(row: Mapping[str, Any]) -> Iterator[str]:
-    """Return the verdict before the run, and why its method was chosen."""
+def _prior(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the verdict before the run, and why its method was chosen."""
     if (verdict := row.get("verdict")) is not None:
         yield f"The verdict before the run was {verdict['verdict']!r}. {verdict['words']}"
     if row.get("chosen"):

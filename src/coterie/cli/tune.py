@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, add_plan, add_work, command
+from coterie.cli.options import Commands, add_plan, add_work, check_flags, command
 
 if TYPE_CHECKING:
     from coterie.tune.charge import Offer, Selected
@@ -98,6 +98,7 @@ def _add_charge(charge: argparse._ArgumentGroup) -> None:
 
 def tune(arguments: argparse.Namespace) -> int:
     """Carry out `coterie tune`."""
+    check_flags(arguments)
     from coterie.cli.flags import plan_table
     from coterie.core.config import ConfigError, to_table, to_toml
     from coterie.tune import tune as library

@@ -1,6 +1,5 @@
 """Progress of a run on stderr: rounds, loss and epsilon so far."""
 
-import dataclasses
 import math
 import sys
 import threading
@@ -15,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
+from coterie.engine.simulate import Observer, set_clock
 from coterie.engine.simulate import Progress as RoundProgress
-from coterie.engine.simulate import set_clock
 from coterie.evaluation.baselines import TITLES
 from coterie.evaluation.score import mean_loss
 from coterie.methods.base import Shape
@@ -40,10 +39,10 @@ class Watch:
         self._bar: Progress | None = None
         self._compiling = _Compiling(self._print)
 
-    def open(self, plan: Plan, data: FederatedDataset) -> "Watch | _Silent":
+    def open(self, plan: Plan, data: FederatedDataset) -> Observer:
         """Start the bar of a run."""
         if self._quiet:
-            return _Silent()
+            return lambda progress: None
         for line in _verdict(plan, data, brief=self._brief):
             print(line, file=sys.stderr)
         for hint in _hints(plan, data):
@@ -117,13 +116,13 @@ class Watch:
 
 
 class _Compiling(Listener):
-    """Prints once that solvers are being compiled, if that takes longer than 2 s in total.
+    """Prints once that solvers are being compiled, if this takes longer than 2 s in total.
 
     Compiled solvers are cached on disk, so the next run does not compile.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
         self._depth, self._since, self._spent = 0, 0.0, 0.0
         self._timer: threading.Timer | None = None
 
@@ -133,7 +132,7 @@ class _Compiling(Listener):
         if self._depth > 1 or self._spent > _PATIENCE:
             return
         self._since = time.monotonic()
-        self._timer = threading.Timer(_PATIENCE - self._spent, self._say, (_COMPILING,))
+        self._timer = threading.Timer(_PATIENCE - self._spent, self._show, (_COMPILING,))
         self._timer.daemon = True
         self._timer.start()
 
@@ -164,7 +163,7 @@ def _baseline_names(plan: Plan) -> str:
 
 
 def _hints(plan: Plan, data: FederatedDataset) -> Iterator[str]:
-    """Yield what the data's owner should know before anything is spent."""
+    """Yield hints for the data's owner, before anything is spent."""
     scaled = scaling_hint(data)
     if scaled is not None:
         yield scaled
@@ -177,12 +176,6 @@ def _hints(plan: Plan, data: FederatedDataset) -> Iterator[str]:
     if plan.stragglers is not None:
         note = set_clock(plan.stragglers, plan, data).note()
         if note is not None and plan.private:
-            note = "few clients, or none, may answer in time: a release would be pure noise"
+            note = "few clients, or none, may answer in time: a release may be pure noise"
         if note is not None:
             yield note
-
-
-@dataclasses.dataclass(frozen=True)
-class _Silent:
-    def __call__(self, progress: RoundProgress) -> None:
-        """Show nothing."""

@@ -78,12 +78,12 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
         what = _FULL.get(error.errno or 0) or _CLOSED.get(error.errno or 0)
         if what is None:
             raise
-        remedy = "free some space" if error.errno in _FULL else "make the folder writable"
+        remedy = "Free some space" if error.errno in _FULL else "Make the folder writable"
         named = f" ({error.filename})" if error.filename else ""
         begun = (folder / "plan.toml").exists()
         deployed = (folder / "federation.toml").exists()
         command = f"coterie run --resume {folder}" if begun and not deployed else "the same command"
         spent = "the ledger holds everything that was paid for" if begun else "nothing was spent"
         raise OSError(
-            f"{folder}: {what}{named}; {spent}. {remedy.capitalize()}, then continue with: {command}"
+            f"{folder}: {what}{named}; {spent}. {remedy}, then continue with: {command}"
         ) from error

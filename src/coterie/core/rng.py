@@ -1,8 +1,8 @@
 """Named random streams for everything but noise: `rng.at("client", round).keys(ids)`.
 
 A stream is a key; a name or number derives another key from it (BLAKE2b). A client's random
-numbers depend on its id and the round alone, never on the block it was computed in or on the other
-clients of the round. Privacy noise and cohorts do not come from here: see `coterie.privacy.entropy`.
+numbers depend only on its id and the round, not on its block or on the other clients of the round.
+Privacy noise and cohorts do not come from here: see `coterie.privacy.entropy`.
 """
 
 import hashlib

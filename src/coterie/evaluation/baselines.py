@@ -299,7 +299,7 @@ def score_local(
 
 def local_method(method: "Method") -> "Method":
     """Return local training as the method defines it, or with the method's model and step size."""
-    from coterie.methods.local import Local
+    from coterie.methods.baselines import Local
     from coterie.solvers.sgd import SGD
 
     if (own := method.baselines().local) is not None:

@@ -1,9 +1,9 @@
 """The plan: one frozen value from TOML or flags to the guarantee.
 
-A plan says what is computed, what may be spent, and how a run is carried out. `coterie.plan.rules`
-fills in what was left open, from public facts, before any data is used. Method, privacy, sampling
-and rounds fix the events of every round, and the events fix epsilon, so a plan exists only if it can
-be accounted for. `Plan.open` is the only maker of a billboard.
+A plan states what is computed, the budget, and how a run is carried out. `coterie.plan.rules` fills
+in open values from public facts, before any data is used. Method, privacy, sampling and rounds
+determine the events of every round, and the events determine epsilon. So a plan exists only if its
+privacy can be accounted. Only `Plan.open` makes a billboard.
 """
 
 import hashlib
@@ -250,7 +250,7 @@ class Plan:
         return self.sampler.participation(clients).visible or self.privacy.noise.local
 
     def hides_cohort(self, clients: int) -> bool:
-        """Return whether cohorts are sampled and the adversary observes neither members nor size."""
+        """Return whether cohorts are sampled and the adversary sees neither members nor size."""
         rate = self.sampler.participation(clients).rate
         return rate < 1 and not self.shows_cohort(clients)
 

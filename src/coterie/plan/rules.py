@@ -1,6 +1,6 @@
 """Rules: fill in what was left open in a plan, from public facts, before any data is used.
 
-They choose the method (`choose`), the number of rounds (`rounds_by_rule`) and the clip, and say
+They choose the method (`choose`), the number of rounds (`rounds_by_rule`) and the clip, and decide
 whether joining pays (`advice_for`), by the rule of `coterie.plan.advice`. Everything here is a
 function of the data's spec and of the plan's own settings, so nothing here costs privacy.
 """
@@ -48,7 +48,7 @@ def plan_for(
     rounds: int | None = None,
     simulation_seed: int | None = None,
 ) -> Plan:
-    """Return a plan whose open settings are filled in by rule, from public facts alone.
+    """Return a plan whose open settings are filled in by rule, from public facts.
 
     Args:
         spec: The data's spec: `data.spec`.

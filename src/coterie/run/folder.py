@@ -41,8 +41,6 @@ from coterie.run.certificate import keep_certificate
 from coterie.run.log import Log
 
 _PARTS = ("ledger.jsonl", "posts", "posts.npz", "personal", "models", "result.json")
-_PACKAGES = ("coterie", "dp-accounting", "numpy", "scipy", "torch")
-_MARKS = 8
 _ROWS = 4
 _NEAR = 1e-3
 _NOTHING: Mapping[str, Array] = {}
@@ -98,8 +96,8 @@ def check_charged(plan: Plan, folder: Path | None) -> None:
 def check_rows(folder: Path, train: FederatedDataset) -> None:
     """Raise ValueError if the rows are not those that the run was started with.
 
-    The fingerprint is as private as the rows. Beside it stand public facts (shape, task, names of
-    columns), so that models can be used where the rows are gone.
+    The fingerprint is as private as the rows. The file also holds public facts (shape, task, names
+    of columns), so that models can be used where the rows are gone.
     """
     digest = train.fingerprint()
     path = folder / "data.json"

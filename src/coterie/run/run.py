@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from coterie.core.files import explain_disk_errors
 from coterie.core.signals import as_interrupt
-from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.federated import FederatedDataset
 from coterie.engine.simulate import Observer, Outcome, check_onboard, set_clock, simulate
 from coterie.evaluation.baselines import Baselines, score_baselines
 from coterie.evaluation.history import History, is_cheap
@@ -28,7 +28,9 @@ from coterie.run.folder import check_charged, check_model, check_rows, claim, ke
 from coterie.run.log import Log, Logged
 from coterie.run.summary import paid, summarise
 
-Newcoming = tuple[FederatedDataset, FederatedDataset] | None
+Pair = tuple[FederatedDataset, FederatedDataset]
+Parts = tuple[FederatedDataset, FederatedDataset, Pair | None]
+"""Training rows, test rows, and both for held-out clients."""
 Opens = Callable[["Plan", FederatedDataset], Observer] | None
 Scoring = Callable[["Plan"], None] | None
 _LATE = (
@@ -68,25 +70,13 @@ def execute(
     started = time.perf_counter()
     if plan.data == NO_DATA:
         raise ValueError("data is missing: expected a plan with data; or call simulate(plan, data)")
-    train, test = plan.data.split()
-    joining = None
-    if plan.newcomers is not None:
-        draw = plan.newcomers, plan.data.split_seed
-        (train, rows), (test, held) = (hold_out(part, *draw) for part in (train, test))
-        joining = rows, held
+    data = _split(plan)
+    train = data[0]
     plan = resolve(plan, train.spec)
     check_charged(plan, folder)
-    if joining is not None:
-        check_onboard(plan.method)
-    plan.guarantee(train.spec.clients)
-    plan.method.check(train.spec, data=train)
-    for part in (test, *(joining or ())):  # before anything is spent: they are predicted at the end
-        plan.method.model.check_data(part)
-    if joining is not None and (folder is None or not (folder / "plan.toml").exists()):
-        check_held_out(plan.method, joining[0])
+    _check(plan, data, begun=folder is not None and (folder / "plan.toml").exists())
     if plan.stragglers is not None:
         plan = _set_clock(plan, plan.stragglers, train)
-    data = train, test, joining
     if folder is None:
         return _train(plan, data, None, (observer, scoring), started)
     with as_interrupt(), explain_disk_errors(folder), locked(folder):
@@ -95,6 +85,29 @@ def execute(
         check_model(folder, plan.method.model, train.spec)
         with _logged(folder):
             return _train(plan, data, folder, (observer, scoring), started)
+
+
+def _split(plan: Plan) -> Parts:
+    """Return training rows, test rows, and both for held-out clients if there are any."""
+    train, test = plan.data.split()
+    if plan.newcomers is None:
+        return train, test, None
+    draw = plan.newcomers, plan.data.split_seed
+    (train, rows), (test, held) = (hold_out(part, *draw) for part in (train, test))
+    return train, test, (rows, held)
+
+
+def _check(plan: Plan, data: Parts, *, begun: bool) -> None:
+    """Raise ValueError for a plan that does not fit its data, before anything is spent."""
+    train, test, held_out = data
+    if held_out is not None:
+        check_onboard(plan.method)
+    plan.guarantee(train.spec.clients)
+    plan.method.check(train.spec, data=train)
+    for part in (test, *(held_out or ())):  # predicted after the last round
+        plan.method.model.check_data(part)
+    if held_out is not None and not begun:
+        check_held_out(plan.method, held_out[0])
 
 
 @contextmanager
@@ -120,15 +133,15 @@ def _set_clock(plan: Plan, clock: Stragglers, train: FederatedDataset) -> Plan:
         return plan
     if plan.privacy.epsilon != math.inf:
         raise ValueError(
-            "stragglers.calibrate measures clients' own rows, and plan.toml would show it: give the "
-            "coefficients, or run with epsilon = inf"
+            "stragglers.calibrate measures clients' own rows, and plan.toml would show it: give "
+            "the coefficients, or run with epsilon = inf"
         )
     return replace(plan, stragglers=calibrate_clock(clock, plan.method, train))
 
 
 def _train(
     plan: Plan,
-    data: tuple[FederatedDataset, FederatedDataset, Newcoming],
+    data: Parts,
     folder: Path | None,
     watching: tuple[Opens, Scoring],
     started: float,
@@ -147,11 +160,7 @@ def _train(
     )
     score = evaluate(plan.method.model, outcome.rows, test)
     others, joined, unscored = _score_others(plan, outcome, score, data, scoring)
-    notices = (
-        *plan.method.notes(data=train).data,
-        *_gap_note(outcome),
-        *_response_note(past, outcome),
-    )
+    notes = (*plan.method.notes(data=train).data, *_gap_note(outcome))
     local = others.local
     summary = summarise(
         outcome,
@@ -160,15 +169,11 @@ def _train(
         data=plan.data.name,
         tuned=plan.tuned,
         seconds=time.perf_counter() - started,
-        notices=(*notices, *unscored),
+        notices=(*notes, *_response_note(past, outcome), *unscored),
         newcomers=None if joined is None else joined.to_json(),
     )
-    summary |= paid(outcome.guarantee, plan.tuned, plan.charged)
-    if plan.stragglers is not None:
-        summary["caveats"].append(_LATE)
-    summary |= _prior_facts(plan, train.spec)
-    summary |= {"references": others.to_json(score), "references_missing": list(others.missing)}
-    summary["gap"] = None if outcome.gap is None else json_number(outcome.gap)
+    summary |= _add_facts(plan, outcome, others.to_json(score), others.missing)
+    summary["caveats"] += [] if plan.stragglers is None else [_LATE]
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
         for part in (past, joined):
@@ -208,10 +213,10 @@ def _score_others(
     plan: Plan,
     outcome: Outcome,
     score: Score,
-    data: tuple[FederatedDataset, FederatedDataset, Newcoming],
+    data: Parts,
     scoring: Scoring,
 ) -> tuple[Baselines, HeldOut | None, tuple[str, ...]]:
-    """Score the baselines and the held-out clients; or say why they could not be scored."""
+    """Score the baselines and the held-out clients; return why some could not be scored."""
     if scoring is not None:
         scoring(plan)
     (train, test, joining), speed = data, plan.speed
@@ -231,10 +236,19 @@ def _score_others(
     return others, *try_held_out(outcome, *joining, local="local" in names, speed=speed)
 
 
-def _prior_facts(plan: Plan, spec: Spec) -> dict[str, Any]:
-    """Return what was known before the run: the verdict, and why the method was chosen."""
-    advice = advice_for(plan, spec)
-    return {"verdict": None if advice is None else advice.to_json(), "chosen": plan.chosen}
+def _add_facts(
+    plan: Plan, outcome: Outcome, baselines: list[dict[str, Any]], missing: Iterable[str]
+) -> dict[str, Any]:
+    """Return what else a summary holds: selection, verdict before the run, baselines, gap."""
+    advice = advice_for(plan, outcome.spec)
+    return {
+        **paid(outcome.guarantee, plan.tuned, plan.charged),
+        "verdict": None if advice is None else advice.to_json(),
+        "chosen": plan.chosen,
+        "references": baselines,
+        "references_missing": list(missing),
+        "gap": None if outcome.gap is None else json_number(outcome.gap),
+    }
 
 
 def _gap_note(outcome: Outcome) -> tuple[str, ...]:

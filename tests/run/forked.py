@@ -134,7 +134,7 @@ def visible(folder):
 
 def _serve() -> None:
     import coterie.cli.main
-    import coterie.cli.run
+    import coterie.cli.train
     from coterie.methods.base import registered
     from coterie.privacy.accounting import profile
     from coterie.privacy.events import Gaussian, Participation
@@ -144,7 +144,7 @@ def _serve() -> None:
     # What is imported late, too.
     profile([Gaussian(4.0)] * 3, Participation("poisson", 0.5), "zero_out").epsilon(1e-5)
     # The page is drawn from what is kept when all is done, and takes longer than these runs.
-    coterie.cli.run.write_report = _without_page
+    coterie.cli.train.write_report = _without_page
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["ask"] == "ready":
@@ -152,7 +152,7 @@ def _serve() -> None:
         elif asked["ask"] == "start":
             answer = os.fork()
             if answer == 0:
-                _child(asked, coterie.cli.main)
+                _child(asked, coterie.cli.main.main)
         else:
             _, status = os.waitpid(asked["pid"], 0)
             answer = os.waitstatus_to_exitcode(status)

@@ -43,7 +43,7 @@ def test_a_table_of_all(tmp_path, capsys):
     assert [row.split("│")[4].strip() for row in rows] == ["0", "0.1", "1", "10", "inf"]
     assert "see all of these posts" in out and "SIMULATION" in out
     assert (tmp_path / "all" / "report.html").exists()
-    for name in ("alone", "epsilon-0.1", "epsilon-1", "epsilon-10", "not-private"):
+    for name in ("local", "epsilon-0.1", "epsilon-1", "epsilon-10", "not-private"):
         assert (tmp_path / "all" / name / "guarantee.json").exists()
 
 

@@ -1,0 +1,607 @@
+"""What `coterie plan` computes and prints: whether joining pays, and what it costs.
+
+From public facts alone it loads neither torch nor data. With data or a plan it reads the spec.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.cli.account import make_sampler
+from coterie.cli.options import check_file
+from coterie.plan.advice import (
+    CLIP,
+    ERROR,
+    FEW_PARAMETERS,
+    HEAVY,
+    KNEE,
+    LARGE_BUDGET,
+    MEAN_SHARE,
+    MOST_ROUNDS,
+    REPLACED,
+    ROUNDS,
+    Advice,
+    Facts,
+    Forecast,
+    Points,
+    advise,
+    affordable_rounds,
+    describe_error,
+    epsilon_by_rounds,
+    error_by_clients,
+    forecast,
+    judge,
+    most_rounds,
+    noises_near,
+    rounds_for,
+    search_limit,
+)
+from coterie.privacy.events import Relation
+from coterie.privacy.guarantee import RELATIONS, UNIT, round_up
+
+if TYPE_CHECKING:
+    from coterie.data.federated import Spec, Task
+
+_EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+_CONCRETE = ("data", "plan", "finetune")
+_KNOWN_NOISE = ("gaussian", "local")
+_NO_BUDGET = "No verdict: epsilon = inf adds no noise, so there is nothing to weigh"
+_UNKNOWN = (
+    "No verdict on {}: the rule weighs Gaussian noise against a released mean, and this plan "
+    "releases none, or its noise is not Gaussian"
+)
+_HEADS = ("epsilon", "verdict", "rounds", "max. parameters", "clients for a small gain", "to join")
+_KINDS = (".html", ".svg", ".png")
+
+
+def answer(arguments: argparse.Namespace) -> None:
+    """Print what `coterie plan` was asked."""
+    flags = _concrete_flags(arguments)
+    found = _from_plan(arguments, flags) if flags else _from_facts(arguments)
+    if arguments.plot:
+        draw(found, arguments.plot)
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=2, allow_nan=False))
+    elif found.advice is None:
+        print(f"{found.reason}.")
+    else:
+        print("\n".join(_lines(found, found.advice, plots=not arguments.no_plot)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is known about a plan; `reason` alone where there is no verdict."""
+
+    advice: Advice | None = None
+    table: Sequence[Advice] = ()
+    about: dict[str, Any] = field(default_factory=dict)
+    forecast: Forecast | None = None
+    limit: float | None = None
+    full: bool = True
+    reason: str = ""
+    default_method: bool = False
+
+    def error_under_pfeb(self) -> float | None:
+        """Return the noise of a mean under the default method; None if another was asked for.
+
+        Its contributions have more parts than the mean, and these share the budget.
+        """
+        advice = self.advice
+        if not self.default_method or self.forecast is None or advice is None or self.limit:
+            return None
+        if advice.parameters <= FEW_PARAMETERS and advice.clients * advice.mu >= LARGE_BUDGET:
+            return None  # second derivatives are released too, and the shares differ
+        return self.forecast.error / math.sqrt(MEAN_SHARE)
+
+    def omitted(self) -> list[str]:
+        """Return what would take longer than the answer itself."""
+        grid = 0 if self.full or self.forecast is None else self.forecast.grid
+        heavy = ["within.rounds", "within.epsilon", "by_epsilon"] if grid > HEAVY else []
+        return [*heavy, *(["epsilon_by_rounds"] if grid > HEAVY // 3 else [])]
+
+    def curves(self) -> tuple[Points, Points]:
+        """Return epsilon by rounds and the error of a mean by clients; empty if unknown."""
+        if self.forecast is None:
+            return (), ()
+        slow = "epsilon_by_rounds" in self.omitted()
+        by_rounds = () if slow else epsilon_by_rounds(self.forecast)
+        return by_rounds, error_by_clients(self.forecast)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what scripts read; strict JSON."""
+        if self.advice is None:
+            return self.about | {"verdict": None, "words": self.reason}
+        found = self.about | self.advice.to_json() | {"by_epsilon": [_row(a) for a in self.table]}
+        if self.forecast is None:
+            return found
+        by_rounds, by_clients = self.curves()
+        more = self.forecast.to_json()
+        more["error"]["relative_under_pfeb"] = self.error_under_pfeb()
+        return {
+            **found,
+            **more,
+            "epsilon_limit": self.limit,
+            "epsilon_by_rounds": [list(point) for point in by_rounds],
+            "left_out": self.omitted(),
+            "error_by_clients": [list(point) for point in by_clients],
+        }
+
+
+def _concrete_flags(arguments: argparse.Namespace) -> list[str]:
+    """Return the flags that ask for more than one clipped sum and its budget."""
+    given = [name for name in _CONCRETE if getattr(arguments, name) is not None]
+    given += ["method"] if arguments.method not in (None, "auto") else []
+    given += ["model"] if arguments.model not in (None, "linear") else []
+    given += ["set"] if arguments.set else []
+    # With --parameters the plan is one clipped sum; else the noise decides on the method.
+    plain = arguments.noise in (None, "gaussian", *(_KNOWN_NOISE if arguments.parameters else ()))
+    given += [] if plain else ["noise"]
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
+def _from_facts(arguments: argparse.Namespace) -> Answer:
+    """Answer from the numbers given; torch is not loaded."""
+    clients, parameters = _clients(arguments), _parameters(arguments)
+    epsilon, noise = arguments.epsilon, arguments.noise_multiplier
+    if epsilon is None and noise is None:
+        epsilon = 1.0
+    if epsilon == math.inf and noise is None:
+        _advice(arguments, clients, parameters, 1.0)  # refuses what is wrong with the other facts
+        return Answer(reason=_NO_BUDGET)
+    advice = _advice(arguments, clients, parameters, epsilon)
+    facts = _facts(arguments, clients, parameters, epsilon, advice.rounds)
+    limit = None if noise is None else epsilon
+    found = forecast(facts, epsilon_limit=limit, full=arguments.full)
+    heavy = found.grid > HEAVY and not arguments.full
+    rows = () if noise is not None or heavy else _EPSILONS
+
+    def at(epsilon: float, near: float | None) -> Advice:
+        if near is None or epsilon == facts.epsilon:
+            return _advice(arguments, clients, parameters, epsilon)
+        rule = advise(clients, epsilon, parameters, delta=arguments.delta, relation=facts.relation)
+        mu = replace(facts, epsilon=None, noise_multiplier=near).mu()
+        return judge(replace(facts, epsilon=epsilon), mu=mu, rule=rule.rounds)
+
+    # Closed forms are instant; an account on a grid is queried once per row.
+    near = noises_near(facts, found.noise_multiplier, rows) if found.grid and rows else {}
+    return Answer(
+        advice=advice,
+        table=[at(one, near.get(one)) for one in rows],
+        forecast=found,
+        default_method=arguments.parameters is None
+        and arguments.noise != "local"
+        and noise is None,
+        limit=limit,
+        full=arguments.full,
+    )
+
+
+def _facts(
+    arguments: argparse.Namespace,
+    clients: int,
+    parameters: int,
+    epsilon: float | None,
+    rounds: int,
+) -> Facts:
+    noise: float | None = arguments.noise_multiplier
+    relation: Relation = arguments.relation or "zero_out"
+    return Facts(
+        clients=clients,
+        parameters=parameters,
+        rounds=rounds,
+        sampler=make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible),
+        epsilon=None if noise is not None else epsilon,
+        noise_multiplier=noise,
+        delta=arguments.delta,
+        relation=relation,
+        clip=CLIP if arguments.clip is None else arguments.clip,
+        local=arguments.noise == "local",
+        # Irrelevant under zero_out, where the advice's value saves a second calibration.
+        replaced=REPLACED if relation == "zero_out" else 2.0,
+    )
+
+
+def _advice(
+    arguments: argparse.Namespace, clients: int, parameters: int, epsilon: float | None
+) -> Advice:
+    """Return whether joining pays; where noise is given, by the rounds that it affords."""
+    relation: Relation = arguments.relation or "zero_out"
+    rounds: int | None = arguments.rounds
+    hidden_poisson = arguments.sampling in (None, "poisson") and not arguments.cohort_visible
+    if arguments.noise_multiplier is None and hidden_poisson and arguments.noise != "local":
+        assert epsilon is not None
+        usual = {"delta": arguments.delta, "relation": relation, "rounds": rounds}
+        advice = advise(clients, epsilon, parameters, cohort=arguments.cohort, **usual)
+        return replace(advice, clip=CLIP if arguments.clip is None else arguments.clip)
+    rule = ROUNDS[1]
+    if arguments.noise_multiplier is None:
+        assert epsilon is not None
+        rule = advise(clients, epsilon, parameters, delta=arguments.delta, relation=relation).rounds
+        # Sampling and noise of clients' own leave less of the budget than the rule assumes.
+        mu = _facts(arguments, clients, parameters, epsilon, rule).mu()
+        rule = min(rule, rounds_for(affordable_rounds(clients * mu, parameters), ROUNDS, KNEE))
+    facts = _facts(arguments, clients, parameters, epsilon, rounds or rule)
+    if arguments.noise_multiplier is not None:
+        if rounds is None and epsilon is not None:
+            rule = max(1, most_rounds(facts, arguments.noise_multiplier, epsilon))
+        facts = replace(facts, rounds=rounds or rule)
+    return judge(facts, mu=facts.mu(), rule=rule)
+
+
+def _from_plan(arguments: argparse.Namespace, flags: Sequence[str]) -> Answer:
+    """Answer for a plan made of flags; torch is loaded here."""
+    from coterie.cli.flags import plan_table
+    from coterie.plan.plan import Plan
+    from coterie.plan.rules import advice_for, facts_of, resolve
+
+    assumed = arguments.data is None and arguments.plan is None
+    if arguments.parameters is not None:
+        raise ValueError(
+            f"--parameters {arguments.parameters} describes one released mean, and "
+            f"{', '.join(flags)} asks for a whole plan: leave out --parameters"
+            f"{' and give --features N' if assumed else ''}, or leave out {', '.join(flags)}"
+        )
+    spec = _spec(arguments) if assumed else None
+    if assumed:
+        absent = ("features", "classes", "clients", "task")
+        values = {**vars(arguments), **dict.fromkeys(absent), "data": "synthetic"}
+        arguments = argparse.Namespace(**values)
+    plan = Plan.from_table(plan_table(arguments))
+    spec = plan.data.open().spec if spec is None else spec
+    resolved = resolve(plan, spec)
+    resolved.guarantee(spec.clients)
+    resolved.method.check(spec)
+    named = None if assumed else plan.data.name
+    about = {"data": named, "method": str(resolved.method), "chosen": resolved.chosen}
+    advice = advice_for(resolved, spec)
+    if advice is None:
+        free = resolved.privacy.epsilon == math.inf
+        return Answer(about=about, reason=_NO_BUDGET if free else _UNKNOWN.format(about["method"]))
+    table = []
+    for epsilon in _EPSILONS:
+        budget = replace(plan.privacy, epsilon=epsilon, noise_multiplier=None)
+        table.append(advice_for(resolve(replace(plan, privacy=budget), spec), spec))
+    facts = facts_of(resolved, spec, advice)
+    return Answer(
+        advice=advice,
+        table=[row for row in table if row is not None],
+        about=about,
+        forecast=None if facts is None else forecast(facts, full=arguments.full),
+        full=arguments.full,
+    )
+
+
+def _clients(arguments: argparse.Namespace) -> int:
+    if arguments.clients is None:
+        raise ValueError("how many clients? give --clients N, or --data NAME|FILE")
+    return int(arguments.clients)
+
+
+def _parameters(arguments: argparse.Namespace) -> int:
+    """Return the parameters of a linear model: a weight per feature and a bias, per output."""
+    if arguments.parameters is None:
+        return (_features(arguments) + 1) * _outputs(arguments)
+    if arguments.features is not None:
+        raise ValueError(
+            f"--parameters {arguments.parameters} and --features {arguments.features}: give one"
+        )
+    return int(arguments.parameters)
+
+
+def _features(arguments: argparse.Namespace) -> int:
+    given = arguments.features
+    if given is None:
+        raise ValueError("which model? give --parameters N, or --features N for a linear model")
+    if not given.isdecimal() or int(given) < 1:
+        raise ValueError(f"--features {given}: without --data, expected their number")
+    return int(given)
+
+
+def _outputs(arguments: argparse.Namespace) -> int:
+    given = arguments.classes
+    if given is None:
+        return 1
+    count = int(given) if given.isdecimal() else len(given.split(","))
+    if count < 2:
+        raise ValueError(f"--classes {given}: expected at least 2")
+    return count if count > 2 or arguments.task == "multilabel" else 1
+
+
+def _spec(arguments: argparse.Namespace) -> "Spec":
+    """Return the spec of data described by flags."""
+    from coterie.data.federated import Spec
+
+    outputs = _outputs(arguments)
+    usual: Task = (
+        "multiclass" if outputs > 1 else "regression" if arguments.classes is None else "binary"
+    )
+    return Spec((_features(arguments),), outputs, arguments.task or usual, _clients(arguments))
+
+
+def _lines(answer: Answer, advice: Advice, *, plots: bool) -> list[str]:
+    lines = [f"{advice}"]
+    if answer.about:
+        about = answer.about
+        lines += [f"{about['data'] or 'The plan'}: {about['chosen'] or about['method']}."]
+    lines += ["", *_aligned(_rows(answer, advice))]
+    if advice.remedies:
+        lines += ["", "What would help", *(f"  {remedy}" for remedy in advice.remedies)]
+    if answer.forecast is not None:
+        lines += ["", *_limits(answer.forecast, advice.epsilon)]
+    if plots:
+        lines += _plots(answer)
+    if answer.omitted():
+        lines += ["", f"Omitted, to answer at once: {', '.join(answer.omitted())}; add --full"]
+    if answer.table:
+        lines += ["", *lined([_HEADS, *(tuple(_row(one).values()) for one in answer.table)])]
+    return lines
+
+
+def _rows(answer: Answer, advice: Advice) -> list[tuple[str, str]]:
+    rows = [
+        ("rounds", f"{advice.rounds:,}"),
+        ("clip", f"{advice.clip:.4g}"),
+        ("shared parameters", f"{advice.parameters:,} (at most {advice.max_parameters:,})"),
+        (
+            "affordable rounds",
+            f"{advice.affordable_rounds:.3g} (below 1: learn alone; 1 to 4: small gain; from 4: "
+            "join)",
+        ),
+        ("protected", f"{UNIT}; relation {advice.relation}: {RELATIONS[advice.relation]}"),
+    ]
+    found = answer.forecast
+    if found is None:
+        return rows
+    rows += [
+        ("noise multiplier", _noise(found)),
+        (
+            "noise in a mean",
+            f"{found.over_clip * found.facts.clip:.3g} per parameter; {found.error:.3g} of the "
+            f"clipping norm in total: {describe_error(found.error)}",
+        ),
+    ]
+    if (error := answer.error_under_pfeb()) is not None:
+        text = f"{error:.3g} of the clipping norm under pfeb, the default, which releases more"
+        rows += [("", f"{text}: {describe_error(error)}")]
+    return [*rows, *_views(found), *_rounds_at_noise(found, answer.limit)]
+
+
+def _noise(found: Forecast) -> str:
+    """Return the noise multiplier and what it refers to."""
+    z, summed = found.noise_multiplier, found.over_clip * found.cohort
+    if found.facts.local:
+        text = f"noise of one client's message over the clip; of a sum of {found.cohort:,.4g}: "
+        return f"{z:.4g} ({text}{summed:.4g})"
+    if math.isclose(z, summed, rel_tol=1e-3):
+        return f"{z:.4g} (noise of a sum over the clip)"
+    return f"{z:.4g} (noise of a sum over the clip: {summed:.4g}, as its parts share the budget)"
+
+
+def _views(found: Forecast) -> list[tuple[str, str]]:
+    """Return epsilon by adversary, one per line."""
+    titles = {
+        "other_clients": "against the other clients",
+        "server": "against the server",
+        "server_secure_aggregation": "against the server, under secure aggregation",
+        "released_shared_model": "against an outsider who receives a released shared model",
+    }
+    values = {name: round_up(found.views[name]) for name in titles}
+    lines = [f"{value} {titles[name]}" for name, value in values.items()]
+    if values["server"] == "inf":
+        lines[1:3] = ["inf against the server, which adds the noise and is trusted with sums"]
+    facts = found.facts
+    lines[0] += f" (delta {facts.delta_of(facts.clients):.3g}, {facts.relation}, unit: one client)"
+    return [("epsilon" if turn == 0 else "", line) for turn, line in enumerate(lines)]
+
+
+def _rounds_at_noise(found: Forecast, limit: float | None) -> list[tuple[str, str]]:
+    if limit is None or found.rounds_at_noise is None:
+        return []
+    planned = found.facts.rounds
+    text = f"{_many(found.rounds_at_noise, planned)} within epsilon {limit:g} at this noise"
+    if found.epsilon > limit * (1 + 1e-9):
+        text += f": {planned:,} are too many"
+    return [("rounds at most", text)]
+
+
+def _limits(found: Forecast, epsilon: float | None) -> list[str]:
+    """Return what keeps the noise within the limit, one change at a time."""
+    at = "at this noise" if epsilon is None else f"at epsilon {epsilon:g}"
+    within = found.within
+    rounds, clients, least = within["rounds"], within["clients"], within["epsilon"]
+    rows = [
+        ("rounds", "" if rounds is None else _most(_many(int(rounds), found.facts.rounds))),
+        ("clients", "" if clients is None else f"at least {clients:,}"),
+        ("epsilon", "" if least is None else f"at least {round_up(least, 3)}"),
+        ("shared parameters", _most(f"{within['parameters']:,}")),
+    ]
+    return [
+        f"To keep the noise of a mean within {ERROR:g} of the clipping norm {at}, change one of",
+        *(f"  {line}" for line in _aligned([(name, value) for name, value in rows if value])),
+    ]
+
+
+def _most(count: str) -> str:
+    return "none is few enough" if count == "0" else f"at most {count}"
+
+
+def _many(rounds: int, planned: int) -> str:
+    if rounds >= search_limit(planned) and rounds < MOST_ROUNDS:
+        return f"{rounds:,} or more"
+    return f"{rounds:,}"
+
+
+def _row(advice: Advice) -> dict[str, Any]:
+    return {
+        "epsilon": advice.epsilon,
+        "verdict": advice.verdict,
+        "rounds": advice.rounds,
+        "most_numbers": advice.max_parameters,
+        "clients_for_small_gain": advice.needs["small gain"]["clients"],
+        "clients_to_join": advice.needs["join"]["clients"],
+    }
+
+
+def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+def lined(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Return the lines of a table, columns to the right."""
+    cells = [[_shown(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
+
+
+def _shown(cell: float | str) -> str:
+    if isinstance(cell, str):
+        return cell
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:g}"
+
+
+def _plots(answer: Answer) -> list[str]:
+    """Return two small plots, where the terminal has room for them."""
+    width = shutil.get_terminal_size().columns
+    by_rounds, by_clients = answer.curves()
+    lines = []
+    for points, title in (
+        (by_rounds, "epsilon against rounds, at this noise"),
+        (by_clients, "noise of a mean over the clip against clients, at this noise"),
+    ):
+        drawn = bars(points, title, width=width, height=3, plain=not _has_blocks())
+        lines += ["", *drawn] if drawn else []
+    return lines
+
+
+def _has_blocks() -> bool:
+    try:
+        "▁█".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def bars(
+    points: Points, title: str, *, width: int = 60, height: int = 4, plain: bool = False
+) -> list[str]:
+    """Return y against x as bars of characters, both on logarithmic scales; [] without room.
+
+    `plain` keeps to ASCII. Points that are not positive and finite are left out.
+
+    >>> for line in bars([(1, 1), (10, 10), (100, 100)], "y by x", width=43, height=1):
+    ...     print(line)
+    y by x
+        100 |           ▄▄▄▄▄▄▄▄▄▄▄███████████
+          1 |1                             100
+    """
+    kept = [(x, y) for x, y in points if x > 0 and 0 < y < math.inf]
+    if width < 40 or len(kept) < 2:
+        return []
+    xs, ys = ([math.log(point[axis]) for point in kept] for axis in (0, 1))
+    low, high = min(ys), max(ys)
+    each = (min(width, 72) - 9) // len(kept)
+    marks = " ....::::" if plain else " ▁▂▃▄▅▆▇█"
+    full = [0.5 if high == low else (y - low) / (high - low) for y in ys]
+    lines = [title]
+    for row in range(height - 1, -1, -1):
+        cells = [marks[round(8 * min(max(share * height - row, 0), 1))] * each for share in full]
+        end = _short(math.exp(high)) if row == height - 1 else ""
+        lines.append(f"{end:>7} |{''.join(cells)}".rstrip())
+    first, last = _short(math.exp(xs[0])), _short(math.exp(xs[-1]))
+    space = each * len(kept) - len(first)
+    lines.append(f"{_short(math.exp(low)):>7} |{first}{last:>{max(1, space)}}")
+    return lines
+
+
+def _short(value: float) -> str:
+    """Return a number in at most seven characters.
+
+    >>> _short(1000.0), _short(0.0123456), _short(1234567.0)
+    ('1,000', '0.0123', '1.2e+06')
+    """
+    if value >= 99.5 and round(value) < 100_000:
+        return f"{round(value):,}"
+    return f"{value:.3g}" if 1e-3 <= value < 1e5 else f"{value:.1e}"
+
+
+def draw(answer: Answer, paths: list[str]) -> None:
+    """Write the plots to files, by Vega-Altair (extra `report`).
+
+    Raises:
+        ValueError: If a file has another ending, there is nothing to plot, or Altair is missing.
+    """
+    for path in paths:
+        if Path(path).suffix.lower() not in _KINDS:
+            raise ValueError(f"--plot {path}: expected a name that ends in {', '.join(_KINDS)}")
+        check_file(Path(path), "--plot")
+    chart = _chart(answer)
+    for path in paths:
+        if Path(path).suffix.lower() == ".html":
+            chart.save(path, inline=True)
+        else:
+            chart.save(path, **({"ppi": 144} if path.lower().endswith(".png") else {}))
+
+
+def _chart(answer: Answer) -> Any:
+    try:
+        import altair as alt
+        import vl_convert  # noqa: F401  # pictures, and pages that need no network
+    except ImportError as error:
+        raise ValueError(
+            f"--plot needs {error.name}, which is not installed: pip install 'coterie[report]'"
+        ) from error
+    found = answer.forecast
+    if found is None:
+        raise ValueError(
+            "--plot: there is nothing to plot, because this plan releases no mean with the same "
+            "Gaussian noise in all rounds; leave out --plot"
+        )
+    by_rounds, by_clients = replace(answer, full=True).curves()
+    facts = found.facts
+    epsilon = _panel(
+        by_rounds,
+        (facts.rounds, found.epsilon),
+        ("rounds", f"epsilon of one client ({facts.relation}) against the other clients"),
+        f"Epsilon against rounds at noise multiplier {found.noise_multiplier:.4g}",
+    )
+    noise = _panel(
+        by_clients,
+        (facts.clients, found.error),
+        ("clients", "noise of a released mean over the clip"),
+        f"Noise against clients, {facts.parameters:,} shared parameters",
+    )
+    limit = alt.Chart(_values(((1.0, ERROR),))).mark_rule(strokeDash=[4, 4])
+    return alt.hconcat(epsilon, noise + limit.encode(y=alt.Y("y:Q")))
+
+
+def _panel(points: Points, here: tuple[float, float], axes: tuple[str, str], title: str) -> Any:
+    """Return a line on logarithmic scales, with the plan itself as a point on it."""
+    import altair as alt
+
+    across, up = axes
+    x = alt.X("x:Q", title=across, scale=alt.Scale(type="log"))
+    y = alt.Y("y:Q", title=up, scale=alt.Scale(type="log"))
+    shown = [
+        alt.Tooltip("x:Q", title=across, format=","),
+        alt.Tooltip("y:Q", title=up, format=".3"),
+    ]
+    line = alt.Chart(_values(points)).mark_line(point=True)
+    dot = alt.Chart(_values((here,))).mark_point(size=160, filled=True, color="#d62728")
+    both = line.encode(x=x, y=y, tooltip=shown) + dot.encode(x=x, y=y, tooltip=shown)
+    return both.properties(width=340, height=240, title=title)
+
+
+def _values(points: Points) -> Any:
+    import altair as alt
+
+    return alt.InlineData(values=[{"x": x, "y": y} for x, y in points])
