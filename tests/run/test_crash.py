@@ -12,10 +12,10 @@ import shutil
 import subprocess
 
 import pytest
+from tests.run.forked import Forks, account, kept, visible
 
 from coterie.cli.main import main
 from coterie.core.files import explain_disk_errors
-from tests.run.forked import Forks, account, kept, visible
 
 pytestmark = pytest.mark.full
 

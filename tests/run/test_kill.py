@@ -15,7 +15,6 @@ import sys
 import time
 
 import pytest
-
 from tests.run.forked import Forks, account, kept, visible
 
 pytestmark = pytest.mark.full
