@@ -7,8 +7,8 @@ writes a CSV and, but for the tables, an SVG. A part that was interrupted goes o
 stood (`*.csv.part`); one that is complete is made anew. `--quick` takes two seeds and thin grids,
 and writes to a temporary folder.
 
-The simulations are those of Liang et al. (`coterie.data.synthetic`): 320 clients, 30 training and 270
-test rows each, 30 features, delta = 1/(m log m). Settings are chosen, where a part says so, for
+The simulations are those of Liang et al. (`coterie.data.synthetic`): 320 clients, 30 training and
+270 test rows each, 30 features, delta = 1/(m log m). Settings are chosen, where a part says so, for
 each method and epsilon on federations generated from other seeds, so choosing them costs no
 privacy. A seed decides data and noise together; standard errors are over seeds, differences (from
 learning alone) paired by seed.

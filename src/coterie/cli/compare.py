@@ -297,14 +297,14 @@ def _report(done: Mapping[Path, str], folder: Path, findings: Sequence[str]) -> 
 
 def _frontier(found: "Findings", rows: "Sequence[Row]") -> Any:
     """Return the frontier as a table: one row per method, one column per epsilon."""
-    from coterie.report.tables import Number, Table, to_rich
+    from coterie.report.tables import Cell, Number, Table, to_rich
 
     first = next(row for row in rows if row["status"] == "done")
     heads = [
         f"epsilon {epsilon:g}" + (": NOT PRIVATE" if math.isinf(epsilon) else "")
         for epsilon in found.epsilons
     ]
-    body = []
+    body: list[tuple[Cell, ...]] = []
     for label in dict.fromkeys(point.label for point in found.points):
         at = {point.epsilon: point for point in found.points if point.label == label}
         local = Number(next(iter(at.values())).local)

@@ -248,7 +248,8 @@ def check_noise() -> tuple[bool, str]:
     zeros = {"w": torch.zeros(SAMPLES, dtype=torch.float64)}
     released = mechanism.perturb(zeros, SystemEntropy())["w"].numpy()
     off = noise_is_off(released / (mechanism.noise_multiplier * mechanism.bound))
-    steps = released / mechanism.grid({"w": (SAMPLES,)})["w"]
+    grid = mechanism.grid({"w": (SAMPLES,)})
+    steps = released / grid["w"] if grid else np.full(SAMPLES, 0.5)
     if not np.array_equal(steps, np.rint(steps)):
         off["grid"] = math.inf
     found = f"mean, variance, shape, tails and correlation of {SAMPLES:,} released numbers"
