@@ -195,11 +195,11 @@ def test_runs_without_a_verdict_have_none(coterie):
 def test_what_is_waited_for_is_said_unless_nobody_listens(coterie):
     line = f"run {SMALL} --rounds 1"
     _, _, err = coterie(line)
-    assert "scoring the baselines: local ..." in err
-    assert err.index("verdict") < err.index("scoring the")
+    assert "scoring local ..." in err
+    assert err.index("verdict") < err.index("scoring local")
     for flags in ("--json", "--quiet", "--no-local", "--method local"):
         assert "scoring" not in coterie(f"{line} {flags}")[2]
-    assert "baselines: held-out clients ..." in coterie(f"{line} --no-local --holdout-clients 2")[2]
+    assert "scoring held-out clients ..." in coterie(f"{line} --no-local --holdout-clients 2")[2]
 
 
 @pytest.mark.parametrize(("waits", "said"), [((0.0, 0.0), 0), ((0.3,), 1), ((0.06, 0.06), 1)])
