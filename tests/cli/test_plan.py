@@ -159,7 +159,7 @@ def test_an_outsiders_number_is_not_that_of_whoever_gets_the_model(told):
     views = found["epsilon_by_view"]
     assert found["view"] == "other clients"
     assert found["epsilon_spent"] == views["other_clients"]
-    assert views["released_shared_model"] == views["outsider"] < views["other_clients"] / 2
+    assert views["released_shared_model"] == views["outsider"] < views["other_clients"]
     assert "costs an outsider" in found["reasons"]["released_shared_model"]
     out = told(line)
     assert f"{round_up(views['other_clients'])} against the other clients" in out

@@ -147,7 +147,7 @@ def test_quiet_runs_print_nothing_but_the_answer(coterie):
 def test_without_json_a_table_and_the_guarantee_in_words(coterie):
     done = coterie(f"run {SMALL} --rounds 1 --quiet --out here")
     assert done.code == 0
-    for told in ("pfeb", "better off", "Protected: one client", "run folder here"):
+    for told in ("pfeb", "better", "Protected: one client", "run folder here"):
         assert told in done.out
 
 
@@ -224,13 +224,14 @@ def test_every_sampling_and_relation(coterie, sampling, relation):
 def test_fixed_cohorts_print_the_number_of_the_coalition_beside_epsilon(coterie):
     line = f"run {SMALL} --sampling fixed --cohort 5 --relation replace --rounds 2 --quiet"
     done = coterie(line)
-    assert "know from their own invitations who was drawn" in done.out
+    assert "know from their own participation who takes part" in done.out
 
 
 def test_fixed_cohorts_give_the_number_of_the_coalition_to_scripts(coterie):
     line = f"run {SMALL} --sampling fixed --cohort 5 --relation replace --rounds 2 --quiet --json"
     found = coterie(line).json
-    assert found["views"]["coalition_of_all_others"] > found["epsilon"]
+    assert found["views"]["coalition_of_all_others"] == found["epsilon"]
+    assert found["views"]["outsider"] < found["epsilon"]
 
 
 # --- seeds ---------------------------------------------------------------------------------------
@@ -699,7 +700,7 @@ def test_what_was_probably_meant_is_said_in_one_line(coterie, line, told):
 def test_demo_ends_with_the_table_and_writes_the_report(coterie, pages):
     done = coterie("demo --data synthetic --out demo --simulation-seed 1")
     assert done.code == 0, done.err
-    for told in ("local", "fedavg", "pmtl", "pfeb", "% of clients", "epsilon", "SIMULATION"):
+    for told in ("local", "fedavg", "pmtl", "pfeb", "better", "epsilon", "SIMULATION"):
         assert told in done.out
     assert done.out.rstrip().endswith("report: demo/report.html")
     page = Path("demo/report.html").read_text()

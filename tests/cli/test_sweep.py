@@ -1,4 +1,4 @@
-"""`coterie run --epsilon 0.3,1,3`: learning alone, each budget, learning without privacy."""
+"""`coterie run --epsilon 0.3,1,3`: local training, each budget, training without privacy."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_a_table_of_all(tmp_path, capsys):
     rows = rows_of(out)
     assert [row.split("│")[1].strip() for row in rows] == ["single", *["mpmtl"] * 3, "mtl"]
     assert [row.split("│")[4].strip() for row in rows] == ["0", "0.1", "1", "10", "inf"]
-    assert "see all of these posts" in out and "SIMULATION" in out
+    assert "observe all of these releases" in out and "SIMULATION" in out
     assert (tmp_path / "all" / "report.html").exists()
     for name in ("local", "epsilon-0.1", "epsilon-1", "epsilon-10", "not-private"):
         assert (tmp_path / "all" / name / "guarantee.json").exists()
@@ -78,7 +78,7 @@ def test_bad_budgets(tmp_path, capsys, bad):
 def test_a_printed_mechanism_is_called_no_guarantee(tmp_path, capsys):
     arguments = [*SMALL, "--set", "privacy.noise.kind=wishart_paper", "--out", tmp_path / "all"]
     _, out, _ = sweep(capsys, *arguments)
-    assert "NOT A GUARANTEE: a reproduction" in out and "epsilon = inf" in out
+    assert "NOT A GUARANTEE: this reproduces" in out and "epsilon = inf" in out
     page = (tmp_path / "all" / "report.html").read_text()
     assert "NOT A GUARANTEE" in page
     result = json.loads((tmp_path / "all" / "epsilon-1" / "result.json").read_text())
@@ -111,8 +111,9 @@ def test_fixed_cohorts_together_cost_the_clients_their_own_view(tmp_path, capsys
         capsys, *SMALL, "--rounds", "2", "--sampling", "fixed", "--cohort", "20",
         "--relation", "replace", "--out", tmp_path / "all",
     )  # fmt: skip
-    last = next(line for line in out.splitlines() if "see all of these posts" in line)
-    alone = next(line for line in out.splitlines() if "sampling protects nothing" in line)
+    last = next(line for line in out.splitlines() if "observe all of these releases" in line)
+    assert "so sampling does not reduce epsilon" in out
+    alone = next(line for line in out.splitlines() if line.startswith("epsilon = "))
     together, single = (
         float(line.split("epsilon = ", 1)[1].split()[0].rstrip(".")) for line in (last, alone)
     )
@@ -142,7 +143,7 @@ def test_killed_and_resumed(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("data", ["districts", "school"])
 def test_real_clients_gain(data):
-    """On real clients epsilon 1 is better than learning alone, with the settings chosen by rule.
+    """On real clients epsilon 1 is better than local training, with the settings chosen by rule.
 
     Over five seeds of split and noise; errors of the same seed are compared.
     """

@@ -87,9 +87,9 @@ def test_networks_share_their_lower_layers_if_they_have_any():
     model = MLP(hidden=(5,))
     method, why = choose(Auto(model=model), SPEC, BUDGET)
     assert method == DPFedMTL(model=model) and default_method(Auto(model=model)) is None
-    assert "50 of 56 numbers" in why  # 9 * 5 + 5 below, 5 + 1 in the head
+    assert "50 of 56 parameters" in why  # 9 * 5 + 5 below, 5 + 1 in the head
     flat, why = choose(Auto(model=nn.Linear(9, 1)), SPEC, BUDGET)
-    assert isinstance(flat, PMTL) and "all 10 numbers are posted" in why
+    assert isinstance(flat, PMTL) and "all 10 parameters are released" in why
     images = Spec((1, 28, 28), 10, "multiclass", 100)
     assert isinstance(choose(Auto(model=CNN()), images, BUDGET)[0], DPFedMTL)
 
@@ -97,7 +97,7 @@ def test_networks_share_their_lower_layers_if_they_have_any():
 def test_public_features_are_spoken_of_where_networks_post_too_much():
     model, spec = MLP(hidden=(64,)), Spec((64,), 10, "multiclass", 105)
     _, why = choose(Auto(model=model), spec, BUDGET)
-    for part in ("more than the 71 numbers", "public features", "bear 1,42", "posts 10 for each"):
+    for part in ("supports 71 ", "public features", "may have 1,42", "releases 10 per"):
         assert part in why
     for enough in (Privacy(epsilon=math.inf), Privacy(noise_multiplier=0.01)):
         assert "public features" not in choose(Auto(model=model), spec, enough)[1]
@@ -165,7 +165,7 @@ def test_run_says_the_verdict_first_and_goes_on(coterie):
     assert code == 0 and found["method"] == "pfeb"
     first = err.splitlines()[0]
     assert first.startswith(
-        "verdict: learn alone: 12 clients at epsilon 1 bear 0.93 shared weights"
+        "verdict: learn alone. With 12 clients, epsilon 1 supports models with up to 0.93 shared"
     )
     assert err.index("verdict:") < err.index("auto: pfeb, because") < err.index("loss")
     assert "  More clients:" in err
@@ -182,7 +182,7 @@ def test_run_says_the_verdict_first_and_goes_on(coterie):
 def test_quiet_runs_say_it_with_the_answer(coterie):
     code, out, err = coterie(f"run {SMALL} --rounds 1 --quiet --out here")
     assert code == 0 and err == ""
-    assert "the verdict before the run was 'learn alone'" in out and "picked by auto" in out
+    assert "The verdict before the run was 'learn alone'" in out and "Auto chose pfeb" in out
 
 
 def test_runs_without_a_verdict_have_none(coterie):
@@ -195,11 +195,11 @@ def test_runs_without_a_verdict_have_none(coterie):
 def test_what_is_waited_for_is_said_unless_nobody_listens(coterie):
     line = f"run {SMALL} --rounds 1"
     _, _, err = coterie(line)
-    assert "scoring what stands beside the run: local, local*, pooled, mixed model ..." in err
-    assert err.index("verdict") < err.index("scoring what")
+    assert "scoring local ..." in err
+    assert err.index("verdict") < err.index("scoring local")
     for flags in ("--json", "--quiet", "--no-local", "--method local"):
         assert "scoring" not in coterie(f"{line} {flags}")[2]
-    assert "the run: newcomers ..." in coterie(f"{line} --no-local --newcomers 2")[2]
+    assert "scoring held-out clients ..." in coterie(f"{line} --no-local --holdout-clients 2")[2]
 
 
 @pytest.mark.parametrize(("waits", "said"), [((0.0, 0.0), 0), ((0.3,), 1), ((0.06, 0.06), 1)])
@@ -223,8 +223,8 @@ def test_sweeps_say_a_line_for_each_epsilon(coterie):
     assert [re.search(r"epsilon (\d)", line)[1] for line in lines] == ["1", "8"]
     assert "More clients" not in err
     kinds = {name: Plan.load(Path("sweep", name, "plan.toml")).method.kind for name in
-             ("alone", "epsilon-1", "epsilon-8", "not-private")}  # fmt: skip
-    assert kinds["epsilon-1"] == kinds["epsilon-8"] == "pfeb" and kinds["alone"] != "pfeb"
+             ("local", "epsilon-1", "epsilon-8", "not-private")}  # fmt: skip
+    assert kinds["epsilon-1"] == kinds["epsilon-8"] == "pfeb" and kinds["local"] != "pfeb"
 
 
 @pytest.mark.full

@@ -85,7 +85,7 @@ class Watch:
         """Print what is computed after the last round."""
         named = _baseline_names(plan)
         if named and not self._quiet:
-            self._print(f"scoring the baselines: {named} ...")
+            self._print(f"scoring {named} ...")
 
     def _print(self, line: str) -> None:
         if self._bar is None:
