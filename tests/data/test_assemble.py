@@ -206,7 +206,7 @@ def test_signed_labels_are_binary_as_before() -> None:
         from_arrays(X[:4], [1, 2, 2, 1], OWNERS[2:6], task="binary")
 
 
-# Light data, the first clients, newcomers: parts of the data, and nothing else.
+# Fewer rows, the first clients, held-out clients: parts of the data only.
 
 
 def test_human_activity_as_six_classes_and_sitting_against_the_rest(
@@ -228,10 +228,10 @@ def test_human_activity_as_six_classes_and_sitting_against_the_rest(
     light = train.first(20).at_most(100, seed=0)
     assert light.counts.tolist() == [100] * 20
     assert light.spec.clients == 20
-    newcomers = train.only(np.arange(20, 30))
-    assert list(newcomers.names) == [str(k) for k in range(20, 30)]
-    assert newcomers.counts.tolist() == train.counts[20:].tolist()
-    assert newcomers.spec == replace(train.spec, clients=10)
+    held_out = train.only(np.arange(20, 30))
+    assert list(held_out.names) == [str(k) for k in range(20, 30)]
+    assert held_out.counts.tolist() == train.counts[20:].tolist()
+    assert held_out.spec == replace(train.spec, clients=10)
 
 
 def test_landmine_has_29_fields(shared_data: Callable[[str], Path]) -> None:

@@ -59,9 +59,9 @@ def test_parts_of_parquet_are_the_split(tmp_path: Path, train, test) -> None:
     data = load(tmp_path / "set", SOURCE)
     check(data)
     assert data.notes == ()
-    alone = load(tmp_path / "set", Source(classes=2, splits=("train",)))
-    assert alone.source_split is None
-    assert alone.features.reshape(-1).tolist() == [1, 2]
+    single = load(tmp_path / "set", Source(classes=2, splits=("train",)))
+    assert single.source_split is None
+    assert single.features.reshape(-1).tolist() == [1, 2]
 
 
 def test_parts_of_other_names(tmp_path: Path) -> None:

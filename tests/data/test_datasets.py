@@ -69,17 +69,17 @@ def test_districts_split_keeps_a_row_for_training(schools: FederatedDataset) -> 
 
 
 def test_districts_reward_sharing(schools: FederatedDataset) -> None:
-    # Closed-form ridge: everybody for himself, and pulled to the mean model; 13 parameters each.
+    # Closed-form ridge, local and with a penalty towards the mean model; 13 parameters each.
     train, test = schools.split(DISTRICTS_TEST_ROWS, seed=1)
     grams, sides = _normal_equations(train)
-    pull = 0.3 * np.eye(grams.shape[1])
-    alone = np.linalg.solve(grams + pull / 3, sides[..., None])[..., 0]
+    penalty = 0.3 * np.eye(grams.shape[1])
+    local = np.linalg.solve(grams + penalty / 3, sides[..., None])[..., 0]
     mean = np.zeros(grams.shape[1])
-    answer = np.linalg.inv(grams + pull)
+    inverse = np.linalg.inv(grams + penalty)
     for _ in range(500):
-        together = np.einsum("kij,kj->ki", answer, sides + 0.3 * mean)
+        together = np.einsum("kij,kj->ki", inverse, sides + 0.3 * mean)
         mean = together.mean(axis=0)
-    assert _error(test, alone) < 0.60
+    assert _error(test, local) < 0.60
     assert _error(test, together) < 0.33
 
 
@@ -146,7 +146,7 @@ def test_digits_skew_concentrates_labels() -> None:
     assert top_share(100.0) < 0.25
 
 
-def test_digits_depend_on_the_seed_alone() -> None:
+def test_digits_depend_on_the_seed_only() -> None:
     assert torch.equal(digits(seed=4).features, digits(seed=4).features)
     assert not torch.equal(digits(seed=4).features, digits(seed=5).features)
 

@@ -226,7 +226,7 @@ def test_at_most_so_many_rows(data: FederatedDataset, rows: int) -> None:
     assert numbers(data.at_most(rows, seed=3)) == kept.tolist()
 
 
-def test_every_row_is_as_likely_and_the_coins_are_not_those_of_the_split() -> None:
+def test_every_row_is_as_likely_and_the_random_stream_is_not_that_of_the_split() -> None:
     data = from_arrays(np.ones((10, 1)), np.arange(10) / 2, [0] * 10)
     hits = np.zeros(10)
     same = 0

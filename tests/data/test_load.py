@@ -264,7 +264,7 @@ def test_memory_map_holds_the_same_rows_and_is_written_whole(tmp_path: Path) -> 
         )
 
 
-def test_a_failed_load_leaves_an_earlier_map_alone(tmp_path: Path) -> None:
+def test_a_failed_load_keeps_an_earlier_map(tmp_path: Path) -> None:
     folder = tmp_path / "mapped"
     load(save(tmp_path / "good.npz"), Source(memory_map=str(folder)))
     before = np.load(folder / "features.npy")
@@ -508,7 +508,7 @@ def test_mat_samples(shared_data) -> None:
     assert (len(landmine), landmine.features.shape, landmine.spec.task) == (29, (1160, 9), "binary")
 
 
-def test_exam_gives_the_published_pooled_error(shared_data) -> None:
+def test_exam_gives_the_published_centralised_error(shared_data) -> None:
     linear = pytest.importorskip("sklearn.linear_model")
     data = load(shared_data("exam/exam.npz"))
     errors = []

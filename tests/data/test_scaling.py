@@ -130,8 +130,8 @@ def test_shared_weights_survive_a_column_that_starts_to_vary_in_test_rows() -> N
     assert test is not None
     one = np.array([1.0, 1.0])  # shared by all, as if learnt from the client that varies
     sizes = [abs(client_rows(test, client) @ one).max() for client in range(20)]
-    alone = [abs(client_rows(test, client)[:, 0]).max() for client in range(20)]
-    assert [s for k, s in enumerate(sizes) if k != 3] == [s for k, s in enumerate(alone) if k != 3]
+    others = [abs(client_rows(test, client)[:, 0]).max() for client in range(20)]
+    assert [s for k, s in enumerate(sizes) if k != 3] == [s for k, s in enumerate(others) if k != 3]
     assert max(sizes) < 15
 
 
@@ -359,7 +359,7 @@ def test_a_clients_answer_is_the_same_whatever_others_hold(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     sparsely = data.draw(st.booleans())
     mine, own = rng.standard_t(1.2, (data.draw(st.integers(1, 30)), 3)) * 4, rng.standard_t(1, 1)
-    alone = found(federation([mine], [np.full(len(mine), own)], sparsely=sparsely))
+    single = found(federation([mine], [np.full(len(mine), own)], sparsely=sparsely))
     place = data.draw(st.integers(0, 3))
     others = [
         rng.standard_normal((data.draw(st.sampled_from([0, 1, 7, 50])), 3))
@@ -369,10 +369,10 @@ def test_a_clients_answer_is_the_same_whatever_others_hold(data):
     parts = [*others[:place], mine, *others[place:]]
     targets = [np.full(len(part), own if part is mine else 1e9) for part in parts]
     beside = federation(parts, targets, sparsely=sparsely)
-    assert {(0, column): s for (who, column), s in found(beside).items() if who == place} == alone
+    assert {(0, column): s for (who, column), s in found(beside).items() if who == place} == single
     one = unscaled(beside.clients(np.array([place])))
     assert dict(zip(one.columns.tolist(), one.shares.tolist(), strict=True)) == {
-        column: share for (_, column), share in alone.items()
+        column: share for (_, column), share in single.items()
     }
 
 
@@ -408,11 +408,11 @@ def test_heavy_tails_pass(rows):
 def test_the_stated_chances_are_those_of_the_rule():
     count = np.arange(3, 5000)
     for limit in (LIMIT, TARGET_LIMIT):
-        beyond, far, alone = (2 * stats.t.sf(f * limit * math.sqrt(3), 3) for f in (1, 2, 10))
+        beyond, far, whole = (2 * stats.t.sf(f * limit * math.sqrt(3), 3) for f in (1, 2, 10))
         most = stats.binom.sf(np.maximum(count // 2, 2), count, beyond)
         some = stats.binom.sf(np.floor(0.05 * count + 2), count, far)
         assert (most + some).max() < 1e-7
-        assert alone < 2e-6
+        assert whole < 2e-6
     assert 1 / 8100 < 2 * stats.t.sf(15 * math.sqrt(3), 3) < 1 / 7900
     assert 1 / 550 < 2 * stats.t.sf(6 * math.sqrt(3), 3) < 1 / 500
 
@@ -563,7 +563,7 @@ def test_the_message_names_columns_clients_shares_and_the_remedy():
     assert hasattr(ct, "standardise_clients")
 
 
-def test_an_outcome_is_told_how_to_be_scaled():
+def test_the_error_for_a_target_states_how_to_scale_it():
     data = federation([np.zeros((9, 2))] * 2, [np.full(9, 50.0), np.zeros(9)])
     with pytest.raises(DataError) as caught:
         refuse_unscaled(data)
@@ -572,7 +572,7 @@ def test_an_outcome_is_told_how_to_be_scaled():
         "found the target beyond +-6 (the target in 100% of the rows of client 'c0'; 1 of" in text
     )
     assert "target_center and target_scale" in text
-    assert "--standardise" not in text, "it scales features alone"
+    assert "--standardise" not in text, "it scales features only"
 
 
 def test_noisy_clients_pass_and_outcomes_on_one_side_do_not():
@@ -789,8 +789,8 @@ def test_labels_other_than_0_and_1_are_refused(value: float) -> None:
     data = from_arrays(X, LABELS % 2, OWNERS)
     refuse_labels(data)
     data.targets[6] = value
-    told = rf"client '1', row 2 \(from 0\): found the target {value:g}, expected 0 or 1"
-    with pytest.raises(DataError, match=told):
+    message = rf"client '1', row 2 \(from 0\): found the target {value:g}, expected 0 or 1"
+    with pytest.raises(DataError, match=message):
         refuse_labels(data)
 
 

@@ -371,7 +371,7 @@ def test_low_rank_models_have_the_scale_and_lie_around_their_groups() -> None:
 
 
 def test_learning_together_pays_as_much_as_the_docstring_says(low_rank: Synthetic) -> None:
-    """Ridge alone against ridge inside the true subspace, which the trace norm can only near."""
+    """Local ridge against ridge inside the true subspace, which the trace norm can only near."""
     train, test = low_rank.data.split_by_source()
     x, y = train.features.double().reshape(320, 30, 30), train.targets.double().reshape(320, 30, 1)
     new, true = test.features.double().reshape(320, 270, 30), test.targets.double().reshape(320, -1)
