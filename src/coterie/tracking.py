@@ -4,9 +4,9 @@ A tracker gets the plan's settings, the guarantee, epsilon after each round, the
 of each round where the run kept them (`--history`) and the final metrics. Artefacts are the
 certificate, the plan and a page without clients. Models, names and numbers of single clients, and
 the number of clients that answered a round, are never logged. Metrics are computed from clients'
-rows and are not covered by epsilon; a tag says so.
+rows and are not covered by epsilon; a tag states this.
 
-MLflow writes to MLFLOW_TRACKING_URI, or else to files in ./mlruns, through its client alone: no
+MLflow writes to MLFLOW_TRACKING_URI, or else to files in ./mlruns, through its client only: no
 global state, no autologging. TensorBoard's event file is written to RUN/tensorboard by its own
 writer, without torch. A run that is tracked twice is logged once.
 """

@@ -155,11 +155,6 @@ def _float(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def shorten(value: Any) -> str:
-    """Return a float with four digits, and anything else as text."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def percent(share: float) -> str:
     """Return a share in whole per cent."""
     return DASH if math.isnan(share) else f"{100 * share:.0f} %"

@@ -14,7 +14,7 @@ from coterie.core.files import explain_disk_errors
 from coterie.core.signals import as_interrupt
 from coterie.data.federated import FederatedDataset
 from coterie.engine.simulate import Observer, Outcome, check_onboard, set_clock, simulate
-from coterie.evaluation.baselines import Baselines, score_baselines
+from coterie.evaluation.baselines import Baselines, check_baselines, score_baselines
 from coterie.evaluation.history import History, is_cheap
 from coterie.evaluation.holdout import HeldOut, check_held_out, hold_out, try_held_out
 from coterie.evaluation.metrics import Score, json_number
@@ -70,6 +70,7 @@ def execute(
     started = time.perf_counter()
     if plan.data == NO_DATA:
         raise ValueError("data is missing: expected a plan with data; or call simulate(plan, data)")
+    check_baselines(plan.baselines)
     data = _split(plan)
     train = data[0]
     plan = resolve(plan, train.spec)
