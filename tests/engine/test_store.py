@@ -438,7 +438,7 @@ def test_leaves_with_an_entry_per_row_are_ragged(tmp_path, kind):
     store.seal(0)
     store.commit()
     # Client 2 has three rows, client 0 two, client 1 none: what lies beyond is padding.
-    again = store.take(ids(0, 1, 2, 3), enrol)["dual"]
+    again = store.take(ids(0, 1, 2, 3), start)["dual"]
     assert torch.equal(again[0, :2], padded[1, :2]) and not again[0, 2:].any()
     assert not again[1].any() and torch.equal(again[2], padded[0]) and not again[3].any()
     assert store.take(ids(0), never)["dual"].shape == (1, 2, 3)

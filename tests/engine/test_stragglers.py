@@ -135,7 +135,7 @@ def test_a_budget_does_not_tell_who_answered(tmp_path):
     assert not any(
         "answered" in told or "contributed" in told for told in result.summary["notices"]
     )
-    assert any("late contributed nothing" in told for told in result.summary["caveats"])
+    assert any("late clients contributed nothing" in told for told in result.summary["caveats"])
     stated = json.loads((tmp_path / "run" / "guarantee.json").read_text())
     assert stated["caveats"] == result.summary["caveats"]
 
