@@ -320,7 +320,7 @@ def test_method_pages_say_what_has_to_be_said(name):
     runs = re.findall(r"coterie run [^\n]*", text)
     assert blocks(ROOT / "docs" / "methods" / f"{name}.md", "python"), "an example that is run"
     assert runs, "the command line"
-    for said in ("posted|Guarantee", "When"):
+    for said in ("released|Guarantee", "When"):
         assert re.search(rf"^## .*({said})", text, re.MULTILINE), f"a section on: {said}"
 
 

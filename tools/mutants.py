@@ -230,7 +230,7 @@ MUTANTS = (
     Mutant(
         "clipped contribution, unclipped duals",
         "methods/mtlsvm.py",
-        "return map_leaves(lambda old, new: settled(old, new, kept), start, after)",
+        "return map_leaves(lambda old, new: kept_part(old, new, kept), start, after)",
         "return after",
         "tests/methods/test_mtlsvm.py",
     ),

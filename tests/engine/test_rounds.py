@@ -22,7 +22,7 @@ PLAN = Plan(method=PMTL(), privacy=Privacy(epsilon=1.0), rounds=2, simulation_se
 
 @pytest.fixture
 def board(tmp_path):
-    billboard = PLAN.open(DATA.spec, PMTL().init(DATA.spec, Rng.seeded(0)), tmp_path)
+    billboard = PLAN.open(DATA.spec, tmp_path)
     yield billboard
     billboard.ledger.close()
 

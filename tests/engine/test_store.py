@@ -38,7 +38,7 @@ def newcomer(count):
 
 
 def never(count):
-    raise AssertionError("nobody was to enrol")
+    raise AssertionError("no client is new")
 
 
 def same(left, right):
@@ -429,8 +429,8 @@ RAGGED = {"w": torch.zeros(1, 2), "dual": torch.zeros(1, 0, 3, dtype=torch.float
 def test_leaves_with_an_entry_per_row_are_ragged(tmp_path, kind):
     folder = tmp_path / "s" if kind == "disk" else None
     store = Store(RAGGED, 6, folder, per_row=("dual",), offsets=OFFSETS)
-    enrol = lambda n: {"w": torch.ones(n, 2), "dual": torch.zeros(n, 0, 3)}  # noqa: E731
-    fresh = store.take(ids(0, 1, 2), enrol)
+    start = lambda n: {"w": torch.ones(n, 2), "dual": torch.zeros(n, 0, 3)}  # noqa: E731
+    fresh = store.take(ids(0, 1, 2), start)
     assert fresh["dual"].shape == (3, 3, 3) and not fresh["dual"].any()
     assert fresh["w"].tolist() == [[1, 1]] * 3
     padded = torch.arange(27.0).double().reshape(3, 3, 3) + 1
@@ -438,7 +438,7 @@ def test_leaves_with_an_entry_per_row_are_ragged(tmp_path, kind):
     store.seal(0)
     store.commit()
     # Client 2 has three rows, client 0 two, client 1 none: what lies beyond is padding.
-    again = store.take(ids(0, 1, 2, 3), enrol)["dual"]
+    again = store.take(ids(0, 1, 2, 3), start)["dual"]
     assert torch.equal(again[0, :2], padded[1, :2]) and not again[0, 2:].any()
     assert not again[1].any() and torch.equal(again[2], padded[0]) and not again[3].any()
     assert store.take(ids(0), never)["dual"].shape == (1, 2, 3)

@@ -110,7 +110,7 @@ def test_a_calibration_run_sets_the_clock_and_is_kept_in_the_plan(tmp_path):
     assert 0 < kept["constant"] + 2000 * kept["seconds_per_number"] < 1
     table["privacy"] = {"epsilon": 1.0}
     table["stragglers"] = {"wait": 1.0, "calibrate": True}
-    with pytest.raises(ValueError, match="times clients' own rows"):
+    with pytest.raises(ValueError, match="measures clients' own rows"):
         execute(Plan.from_table(table), folder=tmp_path / "other")
     assert not (tmp_path / "other" / "plan.toml").exists(), "nothing is claimed"
 
@@ -135,7 +135,7 @@ def test_a_budget_does_not_tell_who_answered(tmp_path):
     assert not any(
         "answered" in told or "contributed" in told for told in result.summary["notices"]
     )
-    assert any("late contributed nothing" in told for told in result.summary["caveats"])
+    assert any("late clients contributed nothing" in told for told in result.summary["caveats"])
     stated = json.loads((tmp_path / "run" / "guarantee.json").read_text())
     assert stated["caveats"] == result.summary["caveats"]
 

@@ -424,7 +424,7 @@ def test_without_rounds_a_noise_multiplier_gets_few():
     assert rounds_by_rule(MTLSVM(), Privacy(noise_multiplier=10.0), data.spec) == 5
 
 
-def test_newcomers_fit_their_own_part_alone():
+def test_new_clients_fit_their_own_part():
     data = toy(clients=12, rows=20)
     owner = np.repeat(np.arange(12), data.counts)
     method = MTLSVM(stop=1e-6, epochs=50)
@@ -440,10 +440,10 @@ def test_newcomers_fit_their_own_part_alone():
         loss = cp.sum(cp.pos(1 - cp.multiply(y, x @ (w + v))))
         cp.Problem(cp.Minimize(method.c2 / 2 * cp.sum_squares(v) + loss)).solve(solver=cp.CLARABEL)
         np.testing.assert_allclose(joined(models)[place, 0].numpy(), w + v.value, atol=2e-3)
-    with pytest.raises(ValueError, match="expected those of the training"):
+    with pytest.raises(ValueError, match="expected the training spec"):
         outcome.onboard(toy(features=4))
-    with pytest.raises(ValueError, match="trained with alone"):
-        run(MOCHA(), old, rounds=2).join(new)
+    with pytest.raises(ValueError, match="training clients only"):
+        run(MOCHA(), old, rounds=2).onboard(new)
 
 
 @pytest.mark.parametrize("task", ["binary", "regression"])

@@ -181,7 +181,7 @@ def test_bad_settings():
         DPFedMTL(head_epochs=0)
     with pytest.raises(ValueError, match="lam = -1"):
         Finetune(lam=-1)
-    with pytest.raises(ValueError, match="finetuned already"):
+    with pytest.raises(ValueError, match="finetune already"):
         Finetune(base=Finetune())
     assert FedMTL is DPFedMTL
 

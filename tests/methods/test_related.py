@@ -439,13 +439,13 @@ def test_every_client_needs_a_place(method):
 
 
 @pytest.mark.parametrize("name", ["clusters", "opposed"])
-def test_newcomers_have_no_place(name):
+def test_new_clients_are_refused(name):
     outcome = simulate(private(name, None), few())
-    with pytest.raises(ValueError, match="newcomers have none"):
+    with pytest.raises(ValueError, match="fixed membership"):
         outcome.onboard(few(clients=2))
 
 
-def test_newcomers_may_join_the_mean_relation():
+def test_new_clients_may_join_the_mean_relation():
     outcome = fit(Related(lam=0.2), few(), rounds=20)
     other = fit(PMTL(lam=0.4), few(), rounds=20)
     new = few(clients=2, seed=8)

@@ -108,4 +108,4 @@ def test_rows_of_another_unit_are_left_out_with_the_remedy(study, table, tmp_pat
     words = f"--data {table} --client-column school --target score --splits 1 --epsilon 1"
     study.main([*words.split(), "--processes", "1", "--out", str(tmp_path / "out")])
     told = capsys.readouterr().err
-    assert "pfeb 1: left out" in told and "declare public constants for the outcome" in told
+    assert "pfeb 1: left out" in told and "declare public constants for the target" in told

@@ -19,8 +19,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree, stack, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate, refuse_labels
-from coterie.methods.base import Baselines, Method, Silent, register
-from coterie.methods.baselines import Pooled
+from coterie.methods.base import Baselines, Method, Shape, Silent, register
 from coterie.models import Linear, Model
 from coterie.solvers.sdca import Losses, fit_joint, fit_local
 
@@ -142,7 +141,7 @@ class LocalSVM(Machines, Silent):
     not_applicable={"learns": "a centralised method has no private run"},
 )
 @dataclass(frozen=True, kw_only=True)
-class GlobalSVM(Machines, Pooled):
+class GlobalSVM(LocalSVM):
     """One support vector machine on rows in one place: not private, a baseline.
 
     Attributes:
@@ -153,20 +152,8 @@ class GlobalSVM(Machines, Pooled):
         tol: The relative duality gap, unless 2,000 passes do not reach it.
     """
 
-    model: Model = field(default_factory=Linear)
-    c: float = 1.0
-    tube: float = 0.1
-    class_weight: Literal["none", "balanced"] | tuple[float, ...] = "none"
+    shape = Shape.POOLED
     tol: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_constants(c=self.c, tol=self.tol)
-        self.losses()
-
-    def losses(self) -> Losses:
-        """Return the loss of rows."""
-        return Losses(c1=self.c, tube=self.tube, class_weight=self.class_weight)
 
     def baselines(self) -> Baselines:
         """Compare with local fits with the same constant."""
@@ -177,7 +164,7 @@ class GlobalSVM(Machines, Pooled):
         )
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Fit one machine, for every client."""
+        """Fit one machine for every client."""
         assert isinstance(self.model, Linear)
         fit = fit_joint(
             clients,

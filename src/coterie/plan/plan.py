@@ -295,7 +295,8 @@ class Plan:
             delta=self.delta(clients),
             weights=privacy.weights(self.posts),
             clients=clients,
-            participation=self.sampler.participation(clients),
+            # The budget is against the other clients, like `Guarantee.epsilon`.
+            participation=self.sampler.participation(clients).to_others,
             relation=privacy.relation,
             rows=bounds.rows,
             blocks=bounds.blocks,
