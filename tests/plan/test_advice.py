@@ -179,14 +179,16 @@ def test_noise_of_clients_own_is_heard_louder_and_protects_from_the_server():
     assert local.within["clients"] == pytest.approx(needed, rel=1e-6)
 
 
-def test_cohorts_of_a_fixed_size_are_the_outsiders_number():
+def test_the_budget_of_a_fixed_cohort_is_the_other_clients_number():
     facts = Facts(
         clients=205, parameters=10, rounds=50, epsilon=1.0, delta=DELTA, relation="replace",
         sampler=FixedSize(100),
     )  # fmt: skip
     found = forecast(facts)
-    assert found.views["outsider"] == found.views["released_shared_model"] <= 1
-    assert found.views["other_clients"] > 1
+    assert found.views["outsider"] == found.views["released_shared_model"] < 0.9
+    assert 0.99 < found.views["other_clients"] == found.epsilon <= 1
+    spent = facts.spent(found.noise_multiplier, 50)
+    assert spent == pytest.approx(found.epsilon, rel=1e-6)
 
 
 def test_guesses_at_other_noise_are_good_to_two_hundredths():

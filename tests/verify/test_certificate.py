@@ -31,6 +31,7 @@ def stated(event="gaussian", epsilon=2.0, **changes):
         "sampling": "everyone",
         "cohort": "hidden",
         "protected_rows": None,
+        "shape": "sum",
     }
     return {**usual, **changes}
 
@@ -68,12 +69,14 @@ def test_the_budget_holds_against_the_other_clients():
     assert wrong_budget(plan(), stated(epsilon=1.9)) != []
 
 
-@pytest.mark.parametrize(("first", "good"), [(0.5, True), (0.25, True), (0.6, False)])
-def test_the_first_block_is_bounded_by_the_clip(first, good):
+@pytest.mark.parametrize("shape", ["sum", "rows", "gram", "squares"])
+@pytest.mark.parametrize("first", [0.5, 0.25, 0.6])
+def test_the_first_block_is_bounded_by_the_clip(first, shape):
+    good = first == (0.25 if shape in ("gram", "squares") else 0.5)
     parts = [
         {"leaves": ["mean"], "norm": 2, "bound": first, "grid": 2.0**-20},
         {"leaves": ["spread"], "norm": 2, "bound": 1.5, "grid": 2.0**-20},
     ]
     for count in (1, 2):
-        released = stated(releases=[{"rounds": 3, "parts": parts[:count]}])
+        released = stated(releases=[{"rounds": 3, "parts": parts[:count]}], shape=shape)
         assert (wrong_bounds(plan(), released) == []) == good

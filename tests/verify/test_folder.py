@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from coterie.cli.main import main
 from coterie.core.tree import map_arrays
 from coterie.data.config import DataConfig
-from coterie.estimators import base
+from coterie.methods import base
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL

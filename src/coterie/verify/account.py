@@ -40,7 +40,7 @@ _UNDERFLOW = 600.0
 _SMALL = 1e-9
 """Below this delta training may state the epsilon of a visible cohort, which is larger."""
 _KINDS = 64
-"""Different noise multipliers that are composed one by one."""
+"""Different noise multipliers that are composed separately."""
 _SUMS = 1 << 18
 """Sums of losses of pure releases that are enumerated."""
 _COARSE = 1.02
@@ -360,7 +360,7 @@ def _mixed(account: Account) -> Span:
 
 
 def _on_grid(account: Account) -> Span:
-    """Return epsilon by privacy loss distributions; below some delta, bounded from below alone."""
+    """Return epsilon by privacy loss distributions; below some delta, only bounded from below."""
     delta = max(account.delta, _SMALLEST)
     losses = _composed(_losses(account))
     found = float(losses.get_epsilon_for_delta(delta))
@@ -378,19 +378,19 @@ def _on_grid(account: Account) -> Span:
 class _Loss:
     """The privacy loss of one release: its distribution on a grid of a given step.
 
-    `spread` is its standard deviation, roughly, and `reach` about the largest loss.
+    `spread` is its standard deviation, roughly, and `largest` about the largest loss.
     """
 
     on: Callable[[float], Any]
     spread: float
-    reach: float
+    largest: float
 
 
 def _composed(losses: Sequence[tuple[_Loss, int]]) -> Any:
     """Compose releases on one grid that is fine against the loss of an average release."""
     rounds = sum(times for _, times in losses)
     spread = math.sqrt(math.fsum(times * loss.spread**2 for loss, times in losses) / rounds)
-    step = max(spread / _FINENESS, max(loss.reach for loss, _ in losses) / _POINTS)
+    step = max(spread / _FINENESS, max(loss.largest for loss, _ in losses) / _POINTS)
     if step > _COARSEST:
         raise ValueError(f"losses of {step * _POINTS:.3g} are too large for a grid")
     with np.errstate(over="ignore"):  # in the library's bound on tails
@@ -474,8 +474,8 @@ def _shown(mu: float, rate: float) -> _Loss:
         away = (1 - rate) * -np.expm1(np.minimum(epsilon, 0.0))
         return rate * gaussian_delta(epsilon, mu) + away
 
-    reach = mu * mu / 2 + 12 * mu
-    return _Loss(_symmetric(profile, reach), mu * math.sqrt(rate), reach)
+    largest = mu * mu / 2 + 12 * mu
+    return _Loss(_symmetric(profile, largest), mu * math.sqrt(rate), largest)
 
 
 def _fixed(mu: float, rate: float) -> _Loss:
@@ -491,8 +491,8 @@ def _fixed(mu: float, rate: float) -> _Loss:
         delta = rate * gaussian_delta(inner, mu)
         return np.where(epsilon >= 0, delta, -np.expm1(-size) + np.exp(-size) * delta)
 
-    reach = _log_mean(mu * mu / 2 + 12 * mu, rate)
-    return _Loss(_symmetric(profile, reach), _spread(mu, rate), reach)
+    largest = _log_mean(mu * mu / 2 + 12 * mu, rate)
+    return _Loss(_symmetric(profile, largest), _spread(mu, rate), largest)
 
 
 def _spread(mu: float, rate: float) -> float:
@@ -552,15 +552,15 @@ def _wishart(degrees: int, ratio: float) -> _Loss:
 
         return Pld(_pmf(remove, low, half, step), _pmf(add, -half, max(high, 0.0), step))
 
-    reach = max(high, -low, half)
-    return _Loss(on, min(ratio / math.sqrt(2 * degrees), reach), reach)
+    largest = max(high, -low, half)
+    return _Loss(on, min(ratio / math.sqrt(2 * degrees), largest), largest)
 
 
-def _symmetric(profile: Profile, reach: float) -> Callable[[float], Any]:
+def _symmetric(profile: Profile, largest: float) -> Callable[[float], Any]:
     def on(step: float) -> Any:
         from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
 
-        return Pld(_pmf(profile, -reach, reach, step))
+        return Pld(_pmf(profile, -largest, largest, step))
 
     return on
 
@@ -584,7 +584,7 @@ class Choice:
 
     With e(a) the Renyi divergence of order a of one run with its score, K runs of the truncated
     negative binomial law (shape eta, parameter gamma), and any orders a, b > 1, an adversary who
-    sees the best run alone is guaranteed
+    observes only the best run is guaranteed
 
         e(a) + (1 + eta) [(1 - 1/b) e(b) + log(1/gamma) / b] + log(E[K]) / (a - 1)
 
@@ -599,7 +599,7 @@ class Choice:
     account: Account
 
     def epsilon(self) -> float:
-        """Return epsilon against an adversary who sees the chosen run alone."""
+        """Return epsilon against an adversary who observes only the chosen run."""
         one, delta = self._divergence, self.account.delta
         gamma = parameter(self.mean, self.eta)
         extra = (1 + self.eta) * _least(lambda b: (1 - 1 / b) * one(b) - math.log(gamma) / b)

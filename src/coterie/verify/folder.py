@@ -113,7 +113,7 @@ def _guarded(parts: Mapping[str, _Makes]) -> Iterator[Check]:
         try:
             made = make()
             yield from [made] if isinstance(made, Check) else list(made)
-        except Exception as error:  # whatever was forged, the answer is a verdict
+        except Exception as error:  # a forged file must not prevent a verdict
             text = f"{type(error).__name__}: {str(error)[:200]}"
             yield Check(name, "FAILED", text, "data that can be checked")
 
@@ -215,7 +215,7 @@ class _Run:
         return _judge("public files", wrong, f"{', '.join(PUBLIC)} as certified")
 
     def _ledger(self, ledger: "Ledger") -> Check:
-        """Check the ledger, and that it was opened with the plan beside it."""
+        """Check the ledger, and that it was opened with plan.toml."""
         wrong, header = list(ledger.faults), ledger.header
         extra = sorted(map(str, header.keys() - {"plan", "posts", "events", "plan_file"}))
         wrong += [f"its first line holds {', '.join(extra)}"] * bool(extra)
@@ -526,7 +526,7 @@ def read_posts(folder: Path, grids: _Grids | None = None) -> Posts:
     """Hash every post of posts.npz, a piece at a time."""
     found = Posts()
     if (folder / "posts").exists():
-        found.faults.append("a folder posts/ lies beside posts.npz")
+        found.faults.append("there is a folder posts/ as well as posts.npz")
 
     def place(name: str) -> tuple[int, str] | None:
         index, _, leaf = name.removesuffix(".npy").partition(".")
@@ -612,7 +612,7 @@ def _hash_leaf(file: IO[bytes], where: tuple[int, str], digest: Any, grids: _Gri
 
 
 def stray_bytes(path: Path) -> list[str]:
-    """Return what a zip file holds beside its members."""
+    """Return what a zip file holds apart from its members."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             return list(_strays(file, archive))
@@ -844,7 +844,7 @@ def _is_law(mean: Any, eta: Any) -> bool:
 def verify_selection(folder: Path | str) -> Verdict:
     """Check a whole selection: both epsilons, the scores, and that the runs belong to it.
 
-    The runs themselves are checked one by one, as any other.
+    The runs themselves are checked separately, by `verify`.
 
     Raises:
         UnreadableError: If there is no record of it to check.
