@@ -176,8 +176,10 @@ def test_importing_coterie_changes_nothing_in_the_process(tmp_path):
         "state = lambda: (dict(os.environ), sys.path[:], warnings.filters[:],\n"
         "    sys.excepthook, sys.unraisablehook, signal.getsignal(signal.SIGINT))\n"
         "before = state()\nimport coterie\n"
+        "print(before[0] == state()[0], before[3:] == state()[3:])\n"
         "coterie.Plan, coterie.simulate, coterie.CoterieRegressor\n"
-        "print(before[0] == state()[0], before[3:] == state()[3:])"
+        "from coterie.core.environment import TELEMETRY_OFF\n"
+        "print(not (set(TELEMETRY_OFF) & set(os.environ)) - set(before[0]))"
     )
     done = python(code, cwd=tmp_path, COTERIE_OFFLINE="1")
-    assert done.stdout.split() == ["True", "True"], done.stdout + done.stderr
+    assert done.stdout.split() == ["True", "True", "True"], done.stdout + done.stderr

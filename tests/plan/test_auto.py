@@ -247,27 +247,6 @@ def test_settings_without_a_method_end_in_one_line(coterie):
 
 
 @pytest.mark.full
-def test_plans_of_older_versions_resume(coterie):
-    line = f"run {SMALL} --method pmtl --rounds 2 --simulation-seed 1 --quiet --json --out old"
-    _, out, _ = coterie(line)
-    path = Path("old/plan.toml")
-    older = [part for part in path.read_text().splitlines() if not part.startswith("chosen")]
-    assert len(older) < len(path.read_text().splitlines())
-    path.write_text("\n".join(older) + "\n")
-    ledger = Path("old/ledger.jsonl")
-    header, *entries = ledger.read_text().splitlines()
-    header = {key: value for key, value in json.loads(header).items() if key != "plan_file"}
-    ledger.write_text("\n".join([json.dumps(header), *entries]) + "\n")
-    Path("old/result.json").unlink()
-    code, again, err = coterie("run --resume old --quiet --json")
-    assert code == 0, err
-    assert json.loads(again)["value"] == json.loads(out)["value"]
-    path.write_text(path.read_text().replace("rounds = 2", "rounds = 3"))
-    Path("old/result.json").unlink()
-    assert coterie("run --resume old --quiet --json")[0] == 2  # another plan than the ledger's
-
-
-@pytest.mark.full
 def test_tuning_with_it_chooses_a_plan_that_says_what_was_picked():
     found = tune(table(), {"privacy.clip": [0.5, 1.0]}, folds=2)
     assert found.plan.method.kind == "pfeb" and found.plan.chosen.startswith("pfeb")

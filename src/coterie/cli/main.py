@@ -41,6 +41,7 @@ _ERRORS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
+    telemetry_off()
     arguments = build_parser().parse_args(argv)
     if vars(arguments).pop("offline", False) or is_offline():
         go_offline()
@@ -89,7 +90,6 @@ def _is_user_error(error: Exception) -> bool:
 
 def entry() -> Any:
     """Run as a script."""
-    telemetry_off()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± must not fail a run

@@ -386,17 +386,8 @@ def _open_npz(path: Path, source: Source, unlabelled: "_Unlabelled | None" = Non
     client = unlabelled.client_of(source.client in small) if unlabelled else None
     needed = [*targets, *([] if "X_data" in present else ["X"])]
     needed += [] if source.targets_are_clients or client is not None else [source.client]
-    for name in needed:
-        if name not in present:
-            remedy = (
-                "name the client of all rows with --client"
-                if unlabelled
-                else ("set client and target to the names used")
-            )
-            raise DataError(
-                f"{path}: no array {name!r}, the arrays are {', '.join(sorted(present))}; add it, "
-                f"or {remedy}"
-            )
+    remedy = "name the client of all rows with --client" if unlabelled else "set client and target"
+    _require(path, needed, present, remedy)
     rows = _sparse_rows(small, where) if "X_data" in present else _streamed_rows(path)
     columns = small.get("feature_names")
     if columns is not None and columns.shape != (int(np.prod(rows.shape[1:])),):
@@ -417,6 +408,16 @@ def _open_npz(path: Path, source: Source, unlabelled: "_Unlabelled | None" = Non
         source=source,
         where=where,
     )
+
+
+def _require(path: Path, needed: Sequence[str], present: set[str], remedy: str) -> None:
+    """Raise DataError if an array is missing."""
+    for name in needed:
+        if name not in present:
+            raise DataError(
+                f"{path}: no array {name!r}, the arrays are {', '.join(sorted(present))}; add it, "
+                f"or {remedy}"
+            )
 
 
 def _sparse_rows(small: Mapping[str, NDArray[Any]], where: str) -> _Rows:
