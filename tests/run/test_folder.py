@@ -19,7 +19,7 @@ from coterie.engine.models import client_model, client_names, stacked_models, wr
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.guarantee import Guarantee
-from coterie.run import summary
+from coterie.run import folder as folder_module
 from coterie.run.certificate import seal
 from coterie.run.log import Log
 from coterie.run.run import execute
@@ -239,7 +239,7 @@ def test_a_run_cut_off_while_it_is_kept_goes_on_to_the_same(finished, tmp_path, 
     def stop(*args, **kwargs):
         raise Stop
 
-    write = summary.write_atomically
+    write = folder_module.write_atomically
 
     def stop_at(path, content):
         if path.name == {"shared": "shared.npz", "result": "result.json"}[step]:
@@ -251,9 +251,9 @@ def test_a_run_cut_off_while_it_is_kept_goes_on_to_the_same(finished, tmp_path, 
     elif step == "drop":
         monkeypatch.setattr("coterie.engine.store.Store.drop", stop)
     elif step in ("shared", "result"):
-        monkeypatch.setattr(summary, "write_atomically", stop_at)
+        monkeypatch.setattr(folder_module, "write_atomically", stop_at)
     else:
-        monkeypatch.setattr(summary, "write_metrics" if step == "metrics" else step, stop)
+        monkeypatch.setattr(folder_module, "write_metrics" if step == "metrics" else step, stop)
     with pytest.raises(Stop):
         execute(PLAN, folder=folder)
     monkeypatch.undo()

@@ -186,7 +186,7 @@ def test_signals_leave_a_resumable_run(forks, tmp_path, numbers, status):
             os.kill(job.pid, number)
             time.sleep(coins.random() * 0.004)
         code, _, err = forks.finish(job)
-        told = f"interrupted; go on with: coterie run --resume {folder}"
+        told = f"interrupted; resume with: coterie run --resume {folder}"
         # The kernel delivers signals that wait together by number, not in the order they were sent.
         assert code in {status, 128 + min(numbers)} and err.strip() == told, err
         assert "Traceback" not in err

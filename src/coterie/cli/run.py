@@ -74,7 +74,8 @@ def add_demo(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_flags(arguments)
+    if arguments.resume is None:
+        check_flags(arguments)
     if not (arguments.data or arguments.plan or arguments.resume or arguments.set):
         raise ValueError(NO_DATA)
     from coterie.cli.train import run

@@ -477,7 +477,14 @@ def to_rich(table: Table, *, title: str = "") -> Any:
     for i in kept:
         width = 12 if i else 20
         head = "\n".join(fill(part, width) for part in table.titles[i].split(": "))
-        made.add_column(head, justify="right" if i else "left", no_wrap=bool(i), overflow="fold")
+        least = 0 if i else min(20, max(len(line) for line in head.splitlines()))
+        made.add_column(
+            head,
+            justify="right" if i else "left",
+            no_wrap=bool(i),
+            overflow="fold",
+            min_width=least,
+        )
     for row in table.rows:
         cells = (to_text(row[i], error=table.keys[i] in _WITH_ERROR) for i in kept)
         made.add_row(*(fill(cell, 16) if i else cell for i, cell in enumerate(cells)))
