@@ -132,7 +132,7 @@ def test_certificate_and_result_state_the_number_of_the_choice(chosen):
     first = text.splitlines()[1]
     assert first.startswith(f"epsilon = {round_up(found)} at delta = 1e-05, over ")
     assert round_up(math.exp(found), 3) in first and FOR_OTHERS in text
-    assert "who see every release" not in text
+    assert "who observe every release" not in text
     assert result["epsilon"] == found and result["view"] == CHOSEN_ONLY
     assert result["views"]["other_clients"] is None and result["epsilon_before_choice"] <= 1
     assert round_up(found) in result["tuning"] and FOR_OTHERS in result["tuning"]
@@ -217,7 +217,7 @@ def test_settings_run_again_are_another_run(chosen, coterie_):
     assert code == 0 and result["tuning"] == CHARGED and result["epsilon"] <= 1
     assert "on top of this epsilon" in CHARGED and result["view"] == "other clients"
     assert Plan.load(chosen.parent / "again" / "plan.toml").charged is None
-    with pytest.raises(ConfigError, match="written by selection"):
+    with pytest.raises(ConfigError, match="charged selection writes it"):
         check_grid({"charged.runs": [1.0]})
 
 

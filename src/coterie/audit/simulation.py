@@ -17,7 +17,6 @@ from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.svm import joined
 from coterie.plan.plan import Plan
 from coterie.privacy.billboard import bound
-from coterie.privacy.events import Gaussian
 
 Mask = tuple[Literal["bernoulli"], float] | tuple[Literal["beta"], float, float, float]
 
@@ -166,7 +165,7 @@ def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]
         shared = method.server_update(shared, post)
     billboard.ledger.close()
     before, contributions, posts, others = np.stack(seen, axis=1)
-    private = isinstance(billboard.mechanism(0).event(), Gaussian)
+    private = billboard.mechanism(0).event().name == "gaussian"
     clip = plan.clip(spec.clients) if private else None
     server = View.server(
         before,

@@ -477,7 +477,7 @@ def to_rich(table: Table, *, title: str = "") -> Any:
     for i in kept:
         width = 12 if i else 20
         head = "\n".join(fill(part, width) for part in table.titles[i].split(": "))
-        least = 0 if i else min(20, max(len(line) for line in head.splitlines()))
+        least = 0 if i else _longest_word(head, *(to_text(row[0]) for row in table.rows))
         made.add_column(
             head,
             justify="right" if i else "left",
@@ -491,6 +491,10 @@ def to_rich(table: Table, *, title: str = "") -> Any:
     made.caption = " ".join(table.notes)
     made.caption_justify = "left"
     return made
+
+
+def _longest_word(*texts: str) -> int:
+    return max((len(word) for text in texts for word in text.split()), default=0)
 
 
 def terminal(results: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
