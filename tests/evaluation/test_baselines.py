@@ -153,8 +153,10 @@ def test_the_mixed_model_of_a_run_without_privacy_is_itself():
     score = run_of(method, train, test)
     assert "mixed" not in score_all(method, train, test, score, private=False).scores
     found = score_all(method, train, test, score).scores
-    by_hand = replace(method.for_budget(math.inf, train.spec), model=Linear())
-    plan = Plan(method=by_hand, privacy=FREE, rounds=method.rounds_without_noise, simulation_seed=0)
+    free = method.resolve(train.spec, n_mu=math.inf, cohort=len(train))
+    by_hand = replace(free, model=Linear())
+    rounds = by_hand.rounds(train.spec).without_noise
+    plan = Plan(method=by_hand, privacy=FREE, rounds=rounds, simulation_seed=0)
     again = evaluate(by_hand.model, simulate(plan, train).rows, test)
     np.testing.assert_array_equal(found["mixed"].clients, again.clients)
 
@@ -229,10 +231,10 @@ def test_an_unknown_baseline_is_refused(capsys):
 
 
 def test_a_failing_baseline_does_not_lose_the_run(tmp_path, monkeypatch):
-    def fail(self, clients):
+    def fail(self, shared, personal, clients, rng):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(PooledLinear, "fit_all", fail)
+    monkeypatch.setattr(PooledLinear, "personalise", fail)
     summary = execute(plan_of(), folder=tmp_path / "run").summary
     assert [one["name"] for one in summary["references"]] == [
         n for n in NAMES if n != "centralised"
@@ -254,14 +256,14 @@ def test_a_run_that_is_killed_during_its_baselines_ends_the_same(tmp_path, monke
     whole = execute(plan_of(), folder=tmp_path / "whole").summary
     done = PooledLinear.personalise
 
-    def die(self, clients):
+    def die(self, shared, personal, clients, rng):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PooledLinear, "fit_all", die)
+    monkeypatch.setattr(PooledLinear, "personalise", die)
     with pytest.raises(KeyboardInterrupt):
         execute(plan_of(), folder=tmp_path / "killed")
     assert not (tmp_path / "killed" / "result.json").exists()
-    monkeypatch.setattr(PooledLinear, "fit_all", done)
+    monkeypatch.setattr(PooledLinear, "personalise", done)
     again = execute(Plan.load(tmp_path / "killed" / "plan.toml"), folder=tmp_path / "killed")
     assert without_time(again.summary) == without_time(whole)
     first, second = (

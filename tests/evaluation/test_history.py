@@ -122,18 +122,6 @@ def test_the_command_line_has_both(tmp_path: Path) -> None:
         assert ("history = " in told) == bool(flag)
 
 
-def test_a_folder_of_an_older_version_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    execute(plan_of(history=False), folder=folder)
-    whole = (folder / "metrics.parquet").read_bytes()
-    (folder / "result.json").unlink()
-    execute(plan_of(), folder=folder)  # then, every plan said history = false
-    assert (folder / "metrics.parquet").read_bytes() == whole
-    assert not (folder / "history.parquet").exists(), "a history begins with the first round"
-    with pytest.raises(FileExistsError, match="another plan"):
-        execute(plan_of(history=True), folder=folder)
-
-
 class CutError(Exception):
     """Cuts a run off."""
 

@@ -29,6 +29,7 @@ from coterie.evaluation.metrics import (
     json_number,
 )
 from coterie.evaluation.score import evaluate, mean_loss, noise_to_signal
+from coterie.methods.base import Notes
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
@@ -556,7 +557,9 @@ def test_caveats_and_notices_are_in_the_summary(
 ) -> None:
     outcome = run(features=10, **privacy)
     assert (told(outcome)["caveats"], told(outcome)["notices"]) == ([], [])
-    monkeypatch.setattr(PMTL, "caveats", lambda self, private: (f"private: {private}",))
+    monkeypatch.setattr(
+        PMTL, "notes", lambda self, *, private: Notes(caveats=(f"private: {private}",))
+    )
     found = told(outcome, notices=("3 rows are zeros",))
     assert found["caveats"] == [f"private: {private}"]
     assert found["notices"] == ["3 rows are zeros"]
@@ -566,14 +569,8 @@ def test_caveats_and_notices_are_in_the_summary(
     ("zeroed", "said"),
     [
         (0, []),
-        (1, ["1 contribution was not a number and counted as zero; its client kept its model"]),
-        (
-            3,
-            [
-                "3 contributions of clients were not numbers and counted as zero; their clients "
-                "kept their models"
-            ],
-        ),
+        (1, ["1 contribution was not finite and counted as zero; the clients kept their models"]),
+        (3, ["3 contributions were not finite and counted as zero; the clients kept their models"]),
     ],
 )
 def test_contributions_that_became_zero_are_told(zeroed: int, said: list[str]) -> None:

@@ -816,20 +816,23 @@ def test_numbers_that_are_not_in_a_table_become_nan_alone(make):
 
 
 def test_rows_that_are_not_in_a_table_are_refused_before_anything_is_spent(tmp_path):
+    def check(data):
+        made.check(data.spec, data=data)
+
     rows = texts()
     rows[13, 2] = 67
-    made = PMTL(model=Module(P(Words)), solver=SGD(lr=0.1))
+    made = PMTL(model=Module(P(Words)), sgd=SGD(lr=0.1))
     plan = Plan(method=made, privacy=Privacy(epsilon=2.0, delta=1e-3), rounds=3, simulation_seed=0)
     said = r"texts: the rows hold indices from 0 to 67 .*layer 'table' \(Embedding\).*0 to 6; .*68"
     with pytest.raises(coterie.DataError, match=said):
         simulate(plan, numbered(rows), folder=tmp_path / "run")
     assert not list(tmp_path.iterdir())
     with pytest.raises(coterie.DataError, match="from -1 to 6 for layer"):
-        made.check_data(numbered(texts(most=8) - 1))
-    made.check_data(numbered(texts(most=7)))
+        check(numbered(texts(most=8) - 1))
+    check(numbered(texts(most=7)))
     sparse = dataclasses.replace(numbered(rows), features=csr_matrix(rows.numpy()))
     with pytest.raises(coterie.DataError, match="from 0 to 67"):
-        made.check_data(sparse)
+        check(sparse)
 
 
 def test_only_columns_that_reach_a_table_as_they_are_are_checked():
@@ -879,7 +882,7 @@ def test_numbers_that_the_module_handles_itself_are_not_refused(how, values, out
 def test_a_run_goes_on_without_the_client_whose_numbers_are_not_in_a_table():
     rows = texts()
     rows[5, 4] = 58  # 60 in a table of 60, by a sum that is not seen before
-    made = PMTL(model=Prefixed, solver=SGD(lr=0.1))
+    made = PMTL(model=Prefixed, sgd=SGD(lr=0.1))
     plan = Plan(method=made, privacy=Privacy(epsilon=2.0, delta=1e-3), rounds=3, simulation_seed=0)
     outcome = simulate(plan, numbered(rows))
     assert outcome.zeroed == 3  # one client in every round

@@ -1035,7 +1035,7 @@ SERVER = "the server, which observes each clipped contribution before noise"
 
 def page_of(tmp_path, **settings) -> str:
     made = deploy(tmp_path, **settings)
-    made.conduct()
+    made.coordinate()
     page = write_report([made.run], tmp_path / "page.html").read_text()
     text = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.S)
     return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text)))

@@ -18,10 +18,9 @@ import coterie.tune.charge
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.data.config import DataConfig
-from coterie.deploy.site import mask_context
 from coterie.plan.plan import Plan
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
-from coterie.privacy.selection import ALL_RUNS, CHOSEN, RunLaw, Selection
+from coterie.privacy.selection import ALL_RUNS, CHOSEN, RunLaw, Selection, charged_message
 from coterie.run.summary import NOT_COVERED
 from coterie.tune.charge import Scoring, offer, select
 from coterie.tune.tune import Progress, Range
@@ -125,7 +124,7 @@ def test_what_every_run_posts_is_what_is_accounted_for():
 def test_results_of_the_chosen_run_point_at_the_larger_truth(coterie_):
     found = pick(seed_with(2))
     result = json.loads((found.run / "result.json").read_text())
-    paid = mask_context(found.guarantee.chosen_alone, found.guarantee.delta)
+    paid = charged_message(found.guarantee.chosen_alone, found.guarantee.delta)
     assert result["tuning"] == paid and "selection.json" in paid
     stated = json.loads((found.run / "guarantee.json").read_text())
     assert stated["selection"]["epsilon_chosen_alone"] == found.guarantee.chosen_alone
@@ -373,7 +372,7 @@ def test_the_words_of_a_selection(coterie_):
     [
         ("--charge --search optuna", "leave --search out"),
         ("--dry-run", "--dry-run prints the cost of --charge"),
-        ("--charge --runs 1", "nothing to choose"),
+        ("--charge --runs 1", "for one run give its settings"),
         ("--charge --epsilon inf", "nothing to charge"),
     ],
 )

@@ -13,7 +13,6 @@ from coterie.core.config import ConfigError
 from coterie.methods.base import registered
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import locked
-from coterie.report.read import rows_of
 from coterie.run.summary import NOT_COVERED
 from coterie.tune import compare as library
 from coterie.tune.compare import (
@@ -25,6 +24,7 @@ from coterie.tune.compare import (
     make_comparison,
     privacy_spent,
     read_comparison,
+    rows_of,
 )
 from coterie.tune.frontier import find
 from coterie.verify.account import gaussian_epsilon

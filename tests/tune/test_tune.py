@@ -207,7 +207,7 @@ def test_binary_tasks_are_scored_by_the_mean_of_clients_auc(monkeypatch):
     monkeypatch.setattr("coterie.tune.tune.evaluate", spy)
     found = tune(plan(options={**SMALL, "rows": 24, "task": "binary"}), LAMS, folds=2)
     assert found.table[0].metric == "auc" and found.table[0].mean >= found.table[1].mean
-    by_fold = {score.auc.value for score in scores}
+    by_fold = {score.own["auc"].value for score in scores}
     assert {value for trial in found.table for value in trial.folds} == by_fold
 
 
@@ -436,8 +436,8 @@ def test_every_result_says_how_it_was_tuned(tuned, told, coterie_):
     assert (f"Tuning: {told}." in out) == (tuned != "no")
     loud = tuned == "not covered"
     assert ("TUNING IS NOT COVERED" in " ".join(out.split())) == loud
-    assert (f"pmtl: tuning is {NOT_COVERED}." in page) == loud
-    assert (f"pmtl: tuning is {html.escape(CHARGED)}." in page) == (tuned == "charged")
+    assert (f"tuning is {NOT_COVERED}." in page) == loud
+    assert (f"tuning is {html.escape(CHARGED)}." in page) == (tuned == "charged")
     again = coterie_("run --resume run")[1]  # shown from the files
     assert (f"Tuning: {told}." in again) == (tuned != "no")
     assert json.loads(coterie_("run --resume run --json")[1])["tuning"] == told
