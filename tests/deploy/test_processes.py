@@ -150,8 +150,8 @@ def _strangers_were_refused(federation: FaultyFederation, names: list[str]) -> N
     _until(lambda: "CERTIFICATE_VERIFY_FAILED" in federation.log("misled").read_text())
     _until(lambda: "Exit Code" in federation.log("unknown_node").read_text())
     online = federation.control.online()
-    assert {federation.client_ids["north"], federation.client_ids["south"]} <= online
-    assert federation.client_ids["misled"] not in online
+    assert {federation.node_ids["north"], federation.node_ids["south"]} <= online
+    assert federation.node_ids["misled"] not in online
     for name in names:
         assert "SuperNode ID:" not in federation.log(name).read_text()
     for name in names:

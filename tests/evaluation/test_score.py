@@ -558,7 +558,7 @@ def test_caveats_and_notices_are_in_the_summary(
     outcome = run(features=10, **privacy)
     assert (told(outcome)["caveats"], told(outcome)["notices"]) == ([], [])
     monkeypatch.setattr(
-        PMTL, "notes", lambda self, *, private: Notes(caveats=(f"private: {private}",))
+        PMTL, "notes", lambda self, *, private=True, **_: Notes(caveats=(f"private: {private}",))
     )
     found = told(outcome, notices=("3 rows are zeros",))
     assert found["caveats"] == [f"private: {private}"]

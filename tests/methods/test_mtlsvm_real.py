@@ -81,7 +81,7 @@ def test_mines(shared_data):
     method = MTLSVM(class_weight="balanced")
     assert 0.70 < score(method, run(method, train), test).own["auc"].value < 0.80
     private = run(method, train, rounds=1, privacy=Privacy(epsilon=8.0))
-    alone = score(method, run(method.alone(), train, rounds=1), test)
+    alone = score(method, run(method.baselines().local, train, rounds=1), test)
     assert score(method, private, test).own["auc"].value > alone.own["auc"].value - 0.02
 
 

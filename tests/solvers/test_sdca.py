@@ -574,7 +574,7 @@ def test_a_number_that_is_none_stays_with_its_client(where):
     assert bool(gap[0].isnan())
     assert bool(torch.isfinite(loss[1] + gap[1]))
     if where == "target":
-        with pytest.raises(ValueError, match=r"client 0 has a NaN.*leave it out"):
+        with pytest.raises(ValueError, match=r"client 0 has a NaN.*remove it from the joint fit"):
             fit_joint(clients, losses, c2=1.0, bias=False)
 
 
@@ -689,7 +689,7 @@ def test_weights_of_several_classes_are_those_of_the_row():
         ({"c1": math.inf}, "c1: given inf"),
         ({"c1": 1.0, "tube": -0.1}, "tube: given -0.1"),
         ({"c1": 1.0, "class_weight": "even"}, "class_weight: given 'even'"),
-        ({"c1": 1.0, "class_weight": (1.0, 0.0)}, "one finite number > 0 a class"),
+        ({"c1": 1.0, "class_weight": (1.0, 0.0)}, "one finite number > 0 per class"),
     ],
 )
 def test_losses_are_checked(settings_, words):
