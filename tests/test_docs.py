@@ -251,8 +251,8 @@ def test_every_file_of_a_run_is_on_the_page(a_run):
 @pytest.mark.full
 def test_the_server_is_told_of_where_the_page_says(a_run):
     text = (ROOT / "docs" / "concepts" / "views.md").read_text(encoding="utf-8")
-    (said,) = (part for part in text.split("\n\n") if part.startswith('"Infinite" is not'))
-    printing, _, in_words = said.partition("print it")
+    (said,) = (part for part in text.split("\n\n") if part.startswith("`coterie plan`"))
+    printing, _, in_words = said.partition("print the infinite")
     commands = re.findall(r"`coterie (\w+)`", printing)
     assert commands and re.findall(r"`coterie (\w+)`", in_words) == ["run"]
     given = {"account": "--noise-multiplier 10", "calibrate": "--epsilon 2"}

@@ -592,4 +592,4 @@ def test_a_mask_says_that_it_is_no_privacy():
     assert MTLSVM().notes(private=False).caveats == ()
     assert "NOT differential privacy" in MTLSVM(mask="step").notes(private=False).caveats[0]
     assert "NOT differential privacy" in MTLSVM(mask="paper").notes(private=False).caveats[0]
-    assert "noise alone" in MTLSVM(mask="step").notes(private=True).caveats[0]
+    assert "comes from the noise" in MTLSVM(mask="step").notes(private=True).caveats[0]

@@ -117,7 +117,7 @@ def test_heads_never_leave_and_the_last_fit_moves_heads_alone():
     heads = torch.stack([outcome.model(client)["head.weight"] for client in range(len(data))])
     assert all(not torch.equal(heads[0], other) for other in heads[1:])
     start = plan.method.model.init(data.spec, Rng.seeded(0).at("init"))
-    assert torch.equal(shared["start:head.weight"], start["head.weight"])
+    assert torch.equal(shared["head.weight"], start["head.weight"])
 
 
 def test_a_client_never_drawn_still_gets_a_head():

@@ -128,7 +128,8 @@ class Outcome:
                 f"the data to finetune on has {data.spec} and {len(data)} names, expected the "
                 f"training data with {self.spec} and the same clients in the same order"
             )
-        method = replace(method, base=self.plan.method)
+        # `model` would replace the model of the base
+        method = replace(method, base=self.plan.method, model=None)
         method.check(self.spec, data=data)
         stream = _client_rng(self.plan.simulation_seed).at("personalise")
 

@@ -108,7 +108,8 @@ class Finetune(Method):
 
     def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
         """Resolve the base method."""
-        return replace(self, base=self.base.resolve(spec, n_mu=n_mu, cohort=cohort))
+        base = self.base.resolve(spec, n_mu=n_mu, cohort=cohort)
+        return replace(self, base=base, model=None)
 
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int

@@ -286,5 +286,5 @@ def _chosen(method: Method, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
         return choose(method, spec, privacy)
     if isinstance(method, Finetune) and isinstance(method.base, Auto):
         base, chosen = choose(method.base, spec, privacy)
-        return replace(method, base=base), chosen
+        return replace(method, base=base, model=None), chosen
     return method, ""
