@@ -77,7 +77,13 @@ def test_the_sdist_holds_what_its_tests_need(built):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    for name in ("Makefile", "constraints.txt", "tests/conftest.py", "tests/forked.py", ".ci/run"):
+    for name in (
+        "Makefile",
+        "constraints.txt",
+        "tests/conftest.py",
+        "tests/run/forked.py",
+        ".ci/run",
+    ):
         assert name in names, name
     tests = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
     assert tests <= names

@@ -306,11 +306,11 @@ def one_array(path):
         (lambda path: write(path, weight=np.ones((2, 4)), bias=np.ones(2)), "use the features"),
         (
             lambda path: write(path, weight=np.full((2, 3), np.nan), bias=np.ones(2)),
-            "no finite",
+            "not finite",
         ),
         (
             lambda path: write(path, weight=np.ones((2, 3), np.int64), bias=np.ones(2)),
-            "no finite",
+            "not finite",
         ),
     ],
 )
