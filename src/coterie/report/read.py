@@ -250,7 +250,8 @@ def _readable(folder: Path) -> Iterator[None]:
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"{folder} cannot be read ({type(error).__name__}: {error}): its files are not as "
-            "`coterie run` wrote them; restore them, or run the plan again into a new folder"
+            "`coterie run` wrote them; restore them (result.json, guarantee.json), or run the plan "
+            "again into a new folder"
         ) from error
 
 
