@@ -9,6 +9,7 @@ from coterie.cli.options import (
     add_tracking,
     add_work,
     check_flags,
+    check_run,
     command,
     share,
 )
@@ -76,6 +77,8 @@ def add_demo(commands: Commands) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.resume is None:
         check_flags(arguments)
+    else:
+        check_run(arguments.resume)
     if not (arguments.data or arguments.plan or arguments.resume or arguments.set):
         raise ValueError(NO_DATA)
     from coterie.cli.train import run

@@ -470,7 +470,9 @@ def to_text(cell: Cell, *, error: bool = True) -> str:
 def to_rich(table: Table, *, title: str = "") -> Any:
     """Return a table for a terminal of 80 to 100 columns: fewer columns, errors where they fit."""
     from rich import box
+    from rich.console import Group
     from rich.table import Table as RichTable
+    from rich.text import Text
 
     kept = [i for i, key in enumerate(table.keys) if not key.endswith(_WIDE_ONLY)]
     made = RichTable(title=title or table.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -488,9 +490,8 @@ def to_rich(table: Table, *, title: str = "") -> Any:
     for row in table.rows:
         cells = (to_text(row[i], error=table.keys[i] in _WITH_ERROR) for i in kept)
         made.add_row(*(fill(cell, 16) if i else cell for i, cell in enumerate(cells)))
-    made.caption = " ".join(table.notes)
-    made.caption_justify = "left"
-    return made
+    # A caption would be wrapped at the table's width, which may exceed the terminal's.
+    return Group(made, Text(" ".join(table.notes))) if table.notes else made
 
 
 def _longest_word(*texts: str) -> int:
