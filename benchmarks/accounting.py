@@ -14,7 +14,7 @@ import dp_accounting
 from dp_accounting import pld
 
 from coterie.privacy import accounting
-from coterie.privacy import accounting as losses
+from coterie.privacy import calibrate as calibration
 from coterie.privacy.accounting import profile
 from coterie.privacy.calibrate import calibrate
 from coterie.privacy.events import Gaussian, Participation, Relation
@@ -27,9 +27,9 @@ RELATIONS = {
 
 
 def forget() -> None:
-    for cache in (accounting._profile, accounting._calibrate, losses._round_losses):
-        cache.cache_clear()
-    losses._moments.cache_clear()
+    for module in (accounting, calibration):
+        for function in vars(module).values():
+            getattr(function, "cache_clear", lambda: None)()
 
 
 def timed(work: Callable[[], float]) -> tuple[float, float]:

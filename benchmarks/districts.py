@@ -11,14 +11,15 @@ import argparse
 
 import numpy as np
 
+from coterie.data.config import DataConfig
 from coterie.methods.base import registered
 from coterie.plan.plan import Plan, Privacy
-from coterie.run.run import DataChoice, execute
+from coterie.run.run import execute
 
 
 def error(kind, seed, epsilon):
     plan = Plan(
-        data=DataChoice(name="districts", split_seed=seed),
+        data=DataConfig(name="districts", split_seed=seed),
         method=registered()[kind](),
         privacy=Privacy(epsilon=epsilon, delta=1e-5),
         simulation_seed=seed,
@@ -48,7 +49,8 @@ def main():
         over = f"over pmtl {gap.mean():+.4f} ± {_se(gap):.4f}"
         print(f"  {kind:8} nMSE {v.mean():.4f} ± {_se(v):.4f}   {over}")
     shares = np.array([row[1] for row in found["pmtl"]])
-    print(f"  clients better off with pmtl than alone: {shares.mean():.1%} ± {_se(shares):.1%}")
+    share = f"{shares.mean():.1%} ± {_se(shares):.1%}"
+    print(f"  clients better with pmtl than with local training: {share}")
 
 
 def _se(values):
