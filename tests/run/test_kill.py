@@ -176,27 +176,25 @@ LONG = (
     ],
 )
 def test_signals_leave_a_resumable_run(forks, tmp_path, numbers, status):
-    coins = random.Random(len(numbers))
-    for attempt in range(2):
-        folder = tmp_path / str(attempt)
-        job = forks.start(*LONG, "--out", folder)
-        wait_for_posts(forks, job, folder)
-        time.sleep(coins.random() * 0.1)
-        for number in numbers:
-            os.kill(job.pid, number)
-            time.sleep(coins.random() * 0.004)
-        code, _, err = forks.finish(job)
-        told = f"interrupted; resume with: coterie run --resume {folder}"
-        # The kernel delivers signals that wait together by number, not in the order they were sent.
-        assert code in {status, 128 + min(numbers)} and err.strip() == told, err
-        assert "Traceback" not in err
-        seen = check_counted(folder, {})
-        # It goes on: a second job makes further posts, and counts them.
-        job = forks.start("run", "--resume", folder, "--quiet")
-        wait_for_posts(forks, job, folder, len(seen) + 1)
-        os.kill(job.pid, signal.SIGINT)
-        assert forks.finish(job)[0] == 130
-        assert len(check_counted(folder, seen)) > len(seen)
+    coins, folder = random.Random(len(numbers)), tmp_path / "run"
+    job = forks.start(*LONG, "--out", folder)
+    wait_for_posts(forks, job, folder)
+    time.sleep(coins.random() * 0.1)
+    for number in numbers:
+        os.kill(job.pid, number)
+        time.sleep(coins.random() * 0.004)
+    code, _, err = forks.finish(job)
+    told = f"interrupted; resume with: coterie run --resume {folder}"
+    # The kernel delivers signals that wait together by number, not in the order they were sent.
+    assert code in {status, 128 + min(numbers)} and err.strip() == told, err
+    assert "Traceback" not in err
+    seen = check_counted(folder, {})
+    # It goes on: a second job makes further posts, and counts them.
+    job = forks.start("run", "--resume", folder, "--quiet")
+    wait_for_posts(forks, job, folder, len(seen) + 1)
+    os.kill(job.pid, signal.SIGINT)
+    assert forks.finish(job)[0] == 130
+    assert len(check_counted(folder, seen)) > len(seen)
 
 
 def test_a_run_that_ignores_ctrl_c_still_does(tmp_path):
