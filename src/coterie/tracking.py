@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from coterie.core.environment import SWITCH, is_offline
 from coterie.core.files import write_atomically
@@ -88,7 +88,7 @@ def as_kind(kind: str) -> Kind:
     """Return the tracker of this name."""
     if kind not in KINDS:
         raise ValueError(f"--track {kind}: expected {' or '.join(KINDS)}")
-    return cast(Kind, kind)
+    return kind
 
 
 def track(folder: Path, kind: Kind, *, parent: str | None = None, where: Path | None = None) -> str:

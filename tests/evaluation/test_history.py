@@ -181,7 +181,8 @@ def test_a_folder_whose_name_the_locale_does_not_know(tmp_path: Path) -> None:
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     code = (
         "import sys; sys.modules['altair'] = None\n"  # charts take long to import
-        "from coterie.cli.main import main\nsys.exit(main(['report', sys.argv[1]]))"
+        "from pathlib import Path; from coterie.report.page import write_report\n"
+        "write_report([Path(sys.argv[1])], Path(sys.argv[1], 'report.html'))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder)],

@@ -172,7 +172,6 @@ PLANS = {
     "1000 rounds": ([Gaussian(2.0)] * 1000, Participation("poisson", 0.1)),
     "100 multipliers": ([Gaussian(40 * t**-0.4) for t in range(1, 101)], WHO["poisson"]),
     "100 multipliers shown": ([Gaussian(9 * 1.03**t) for t in range(100)], WHO["shown"]),
-    "little noise": ([Gaussian(0.05)] * 10, Participation("poisson", 0.1)),
     "very little noise": ([Gaussian(0.002)] * 10, Participation("poisson", 0.1)),
     "seldom": ([Gaussian(0.7)] * 2000, Participation("poisson", 5e-4)),
 }

@@ -356,15 +356,16 @@ def trade_off(
     return figure(name, title, sized(chart), {"rows": rows, "marks": pointed, "word": word_at})
 
 
-def spending(name: str, title: str, *, rounds: Sequence[int], epsilons: Sequence[float]) -> Figure:
+def spending(name: str, guarantee: Guarantee) -> Figure:
     """Return epsilon against the rounds done."""
-    rows = [{"x": 0, "y": 0.0}, *({"x": r, "y": e} for r, e in zip(rounds, epsilons, strict=True))]
+    steps = zip(*spent_by_round(guarantee), strict=True)
+    rows = [{"x": 0, "y": 0.0}, *({"x": done, "y": epsilon} for done, epsilon in steps)]
     tip = tooltip(("x", "rounds done", "d"), ("y", "epsilon spent", ".4g"))
     x = x_of("x", "rounds done", scale=altair().Scale(nice=False), axis=_whole())
     base = on().encode(x=x, y=y_of("y", "epsilon"), tooltip=tip)
     area = base.mark_area(color=GAIN, opacity=0.12)
     chart = altair().layer(area, base.mark_line(color=GAIN), base.mark_point(color=GAIN, opacity=1))
-    return figure(name, title, sized(chart), {"rows": rows})
+    return figure(name, "Epsilon spent by round", sized(chart), {"rows": rows})
 
 
 def _whole() -> Any:
@@ -372,15 +373,13 @@ def _whole() -> Any:
     return altair().Axis(tickMinStep=1, format="d")
 
 
-def loss_and_epsilon(
-    name: str,
-    title: str,
-    *,
-    curves: Mapping[str, tuple[Array, Array]],
-    spent: tuple[Sequence[int], Sequence[float]],
-) -> Figure:
-    """Return losses of every round, and the epsilon spent by then."""
-    known = [(r, e) for r, e in zip(*spent, strict=True) if math.isfinite(e)]
+def draw_losses(run: FinishedRun, name: str = "losses") -> Figure:
+    """Return the losses of every round of a run, and the epsilon spent by then."""
+    curves, title = losses_of(run), f"{run.label}: loss and epsilon by round"
+    # A privately selected run has no epsilon by round: the selection accounts for all of it.
+    private = run.private and run.selection is None
+    spent = zip(*spent_by_round(run.guarantee), strict=True) if private else ()
+    known = [(r, e) for r, e in spent if math.isfinite(e)]
     names = [*curves, *(["epsilon"] if known else [])]
     hues = [*HUES[: len(curves)], SOFT]
     dashes = [*([(1, 0)] * len(curves)), (2, 3)]
@@ -404,8 +403,9 @@ def loss_and_epsilon(
     return figure(name, title, sized(chart), {"rows": rows, "spent": steps})
 
 
-def reliability(name: str, title: str, curves: Sequence[Curve]) -> Figure:
+def reliability(curves: Sequence[Curve]) -> Figure:
     """Return a reliability diagram: accuracy by confidence."""
+    title = "Accuracy by confidence: below the line is overconfident"
     names, hues, dashes = looks([curve[0] for curve in curves])
     scale, form = altair().Scale(domain=[0, 1]), altair().Axis(format="%")
     x, y = x_of("x", "confidence", scale=scale, axis=form), y_of("y", "accuracy", scale=scale)
@@ -415,7 +415,7 @@ def reliability(name: str, title: str, curves: Sequence[Curve]) -> Figure:
     lines = base.mark_line().encode(strokeDash=dash_of(names, dashes))
     chart = altair().layer(just, lines, base.mark_point(opacity=1).encode(tooltip=tip))
     ends = [{"x": 0, "y": 0}, {"x": 1, "y": 1}]
-    return figure(name, title, sized(chart), {"rows": rows_of(curves), "just": ends})
+    return figure("reliability", title, sized(chart), {"rows": rows_of(curves), "just": ends})
 
 
 def lines(
@@ -551,8 +551,9 @@ def gains(name: str, title: str, rows: Sequence[Row], *, than: str = "local") ->
     return figure(name, title, sized(chart), {"rows": shown, "zero": [{"y": 0}]})
 
 
-def against_local(name: str, title: str, rows: Sequence[Row]) -> Figure:
+def against_local(name: str, rows: Sequence[Row]) -> Figure:
     """Return the personal error against the local error, one point per client."""
+    title = "Local against personal: below the line is a gain"
     alt = altair()
     ends = [float(row[key]) for row in rows for key in ("local", "personal")]
     low, high = min(ends), max(ends)
@@ -569,9 +570,9 @@ def against_local(name: str, title: str, rows: Sequence[Row]) -> Figure:
     return figure(name, title, sized(chart), {"rows": shown, "line": drawn})
 
 
-def models(name: str, title: str, rows: Sequence[Row]) -> Figure:
+def models(name: str, which: str, rows: Sequence[Row]) -> Figure:
     """Return each client's error: local, of the shared model, and personal."""
-    alt = altair()
+    alt, title = altair(), f"Error of each client: {which}"
     names = [one for one in _MODELS if any(_is_number(row.get(one)) for row in rows)]
     step = 100 / len(rows)
     placed = [{**row, "place": step * (i + 0.5)} for i, row in enumerate(rows)]
@@ -609,9 +610,7 @@ _MARKS = 12
 _LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
 
 
-def draw_trade_off(
-    guarantee: Guarantee, title: str = TRADE_OFF, *, name: str = "trade-off"
-) -> Figure:
+def draw_trade_off(guarantee: Guarantee, name: str = "trade-off") -> Figure:
     """Return the trade-off curve of a guarantee against the other clients, and random guessing.
 
     The Gaussian approximation of some papers is dashed where it differs; it is not a bound.
@@ -620,7 +619,7 @@ def draw_trade_off(
     listed = [float(alarm) for alarm in alarms]
     return trade_off(
         name,
-        title,
+        TRADE_OFF,
         alarms=alarms,
         misses=guarantee.trade_off(listed),
         marks=np.column_stack([ALARMS, guarantee.trade_off(ALARMS)]),
@@ -664,15 +663,6 @@ def losses_of(run: FinishedRun) -> dict[str, tuple[Array, Array]]:
             if known.any():
                 found[name] = (x[known], y[known])
     return found
-
-
-def draw_losses(run: FinishedRun, name: str = "losses") -> Figure:
-    """Return the losses of every round of a run, and the epsilon spent by then."""
-    # A privately selected run has no epsilon by round: the selection accounts for all of it.
-    known = run.private and run.selection is None
-    spent = spent_by_round(run.guarantee) if known else ((), ())
-    title = f"{run.label}: loss and epsilon by round"
-    return loss_and_epsilon(name, title, curves=losses_of(run), spent=spent)
 
 
 def save_losses(folder: Path | str, path: Path | str) -> Path:

@@ -289,11 +289,10 @@ def gain_charts(run: FinishedRun, key: str, sharing: int) -> list[Figure]:
     some = _client_rows(run, order[thin(len(order), points)])
     pairs = _client_rows(run, order[thin(len(order), min(points, _PAIRED))])
     which = "local, shared and personal" if "error_shared" in run.metrics else "local and personal"
-    below = "Local against personal: below the line is a gain"
     return [
         charts.gains(f"{key}-gain", "Gain (above 0) or loss of each client", some),
-        charts.against_local(f"{key}-local", below, some),
-        charts.models(f"{key}-models", f"Error of each client: {which}", pairs),
+        charts.against_local(f"{key}-local", some),
+        charts.models(f"{key}-models", which, pairs),
     ]
 
 
@@ -402,10 +401,7 @@ def distribution_charts(
         return []
     shown = clients and any(run.shares for run in runs)
     found = list(_sorted_chart(runs)) if shown else []
-    if curves:
-        title = "Accuracy by confidence: below the line is overconfident"
-        found.append(charts.reliability("reliability", title, curves))
-    return found
+    return [*found, charts.reliability(curves)] if curves else found
 
 
 def _sorted_chart(runs: Sequence[FinishedRun]) -> Iterator[Figure]:
@@ -621,11 +617,9 @@ def attack_charts(guarantee: Guarantee, key: str) -> list[Figure]:
     """Return the trade-off curve, and epsilon by round."""
     if not can_draw():
         return []
-    done, spent = charts.spent_by_round(guarantee)
-    by_round = "Epsilon spent by round"
     return [
-        charts.draw_trade_off(guarantee, name=f"{key}-trade-off"),
-        charts.spending(f"{key}-spent", by_round, rounds=done, epsilons=spent),
+        charts.draw_trade_off(guarantee, f"{key}-trade-off"),
+        charts.spending(f"{key}-spent", guarantee),
     ]
 
 
