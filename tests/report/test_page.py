@@ -357,7 +357,7 @@ def test_calibration_is_shown_beside_a_diagram(tmp_path: Path) -> None:
     _, without = read([other, other], tmp_path / "old.html")
     assert len(drawn(parts)) == len(drawn(without)) + 1
     assert "0.123 (0.077)" in text and "0.21 (0.21)" in text
-    assert "Accuracy by confidence: below the line is overconfident" in text
+    assert chart(parts, "Accuracy by confidence: below the line is overconfident")
     assert "mean confidence of a bin" in text and "0.967 0.78" in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<td data-label="calibration error">\u2013</td>' in page

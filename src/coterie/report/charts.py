@@ -1,4 +1,4 @@
-"""Charts: Vega-Lite specifications built and checked by Vega-Altair, for a page and for files.
+"""Charts: Vega-Lite specifications built by Vega-Altair, for a page and for files.
 
 A page holds the JavaScript of Vega once (`bundle`), every chart as data, and a script that draws
 them (`STARTER`). Colours are variables of the style sheet, which SVG follows, so that one drawing
