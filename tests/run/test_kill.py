@@ -37,7 +37,10 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory):
-    server = Forks(tmp_path_factory.mktemp("forks"))
+    place = tmp_path_factory.mktemp("forks")
+    server = Forks(place)
+    for kind in ("duals", "finetuned"):  # compiled solvers take a second to load
+        server.warm("run", *SMALL, *OTHERS[kind], *SHORT, "--json", "--out", place / kind)
     yield server
     server.close()
 
