@@ -46,7 +46,13 @@ def installed(built):
     target = built / "installed"
     with zipfile.ZipFile(wheel) as file:
         file.extractall(target)
-    for name in ("py.typed", "__init__.pyi", "data/districts.npz", "report/page.html.j2"):
+    for name in (
+        "py.typed",
+        "__init__.pyi",
+        "data/districts.npz",
+        "report/page.html.j2",
+        "report/sections.html.j2",
+    ):
         assert (target / "coterie" / name).exists(), name
     (target / "sitecustomize.py").write_text(BLOCKED)
     return target

@@ -86,20 +86,16 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 def as_kind(kind: str) -> Kind:
     """Return the tracker of this name."""
-    for known in KINDS:
-        if kind == known:
-            return known
-    raise ValueError(f"--track {kind}: expected {' or '.join(KINDS)}")
+    if kind not in KINDS:
+        raise ValueError(f"--track {kind}: expected {' or '.join(KINDS)}")
+    return kind
 
 
 def track(folder: Path, kind: Kind, *, parent: str | None = None, where: Path | None = None) -> str:
     """Log a finished run; return MLflow's run id, or the folder of TensorBoard's file.
 
-    Args:
-        folder: A finished run.
-        kind: "mlflow" or "tensorboard".
-        parent: The result of `open_parent`, to nest the run under a comparison.
-        where: MLflow's folder, or the folder of TensorBoard's logs; None for the default.
+    `parent` is the result of `open_parent`, to nest the run under a comparison. `where` is MLflow's
+    folder, or the folder of TensorBoard's logs.
 
     Raises:
         ValueError: If the run is not finished, or the tracker is not installed.
@@ -140,15 +136,7 @@ def close_parent(
     *,
     where: Path | None = None,
 ) -> None:
-    """End the parent of a comparison, with a page of its runs without clients.
-
-    Args:
-        folder: Of the comparison.
-        kind: "mlflow" or "tensorboard".
-        parent: The result of `open_parent`.
-        runs: Its finished runs, with their labels if any.
-        where: As for `track`.
-    """
+    """End the parent of a comparison with a page, without clients, of its runs and their labels."""
     if kind == "mlflow":
         with _page(folder, runs) as pages:
             _Store(where).end(parent, pages)

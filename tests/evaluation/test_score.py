@@ -1,10 +1,11 @@
 """Scores against scikit-learn, and noise-to-signal ratios against the exact sums."""
 
+import functools
 import json
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from coterie.engine.simulate import Outcome, simulate
 from coterie.evaluation.metrics import (
     BINS,
     CALIBRATION_ROWS,
+    PER_CLIENT,
     PerClient,
     Reliability,
     Score,
@@ -284,7 +286,6 @@ def test_the_spread_of_clients_agrees_with_the_oracle(task: Any) -> None:
     found = evaluated(data, made.truth)
     spread, bad = found.distribution, task == "regression"
     assert (spread.of, spread.left_out) == ("error" if bad else "accuracy", 3)
-    assert spread.tail_name == ("p90" if bad else "p10")
     assert spread.mean == pytest.approx(np.mean(own))
     assert spread.weighted_mean == pytest.approx(np.average(own, weights=data.counts[3:]))
     assert spread.tail == pytest.approx(np.percentile(own, 90 if bad else 10))
@@ -436,74 +437,55 @@ def test_the_loss_is_a_mean_over_clients(task: Any) -> None:
     assert again == pytest.approx(found.loss)
 
 
-def run_into(folder: Path, task: str) -> dict[str, Any]:
-    options = {"clients": 30, "rows": [4, 24], "features": 3, "task": task}
-    plan = Plan(
-        data=DataConfig(name="synthetic", options=options),
-        method=PMTL(),
-        privacy=Privacy(epsilon=5.0),
-        rounds=2,
-        simulation_seed=1,
-    )
-    execute(plan, folder=folder)
+Kept = tuple[dict[str, Any], dict[str, Any], str]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kept]:
+    """Return result, metrics and page of a run of a task; each task is run once."""
 
     def refuse(constant: str) -> float:
         raise AssertionError(f"{constant} is not strict JSON")
 
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text(), parse_constant=refuse)
-    return found
+    @functools.cache
+    def run_once(task: str) -> Kept:
+        folder = tmp_path_factory.mktemp(task) / "run"
+        options = {"clients": 30, "rows": [4, 24], "features": 3, "task": task}
+        plan = Plan(
+            data=DataConfig(name="synthetic", options=options),
+            method=PMTL(),
+            privacy=Privacy(epsilon=5.0),
+            rounds=2,
+            simulation_seed=1,
+        )
+        execute(plan, folder=folder)
+        result = json.loads((folder / "result.json").read_text(), parse_constant=refuse)
+        table = pq.read_table(folder / "metrics.parquet").to_pydict()
+        return result, table, write_report([folder], folder / "page.html").read_text()
+
+    return run_once
 
 
-def test_a_binary_run_shows_its_auc(tmp_path: Path) -> None:
-    found = run_into(tmp_path / "run", "binary")
-    own = np.array(pq.read_table(tmp_path / "run" / "metrics.parquet")["auc"], dtype=float)
-    known = own[~np.isnan(own)]
-    assert found["auc"] == pytest.approx(known.mean())
-    assert found["auc_standard_error"] > 0
-    assert found["auc_left_out"] == 30 - len(known) > 0
-    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
-    assert "test AUC" in page
-    assert f"{found['auc']:.3g} \u00b1 {found['auc_standard_error']:.2g}" in page
-    assert f"AUC leaves out {found['auc_left_out']} clients without test rows of both" in page
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_a_run_shows_what_is_each_clients_own(kept: Callable[[str], Kept], task: str) -> None:
+    found, table, page = kept(task)
+    for metric in PER_CLIENT:
+        key, title = metric.name, metric.title
+        told = [found[key], found[f"{key}_standard_error"], found[f"{key}_left_out"]]
+        if task not in metric.tasks:
+            assert key not in table and told == [None] * 3 and f"test {title}" not in page
+            continue
+        known = np.array(table[key], dtype=float)
+        known = known[~np.isnan(known)]
+        error = known.std(ddof=1) / math.sqrt(len(known))
+        assert told == pytest.approx([known.mean(), error, 30 - len(known)])
+        assert len(known) < 30
+        assert f"test {title}" in page and f"{told[0]:.3g} \u00b1 {told[1]:.2g}" in page
+        assert f"{title} leaves out {told[2]} clients without {metric.needs}" in page
 
 
-def test_a_run_of_another_task_shows_none(tmp_path: Path) -> None:
-    found = run_into(tmp_path / "run", "regression")
-    assert [found[key] for key in ("auc", "auc_standard_error", "auc_left_out")] == [None] * 3
-    assert "auc" not in pq.read_table(tmp_path / "run" / "metrics.parquet").column_names
-    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
-    assert "AUC" not in page
-
-
-@pytest.mark.parametrize(
-    ("task", "key", "title"),
-    [("multiclass", "balanced_accuracy", "balanced accuracy"), ("regression", "r2", "R\u00b2")],
-)
-def test_a_run_shows_what_is_each_clients_own(
-    tmp_path: Path, task: str, key: str, title: str
-) -> None:
-    found = run_into(tmp_path / "run", task)
-    table = pq.read_table(tmp_path / "run" / "metrics.parquet")
-    known = np.array(table[key], dtype=float)
-    known = known[~np.isnan(known)]
-    assert found[key] == pytest.approx(known.mean())
-    error = found[f"{key}_standard_error"]
-    assert error == pytest.approx(known.std(ddof=1) / math.sqrt(len(known)))
-    assert found[f"{key}_left_out"] == 30 - len(known) > 0
-    others = {"auc", "balanced_accuracy", "r2"} - {key}
-    assert not others & set(table.column_names)
-    for other in others:
-        names = (other, f"{other}_standard_error", f"{other}_left_out")
-        assert [found[name] for name in names] == [None] * 3
-    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
-    assert f"test {title}" in page
-    assert f"{found[key]:.3g} \u00b1 {error:.2g}" in page
-    assert f"{title} leaves out {30 - len(known)} clients without" in page
-
-
-def test_a_run_says_how_its_clients_fare(tmp_path: Path) -> None:
-    found = run_into(tmp_path / "run", "multiclass")
-    table = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pydict()
+def test_a_run_says_how_its_clients_fare(kept: Callable[[str], Kept]) -> None:
+    found, table, page = kept("multiclass")
     rows = np.array(table["test_rows"])
     assert found["clients_without_test_rows"] == int((rows == 0).sum())
     for prefix, column in (("", "error"), ("local_", "error_alone")):
@@ -519,13 +501,11 @@ def test_a_run_says_how_its_clients_fare(tmp_path: Path) -> None:
     assert found["client_calibration_error"] is None
     assert np.isnan(np.array(table["calibration_error"], dtype=float)).all()
     assert found["test_loss"] > 0 and found["newcomers"] is None
-    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
     assert f"{found['client_accuracy_p10']:.3g} ({found['local_client_accuracy_p10']:.3g})" in page
 
 
-def test_errors_of_a_regression_have_a_bad_side_of_their_own(tmp_path: Path) -> None:
-    found = run_into(tmp_path / "run", "regression")
-    table = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pydict()
+def test_errors_of_a_regression_have_a_bad_side_of_their_own(kept: Callable[[str], Kept]) -> None:
+    found, table, _ = kept("regression")
     own = np.array(table["error"], dtype=float)[np.array(table["test_rows"]) > 0]
     assert found["client_error_p90"] == pytest.approx(np.percentile(own, 90))
     assert found["client_error_worst"] == pytest.approx(own.max())

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import altair
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -234,8 +235,9 @@ def drawn(parts: Checker) -> dict[str, dict[str, Any]]:
 
 
 def chart(parts: Checker, title: str) -> dict[str, Any]:
-    """Return the one chart whose title holds this."""
+    """Return the one chart whose title holds this, checked against the schema."""
     (found,) = [spec for name, spec in drawn(parts).items() if title in name]
+    altair.Chart.from_dict(found, validate=True)
     return found
 
 

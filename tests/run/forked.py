@@ -5,6 +5,8 @@ ordinary process: it can be killed, interrupted, and given faults of its own (`f
 this file speaks of them).
 """
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -37,6 +39,7 @@ class Forks:
         self.place, self._number = place, 0
         # Threads do not survive a fork: the server has none.
         one = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        one["NUMBA_THREADING_LAYER"] = "workqueue"  # OpenMP refuses a fork
         self._server = subprocess.Popen(
             [sys.executable, str(HERE)],
             stdin=subprocess.PIPE,
@@ -45,6 +48,10 @@ class Forks:
             env={**os.environ, **one},
         )
         assert self._ask({"ask": "ready"}) == "ready"
+
+    def warm(self, *arguments):
+        """Run a command in the server itself: what it imports and compiles is there for all."""
+        assert self._ask({"ask": "warm", "argv": [str(one) for one in arguments]}) == 0
 
     def start(self, *arguments, fault=None):
         """Start `coterie ARGUMENTS`, perhaps with a fault; give the job."""
@@ -149,6 +156,9 @@ def _serve() -> None:
         asked = json.loads(line)
         if asked["ask"] == "ready":
             answer = "ready"
+        elif asked["ask"] == "warm":
+            with contextlib.redirect_stdout(io.StringIO()):
+                answer = coterie.cli.main.main(asked["argv"])
         elif asked["ask"] == "start":
             answer = os.fork()
             if answer == 0:

@@ -37,7 +37,10 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory):
-    server = Forks(tmp_path_factory.mktemp("forks"))
+    place = tmp_path_factory.mktemp("forks")
+    server = Forks(place)
+    for kind in ("duals", "finetuned"):  # compiled solvers take a second to load
+        server.warm("run", *SMALL, *OTHERS[kind], *SHORT, "--json", "--out", place / kind)
     yield server
     server.close()
 
@@ -106,49 +109,52 @@ def test_twenty_kills_at_random_moments(forks, whole, tmp_path):
     assert min(reached) == 0 and len(reached) >= 4, f"kills came after {sorted(reached)} posts"
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_kills_at_acts_of_writing(forks, tmp_path, kind):
-    """Kill where a file system changes: in the middle of a write, between a rename and a sync."""
-    begin = ("run", *SMALL, *OTHERS[kind], *SHORT, "--json")
-    folder, log = tmp_path / "whole", tmp_path / "acts"
-    counted = {"kind": "none", "at": 0, "under": str(folder), "log": str(log)}
-    code, _, err = forks.run(*begin, "--out", folder, fault=counted)
-    assert code == 0, err
-    wanted, acts = kept(folder), len(log.read_text().splitlines())
-    coins = random.Random(kind)
-    places = sorted({1 + coins.randrange(acts) for _ in range(2)} | {acts - coins.randrange(60)})
-    for at in places:
-        folder = tmp_path / str(at)
-        fault = {"kind": "kill", "at": at, "under": str(folder)}
-        code, _, err = forks.run(*begin, "--out", folder, fault=fault)
-        assert code == -signal.SIGKILL, err
-        seen = check_counted(folder, {})
-        code, _, err = forks.finish(go_on(forks, folder, begin))
+@pytest.fixture
+def kill_at(forks, tmp_path):
+    """Return a function that runs a command whole, and then kills it at some of its acts."""
+
+    def kill(kind, choose):
+        begin = ("run", *SMALL, *OTHERS[kind], *SHORT, "--json")
+        folder, log = tmp_path / "whole", tmp_path / "acts"
+        counted = {"kind": "none", "at": 0, "under": str(folder), "log": str(log)}
+        code, _, err = forks.run(*begin, "--out", folder, fault=counted)
         assert code == 0, err
-        check_counted(folder, seen)
-        assert kept(folder) == wanted, f"killed at act {at} of {acts}"
+        wanted, acts = kept(folder), log.read_text().splitlines()
+        for at in choose(acts):
+            folder = tmp_path / str(at)
+            fault = {"kind": "kill", "at": at, "under": str(folder)}
+            code, _, err = forks.run(*begin, "--out", folder, fault=fault)
+            assert code == -signal.SIGKILL, err
+            seen = check_counted(folder, {})
+            code, _, err = forks.finish(go_on(forks, folder, begin))
+            assert code == 0, err
+            check_counted(folder, seen)
+            assert kept(folder) == wanted, f"killed at act {at}: {acts[at - 1]}"
+            shutil.rmtree(folder)
+
+    return kill
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_kills_at_acts_of_writing(kill_at, kind):
+    """Kill where a file system changes: in the middle of a write, between a rename and a sync."""
+    coins = random.Random(kind)
+
+    def some(acts):
+        found = {1 + coins.randrange(len(acts)) for _ in range(2)}
+        return sorted(found | {len(acts) - coins.randrange(60)})
+
+    kill_at(kind, some)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
-def test_kills_at_every_act_of_writing(forks, tmp_path, kind):
-    begin = ("run", *SMALL, *OTHERS[kind], *SHORT, "--json")
-    folder, log = tmp_path / "whole", tmp_path / "acts"
-    counted = {"kind": "none", "at": 0, "under": str(folder), "log": str(log)}
-    assert forks.run(*begin, "--out", folder, fault=counted)[0] == 0
-    wanted, acts = kept(folder), log.read_text().splitlines()
-    for at in range(1, len(acts) + 1):
-        if 1 < at < len(acts) and acts[at - 2] == acts[at - 1] == acts[at]:
-            continue  # in the middle of many pieces of one file
-        folder = tmp_path / str(at)
-        fault = {"kind": "kill", "at": at, "under": str(folder)}
-        assert forks.run(*begin, "--out", folder, fault=fault)[0] == -signal.SIGKILL
-        seen = check_counted(folder, {})
-        code, _, err = forks.finish(go_on(forks, folder, begin))
-        assert code == 0, err
-        check_counted(folder, seen)
-        assert kept(folder) == wanted, f"killed at act {at}: {acts[at - 1]}"
-        shutil.rmtree(folder)
+def test_kills_at_every_act_of_writing(kill_at, kind):
+    def all_but_middles(acts):  # of many pieces of one file
+        middle = [at for at in range(2, len(acts)) if acts[at - 2] == acts[at - 1] == acts[at]]
+        return sorted(set(range(1, len(acts) + 1)) - set(middle))
+
+    kill_at(kind, all_but_middles)
 
 
 def wait_for_posts(forks, job, folder, count=1):
@@ -176,27 +182,25 @@ LONG = (
     ],
 )
 def test_signals_leave_a_resumable_run(forks, tmp_path, numbers, status):
-    coins = random.Random(len(numbers))
-    for attempt in range(2):
-        folder = tmp_path / str(attempt)
-        job = forks.start(*LONG, "--out", folder)
-        wait_for_posts(forks, job, folder)
-        time.sleep(coins.random() * 0.1)
-        for number in numbers:
-            os.kill(job.pid, number)
-            time.sleep(coins.random() * 0.004)
-        code, _, err = forks.finish(job)
-        told = f"interrupted; resume with: coterie run --resume {folder}"
-        # The kernel delivers signals that wait together by number, not in the order they were sent.
-        assert code in {status, 128 + min(numbers)} and err.strip() == told, err
-        assert "Traceback" not in err
-        seen = check_counted(folder, {})
-        # It goes on: a second job makes further posts, and counts them.
-        job = forks.start("run", "--resume", folder, "--quiet")
-        wait_for_posts(forks, job, folder, len(seen) + 1)
-        os.kill(job.pid, signal.SIGINT)
-        assert forks.finish(job)[0] == 130
-        assert len(check_counted(folder, seen)) > len(seen)
+    coins, folder = random.Random(len(numbers)), tmp_path / "run"
+    job = forks.start(*LONG, "--out", folder)
+    wait_for_posts(forks, job, folder)
+    time.sleep(coins.random() * 0.1)
+    for number in numbers:
+        os.kill(job.pid, number)
+        time.sleep(coins.random() * 0.004)
+    code, _, err = forks.finish(job)
+    told = f"interrupted; resume with: coterie run --resume {folder}"
+    # The kernel delivers signals that wait together by number, not in the order they were sent.
+    assert code in {status, 128 + min(numbers)} and err.strip() == told, err
+    assert "Traceback" not in err
+    seen = check_counted(folder, {})
+    # It goes on: a second job makes further posts, and counts them.
+    job = forks.start("run", "--resume", folder, "--quiet")
+    wait_for_posts(forks, job, folder, len(seen) + 1)
+    os.kill(job.pid, signal.SIGINT)
+    assert forks.finish(job)[0] == 130
+    assert len(check_counted(folder, seen)) > len(seen)
 
 
 def test_a_run_that_ignores_ctrl_c_still_does(tmp_path):

@@ -157,10 +157,6 @@ KINDS = {
         "sampler": Poisson(6),
     },
     "local": {"method": FedAvg(), "privacy": Privacy(epsilon=9.0, noise="local")},
-    "local with honest clients": {
-        "method": FedAvg(),
-        "privacy": Privacy(epsilon=9.0, noise=LocalNoise(honest=5)),
-    },
     "local_paper": {
         "method": FedAvg(),
         "privacy": Privacy(noise_multiplier=2.4, noise="local_paper"),

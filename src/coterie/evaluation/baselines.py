@@ -13,9 +13,8 @@ baseline is scored.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,12 +95,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Baselines:
-    """The scores of baselines.
-
-    Attributes:
-        scores: By name, in the order of `TITLES`.
-        missing: Sentences on the baselines that could not be scored.
-    """
+    """The scores of baselines by name, and sentences on those that could not be scored."""
 
     scores: Mapping[str, Score]
     missing: tuple[str, ...] = ()
@@ -138,11 +132,7 @@ class Baselines:
 
 
 def verdict(baselines: Sequence[Mapping[str, Any]]) -> str:
-    """Return sentences on how a run compares with `local` and with `local*`.
-
-    Args:
-        baselines: The comparisons of a summary (`references`).
-    """
+    """Return how a run compares with `local` and with `local*`, from `references` of a summary."""
     by_name = {one["name"]: one for one in baselines if one.get("t") is not None}
     said = []
     for name, lead in (
@@ -192,30 +182,24 @@ def score_baselines(
     seed: int = 0,
     speed: "Speed | None" = None,
 ) -> Baselines:
-    """Return the scores of baselines; one that fails is left out with a note, never the run.
+    """Return the scores of baselines (`TITLES`) of a run of this method and score.
 
-    Args:
-        method: The run's method.
-        train: Its training rows.
-        test: Test rows of the same clients.
-        score: The run's own score, which is that of `local` where nothing is shared.
-        names: Baselines to score, see `TITLES`.
-        private: Whether the run has a budget; a run is not a baseline of itself.
-        seed: Seed of random streams.
-        speed: Block size and device.
+    One that fails is left out with a note, and never loses the run. A run is not a baseline of
+    itself; a `private` run of a method may be compared with the same method without privacy.
     """
     from coterie.data.federated import DataError
+    from coterie.methods.base import Shape
 
     scores: dict[str, Score] = {}
     missing: list[str] = []
     for name in (one for one in TITLES if one in names):
-        make = _scorer(
-            name, method, train, test, score=score, private=private, seed=seed, speed=speed
-        )
-        if make is None:
-            continue
         try:
-            scores[name] = make()
+            if name == "local" and method.shape is Shape.NONE:
+                scores[name] = score
+            elif name == "local":
+                scores[name] = score_local(method, train, test, seed=seed, speed=speed)
+            elif (other := _baseline(name, method, private)) is not None:
+                scores[name] = _score(other, train, test, seed, speed, linear=True)
         except _NotLinearError as error:
             missing.append(f"{TITLES[name]} is left out: {error}")
         except DataError:  # its text names clients and columns, which are for their owner
@@ -231,51 +215,15 @@ class _NotLinearError(Exception):
     """The baseline is defined for linear models only."""
 
 
-def _scorer(
-    name: str,
-    method: "Method",
-    train: "FederatedDataset",
-    test: "FederatedDataset",
-    *,
-    score: Score,
-    private: bool,
-    seed: int,
-    speed: "Speed | None",
-) -> Callable[[], Score] | None:
-    """Return a function that scores a baseline; None where the run is that baseline itself."""
-    from coterie.methods.base import Shape, registered
+def _baseline(name: str, method: "Method", private: bool) -> "Method | None":
+    """Return the method of a baseline; None where the run is that baseline itself."""
+    from coterie.methods.base import registered
 
-    if name == "local":
-        if method.shape is Shape.NONE:
-            return lambda: score
-        return partial(score_local, method, train, test, seed=seed, speed=speed)
     kind = {"local_star": "local_star", "centralised": "pooled", "mixed": "pfeb"}[name]
     make: Any = registered().get(kind)
     if make is None or (method.kind == kind and not (name == "mixed" and private)):
         return None
-    other = method if method.kind == kind else make(model=method.model)
-    return partial(_score, other, train, test, seed, speed)
-
-
-def _score(
-    method: "Method",
-    train: "FederatedDataset",
-    test: "FederatedDataset",
-    seed: int,
-    speed: "Speed | None",
-) -> Score:
-    """Return the score of a method without privacy, with as many rounds as it needs."""
-    from coterie.engine.simulate import simulate
-    from coterie.evaluation.score import evaluate
-    from coterie.models import Linear
-    from coterie.plan.plan import Plan, Privacy
-
-    if not isinstance(method.model, Linear):
-        raise _NotLinearError(f"it needs a linear model, and this is {type(method.model).__name__}")
-    method = method.resolve(train.spec, n_mu=math.inf, cohort=len(train))
-    rounds, free = method.rounds(train.spec).without_noise, Privacy(epsilon=math.inf)
-    plan = Plan(method=method, privacy=free, rounds=rounds, simulation_seed=seed)
-    return evaluate(method.model, simulate(plan, train, speed=speed).rows, test)
+    return method if method.kind == kind else make(model=method.model)
 
 
 def score_local(
@@ -287,14 +235,34 @@ def score_local(
     speed: "Speed | None" = None,
 ) -> Score:
     """Return the score of local training, see `local_method`."""
+    return _score(local_method(method), train, test, seed, speed, linear=False)
+
+
+def _score(
+    method: "Method",
+    train: "FederatedDataset",
+    test: "FederatedDataset",
+    seed: int,
+    speed: "Speed | None",
+    *,
+    linear: bool,
+) -> Score:
+    """Return the score of a method without privacy; a linear one has the rounds that it needs."""
     from coterie.engine.simulate import simulate
     from coterie.evaluation.score import evaluate
+    from coterie.models import Linear
     from coterie.plan.plan import Plan, Privacy
 
-    local = local_method(method)
+    rounds = 1
+    if linear:
+        if not isinstance(method.model, Linear):
+            kind = type(method.model).__name__
+            raise _NotLinearError(f"it needs a linear model, and this is {kind}")
+        method = method.resolve(train.spec, n_mu=math.inf, cohort=len(train))
+        rounds = method.rounds(train.spec).without_noise
     free = Privacy(epsilon=math.inf)
-    plan = Plan(method=local, privacy=free, rounds=1, simulation_seed=seed)
-    return evaluate(local.model, simulate(plan, train, speed=speed).rows, test)
+    plan = Plan(method=method, privacy=free, rounds=rounds, simulation_seed=seed)
+    return evaluate(method.model, simulate(plan, train, speed=speed).rows, test)
 
 
 def local_method(method: "Method") -> "Method":

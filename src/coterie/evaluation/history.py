@@ -8,7 +8,7 @@ run has them as a table (`history.parquet`).
 import json
 import math
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import size, take
 from coterie.data.federated import FederatedDataset
 from coterie.engine.simulate import Observer, Progress
-from coterie.evaluation.metrics import PER_CLIENT, Score
+from coterie.evaluation.metrics import PER_CLIENT
 from coterie.evaluation.predict import Models
 from coterie.evaluation.score import evaluate, mean_loss
 from coterie.methods.base import Method, Shape
@@ -55,16 +55,10 @@ def is_cheap(method: Method, train: FederatedDataset, test: FederatedDataset, po
 
 
 class History:
-    """An observer that scores every client's current model after each round.
+    """An observer that scores every client's current model after each round, then calls `then`.
 
-    Args:
-        method: The method whose models are scored.
-        train: Training rows.
-        test: Test rows.
-        folder: Where to write the lines; None keeps them in memory.
-        then: An observer to call next.
-        unasked: The history is kept by default, not on request: keep it only from the first round
-            on, and not of a run that was started without.
+    Without a folder the lines stay in memory. An `unasked` history is kept by default, not on
+    request: only from the first round on, and not of a run that was started without.
     """
 
     def __init__(
@@ -103,21 +97,22 @@ class History:
         if self._path is not None:
             with self._path.open("a+b") as file:
                 # A crash may have cut the last line off.
-                torn = file.seek(0, 2) > 0 and not _ends_line(file)
-                text = json.dumps(line, allow_nan=False)
-                file.write(f"{chr(10) if torn else ''}{text}{chr(10)}".encode())
+                torn = file.seek(0, 2) > 0 and file.seek(-1, 2) >= 0 and file.read(1) != b"\n"
+                text = json.dumps(line, allow_nan=False).encode()
+                file.write((b"\n" if torn else b"") + text + b"\n")
 
     def _line(self, progress: Progress) -> dict[str, Any]:
         models = self._models(progress)
         score = evaluate(self._method.model, models, self._test)
         everyone = np.arange(len(self._train), dtype=np.int64)
         loss = mean_loss(self._method.model, models, self._train, everyone)
+        own = {name: _plain(found.value) for name, found in score.own.items()}
         return {
             "round": progress.round,
             "seconds": progress.seconds,
             "answered": progress.answered,
             "value": _plain(score.value),
-            **{metric.name: _own(score, metric.name) for metric in PER_CLIENT},
+            **{metric.name: own.get(metric.name) for metric in PER_CLIENT},
             "train_loss": _plain(loss),
             "test_loss": _plain(score.loss),
         }
@@ -139,15 +134,6 @@ class History:
         buffer = pa.BufferOutputStream()
         pq.write_table(pa.table(columns), buffer)
         write_atomically(folder / "history.parquet", buffer.getvalue().to_pybytes())
-
-
-def _ends_line(file: BinaryIO) -> bool:
-    file.seek(-1, 2)
-    return file.read(1) == b"\n"
-
-
-def _own(score: Score, name: str) -> float | None:
-    return _plain(score.own[name].value) if name in score.own else None
 
 
 def _plain(value: float) -> float | None:

@@ -35,13 +35,8 @@ def hold_out(
     """Return the clients to train with and the held-out clients, each in their order.
 
     The draw depends on the seed and the number of clients alone, so that training rows and test
-    rows of the same clients are held out alike.
-
-    Args:
-        data: All clients.
-        clients: A share of the clients (float, rounded to the nearest, at least one), or a number
-            of them (int).
-        seed: Seed of the draw; public.
+    rows of the same clients are held out alike. `clients` is a share (float, rounded to the
+    nearest, at least one client) or a number (int); the seed is public.
 
     Raises:
         DataError: If no client would be held out, or none would remain.
@@ -66,14 +61,7 @@ def hold_out(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out clients after onboarding.
-
-    Attributes:
-        train: The rows that they fitted their own part to.
-        models: One model per client, stacked.
-        score: On their test rows.
-        local: The score of local training; None where it was not asked for.
-    """
+    """Held-out clients after onboarding: their stacked models, and scores on their test rows."""
 
     train: FederatedDataset
     models: Tree
@@ -136,12 +124,7 @@ def score_held_out(
 ) -> HeldOut:
     """Onboard held-out clients with their training rows, and score them on their test rows.
 
-    Args:
-        outcome: The finished run.
-        train: The rows that held-out clients fit their own part to.
-        test: Test rows of the same clients.
-        local: Whether to score local training too.
-        speed: The device; block and store have no effect here.
+    Of `speed` only the device has an effect.
 
     Raises:
         ValueError: If the method cannot onboard clients, or the rows have another shape or task.

@@ -69,11 +69,7 @@ class Metric:
 class PerClient:
     """The mean over clients of a metric that each of them has by itself.
 
-    Attributes:
-        value: The mean over clients that have a value; NaN if none has.
-        standard_error: Of that mean, over clients.
-        clients: Each client's own value; NaN where undefined.
-        left_out: Number of clients without a value.
+    `clients` has each client's own value, NaN where undefined; `left_out` is the number of these.
     """
 
     value: float
@@ -119,11 +115,6 @@ class Distribution:
     worst: float
     left_out: int
 
-    @property
-    def tail_name(self) -> str:
-        """The percentile of the tail: p10 of accuracies, p90 of errors."""
-        return TAILS[self.of]
-
 
 TAILS = {"accuracy": "p10", "error": "p90"}
 _DISTRIBUTION = ("mean", "weighted_mean", "tail", "worst")
@@ -153,13 +144,7 @@ def _quantile(values: Array, level: float) -> float:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Predictions by confidence: the content of a reliability diagram.
-
-    Attributes:
-        answers: Number of predictions in each bin.
-        confidence: Sum of their confidences.
-        right: Number of correct ones.
-    """
+    """Predictions by bin of confidence: their number, summed confidence, and correct ones."""
 
     answers: Array
     confidence: Array

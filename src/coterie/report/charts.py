@@ -1,4 +1,4 @@
-"""Charts: Vega-Lite specifications built and checked by Vega-Altair, for a page and for files.
+"""Charts: Vega-Lite specifications built by Vega-Altair, for a page and for files.
 
 A page holds the JavaScript of Vega once (`bundle`), every chart as data, and a script that draws
 them (`STARTER`). Colours are variables of the style sheet, which SVG follows, so that one drawing
@@ -80,13 +80,7 @@ STARTER = """
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart.
-
-    Attributes:
-        name: Its id on the page and its file's name.
-        title: Caption, and label for screen readers.
-        spec: Vega-Lite with its data, without title and style.
-    """
+    """One chart: its id (and file name), its caption, and Vega-Lite without title and style."""
 
     name: str
     title: str
@@ -112,14 +106,10 @@ class Figure:
         look = json.loads(_on_paper({**CONFIG, "background": "white", "font": "sans-serif"}))
         closed: dict[str, Any] = {"vl_version": _vegalite_version(), "config": look}
         closed["allowed_base_urls"] = []  # a spec has its data with it, and fetches nothing
-        if out.suffix == ".svg":
-            made = vl_convert.vegalite_to_svg(spec, **closed).encode()
-        elif out.suffix == ".png":
-            made = vl_convert.vegalite_to_png(spec, scale=2, **closed)
-        else:
-            made = vl_convert.vegalite_to_pdf(spec, **closed)
+        closed |= {"scale": 2} if out.suffix == ".png" else {}
+        made = getattr(vl_convert, f"vegalite_to_{out.suffix[1:]}")(spec, **closed)
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, made)
+        write_atomically(out, made.encode() if isinstance(made, str) else made)
         return out
 
     def _heading(self) -> dict[str, Any]:
@@ -130,9 +120,9 @@ class Figure:
 def figure(name: str, title: str, chart: Any, rows: Mapping[str, Sequence[Row]]) -> Figure:
     """Return the figure of an Altair chart and its rows, by the names of its data sets.
 
-    Altair validates the chart without its rows, which are many and plain.
+    Tests validate every kind of chart; to validate again takes as long as all the rest of a page.
     """
-    spec = chart.to_dict(validate=True)
+    spec = chart.to_dict(validate=False)
     spec.pop("config", None)
     spec.pop("$schema", None)
     spec["datasets"] = {
@@ -262,20 +252,21 @@ def y_of(field: str, title: str | None, **settings: Any) -> Any:
     return altair().Y(field=field, type="quantitative", title=title, **settings)
 
 
+def _by_kind(channel: Any, names: Sequence[str], looks: Sequence[Any], field: str) -> Any:
+    """Return a channel by kind; a single kind needs no legend."""
+    scale = altair().Scale(domain=list(names), range=list(looks))
+    legend = None if len(names) < 2 else altair().Undefined
+    return channel(field=field, type="nominal", title=None, scale=scale, legend=legend)
+
+
 def hue_of(names: Sequence[str], hues: Sequence[str], field: str = "kind") -> Any:
-    """Return colours by kind; a single kind needs no legend."""
-    alt = altair()
-    scale = alt.Scale(domain=list(names), range=list(hues))
-    legend = None if len(names) < 2 else alt.Undefined
-    return alt.Color(field=field, type="nominal", title=None, scale=scale, legend=legend)
+    """Return colours by kind."""
+    return _by_kind(altair().Color, names, hues, field)
 
 
-def dash_of(names: Sequence[str], dashes: Sequence[Sequence[int]], field: str = "kind") -> Any:
+def dash_of(names: Sequence[str], dashes: Sequence[Sequence[int]]) -> Any:
     """Return dashes by kind."""
-    alt = altair()
-    scale = alt.Scale(domain=list(names), range=[list(dash) for dash in dashes])
-    legend = None if len(names) < 2 else alt.Undefined
-    return alt.StrokeDash(field=field, type="nominal", title=None, scale=scale, legend=legend)
+    return _by_kind(altair().StrokeDash, names, [list(dash) for dash in dashes], "kind")
 
 
 def rows_of(curves: Iterable[Curve], points: int = POINTS) -> list[Row]:
@@ -348,11 +339,8 @@ def trade_off(
     hues, dashes = zip(*(look[one] for one in names), strict=True)
     rows = rows_of(curves)
     pointed = [{"kind": best, "x": x, "y": y, "caught": 1 - y} for x, y in marks.tolist()]
-    x = x_of(
-        "x", "false positives", scale=altair().Scale(domain=[0, 1]), axis=altair().Axis(format="%")
-    )
-    y = y_of("y", "false negatives", scale=altair().Scale(domain=[0, 1]))
-    y = y.axis(format="%")
+    share = {"scale": altair().Scale(domain=[0, 1]), "axis": altair().Axis(format="%")}
+    x, y = x_of("x", "false positives", **share), y_of("y", "false negatives", **share)
     tip = tooltip(
         ("kind", "curve", ""), ("x", "false positives", ".1%"), ("y", "false negatives", ".1%")
     )
@@ -368,15 +356,16 @@ def trade_off(
     return figure(name, title, sized(chart), {"rows": rows, "marks": pointed, "word": word_at})
 
 
-def spending(name: str, title: str, *, rounds: Sequence[int], epsilons: Sequence[float]) -> Figure:
+def spending(name: str, guarantee: Guarantee) -> Figure:
     """Return epsilon against the rounds done."""
-    rows = [{"x": 0, "y": 0.0}, *({"x": r, "y": e} for r, e in zip(rounds, epsilons, strict=True))]
+    steps = zip(*spent_by_round(guarantee), strict=True)
+    rows = [{"x": 0, "y": 0.0}, *({"x": done, "y": epsilon} for done, epsilon in steps)]
     tip = tooltip(("x", "rounds done", "d"), ("y", "epsilon spent", ".4g"))
     x = x_of("x", "rounds done", scale=altair().Scale(nice=False), axis=_whole())
     base = on().encode(x=x, y=y_of("y", "epsilon"), tooltip=tip)
     area = base.mark_area(color=GAIN, opacity=0.12)
     chart = altair().layer(area, base.mark_line(color=GAIN), base.mark_point(color=GAIN, opacity=1))
-    return figure(name, title, sized(chart), {"rows": rows})
+    return figure(name, "Epsilon spent by round", sized(chart), {"rows": rows})
 
 
 def _whole() -> Any:
@@ -384,27 +373,22 @@ def _whole() -> Any:
     return altair().Axis(tickMinStep=1, format="d")
 
 
-def loss_and_epsilon(
-    name: str,
-    title: str,
-    *,
-    curves: Mapping[str, tuple[Array, Array]],
-    spent: tuple[Sequence[int], Sequence[float]],
-    metric: str = "loss",
-) -> Figure:
-    """Return a metric of every round, and the epsilon spent by then."""
-    known = [(r, e) for r, e in zip(*spent, strict=True) if math.isfinite(e)]
+def draw_losses(run: FinishedRun, name: str = "losses") -> Figure:
+    """Return the losses of every round of a run, and the epsilon spent by then."""
+    curves, title = losses_of(run), f"{run.label}: loss and epsilon by round"
+    # A privately selected run has no epsilon by round: the selection accounts for all of it.
+    private = run.private and run.selection is None
+    spent = zip(*spent_by_round(run.guarantee), strict=True) if private else ()
+    known = [(r, e) for r, e in spent if math.isfinite(e)]
     names = [*curves, *(["epsilon"] if known else [])]
-    hues = [*HUES[: len(curves)], SOFT] if len(curves) < len(HUES) else [HUES[0]] * len(names)
+    hues = [*HUES[: len(curves)], SOFT]
     dashes = [*([(1, 0)] * len(curves)), (2, 3)]
     rows = rows_of([(one, *curve) for one, curve in curves.items()])
     x = x_of("x", "rounds done", scale=altair().Scale(nice=False), axis=_whole())
     colour = hue_of(names, hues[: len(names)])
     dash = dash_of(names, dashes[: len(names)])
-    left = on().encode(
-        x=x, y=y_of("y", f"{metric} (not private)", scale=altair().Scale(zero=False))
-    )
-    tip = tooltip(("kind", "curve", ""), ("x", "rounds done", "d"), ("y", metric, ".4g"))
+    left = on().encode(x=x, y=y_of("y", "loss (not private)", scale=altair().Scale(zero=False)))
+    tip = tooltip(("kind", "curve", ""), ("x", "rounds done", "d"), ("y", "loss", ".4g"))
     lines = left.mark_line().encode(color=colour, strokeDash=dash)
     parts = [altair().layer(lines, hover(left).encode(tooltip=tip))]
     steps = [{"kind": "epsilon", "x": r, "y": e} for r, e in [(0, 0.0), *known]] if known else []
@@ -419,8 +403,9 @@ def loss_and_epsilon(
     return figure(name, title, sized(chart), {"rows": rows, "spent": steps})
 
 
-def reliability(name: str, title: str, curves: Sequence[Curve]) -> Figure:
+def reliability(curves: Sequence[Curve]) -> Figure:
     """Return a reliability diagram: accuracy by confidence."""
+    title = "Accuracy by confidence: below the line is overconfident"
     names, hues, dashes = looks([curve[0] for curve in curves])
     scale, form = altair().Scale(domain=[0, 1]), altair().Axis(format="%")
     x, y = x_of("x", "confidence", scale=scale, axis=form), y_of("y", "accuracy", scale=scale)
@@ -430,7 +415,7 @@ def reliability(name: str, title: str, curves: Sequence[Curve]) -> Figure:
     lines = base.mark_line().encode(strokeDash=dash_of(names, dashes))
     chart = altair().layer(just, lines, base.mark_point(opacity=1).encode(tooltip=tip))
     ends = [{"x": 0, "y": 0}, {"x": 1, "y": 1}]
-    return figure(name, title, sized(chart), {"rows": rows_of(curves), "just": ends})
+    return figure("reliability", title, sized(chart), {"rows": rows_of(curves), "just": ends})
 
 
 def lines(
@@ -441,7 +426,6 @@ def lines(
     along: str,
     up: str,
     points: int = POINTS,
-    height: float = 250,
 ) -> Figure:
     """Return one line per run, on a logarithmic scale where values span much."""
     rows = rows_of(curves, points)
@@ -453,7 +437,7 @@ def lines(
     tip = tooltip(("kind", "run", ""), ("x", along, ".4~g"), ("y", up, ".4g"))
     drawn = base.mark_line().encode(strokeDash=dash_of(names, dashes))
     chart = altair().layer(drawn, hover(base).encode(tooltip=tip))
-    return figure(name, title, sized(chart, height), {"rows": rows})
+    return figure(name, title, sized(chart), {"rows": rows})
 
 
 def scores(
@@ -567,8 +551,9 @@ def gains(name: str, title: str, rows: Sequence[Row], *, than: str = "local") ->
     return figure(name, title, sized(chart), {"rows": shown, "zero": [{"y": 0}]})
 
 
-def against_local(name: str, title: str, rows: Sequence[Row]) -> Figure:
+def against_local(name: str, rows: Sequence[Row]) -> Figure:
     """Return the personal error against the local error, one point per client."""
+    title = "Local against personal: below the line is a gain"
     alt = altair()
     ends = [float(row[key]) for row in rows for key in ("local", "personal")]
     low, high = min(ends), max(ends)
@@ -585,9 +570,9 @@ def against_local(name: str, title: str, rows: Sequence[Row]) -> Figure:
     return figure(name, title, sized(chart), {"rows": shown, "line": drawn})
 
 
-def models(name: str, title: str, rows: Sequence[Row]) -> Figure:
+def models(name: str, which: str, rows: Sequence[Row]) -> Figure:
     """Return each client's error: local, of the shared model, and personal."""
-    alt = altair()
+    alt, title = altair(), f"Error of each client: {which}"
     names = [one for one in _MODELS if any(_is_number(row.get(one)) for row in rows)]
     step = 100 / len(rows)
     placed = [{**row, "place": step * (i + 0.5)} for i, row in enumerate(rows)]
@@ -625,9 +610,7 @@ _MARKS = 12
 _LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
 
 
-def draw_trade_off(
-    guarantee: Guarantee, title: str = TRADE_OFF, *, name: str = "trade-off"
-) -> Figure:
+def draw_trade_off(guarantee: Guarantee, name: str = "trade-off") -> Figure:
     """Return the trade-off curve of a guarantee against the other clients, and random guessing.
 
     The Gaussian approximation of some papers is dashed where it differs; it is not a bound.
@@ -636,7 +619,7 @@ def draw_trade_off(
     listed = [float(alarm) for alarm in alarms]
     return trade_off(
         name,
-        title,
+        TRADE_OFF,
         alarms=alarms,
         misses=guarantee.trade_off(listed),
         marks=np.column_stack([ALARMS, guarantee.trade_off(ALARMS)]),
@@ -680,15 +663,6 @@ def losses_of(run: FinishedRun) -> dict[str, tuple[Array, Array]]:
             if known.any():
                 found[name] = (x[known], y[known])
     return found
-
-
-def draw_losses(run: FinishedRun, name: str = "losses") -> Figure:
-    """Return the losses of every round of a run, and the epsilon spent by then."""
-    # A privately selected run has no epsilon by round: the selection accounts for all of it.
-    known = run.private and run.selection is None
-    spent = spent_by_round(run.guarantee) if known else ((), ())
-    title = f"{run.label}: loss and epsilon by round"
-    return loss_and_epsilon(name, title, curves=losses_of(run), spent=spent)
 
 
 def save_losses(folder: Path | str, path: Path | str) -> Path:

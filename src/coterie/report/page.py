@@ -7,18 +7,42 @@ private: a page with the errors of single clients is for those who may see the d
 clients remain, which are computed from their rows.
 """
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from coterie import __version__
 from coterie.core.files import write_atomically
-from coterie.report import charts, sections
-from coterie.report.charts import can_draw
-from coterie.report.read import one_by_one, read_finished
+from coterie.evaluation import baselines
+from coterie.privacy import guarantee, selection
+from coterie.report import charts, read, sections, tables
+from coterie.report.charts import Figure, can_draw
+
+_SECTIONS = (
+    ("results", "results", "Results"),
+    ("gains", "gains", "Does joining help a client?"),
+    ("baselines", "baselines", "Baselines"),
+    ("distribution", "clients", "Clients one by one"),
+    ("rounds", "rounds", "Round by round"),
+    ("deployment", "deployment", "Deployment"),
+    ("guarantee", "guarantee", "Guarantee"),
+)
+"""Macros of the template, in order, with the id and the title of their sections."""
+_CALLED = (
+    (read, "are_grouped named one_by_one"),
+    (guarantee, "COMPARED describe_noise is_local reasons round_up"),
+    (selection, "CHOSEN_ONLY FOR_OTHERS THEOREM"),
+    (baselines, "PROMISE"),
+    (tables, "SIMULATION percent"),
+    (sections, "short"),
+)
+"""What the template calls besides `facts`, by module."""
 
 FILTER = """
 (() => {
@@ -50,7 +74,7 @@ def write_report(
     clients: bool = True,
     findings: Sequence[str] = (),
 ) -> Path:
-    """Write one page on finished runs; charts need the extra `report`.
+    """Write one page on the finished runs in `folders`; charts need the extra `report`.
 
     Args:
         folders: Of finished runs.
@@ -71,32 +95,8 @@ def write_report(
             f"{figures}: figures need altair, which is not installed; "
             "`pip install coterie[report]` installs it"
         )
-    runs = read_finished(folders, names)
-    made = (
-        sections.results(runs, findings),
-        sections.gains(runs, clients=clients),
-        sections.baselines(runs, clients=clients),
-        sections.distribution(runs, clients=clients),
-        sections.rounds(runs, clients=clients),
-        sections.deployment(runs, clients=clients),
-        sections.guarantees(runs, clients=clients),
-    )
-    shown = [section for section in made if section is not None]
-    blocks = [block for section in shown for block in sections.all_blocks(section.blocks)]
-    drawn = [figure for block in blocks for figure in block.figures]
-    scripts = [FILTER] if any(block.list_id for block in blocks) else []
-    scripts += [charts.bundle(), charts.STARTER] if drawn else []
-    page = _template().render(
-        opening=sections.opening(runs),
-        sections=shown,
-        plans=one_by_one(runs),
-        runs=len(runs),
-        made_by=_made_by(),
-        charts=bool(drawn),
-        config=charts.script_json(charts.CONFIG),
-        scripts=scripts,
-        hashes=" ".join(map(charts.hash_of, scripts)) or "'none'",
-    )
+    runs = read.read_finished(folders, names)
+    page, drawn = _render(runs, clients, findings)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page.strip().encode(errors="replace") + b"\n")
     if figures is not None:
@@ -106,15 +106,54 @@ def write_report(
     return out
 
 
-def _template() -> Template:
+def _render(
+    runs: Sequence[read.FinishedRun], clients: bool, findings: Sequence[str]
+) -> tuple[str, list[Figure]]:
+    """Return the page and its charts."""
+    environment, drawn = _environment(), list[Figure]()
+    given = {"runs": runs, "clients": clients, "findings": findings, "drawn": drawn}
+    written: Any = environment.get_template("sections.html.j2").make_module(
+        {**given, "can_draw": can_draw()}
+    )
+    made = [(key, title, getattr(written, macro)()) for macro, key, title in _SECTIONS]
+    if not clients:
+        made = [(key, title.removesuffix(" one by one"), text) for key, title, text in made]
+    shown = [section for section in made if section[2].strip()]
+    scripts = [FILTER] if any('class="filter"' in text for *_, text in shown) else []
+    scripts += [charts.bundle(), charts.STARTER] if drawn else []
+    page = environment.get_template("page.html.j2").render(
+        title=sections.title_of(runs),
+        opening=written.opening(),
+        sections=shown,
+        plans=read.one_by_one(runs),
+        runs=len(runs),
+        made_by=_made_by(),
+        charts=bool(drawn),
+        config=charts.script_json(charts.CONFIG),
+        scripts=scripts,
+        hashes=" ".join(map(charts.hash_of, scripts)) or "'none'",
+    )
+    return page, drawn
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    """Return the templates, compiled once, with what they call."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
     )
-    return environment.get_template("page.html.j2")
+    environment.filters |= {"entry": sections.entry, "short": sections.short}
+    environment.tests["known"] = lambda value: not math.isnan(value)
+    for module, names in _CALLED:
+        environment.globals |= {name: getattr(module, name) for name in names.split()}
+    environment.globals |= {"facts": sections, "tables": tables, "infinity": math.inf}
+    environment.globals |= {"exp": math.exp, "float": float, "zip": zip}
+    return environment
 
 
 def _made_by() -> str:

@@ -36,14 +36,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Number:
-    """A value with its standard error, if known.
-
-    Attributes:
-        value: NaN where unknown.
-        error: Standard error; NaN where unknown.
-        digits: Significant digits of the value.
-        note: Text after the number.
-    """
+    """A value of some significant digits with its standard error; NaN where unknown."""
 
     value: float
     error: float = math.nan
@@ -67,12 +60,8 @@ class Table:
     """Columns and rows of text, ready to render.
 
     Attributes:
-        keys: Names of the columns for code.
-        titles: Names of the columns for readers.
+        keys: Names of the columns for code; `titles` are for readers.
         rows: One cell per column; the first names the row.
-        title: What the table shows.
-        notes: Sentences to read with it.
-        style: "cards" (wide, stacked on a narrow screen), "small" or "facts".
     """
 
     keys: tuple[str, ...]
@@ -80,14 +69,11 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     title: str = ""
     notes: tuple[str, ...] = ()
-    style: str = "cards"
 
     @classmethod
-    def of(
-        cls, titles: Sequence[str], rows: Sequence[Sequence[Cell]], style: str = "small"
-    ) -> "Table":
+    def of(cls, titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> "Table":
         """Return a plain table whose columns are named by their titles."""
-        return cls(tuple(titles), tuple(titles), tuple(map(tuple, rows)), style=style)
+        return cls(tuple(titles), tuple(titles), tuple(map(tuple, rows)))
 
 
 @dataclass(frozen=True)
@@ -95,10 +81,7 @@ class Entry:
     """A row of a table: one run, or runs that differ in their seed alone.
 
     Attributes:
-        label: Name of the row.
-        results: Summaries of the runs.
         epsilon: Against the adversary of `view`.
-        view: The adversary that epsilon refers to.
         shares: Whether clients release anything.
         planned: Planned rounds, where they are known.
     """
@@ -166,10 +149,7 @@ def percent(share: float) -> str:
 def results_table(entries: Sequence[Entry], *, groups: bool = False, badges: bool = True) -> Table:
     """Return the metrics of runs with their local baseline, epsilon and rounds.
 
-    Args:
-        entries: The rows.
-        groups: Whether rows are groups of runs.
-        badges: Whether to mark simulations in each row.
+    Rows may be groups of runs; `badges` mark simulations in each row.
     """
     names = list(dict.fromkeys(entry.first["metric"] for entry in entries))
     known = [name for name in names if name is not None]
@@ -221,14 +201,11 @@ def _better(entry: Entry) -> str:
         return DASH
     if share == 0 and entry.first["value"] == entry.first["local_value"]:
         return "same as local"  # nothing stood out of the noise
-    worse = [_float(one.get("share_worse_off")) for one in map(_local, entry.results)]
+    local = [by_name(result).get("local", {}) for result in entry.results]
+    worse = [_float(one.get("share_worse_off")) for one in local]
     lost = sum(worse) / len(worse)
     ties = share + lost <= 0.995
     return f"{percent(share)}, {percent(lost)} worse" if ties else percent(share)
-
-
-def _local(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    return by_name(result).get("local", {})
 
 
 def by_name(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -367,11 +344,9 @@ def _compared(one: Mapping[str, Any] | None) -> str:
 
 
 def clients_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | None:
-    """Return the per-client distribution of one metric; None where no run has one.
+    """Return the per-client distribution of the rows' one metric; None where no run has one.
 
-    Args:
-        entries: Rows with the same headline metric.
-        worst: Whether to show the worst client, which is one client's own number.
+    The worst client is one client's own number, and `worst` = False leaves it out.
     """
     of = _client_score(entries[0].first["metric"])
     keys = [f"client_{of}_{name}" for name in ("mean", "weighted_mean", TAILS[of], "worst")]
@@ -386,11 +361,7 @@ def clients_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | No
         (entry.label, entry.epsilon_cell, *(with_local(entry.first, key) for key in keys))
         for entry in entries
     )
-    way = (
-        "accuracy, larger is better"
-        if of == "accuracy"
-        else "mean squared error, smaller is better"
-    )
+    way = "accuracy, larger" if of == "accuracy" else "mean squared error, smaller"
     notes = ["In brackets: the local baseline. Clients have equal weight unless rows are named."]
     if "calibration_error" in keys:
         notes.append(
@@ -401,7 +372,8 @@ def clients_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | No
         notes.append(f"{left} clients without test rows are left out.")
     notes.append("Not covered by epsilon.")
     head = ("method", "epsilon")
-    return Table((*head, *keys), (*head, *titles), rows, f"Each client's own {way}", tuple(notes))
+    title = f"Each client's own {way} is better"
+    return Table((*head, *keys), (*head, *titles), rows, title, tuple(notes))
 
 
 def _client_score(metric: str | None) -> str:
@@ -421,16 +393,23 @@ def held_out_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | N
     shown = [entry for entry in entries if entry.first.get("newcomers")]
     if not shown:
         return None
-    rows = [_held_out_row(entry) for entry in shown]
-    titles = ("method", "held-out clients", "test metric", "local", "better than local",
-              "mean over clients", "worst decile", "worst client", "training clients")  # fmt: skip
-    keys = ("method", "clients", "value", "local_value", "better", "held_mean", "tail",
-            "held_worst", "trained")  # fmt: skip
-    keep = [i for i, key in enumerate(keys) if worst or key != "held_worst"]
+    titles = {
+        "method": "method",
+        "clients": "held-out clients",
+        "value": "test metric",
+        "local_value": "local",
+        "better": "better than local",
+        "held_mean": "mean over clients",
+        "tail": "worst decile",
+        "held_worst": "worst client",
+        "trained": "training clients",
+    }
+    keys = tuple(key for key in titles if worst or key != "held_worst")
+    rows = [dict(zip(titles, _held_out_row(entry), strict=True)) for entry in shown]
     return Table(
-        tuple(keys[i] for i in keep),
-        tuple(titles[i] for i in keep),
-        tuple(tuple(row[i] for i in keep) for row in rows),
+        keys,
+        tuple(titles[key] for key in keys),
+        tuple(tuple(row[key] for key in keys) for row in rows),
         "Held-out clients",
         ("Held-out clients take the shared model, fit their own part and release nothing.",),
     )

@@ -55,13 +55,7 @@ def keep_certificate(
 ) -> None:
     """Write the certificate of a run whose public files are in a folder, and log its hash.
 
-    Args:
-        folder: The run folder.
-        summary: Of the run; `selection` and `deployment` are taken from it, without their text.
-        guarantee: Of the run.
-        plan: Of the run; the certificate names its method, what that releases, and its tuning.
-        billboard: With every release of the run.
-        log: Of the run.
+    `selection` and `deployment` are taken from the summary, without their text.
     """
     deployment, selection = summary.get("deployment"), summary.get("selection")
     finished = now()

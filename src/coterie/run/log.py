@@ -20,7 +20,13 @@ _MARKS = 8
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that compute a run."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def now() -> str:
@@ -97,10 +103,3 @@ def _first(held: bytes) -> str:
         return str(line["time"])
     except (ValueError, KeyError, TypeError):
         return ""
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -58,11 +58,8 @@ def execute(
 ) -> Result:
     """Run a plan from data to scores; with a folder, the run is saved and can be resumed.
 
-    Args:
-        plan: What to run; `resolve` fills in what was left open.
-        folder: Where everything is saved, if anywhere.
-        observer: Makes the observer that is called after every round.
-        scoring: Called after the last round, before the baselines are scored.
+    `resolve` fills in what the plan leaves open. `observer` makes what is called after every round;
+    `scoring` is called after the last one, before the baselines are scored.
 
     Raises:
         FileExistsError: If the folder holds another run.
