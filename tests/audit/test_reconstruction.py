@@ -102,7 +102,7 @@ def test_one_row_is_revealed_by_its_messages_whatever_is_masked_or_clipped(rule,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("rows", "features"), [(2, 2), (2, 20), (3, 10), (5, 2), (5, 10), (5, 20)])
+@pytest.mark.parametrize(("rows", "features"), [(2, 2), (2, 20), (5, 2), (5, 20)])
 @pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
 def test_few_rows_are_found_with_sizes_and_labels(rule, rows, features):
     success, found = attacked(*client(rows, features, seed=1), rule, rounds=160, seed=1)
@@ -365,7 +365,7 @@ def test_matching_takes_each_found_row_once():
     assert half.cosine == pytest.approx(0.5) and half.worst == 0 and half.labels_right == 0.5
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_run_gets_an_answer(seed):
     """One round, one feature, equal rows, all messages clipped or masked away: never an error."""
     rng = np.random.default_rng(seed)
@@ -402,7 +402,7 @@ def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="kind"):
         replace(server, kind="everybody")
     with pytest.raises(ValueError, match="rounds, features"):
-        View.server(server.shared[1:], server.messages, SERIAL)
+        View(shared=server.shared[1:], messages=server.messages, rule=SERIAL)
 
 
 @pytest.mark.slow

@@ -152,7 +152,6 @@ def test_the_summary_has_the_keys_of_a_simulated_run(done, tmp_path):
 @pytest.mark.parametrize(
     ("trust", "noise", "view", "finite"),
     [
-        ("server", "gaussian", "server", False),
         ("secure_aggregation", "gaussian", "server_secure_aggregation", False),
         ("server", "local", "server", True),
         ("secure_aggregation", "local", "server_secure_aggregation", True),
@@ -266,29 +265,37 @@ def test_a_page_of_a_deployment_beside_a_simulation(done, tmp_path):
     assert "the best of" not in two and "What each adversary sees" in two
 
 
-@pytest.mark.parametrize(
-    "step", ["keep_shared", "save_facts", "keep_certificate", "keep_summary", "pack"]
+STEPS = (
+    "coterie.privacy.billboard.Billboard.pack",
+    "coterie.deploy.results.keep_shared",
+    "coterie.deploy.results.write_atomically",
+    "coterie.deploy.results.keep_certificate",
+    "coterie.deploy.results.keep_summary",
 )
-def test_a_crash_between_the_last_files_is_mended(tmp_path, monkeypatch, step):
+
+
+def test_crashes_between_the_last_files_are_mended(tmp_path, monkeypatch):
+    """One after another, at each file; then it ends as if there had been none."""
     made = deploy(tmp_path)
 
     def cut(*arguments, **named):
-        raise CutError(step)
+        raise CutError
 
-    with monkeypatch.context() as patch:
-        place = "coterie.privacy.billboard.Billboard.pack" if step == "pack" else None
-        patch.setattr(place or f"coterie.deploy.results.{step}", cut)
-        with pytest.raises(CutError):
-            made.coordinate()
-    assert not (made.run / "result.json").exists()
-    ledger = (made.run / "ledger.jsonl").read_bytes()
-    posts = _posts(made.run)
-    made.hood.asked.clear()
+    for at, step in enumerate(STEPS):
+        made.hood.asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(step, cut)
+            with pytest.raises(CutError):
+                made.coordinate()
+        assert not (made.run / "result.json").exists()
+        if not at:
+            ledger, posts = (made.run / "ledger.jsonl").read_bytes(), _posts(made.run)
+            continue
+        assert (made.run / "ledger.jsonl").read_bytes() == ledger
+        assert _posts(made.run) == posts
+        assert {json.loads(head)["kind"] for _, head in made.hood.asked} == {"finish"}
     made.coordinate()
-    assert (made.run / "ledger.jsonl").read_bytes() == ledger
     assert _posts(made.run) == posts
-    kinds = {json.loads(head)["kind"] for _, head in made.hood.asked}
-    assert kinds == {"finish"}
     assert verify(made.run).verified
 
 

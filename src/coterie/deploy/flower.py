@@ -106,11 +106,7 @@ def to_records(envelope: Envelope) -> RecordDict:
 
 
 def from_records(records: RecordDict) -> Envelope:
-    """Return the envelope in records.
-
-    Raises:
-        RefusedError: If they have anything else.
-    """
+    """Return the envelope in records; refuse anything else."""
     if set(records) != {_ENVELOPE, _ARRAYS}:
         received = [str(name)[:40] for name in sorted(records)[:4]]
         raise RefusedError(f"records are {received}, expected an envelope")

@@ -37,6 +37,7 @@ from tests.deploy.real.trials import (
 )
 
 from coterie.cli.main import main
+from coterie.core.config import to_toml
 from coterie.deploy import processes
 from coterie.deploy.keys import load_private
 from coterie.deploy.processes import LocalFederation, pack_app
@@ -110,10 +111,15 @@ def _two_runs(federation: LocalFederation, found: Observed) -> None:
     attempt = Attempt(found.trial, federation, found.run)
     config = f'folder="{found.run}" key="{found.trial.keys / "coordinator.key"}"'
     flwr = [str(Path(sys.executable).parent / "flwr"), "run", str(found.trial.app.folder), "local"]
+    environment = federation.environment("cli")
+    place = {"address": federation.address, "root-certificates": str(federation.keys / "ca.pem")}
+    (Path(environment["FLWR_HOME"]) / "config.toml").write_text(
+        to_toml({"superlink": {"default": "local", "local": place}})
+    )
     found.flwr = subprocess.run(
         [*flwr, "--run-config", config, "--format", "json"],
         check=False,
-        env=federation.environment("cli"),
+        env=environment,
         capture_output=True,
         text=True,
         timeout=120,
