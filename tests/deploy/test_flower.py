@@ -28,7 +28,7 @@ pytestmark = pytest.mark.full
 
 KEY = Ed25519PrivateKey.generate()
 PROFILE = settings(
-    derandomize=True, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+    derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 ARRAYS = {"sum/w": np.arange(6.0).reshape(2, 3), "sum/b": np.array(-0.5)}
 LETTER = messages.Message("round", "run1", "north", 3, "n" * 32, {"a": [1]}, ARRAYS)

@@ -44,6 +44,15 @@ def done(tmp_path_factory) -> Deployment:
     return made
 
 
+@pytest.fixture(scope="module")
+def simulated(done, tmp_path_factory) -> Path:
+    """Return the folder of a simulated run of the same plan."""
+    folder = tmp_path_factory.mktemp("simulated") / "run"
+    plan = replace(done.agreement.plan, history=False, baselines=(), rounds=2)
+    execute(plan, folder=folder)
+    return folder
+
+
 @pytest.fixture
 def copy(done, tmp_path) -> Path:
     shutil.copytree(done.run, tmp_path / "run")
@@ -116,12 +125,10 @@ def test_tampering_is_found(copy, name, old, new, check):
     assert check != "deployment" or "deployment" in failed
 
 
-def test_a_lost_federation_and_an_undeclared_one_are_found(copy, tmp_path):
+def test_a_lost_federation_and_an_undeclared_one_are_found(copy, simulated, tmp_path):
     (copy / "federation.toml").unlink()
     assert "deployment" in {one.name for one in verify(copy).checks if one.status == "FAILED"}
-    simulated = tmp_path / "simulated"
-    line = "run --data synthetic --option clients=8 --rounds 2 --simulation-seed 1 --quiet --out"
-    assert main([*line.split(), str(simulated)]) == 0
+    simulated = shutil.copytree(simulated, tmp_path / "simulated")
     assert verify(simulated).verified
     assert "deployment" not in {one.name for one in verify(simulated).checks}
     (simulated / "federation.toml").write_text("")
@@ -136,10 +143,8 @@ def test_a_post_that_was_altered_is_found(copy):
     assert not verify(copy).verified
 
 
-def test_the_summary_has_the_keys_of_a_simulated_run(done, tmp_path):
-    plan = replace(done.agreement.plan, history=False, baselines=(), rounds=2)
-    execute(plan, folder=tmp_path / "simulated")
-    there, here = (strict(path / "result.json") for path in (tmp_path / "simulated", done.run))
+def test_the_summary_has_the_keys_of_a_simulated_run(done, simulated):
+    there, here = (strict(path / "result.json") for path in (simulated, done.run))
     assert set(here) - set(there) == {"deployment"}
     assert set(there) <= set(here)
     seen = here["deployment"]
@@ -255,10 +260,8 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
     assert not re.search(r'id="(gains|clients)"', page) and "Does joining help" not in text
 
 
-def test_a_page_of_a_deployment_beside_a_simulation(done, tmp_path):
-    plan = replace(done.agreement.plan, baselines=(), rounds=2)
-    execute(plan, folder=tmp_path / "simulated")
-    folders = [done.run, tmp_path / "simulated"]
+def test_a_page_of_a_deployment_beside_a_simulation(done, simulated, tmp_path):
+    folders = [done.run, simulated]
     page = write_report(folders, tmp_path / "page.html", clients=False).read_text()
     assert "Does joining help a client?" in page and "What each adversary sees" in page
     two = write_report([done.run, done.run], tmp_path / "two.html").read_text()

@@ -125,11 +125,11 @@ class Federation:
         check_key(self.coordinator)
         for name in self.sites:
             check_site(name)
-        for valid, problem in chain(self._choices(), self._parties()):
+        for valid, problem in chain(self._settings(), self._parties()):
             if not valid:
                 raise ValueError(problem)
 
-    def _choices(self) -> Iterator[tuple[bool, str]]:
+    def _settings(self) -> Iterator[tuple[bool, str]]:
         """Yield for each setting whether it is valid, and the error if not."""
         yield self.task in TASKS, f"task = {self.task!r}: expected one of {', '.join(TASKS)}"
         trusts = get_args(Trust)
