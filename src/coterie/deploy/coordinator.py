@@ -565,19 +565,16 @@ class MaskedRounds:
         if site not in self._dealt:
             agreement = {"agreement": lead.agreement.digest}
             return lead.request("handshake", site, number, agreement)
+        # Shares are large: they are sent until a site has answered with them.
+        dealers = [name for name in self._dealt if name != site and site not in self._ready]
         body = {
             "setup": self._setup,
             "session": session,
             "clients": clients,
             "counted": lead.counted(site),
-            # Shares are large: they are sent until a site has answered with them.
-            "shares": {} if site in self._ready else self._shares_for(site),
+            "shares": {name: str(self._dealt[name].get(site, "")) for name in dealers},
         }
         return lead.request(MASKED, site, number, body)
-
-    def _shares_for(self, site: str) -> dict[str, str]:
-        boxes = ((sender, box) for sender, box in self._dealt.items() if sender != site)
-        return {sender: str(box.get(site, "")) for sender, box in boxes}
 
     def _unmask(
         self, number: int, session: int, vectors: Mapping[str, NDArray[np.uint64]]
