@@ -357,11 +357,8 @@ def reconstruct(
 ) -> Reconstruction:
     """Attack one client; it finds the view's number of rows, else the rank of its messages.
 
-    Args:
-        view: The attacker's view.
-        positive: A column known to be positive in every row: it determines labels.
-        seed: The seed of the search.
-        tries: Linear programs of each kind.
+    `positive` is a column known to be positive in every row, which determines labels; `tries` is
+    the number of linear programs of each kind.
     """
     rng = Rng.seeded(seed).at("attack").numpy()
     messages = view.messages

@@ -223,13 +223,8 @@ def init_app(
 ) -> App:
     """Write an app for a federation that has no file yet; make development keys unless given.
 
-    Args:
-        folder: The folder to write; it must be absent or empty.
-        plan: A plan.toml.
-        sites: Clients by site.
-        settings: The other fields of a `Federation`: task, shape, outputs, trust, ...
-        keys: A folder that `make_certificates` wrote; None makes one inside the app's folder.
-        hosts: Names and addresses of the SuperLink, for keys that are made.
+    `sites` are clients by site, `settings` the other fields of a `Federation`, `keys` a folder that
+    `make_certificates` wrote, and `hosts` names of the SuperLink, for keys that are made.
     """
     _check_free(folder)
     # Check the plan before keys are made; placeholders are enough for that.

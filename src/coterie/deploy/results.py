@@ -158,13 +158,8 @@ def save_models(
 ) -> Callable[[Path, Tree, Tree], None]:
     """Return a function that stores models and scores at a site when a run ends.
 
-    Args:
-        agreement: Plan and federation.
-        site: Its name.
-        train: The site's training rows, shaped like the whole federation.
-        test: Its test rows, shaped likewise.
-        moments: Means and standard deviations of its clients, where their rows are scaled by them.
-        notices: Hints about its rows.
+    Training and test rows are shaped like the whole federation; `moments` are means and standard
+    deviations of the site's clients, where their rows are scaled by them.
     """
     ids = agreement.federation.client_ids[site]
     own_train, own_test = train.only(ids), test.only(ids)

@@ -111,12 +111,8 @@ def _line(error: Exception) -> str:
 def place_rows(found: Any, federation: Federation, site: str, where: str) -> FederatedDataset:
     """Return a data set of the whole federation in which only a site's clients have rows.
 
-    Args:
-        found: The site's rows: {client name: (X, y)}, or a data set of its clients, dense or
-            sparse.
-        federation: The parties.
-        site: Its name.
-        where: Where the rows come from, for errors.
+    `found` is {client name: (X, y)}, or a data set of its clients, dense or sparse; `where` is
+    where it comes from, for errors.
     """
     if isinstance(found, FederatedDataset):
         own = _check_clients(list(found.names), federation, site, where)

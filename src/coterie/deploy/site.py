@@ -122,12 +122,9 @@ def open_site(
 class Site:
     """Answers requests for the clients of one site.
 
-    Attributes:
-        rows: Training rows, shaped like the whole federation; clients of other sites have none.
-        folder: The site's own folder, for the state and models of its clients.
-        key: The site's signing key.
-        runs: How many runs the site takes part in; each spends its epsilon anew.
-        finished: Called with the models when a run ends.
+    Its training rows are shaped like the whole federation; clients of other sites have none. The
+    folder is its own, for the state and models of its clients. It takes part in so many runs, each
+    of which spends its epsilon anew; `finished` is called with the models when one ends.
     """
 
     name: str

@@ -278,13 +278,8 @@ class Member:
     ) -> tuple["Member", dict[str, str]]:
         """Draw all keys of a setup; return the member, and its advertisement for all other sites.
 
-        Args:
-            run: The run.
-            setup: A name that no other setup of the run has had.
-            name: The name of this site.
-            sessions: How many attempts at rounds this setup is for.
-            key: The site's signing key.
-            lists: What earlier members of this site in this run revealed (see `mask`).
+        No other setup of the run may have had its name; `sessions` is how many attempts at rounds
+        it is for; `lists` is what earlier members of this site in this run revealed (see `mask`).
         """
         if type(sessions) is not int or not 1 <= sessions <= MAX_SESSIONS:
             raise RefusedError(f"{sessions!r} sessions: expected 1 to {MAX_SESSIONS}")
@@ -361,16 +356,12 @@ class Member:
         about: Hashable = None,
         context: str = "",
     ) -> NDArray[np.uint64]:
-        """Return this site's input, masked; the session is then used.
+        """Return this site's input, elements of the ring, masked; the session is then used.
 
-        Args:
-            session: Its index.
-            vector: The input: elements of the ring.
-            about: What the input contributes to, such as a round. Sessions about the same are
-                revealed for one list of survivors only: the difference of two sums could be the
-                part of a single site.
-            context: What all sites must have received alike; with different contexts masks do not
-                cancel, and no sum can be unmasked.
+        `about` is what the input contributes to, such as a round. Sessions about the same are
+        revealed for one list of survivors only: the difference of two sums could be the part of a
+        single site. `context` is what all sites must have received alike; with different contexts
+        masks do not cancel, and no sum can be unmasked.
         """
         roster, one = self._known(), self._session(session)
         if vector.dtype != np.uint64 or vector.ndim != 1:

@@ -79,13 +79,8 @@ def unmask_sum(
 ) -> Unmasked:
     """Return the sum of masked inputs, without masks.
 
-    Args:
-        session: Its index.
-        masked: Masked inputs by name, of exactly the survivors that were listed to the sites.
-        revealed: Answers of sites by name, of at least `threshold` of the survivors.
-        advertisements: The advertisements of the setup.
-        threshold: The threshold of the setup.
-        context: The context of the masks: see `Member.mask`.
+    `masked` has the inputs of exactly the survivors that were listed to the sites, `revealed`
+    answers of at least `threshold` of them. For the context of the masks see `Member.mask`.
     """
     roster = read_roster(advertisements)
     size = _check(roster, session, masked, threshold)
