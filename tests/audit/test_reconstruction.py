@@ -101,8 +101,7 @@ def test_one_row_is_revealed_by_its_messages_whatever_is_masked_or_clipped(rule,
     assert match(x, y, found.rows, found.labels).cosine > 0.999
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("rows", "features"), [(2, 2), (2, 20), (3, 10), (5, 2), (5, 10), (5, 20)])
+@pytest.mark.parametrize(("rows", "features"), [(2, 2), (2, 20), (5, 2), (5, 20)])
 @pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
 def test_few_rows_are_found_with_sizes_and_labels(rule, rows, features):
     success, found = attacked(*client(rows, features, seed=1), rule, rounds=160, seed=1)
@@ -111,7 +110,6 @@ def test_few_rows_are_found_with_sizes_and_labels(rule, rows, features):
     assert found.residual < 1e-9 and found.exact == rows
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
 @pytest.mark.parametrize("kind", ["step", "paper"])
 def test_a_bernoulli_mask_hides_no_row_of_five(rule, kind):
@@ -120,7 +118,6 @@ def test_a_bernoulli_mask_hides_no_row_of_five(rule, kind):
     assert success.cosine > 0.99
 
 
-@pytest.mark.full
 def test_a_bernoulli_mask_helps_the_attacker():
     x, y = client(10, 10, seed=5)
     plain, _ = attacked(x, y, SERIAL, rounds=160, seed=5)
@@ -241,7 +238,7 @@ def test_central_noise_does_not_protect_from_the_server():
     for x, y, server, _, _ in noisy_runs(1, 10, 1.0, seeds=range(4)):
         assert score(x, y, server) > 0.999
     pairs = [
-        score(x, y, server) for x, y, server, *_ in noisy_runs(2, 10, 1.0, 100, seeds=range(12))
+        score(x, y, server) for x, y, server, *_ in noisy_runs(2, 10, 1.0, 100, seeds=range(6))
     ]
     assert np.mean(pairs) > 0.75  # chance reaches about 0.35
 
@@ -365,7 +362,7 @@ def test_matching_takes_each_found_row_once():
     assert half.cosine == pytest.approx(0.5) and half.worst == 0 and half.labels_right == 0.5
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_run_gets_an_answer(seed):
     """One round, one feature, equal rows, all messages clipped or masked away: never an error."""
     rng = np.random.default_rng(seed)
@@ -402,7 +399,7 @@ def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="kind"):
         replace(server, kind="everybody")
     with pytest.raises(ValueError, match="rounds, features"):
-        View.server(server.shared[1:], server.messages, SERIAL)
+        View(shared=server.shared[1:], messages=server.messages, rule=SERIAL)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from coterie.data.scaling import client_moments
 from coterie.deploy.coordinator import run_coordinator
 from coterie.deploy.federation import Agreement, make_agreement
 from coterie.deploy.results import save_models
-from coterie.deploy.site import Site, SiteConfig
+from coterie.deploy.site import Site
 from coterie.plan.plan import Plan
 
 
@@ -83,15 +83,11 @@ def _open(agreement: Agreement, root: Path, whole: FederatedDataset, keys: Any) 
             bare = replace(choice, standardise="none").split(rows)[0]
             moments = client_moments(bare.only(federation.client_ids[name]))
         found[name] = Site(
-            SiteConfig(
-                name=name,
-                plan=agreement.plan,
-                federation=federation,
-                agreement=agreement.digest,
-                rows=train,
-                folder=root / "sites" / name,
-                key=keys.sites[name],
-                finished=save_models(agreement, name, train, test, moments),
-            )
+            name=name,
+            agreement=agreement,
+            rows=train,
+            folder=root / "sites" / name,
+            key=keys.sites[name],
+            finished=save_models(agreement, name, train, test, moments),
         )
     return found

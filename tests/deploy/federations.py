@@ -9,11 +9,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.data.federated import FederatedDataset
-from coterie.deploy.coordinator import Answer, Coordinator, CoordinatorConfig
-from coterie.deploy.federation import Federation, SiteEntry
+from coterie.deploy.coordinator import Answer, Coordinator
+from coterie.deploy.federation import Agreement, Federation, SiteEntry
 from coterie.deploy.messages import Envelope, RefusedError, pack, public_hex, unpack
 from coterie.deploy.rows import place_rows
-from coterie.deploy.site import Site, SiteConfig
+from coterie.deploy.site import Site
 from coterie.plan.plan import Plan
 
 Tamper = Callable[[str, Envelope, Envelope], Answer | None]
@@ -106,18 +106,15 @@ def open_sites(
     **settings: Any,
 ) -> dict[str, Site]:
     """Open all sites of a federation."""
+    agreement = Agreement(plan, federation)  # one: its guarantee takes a while
     return {
         name: Site(
-            SiteConfig(
-                name=name,
-                plan=plan,
-                federation=federation,
-                agreement="agreed",
-                rows=rows_of(data, federation, name),
-                folder=folder / name,
-                key=keys.sites[name],
-                **settings,
-            )
+            name=name,
+            agreement=agreement,
+            rows=rows_of(data, federation, name),
+            folder=folder / name,
+            key=keys.sites[name],
+            **settings,
         )
         for name in federation.sites
     }
@@ -129,13 +126,9 @@ def open_coordinator(
     """Open a coordinator that notes into a list."""
     folder.mkdir(parents=True, exist_ok=True)
     return Coordinator(
-        CoordinatorConfig(
-            plan=plan,
-            federation=federation,
-            agreement="agreed",
-            folder=folder,
-            key=keys.coordinator,
-            transport=transport,
-            log=lambda event, **facts: log.append((event, facts)),
-        )
+        agreement=Agreement(plan, federation),
+        folder=folder,
+        key=keys.coordinator,
+        transport=transport,
+        log=lambda event, **facts: log.append((event, facts)),
     )

@@ -3,13 +3,12 @@
 Oracles: `simulate` on the same plan, data and seed; for rounds that a site missed, a simulation in
 which its clients were not drawn. Sums lie on a public grid, so that posts agree bit for bit where
 clients compute alike in small and large stacks, which all methods on linear models do; networks
-agree to `CLOSE`.
+agree closely.
 """
 
 import json
 import math
 import secrets
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,6 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.deploy.federations import Neighbourhood, federate, open_coordinator, open_sites
 
 from coterie.data.synthetic import synthetic
@@ -44,7 +41,6 @@ from coterie.privacy.transcript import FolderTranscript
 
 pytestmark = pytest.mark.full
 
-CLOSE = {"rtol": 5e-5, "atol": 5e-5}
 ROUNDS = 3
 SITES = {"a": (0, 1), "b": (2,), "c": (3, 4, 5)}
 
@@ -209,68 +205,85 @@ def bits(tree):
     return {name: leaf.numpy().tobytes() for name, leaf in tree.items()}
 
 
+def close(mine, theirs, rtol=5e-5, atol=5e-5):
+    """Hold trees close; `torch.testing` would load torch.distributed, which takes seconds."""
+    assert mine.keys() == theirs.keys()
+    for name, leaf in mine.items():
+        np.testing.assert_allclose(leaf, theirs[name], rtol, atol, equal_nan=False, err_msg=name)
+
+
 def check_equal(found, outcome, exact=True):
     assert len(found.posts) == len(outcome.posts)
     for mine, theirs in zip(found.posts, outcome.posts, strict=True):
         if exact:
             assert bits(mine.value) == bits(theirs.value), mine.index
-        torch.testing.assert_close(dict(mine.value), dict(theirs.value), **CLOSE)
-    torch.testing.assert_close(found.stacked, dict(outcome.models.leaves), **CLOSE)
+        close(mine.value, theirs.value)
+    close(found.stacked, outcome.models.leaves)
     if exact:
-        torch.testing.assert_close(found.shared, outcome.shared, rtol=0, atol=0)
+        close(found.shared, outcome.shared, rtol=0, atol=0)
 
 
 METHODS = sorted(n for n, kind in registered().items() if kind().shape is not Shape.POOLED)
 
 
 def exactly(name):
-    """Float32 products of networks depend on how many clients are stacked: equal to `CLOSE`."""
+    """Float32 products of networks depend on how many clients are stacked: equal closely."""
     return isinstance(registered()[name]().model, Linear)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_posts_what_a_simulation_posts(name, tmp_path):
-    plan = make_plan(registered()[name]())
-    found = Federated(plan, tmp_path).run()
-    check_equal(found, simulate(plan, DATA), exact=exactly(name))
-    assert not any(
-        event in ("rejected", "declined", "clipped", "incomplete") for event, _ in found.log
-    )
+def method(name, **settings):
+    return registered()[name](**settings)
 
 
-SMALL = [
-    ("pmtl", Poisson(4.0), "gaussian", 2),
-    ("pmtl", Everyone(), "laplace", SITES),
-    ("pmtl", FixedSize(3), "gaussian", 4),
-    ("pmtl", Poisson(4.0), "local", SITES),
-    ("fedavg", Poisson(4.0), "local", 1),
-    ("fedavg", Poisson(2.0), "laplace", 3),
-    ("mpmtl", Everyone(), "wishart", SITES),
-    ("mpmtl", Everyone(), "gaussian", 1),
-    ("pfeb", Poisson(4.0), "gaussian", 3),
-    ("dpmtrl", Everyone(), "gaussian", SITES),
-    ("mtlsvm", Poisson(4.0), "gaussian", SITES),
-    ("ditto", FixedSize(2), "gaussian", {"a": (0,), "b": (1,), "c": (2, 3, 4, 5)}),
-]
+def images():
+    flat = synthetic("mean", clients=6, rows=(3, 9), features=36, task="multiclass", seed=0).data
+    spec = replace(flat.spec, shape=(1, 6, 6))
+    return replace(flat, spec=spec, features=flat.features.reshape(-1, 1, 6, 6))
+
+
+FEW, APART = Poisson(4.0), {"a": (0,), "b": (1,), "c": (2, 3, 4, 5)}
+NETWORK = PMTL(model=MLP(hidden=(4,)))
+SAME = {
+    "all clients": (make_plan(), DATA, SITES),
+    "laplace": (make_plan(sampler=Everyone(), noise="laplace"), DATA, SITES),
+    "fixed size": (make_plan(sampler=FixedSize(3)), DATA, 4),
+    "local": (make_plan(method("fedavg"), FEW, "local"), DATA, 1),
+    "wishart": (make_plan(method("mpmtl"), Everyone(), "wishart"), DATA, SITES),
+    "rows of their own": (make_plan(method("dpmtrl"), Everyone()), DATA, SITES),
+    "machines": (make_plan(method("mtlsvm")), DATA, 2),
+    "sites of one": (make_plan(method("ditto"), FixedSize(2)), DATA, APART),
+    "finetune kl": (make_plan(method("finetune", base=FedAvg(prox=0.1), how="kl"), FEW), DATA, 3),
+    "ditto sgd": (make_plan(method("ditto", solver="sgd"), FEW), DATA, SITES),
+    "related": (make_plan(method("related", change_from="start", solver="sgd"), FEW), DATA, SITES),
+    "mpmtl steps": (make_plan(method("mpmtl", solver="steps", decompose=0.02), FEW), DATA, SITES),
+    "mtlsvm mask": (make_plan(method("mtlsvm", mask="step", gamma="average"), FEW), DATA, SITES),
+    "mocha learned": (make_plan(method("mocha", relation="learned", every=2), FEW), DATA, SITES),
+    "pfeb guard": (make_plan(method("pfeb", guard=True), FEW), DATA, SITES),
+    "pmtl slice": (make_plan(method("pmtl", shared="slice", directions=2), FEW), DATA, SITES),
+}
+ALIKE = {
+    "binary": (make_plan(sampler=FEW), toy("binary"), SITES),
+    "multiclass": (make_plan(sampler=FEW), toy("multiclass"), SITES),
+    "network": (make_plan(NETWORK, FEW), toy("multiclass"), SITES),
+    "images": (make_plan(PMTL(model=CNN(channels=(2,), kernel=3)), FEW), images(), SITES),
+    "no privacy": (make_plan(noise_multiplier=None, epsilon=math.inf, clip=None), DATA, SITES),
+}
+
+
+@pytest.mark.parametrize("name", [*SAME, *ALIKE])
+def test_posts_are_those_of_a_simulation(name, tmp_path):
+    """Samplers, kinds of noise, settings of methods, tasks and models."""
+    plan, data, sites = {**SAME, **ALIKE}[name]
+    found = Federated(plan, tmp_path, data=data, sites=sites).run()
+    exact = name in SAME and isinstance(getattr(plan.method, "model", Linear()), Linear)
+    check_equal(found, simulate(plan, data), exact=exact)
 
 
 @pytest.mark.parametrize(
-    "name,sampler,noise,sites",
-    SMALL,
-    ids=[f"{n}-{type(s).__name__}-{z}-{i}" for i, (n, s, z, _) in enumerate(SMALL)],
+    "name,minimum", [*((name, 0.5) for name in METHODS), ("pmtl", 0.0), ("dpmtrl", 0.0)]
 )
-def test_samplers_and_kinds_of_noise(name, sampler, noise, sites, tmp_path):
-    plan = make_plan(registered()[name](), sampler, noise)
-    found = Federated(plan, tmp_path, sites=sites).run()
-    check_equal(found, simulate(plan, DATA), exact=exactly(name))
-
-
-@pytest.mark.parametrize(
-    "name,minimum",
-    [*((name, 0.5) for name in METHODS), ("pmtl", 0.0), ("fedavg", 0.0), ("dpmtrl", 0.0)],
-)
-def test_hidden_cohorts_post_what_a_simulation_posts(name, minimum, tmp_path):
-    """All sites are asked, those with nobody drawn for zeros; or those drawn alone."""
+def test_every_method_posts_what_a_simulation_posts(name, minimum, tmp_path):
+    """Hidden cohorts: all sites are asked, those with nobody drawn for zeros; or those drawn."""
     plan = make_plan(registered()[name](), Poisson(2.0))
     sites = {"a": (0,), "b": (1, 2), "c": (3,), "d": (4, 5)}
     found = Federated(plan, tmp_path, sites=sites, settings={"minimum": minimum}).run()
@@ -287,50 +300,6 @@ def test_hidden_cohorts_post_what_a_simulation_posts(name, minimum, tmp_path):
     if minimum > 0:
         asked = Counter(head["round"] for head in heads if head["kind"] == "round")
         assert set(asked.values()) == {len(sites)}
-
-
-VARIANTS = {
-    "finetune mean": ("finetune", {"base": PMTL(), "how": "mean"}),
-    "finetune kl": ("finetune", {"base": FedAvg(prox=0.1), "how": "kl"}),
-    "ditto sgd": ("ditto", {"solver": "sgd"}),
-    "pfedme sgd": ("pfedme", {"solver": "sgd", "local_rounds": 2}),
-    "related start": ("related", {"change_from": "start", "solver": "sgd"}),
-    "mpmtl group_sparse": ("mpmtl", {"structure": "group_sparse"}),
-    "mpmtl steps": ("mpmtl", {"solver": "steps", "decompose": 0.02}),
-    "mtlsvm mask": ("mtlsvm", {"mask": "step", "gamma": "average"}),
-    "mocha learned": ("mocha", {"relation": "learned", "every": 2}),
-    "pfeb guard": ("pfeb", {"guard": True}),
-    "pfeb slice": ("pfeb", {"shared": "slice", "directions": 2}),
-    "pmtl slice": ("pmtl", {"shared": "slice", "directions": 2}),
-}
-
-
-@pytest.mark.parametrize("kind,settings", VARIANTS.values(), ids=VARIANTS)
-def test_settings_of_methods(kind, settings, tmp_path):
-    plan = make_plan(registered()[kind](**settings), Poisson(4.0))
-    check_equal(Federated(plan, tmp_path).run(), simulate(plan, DATA))
-
-
-@pytest.mark.parametrize("task", ["binary", "multiclass"])
-@pytest.mark.parametrize("model", [Linear(), MLP(hidden=(4,))], ids=["linear", "mlp"])
-def test_tasks_and_networks(task, model, tmp_path):
-    data = toy(task)
-    plan = make_plan(PMTL(model=model), Poisson(4.0))
-    found = Federated(plan, tmp_path, data=data).run()
-    check_equal(found, simulate(plan, data), exact=False)
-
-
-def test_a_network_over_images(tmp_path):
-    flat = synthetic("mean", clients=6, rows=(3, 9), features=36, task="multiclass", seed=0).data
-    spec = replace(flat.spec, shape=(1, 6, 6))
-    data = replace(flat, spec=spec, features=flat.features.reshape(-1, 1, 6, 6))
-    plan = make_plan(PMTL(model=CNN(channels=(2,), kernel=3)), Poisson(4.0))
-    check_equal(Federated(plan, tmp_path, data=data).run(), simulate(plan, data), exact=False)
-
-
-def test_without_privacy_sums_are_plain_numbers(tmp_path):
-    plan = make_plan(noise_multiplier=None, epsilon=math.inf, clip=None)
-    check_equal(Federated(plan, tmp_path).run(), simulate(plan, DATA), exact=False)
 
 
 def test_the_order_of_sites_is_the_order_of_numbers(tmp_path):
@@ -368,8 +337,7 @@ def test_a_federation_that_pools_or_is_seeded_in_earnest_is_refused(tmp_path):
 class TestDroppedSites:
     """Sites that miss rounds, and answers that get lost."""
 
-    @pytest.mark.parametrize("way", ["silent", "lost"])
-    @pytest.mark.parametrize("method", [PMTL(), FedAvg()], ids=["pmtl", "fedavg"])
+    @pytest.mark.parametrize(("way", "method"), [("lost", PMTL()), ("silent", FedAvg())])
     def test_are_as_if_their_clients_had_not_been_drawn(self, way, method, tmp_path, monkeypatch):
         plan = replace(make_plan(method, Poisson(4.0)), rounds=5)
         found = Federated(plan, tmp_path, settings={"minimum": 0.0, "patience": 0})
@@ -472,8 +440,7 @@ class TestShortRounds:
 
     @pytest.mark.parametrize(
         "minimum,absent,is_enough",
-        [(0.0, "abc", True), (0.5, "c", True), (0.51, "c", False), (0.8, "b", True),
-         (1.0, "b", False), (1.0, "", True), (0.01, "abc", False)],
+        [(0.0, "abc", True), (0.5, "c", True), (0.51, "c", False), (0.8, "b", True)],
     )  # fmt: skip
     def test_the_minimum_is_a_share_of_clients_not_of_sites(
         self, minimum, absent, is_enough, tmp_path
@@ -503,8 +470,7 @@ class TestShortRounds:
 
     @pytest.mark.parametrize(
         "minimum,absent,is_enough",
-        [(0.5, "c", True), (0.51, "c", False), (0.8, "b", True), (0.84, "b", False),
-         (1.0, "", True), (0.01, "abc", False), (0.17, "ac", False), (0.16, "ac", True)],
+        [(0.5, "c", True), (0.51, "c", False), (0.17, "ac", False), (0.16, "ac", True)],
     )  # fmt: skip
     @pytest.mark.parametrize("cohort", [[2], [3, 4, 5]], ids=str)
     def test_under_a_hidden_cohort_the_minimum_is_of_clients_that_sites_host(
@@ -711,71 +677,60 @@ DECLINED = {
 }
 
 
-def attack(tmp_path, make, plan=None, sites=None):
-    """Run with site b hostile in round 1."""
-    found = Federated(
-        plan or make_plan(sampler=Everyone()),
-        tmp_path,
-        settings={"minimum": 0.0, "patience": 0},
-        sites=sites or SITES,
-    )
-    hostile = Hostile(found)
+def attack(tmp_path, *makes, plan=None):
+    """Run with site b hostile in every round but the first, in each by another function."""
+    plan = replace(plan or make_plan(sampler=Everyone()), rounds=max(ROUNDS, 1 + len(makes)))
+    found = Federated(plan, tmp_path, settings={"minimum": 0.0, "patience": 0})
+    hostile, answers = Hostile(found), {}
 
     def tamper(site, question, answer):
         number = peek(question).round
-        if number == 0:
-            hostile.earlier[site] = answer
-        return make(hostile, answer) if (site, number) == ("b", 1) else answer
+        answers[site, number] = answer
+        hostile.earlier = {name: answers.get((name, number - 1)) for name in SITES}
+        wrong = site == "b" and 1 <= number <= len(makes)
+        return makes[number - 1](hostile, answer) if wrong else answer
 
     found.street.tamper = tamper
     return found.run()
 
 
-@pytest.fixture(scope="module")
-def without_b():
-    """The simulation in which client 2, the only one of site b, was not drawn in round 1."""
-    with pytest.MonkeyPatch.context() as patch:
-        return simulated(make_plan(sampler=Everyone()), DATA, {(2, 1)}, patch)
+def without_b(found, rounds, monkeypatch):
+    """The simulation in which client 2, the only one of site b, was not drawn in some rounds."""
+    return simulated(found.plan, DATA, {(2, number) for number in rounds}, monkeypatch)
 
 
-@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
-def test_what_is_no_answer_is_refused_and_the_round_goes_on(make, tmp_path, without_b):
-    found = attack(tmp_path, make)
-    check_equal(found, without_b)
-    statistics = found.tallies[1]
-    assert (statistics.rejected, statistics.answered, statistics.asked) == (1, 5, 6)
-    (noted,) = found.events("rejected")
-    assert noted["site"] == "b" and len(noted["reason"]) < 600
-    json.dumps(noted, allow_nan=False).encode()
-    assert [t.rejected for t in found.tallies] == [0, 1, 0]
-
-
-@pytest.mark.parametrize("make", DECLINED.values(), ids=DECLINED)
-def test_a_site_may_decline(make, tmp_path, without_b):
-    found = attack(tmp_path, make)
-    check_equal(found, without_b)
-    assert found.tallies[1].failed + found.tallies[1].rejected == 1
+def test_what_is_no_answer_is_refused_and_the_round_goes_on(tmp_path, monkeypatch):
+    found = attack(tmp_path, *REFUSED.values(), *DECLINED.values())
+    rounds = range(1, 1 + len(REFUSED) + len(DECLINED))
+    check_equal(found, without_b(found, rounds, monkeypatch))
+    for name, statistics in zip([*REFUSED, *DECLINED], found.tallies[1:], strict=True):
+        counts = (statistics.rejected, statistics.answered, statistics.asked)
+        if name in REFUSED:
+            assert counts == (1, 5, 6), name
+        else:
+            assert statistics.failed + statistics.rejected == 1, name
     noted = [facts for event, facts in found.log if event in ("declined", "rejected")]
-    assert len(noted) == 1 and len(noted[0]["reason"]) <= 200
-    json.dumps(noted, allow_nan=False).encode()
+    assert len(noted) == len(rounds)
+    for facts in noted:
+        assert facts["site"] == "b" and len(facts["reason"]) < 600
+        json.dumps(facts, allow_nan=False).encode()
+    assert all(len(facts["reason"]) <= 200 for facts in found.events("declined"))
+    assert found.tallies[0].rejected == 0
 
 
-BROKEN = {
-    "nan": math.nan,
-    "inf": math.inf,
-    "-inf": -math.inf,
-}
-
-
-@pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("noise", ["gaussian", "laplace", "local"])
-def test_numbers_that_are_none_count_as_zero(value, noise, tmp_path, monkeypatch):
+def test_numbers_that_are_none_count_as_zero(noise, tmp_path, monkeypatch):
     plan = make_plan(sampler=Everyone(), noise=noise)
-    found = attack(tmp_path, lambda h, a: h.numbers(a, lambda x: spoil(x, value)), plan)
-    reference = simulated(plan, DATA, {(2, 1)}, monkeypatch)
-    assert bits(found.posts[1].value) == bits(reference.posts[1].value)
-    assert (found.tallies[1].zeroed, found.tallies[1].scaled) == (1, 0)
-    assert found.events("clipped") == [{"site": "b", "reason": "not_finite"}]
+    makes = [
+        lambda h, a, value=value: h.numbers(a, lambda x: spoil(x, value))
+        for value in (math.nan, math.inf, -math.inf)
+    ]
+    found = attack(tmp_path, *makes, plan=plan)
+    reference = without_b(found, (1, 2, 3), monkeypatch)
+    for mine, theirs in zip(found.posts, reference.posts, strict=True):
+        assert bits(mine.value) == bits(theirs.value), mine.index
+    assert [(t.zeroed, t.scaled) for t in found.tallies] == [(0, 0), (1, 0), (1, 0), (1, 0)]
+    assert found.events("clipped") == [{"site": "b", "reason": "not_finite"}] * 3
 
 
 HUGE = {
@@ -786,14 +741,19 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("make", HUGE.values(), ids=HUGE)
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_huge_numbers_are_cut_to_what_the_clients_may_contribute(
-    make, noise, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize(
+    ("how", "noise"),
+    [
+        ("1e308", "gaussian"),
+        ("twice", "gaussian"),
+        ("1e300 once", "laplace"),
+        ("a thousand", "laplace"),
+    ],
+)
+def test_huge_numbers_are_cut_to_what_the_clients_may_contribute(how, noise, tmp_path, monkeypatch):
     plan = make_plan(sampler=Everyone(), noise=noise)
-    found = attack(tmp_path, lambda h, a: h.numbers(a, make), plan)
-    reference = simulated(plan, DATA, {(2, 1)}, monkeypatch)
+    found = attack(tmp_path, lambda h, a: h.numbers(a, HUGE[how]), plan=plan)
+    reference = without_b(found, (1,), monkeypatch)
     moved = np.concatenate([
         (found.posts[1].value[name] - leaf).numpy().ravel()
         for name, leaf in reference.posts[1].value.items()
@@ -812,7 +772,7 @@ def test_numbers_off_the_grid_are_put_on_it(make, tmp_path):
     honest = simulate(make_plan(sampler=Everyone()), DATA)
     assert (found.tallies[1].zeroed, found.tallies[1].scaled) == (0, 1)
     for name, leaf in honest.posts[1].value.items():
-        torch.testing.assert_close(found.posts[1].value[name], leaf, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found.posts[1].value[name], leaf, rtol=0, atol=1e-6)
 
 
 SHAPES = {
@@ -823,24 +783,23 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("make", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("noise", ["gaussian", "wishart"])
-def test_second_moments_that_are_none(make, noise, tmp_path):
+def test_second_moments_that_are_none(noise, tmp_path):
     plan = make_plan(MPMTL(), Everyone(), noise)
-    found = attack(tmp_path, lambda h, a: h.numbers(a, make), plan)
-    assert found.tallies[1].zeroed + found.tallies[1].scaled == 1
-    assert len(found.posts) == ROUNDS
+    makes = [lambda h, a, make=make: h.numbers(a, make) for make in SHAPES.values()]
+    found = attack(tmp_path, *makes, plan=plan)
+    assert [t.zeroed + t.scaled for t in found.tallies] == [0, 1, 1, 1, 1]
+    assert len(found.posts) == 1 + len(SHAPES)
     assert all(np.isfinite(leaf.numpy()).all() for p in found.posts for leaf in p.value.values())
 
 
-@pytest.mark.parametrize("value", [1.0, 1e308, math.nan])
 @pytest.mark.parametrize(
-    "method,noise",
+    "value,method,noise",
     [
-        ("pmtl", "gaussian"),
-        ("pmtl", "laplace"),
-        ("mpmtl", "gaussian"),
-        ("dpmtrl", "gaussian"),
+        (1.0, "pmtl", "gaussian"),
+        (1e308, "pmtl", "laplace"),
+        (math.nan, "mpmtl", "gaussian"),
+        (1.0, "dpmtrl", "gaussian"),
     ],
 )
 def test_a_site_with_nobody_drawn_moves_nothing(value, method, noise, tmp_path, monkeypatch):
@@ -865,7 +824,7 @@ def test_a_site_with_nobody_drawn_moves_nothing(value, method, noise, tmp_path, 
 def test_rows_of_others_are_not_written(tmp_path):
     """Where each client has a row of its own, a site reaches those of its clients alone."""
     plan = make_plan(registered()["dpmtrl"](), Everyone())
-    found = attack(tmp_path, lambda h, a: h.numbers(a, np.ones_like), plan)
+    found = attack(tmp_path, lambda h, a: h.numbers(a, np.ones_like), plan=plan)
     honest = simulate(plan, DATA)
     assert found.tallies[1].scaled == 1
     for name, leaf in honest.posts[1].value.items():
@@ -1008,9 +967,9 @@ def run_with_deaths(found):
             assert set(found.account()["charge"].values()) <= {1}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("seed", [5, None], ids=["seeded", "in earnest"])
+@pytest.mark.parametrize(("when", "seed"), [("before", 5), ("after", None)])
 def test_the_coordinator_may_die_at_any_act_of_writing(when, seed, tmp_path, monkeypatch):
+    """Between two acts nothing is written: after one is before the next."""
     plan = replace(make_plan(sampler=Poisson(4.0), seed=seed), rounds=2)
     outcome = simulate(plan, DATA)
     act, deaths = 0, 1
@@ -1033,7 +992,7 @@ def test_the_coordinator_may_die_at_any_act_of_writing(when, seed, tmp_path, mon
     assert act > 12, "the acts of a coordinator were not found"
 
 
-@pytest.mark.parametrize("answers", range(1, 8))
+@pytest.mark.parametrize("answers", [1, 3, 4, 7])
 def test_the_coordinator_may_die_between_answers(answers, tmp_path):
     plan = replace(make_plan(sampler=Everyone()), rounds=2)
     found = Federated(plan, tmp_path)
@@ -1043,7 +1002,7 @@ def test_the_coordinator_may_die_between_answers(answers, tmp_path):
     check_equal(found, simulate(plan, DATA))
 
 
-@pytest.mark.parametrize("answers", range(1, 8, 2))
+@pytest.mark.parametrize("answers", [2, 5])
 def test_everybody_may_die_at_once(answers, tmp_path):
     plan = replace(make_plan(sampler=Everyone()), rounds=2)
     found = Federated(plan, tmp_path)

@@ -44,6 +44,15 @@ def done(tmp_path_factory) -> Deployment:
     return made
 
 
+@pytest.fixture(scope="module")
+def simulated(done, tmp_path_factory) -> Path:
+    """Return the folder of a simulated run of the same plan."""
+    folder = tmp_path_factory.mktemp("simulated") / "run"
+    plan = replace(done.agreement.plan, history=False, baselines=(), rounds=2)
+    execute(plan, folder=folder)
+    return folder
+
+
 @pytest.fixture
 def copy(done, tmp_path) -> Path:
     shutil.copytree(done.run, tmp_path / "run")
@@ -116,12 +125,10 @@ def test_tampering_is_found(copy, name, old, new, check):
     assert check != "deployment" or "deployment" in failed
 
 
-def test_a_lost_federation_and_an_undeclared_one_are_found(copy, tmp_path):
+def test_a_lost_federation_and_an_undeclared_one_are_found(copy, simulated, tmp_path):
     (copy / "federation.toml").unlink()
     assert "deployment" in {one.name for one in verify(copy).checks if one.status == "FAILED"}
-    simulated = tmp_path / "simulated"
-    line = "run --data synthetic --option clients=8 --rounds 2 --simulation-seed 1 --quiet --out"
-    assert main([*line.split(), str(simulated)]) == 0
+    simulated = shutil.copytree(simulated, tmp_path / "simulated")
     assert verify(simulated).verified
     assert "deployment" not in {one.name for one in verify(simulated).checks}
     (simulated / "federation.toml").write_text("")
@@ -136,10 +143,8 @@ def test_a_post_that_was_altered_is_found(copy):
     assert not verify(copy).verified
 
 
-def test_the_summary_has_the_keys_of_a_simulated_run(done, tmp_path):
-    plan = replace(done.agreement.plan, history=False, baselines=(), rounds=2)
-    execute(plan, folder=tmp_path / "simulated")
-    there, here = (strict(path / "result.json") for path in (tmp_path / "simulated", done.run))
+def test_the_summary_has_the_keys_of_a_simulated_run(done, simulated):
+    there, here = (strict(path / "result.json") for path in (simulated, done.run))
     assert set(here) - set(there) == {"deployment"}
     assert set(there) <= set(here)
     seen = here["deployment"]
@@ -152,7 +157,6 @@ def test_the_summary_has_the_keys_of_a_simulated_run(done, tmp_path):
 @pytest.mark.parametrize(
     ("trust", "noise", "view", "finite"),
     [
-        ("server", "gaussian", "server", False),
         ("secure_aggregation", "gaussian", "server_secure_aggregation", False),
         ("server", "local", "server", True),
         ("secure_aggregation", "local", "server_secure_aggregation", True),
@@ -256,39 +260,45 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
     assert not re.search(r'id="(gains|clients)"', page) and "Does joining help" not in text
 
 
-def test_a_page_of_a_deployment_beside_a_simulation(done, tmp_path):
-    plan = replace(done.agreement.plan, baselines=(), rounds=2)
-    execute(plan, folder=tmp_path / "simulated")
-    folders = [done.run, tmp_path / "simulated"]
+def test_a_page_of_a_deployment_beside_a_simulation(done, simulated, tmp_path):
+    folders = [done.run, simulated]
     page = write_report(folders, tmp_path / "page.html", clients=False).read_text()
     assert "Does joining help a client?" in page and "What each adversary sees" in page
     two = write_report([done.run, done.run], tmp_path / "two.html").read_text()
     assert "the best of" not in two and "What each adversary sees" in two
 
 
-@pytest.mark.parametrize(
-    "step", ["keep_shared", "save_facts", "keep_certificate", "keep_summary", "pack"]
+STEPS = (
+    "coterie.privacy.billboard.Billboard.pack",
+    "coterie.deploy.results.keep_shared",
+    "coterie.deploy.results.write_atomically",
+    "coterie.deploy.results.keep_certificate",
+    "coterie.deploy.results.keep_summary",
 )
-def test_a_crash_between_the_last_files_is_mended(tmp_path, monkeypatch, step):
+
+
+def test_crashes_between_the_last_files_are_mended(tmp_path, monkeypatch):
+    """One after another, at each file; then it ends as if there had been none."""
     made = deploy(tmp_path)
 
     def cut(*arguments, **named):
-        raise CutError(step)
+        raise CutError
 
-    with monkeypatch.context() as patch:
-        place = "coterie.privacy.billboard.Billboard.pack" if step == "pack" else None
-        patch.setattr(place or f"coterie.deploy.results.{step}", cut)
-        with pytest.raises(CutError):
-            made.coordinate()
-    assert not (made.run / "result.json").exists()
-    ledger = (made.run / "ledger.jsonl").read_bytes()
-    posts = _posts(made.run)
-    made.hood.asked.clear()
+    for at, step in enumerate(STEPS):
+        made.hood.asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(step, cut)
+            with pytest.raises(CutError):
+                made.coordinate()
+        assert not (made.run / "result.json").exists()
+        if not at:
+            ledger, posts = (made.run / "ledger.jsonl").read_bytes(), _posts(made.run)
+            continue
+        assert (made.run / "ledger.jsonl").read_bytes() == ledger
+        assert _posts(made.run) == posts
+        assert {json.loads(head)["kind"] for _, head in made.hood.asked} == {"finish"}
     made.coordinate()
-    assert (made.run / "ledger.jsonl").read_bytes() == ledger
     assert _posts(made.run) == posts
-    kinds = {json.loads(head)["kind"] for _, head in made.hood.asked}
-    assert kinds == {"finish"}
     assert verify(made.run).verified
 
 

@@ -18,7 +18,7 @@ from coterie.core.config import from_table
 from coterie.data.federated import DataError, FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.deploy.federation import Agreement
-from coterie.deploy.rows import load_rows, place_dataset, place_rows, row_hints
+from coterie.deploy.rows import load_rows, place_rows, row_hints
 
 DATA = synthetic("mean", clients=5, rows=(4, 9), features=3, spread=0.3, seed=1).data
 SITES = {"north": (0, 1), "south": (2, 3, 4)}
@@ -260,7 +260,7 @@ def test_a_data_set_keeps_its_own_split_and_its_sparsity():
     federation, _ = federate(data, {"one": (0, 1), "two": (2,)})
     train, test = data.split_by_source()
     for site, ids in (("one", [1, 0]), ("two", [2])):
-        whole = place_dataset(data.only(ids), federation, site, "test")
+        whole = place_rows(data.only(ids), federation, site, "test")
         mine, held = whole.split_by_source()
         for k in ids:
             for ours, theirs in ((mine, train), (held, test)):
@@ -269,7 +269,7 @@ def test_a_data_set_keeps_its_own_split_and_its_sparsity():
                 np.testing.assert_array_equal(a.y, b.y)
         assert sum(mine.counts) == 3 * len(ids)
     with pytest.raises(DataError, match="not at site"):
-        place_dataset(data, federation, "one", "test")
+        place_rows(data, federation, "one", "test")
 
 
 def test_hints_are_of_the_sites_own_rows(tmp_path):

@@ -7,6 +7,8 @@ import argparse
 import fcntl
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from tests.deploy.deployed import deploy
 import coterie as ct
 from coterie.cli.deploy import _add_status, rendered
 from coterie.deploy.coordinator import IncompleteRoundError
-from coterie.deploy.messages import Envelope, RawArray, peek, sign, verify
+from coterie.deploy.messages import Envelope, peek, sign
 from coterie.deploy.status import is_locked, read_events, status_of
 from coterie.privacy.sampling import Everyone
 
@@ -48,9 +50,16 @@ def command(*words: str) -> argparse.Namespace:
     return parser.parse_args(["status", *words])
 
 
-def test_a_run_that_is_done(tmp_path, capsys):
-    made = deploy(tmp_path, sampler=Everyone())
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished run in which all took part; it is left as it was."""
+    made = deploy(tmp_path_factory.mktemp("done"), sampler=Everyone())
     made.coordinate()
+    return made
+
+
+def test_a_run_that_is_done(done, capsys):
+    made = done
     before = state_of_disk(made.root)
     stated = status_of(made.run)
     assert (stated["kind"], stated["state"]) == ("coordinator", "finished")
@@ -110,13 +119,8 @@ def test_what_sites_sent_is_counted(tmp_path):
         if site == "site1":
             return Envelope(answer.header, b"0" * 64, answer.arrays)
         if site == "site0":
-            arrays = {
-                name: RawArray(raw.dtype, raw.shape, np.full(raw.shape, np.nan).tobytes())
-                for name, raw in answer.arrays.items()
-            }
-            message = verify(answer, key.public_key(), _expected(answer))
-            broken = {name: np.full(raw.shape, np.nan) for name, raw in arrays.items()}
-            return sign(_with(message, broken), key)
+            broken = {name: np.full(raw.shape, np.nan) for name, raw in answer.arrays.items()}
+            return sign(replace(peek(answer), arrays=broken), key)
         return answer
 
     made.hood.tamper = spoil
@@ -128,18 +132,6 @@ def test_what_sites_sent_is_counted(tmp_path):
     assert stated["sites"]["site1"]["rejected"] == 2 and stated["sites"]["site0"]["clipped"] == 2
     assert "signature" in stated["sites"]["site1"]["last_trouble"]["reason"]
     assert stated["sites"]["site1"]["counted"] is None and stated["sites"]["site2"]["counted"] == 2
-
-
-def _expected(answer):
-    from coterie.deploy.messages import Expected
-
-    return {name: Expected(raw.dtype, raw.shape) for name, raw in answer.arrays.items()}
-
-
-def _with(message, arrays):
-    from dataclasses import replace
-
-    return replace(message, arrays=arrays)
 
 
 def test_it_looks_while_the_run_goes_on_and_in_between(tmp_path):
@@ -187,17 +179,16 @@ def test_a_killed_and_an_interrupted_run_are_stopped(tmp_path):
     assert is_locked(made.run / ".lock", Path("/nowhere")) is None
 
 
-def test_lines_that_are_cut_off_are_left_out(tmp_path):
-    made = deploy(tmp_path)
-    made.coordinate()
-    whole = status_of(made.run)
+def test_lines_that_are_cut_off_are_left_out(done, tmp_path):
+    run = shutil.copytree(done.run, tmp_path / "run")
+    whole = status_of(run)
     for name in ("log.jsonl", "ledger.jsonl"):
-        with (made.run / name).open("ab") as file:
+        with (run / name).open("ab") as file:
             file.write(b'{"time": "2026", "event": "rou\xc3')
-    assert status_of(made.run) == whole
-    assert list(read_events(made.run / "nothing")) == []
-    (made.run / "coordinator.json").write_bytes(b"{")
-    assert status_of(made.run)["state"] == "finished"
+    assert status_of(run) == whole
+    assert list(read_events(run / "nothing")) == []
+    (run / "coordinator.json").write_bytes(b"{")
+    assert status_of(run)["state"] == "finished"
 
 
 def test_what_a_site_has_spent_in_all_its_runs(tmp_path):
@@ -223,12 +214,10 @@ def test_what_a_site_has_spent_in_all_its_runs(tmp_path):
     assert one["kind"] == "site" and len(one["runs"]) == 1
 
 
-def test_a_rehearsal_is_not_counted_as_private(tmp_path, capsys):
-    made = deploy(tmp_path)
-    made.coordinate()
-    stated = status_of(made.site("site0"))
+def test_a_rehearsal_is_not_counted_as_private(done, capsys):
+    stated = status_of(done.site("site0"))
     assert stated["spent"]["simulations"] == 1 and stated["runs"][0]["simulation"]
-    found = command(str(made.site("site0")))
+    found = command(str(done.site("site0")))
     assert found.action(found) == 0
     assert "protects nobody" in " ".join(capsys.readouterr().out.split())
 
@@ -254,10 +243,8 @@ def test_folders_that_are_neither_are_refused(tmp_path):
         both.action(both)
 
 
-def test_watching_ends_with_the_run(tmp_path, capsys):
-    made = deploy(tmp_path)
-    made.coordinate()
-    found = command(str(made.run), "--watch")
+def test_watching_ends_with_the_run(done, capsys):
+    found = command(str(done.run), "--watch")
     assert found.action(found) == 0
     assert "finished" in capsys.readouterr().out
 
@@ -285,10 +272,9 @@ def test_counts_of_sites_are_of_the_last_attempt(tmp_path, capsys):
     assert "clients asked" in said and "1 of 1 rounds released" in said
 
 
-def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(tmp_path, capsys):
-    made = deploy(tmp_path)
-    made.coordinate()
-    lines = (made.run / "log.jsonl").read_text().splitlines(True)
+def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(done, tmp_path, capsys):
+    run = shutil.copytree(done.run, tmp_path / "run")
+    lines = (run / "log.jsonl").read_text().splitlines(True)
     kept = [line for line in lines if '"handshake"' not in line]
     more = [
         {"time": "2026-01-02T03:04:05Z", "event": "connected", "site": "site1"},
@@ -297,13 +283,13 @@ def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(tmp_pat
         {"time": "2026", "event": "node_error", "site": "site2", "reason": "flower: error 2"},
     ]
     text = "".join([*kept, *(json.dumps(one) + "\n" for one in more)])
-    (made.run / "log.jsonl").write_text(text)
-    stated = status_of(made.run)
+    (run / "log.jsonl").write_text(text)
+    stated = status_of(run)
     assert stated["sites"]["site1"]["connected"] == "2026-01-02T03:04:05Z"
     assert stated["sites"]["site0"]["connected"] is None
     assert (stated["node_errors"], stated["unknown_nodes"]) == (3, 0)
     assert stated["sites"]["site2"]["errors"] == 1
-    shown = command(str(made.run))
+    shown = command(str(run))
     assert shown.action(shown) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "failed 3 times" in said and "worker.log" in said
@@ -332,20 +318,14 @@ def test_an_apps_folder_names_its_run(tmp_path):
         status_of(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["gone", "garbage", "a line in the middle", "an odd entry"])
-def test_an_account_that_cannot_be_read_never_says_less_than_was_spent(tmp_path, damage):
-    made = deploy(tmp_path, sampler=Everyone())
-    made.coordinate()
-    path = made.run / "ledger.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    if damage == "gone":
-        path.unlink()
-    elif damage == "garbage":
-        path.write_bytes(b"garbage\n")
-    elif damage == "a line in the middle":
-        path.write_bytes(b"".join([*lines[:2], b"junk\n", *lines[2:]]))
-    else:
-        path.write_bytes(path.read_bytes() + b'{"charge": []}\n')
-    stated = status_of(made.run)
-    assert stated["epsilon"]["spent"] == stated["epsilon"]["planned"]
-    assert stated["ledger"] != "sound" and "restore" in stated["next"]
+def test_an_account_that_cannot_be_read_never_says_less_than_was_spent(done):
+    path = done.run / "ledger.jsonl"
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    middle = b"".join([*lines[:2], b"junk\n", *lines[2:]])
+    for damaged in (None, b"garbage\n", middle, whole + b'{"charge": []}\n'):
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        stated = status_of(done.run)
+        assert stated["epsilon"]["spent"] == stated["epsilon"]["planned"], damaged
+        assert stated["ledger"] != "sound" and "restore" in stated["next"], damaged
+    path.write_bytes(whole)

@@ -69,7 +69,7 @@ def test_a_site_that_is_ready_says_so(task, capsys):
     site = worker._open(task(1.0))
     said = capsys.readouterr().err
     assert re.fullmatch(LINE + r"ready: site site0, agreement [0-9a-f]{64}\n", said), said
-    assert said.strip().endswith(site.config.agreement)
+    assert said.strip().endswith(site.agreement.digest)
 
 
 def test_hints_on_rows_are_said_where_the_rows_are(task, capsys):

@@ -68,6 +68,7 @@ _MISS = 1e-8
 _NEAR = 1e-3
 _MOST_ROUNDS = 150
 _CHUNK = 2000
+_MOST_STEPS = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +109,13 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """An attacker's view of one client over T rounds with D features.
-
-    `View.server` makes it, and its `others` the other view.
+    """An attacker's view of one client over T rounds with D features: by default the server's.
 
     Attributes:
-        kind: "server" or "others".
         shared: w before each round, (T, D).
         messages: The observed contribution of the client to each round, (T, D).
         rule: The public step rule.
+        kind: "server" or "others".
         clip: The bound on a contribution; None for none.
         noise: Standard deviation of the noise per coordinate of a message; 0 for a server.
         mask: "none"; "step" if dual steps are masked; "paper" if only contributions are, so that
@@ -124,10 +123,10 @@ class View:
         rows: The number of rows of the client, if known.
     """
 
-    kind: Literal["server", "others"]
     shared: Array
     messages: Array
     rule: Rule
+    kind: Literal["server", "others"] = "server"
     clip: float | None = None
     noise: float = 0.0
     mask: MaskKind = "none"
@@ -146,35 +145,10 @@ class View:
                 f"noise = {self.noise}: a server sees contributions before noise; see `others`"
             )
 
-    @classmethod
-    def server(
-        cls,
-        shared: Array,
-        contributions: Array,
-        rule: Rule,
-        *,
-        clip: float | None = None,
-        mask: MaskKind = "none",
-        rows: int | None = None,
-    ) -> "View":
-        """Return the view of the client's clipped contributions, before noise."""
-        return cls(
-            kind="server",
-            shared=shared,
-            messages=contributions,
-            rule=rule,
-            clip=clip,
-            mask=mask,
-            rows=rows,
-        )
-
     def others(self, posts: Array, sent: Array, *, noise: float = 0.0) -> "View":
-        """Return the view of all other clients together of a run, from the server's view.
+        """Return the view of all other clients together, from the server's view.
 
-        Args:
-            posts: The releases, (T, D).
-            sent: The sum of their own contributions, (T, D).
-            noise: The standard deviation of the noise per coordinate.
+        They see the releases, (T, D), and know the sum of their own contributions, (T, D).
         """
         return replace(self, kind="others", messages=posts - sent, noise=noise)
 
@@ -306,13 +280,8 @@ def consensus(
 ) -> list[Found]:
     """Return x with left @ x = right in more rounds than unknowns, best first.
 
-    Args:
-        left: (T, r).
-        right: (T,).
-        scale: The unit of a residual in each round, (T,).
-        rng: Generator for the choice of rounds.
-        tries: The number of choices of r rounds.
-        largest: The largest |x|: nearly equal rounds have huge solutions.
+    `left` is (T, r), `right` is (T,), and `scale` the unit of a residual in each round. Of `tries`
+    choices of r rounds those count with |x| < `largest`: nearly equal rounds have huge solutions.
     """
     rounds, unknowns = left.shape
     if rounds < unknowns + 3 or not unknowns:
@@ -384,25 +353,16 @@ class Reconstruction:
 
 
 def reconstruct(
-    view: View,
-    *,
-    rows: int | None = None,
-    positive: int | None = None,
-    seed: int = 0,
-    tries: int = 60,
+    view: View, *, positive: int | None = None, seed: int = 0, tries: int = 60
 ) -> Reconstruction:
-    """Attack one client.
+    """Attack one client; it finds the view's number of rows, else the rank of its messages.
 
-    Args:
-        view: The attacker's view.
-        rows: The number of rows to find; by default the view's, else the rank of its messages.
-        positive: A column known to be positive in every row: it determines labels.
-        seed: The seed of the search.
-        tries: Linear programs of each kind.
+    `positive` is a column known to be positive in every row, which determines labels; `tries` is
+    the number of linear programs of each kind.
     """
     rng = Rng.seeded(seed).at("attack").numpy()
     messages = view.messages
-    count = rows or view.rows or max(span(messages, 1e-6).shape[1], 1)
+    count = view.rows or max(span(messages, 1e-6).shape[1], 1)
     if not np.any(messages):
         return _result(view, rng.standard_normal((count, messages.shape[1])), positive, 0)
     if view.noise:
@@ -558,8 +518,8 @@ def _fitted(view: View, count: int, rng: np.random.Generator) -> Array:
     first = view.messages[0] @ basis
     guesses *= np.where(guesses @ first < 0, -1.0, 1.0)[..., None]
     guesses *= np.exp(0.4 * rng.standard_normal((number, count, 1)))
-    best = fit(view.messages @ basis, view.starts @ basis, view.rule, guesses)
-    return best.rows @ basis.T if best.misfit < 1e-16 else np.zeros((0, len(basis)))
+    rows, misfit = fit(view.messages @ basis, view.starts @ basis, view.rule, guesses)
+    return rows @ basis.T if misfit < 1e-16 else np.zeros((0, len(basis)))
 
 
 def _sized(view: View, units: Array) -> Array:
@@ -636,21 +596,16 @@ def _rough(messages: Array, count: int, rng: np.random.Generator) -> Array:
     return signed
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Rows (n, m), and the relative squared misfit."""
+def fit(messages: Array, starts: Array, rule: Rule, guesses: Array) -> tuple[Array, float]:
+    """Return the best fit of rows (n, m) to messages (T, m), and its relative squared misfit.
 
-    rows: Array
-    misfit: float
-
-
-def fit(messages: Array, starts: Array, rule: Rule, guesses: Array, *, most_steps: int = 80) -> Fit:
-    """Return the best fit of rows to messages (T, m), from guesses (starts, n, m)."""
+    `guesses` are (starts, n, m).
+    """
     scale = max(float((messages**2).sum()), 1e-300)
     now, damping = guesses.copy(), np.full(len(guesses), 1e-2)
     errors, jacobian = _residuals(now, messages, starts, rule)
     cost = (errors**2).sum(axis=1) / scale
-    for _ in range(most_steps):
+    for _ in range(_MOST_STEPS):
         if cost.min() < 1e-22 or damping.min() > 1e8:
             break
         trial = now + _step(errors, jacobian, damping).reshape(now.shape)
@@ -665,7 +620,7 @@ def fit(messages: Array, starts: Array, rule: Rule, guesses: Array, *, most_step
         jacobian[better] = new_jacobian[better]
         damping = np.clip(np.where(better, damping / 4, damping * 3), 1e-12, 1e9)
     best = int(np.argmin(cost))
-    return Fit(now[best], float(cost[best]))
+    return now[best], float(cost[best])
 
 
 def _step(errors: Array, jacobian: Array, damping: Array) -> Array:

@@ -5,7 +5,7 @@ and method. The other clients are a random walk of w.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ import torch
 from coterie.audit.reconstruction import Array, MaskKind, Rule, View
 from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset
-from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.svm import joined
 from coterie.plan.plan import Plan
 from coterie.privacy.billboard import bound
@@ -62,23 +61,14 @@ def client_messages(
 ) -> tuple[View, View]:
     """Return the server's view and that of all others of a simulated client.
 
-    Args:
-        rows: The client's rows, (n, d).
-        labels: Their labels of -1 and +1, (n,).
-        rule: Its step rule.
-        rounds: The number of rounds.
-        defence: The defence; None for none.
-        others: The approximate norm of the other clients' part of w, a random walk.
-        absent: The client's contributions are zeros: the neighbouring run of the guarantee.
-        seed: The seed of all randomness.
+    Its rows are (n, d), their labels -1 and +1. The other clients' part of w is a random walk with
+    a norm of about `others`. With `absent` its contributions are zeros: the neighbouring run of the
+    guarantee.
     """
     if set(np.unique(labels)) - {-1.0, 1.0}:
         raise ValueError(f"labels are {np.unique(labels)[:5]}: expected -1 and +1")
-    defence, rng, (count, width) = (
-        defence or Defence(),
-        Rng.seeded(seed).at("play").numpy(),
-        rows.shape,
-    )
+    defence, (count, width) = defence or Defence(), rows.shape
+    rng = Rng.seeded(seed).at("play").numpy()
     signed = labels[:, None] * rows
     alpha, v, own, walk = np.zeros(count), np.zeros(width), np.zeros(width), np.zeros(width)
     shared, sent, noises = np.zeros((3, rounds, width))
@@ -95,7 +85,7 @@ def client_messages(
         own = own + sent[turn] + noises[turn]
         walk = 0.8 * walk + 0.6 * others / np.sqrt(width) * rng.standard_normal(width)
     kind: MaskKind = "none" if defence.mask is None else defence.mask_kind
-    server = View.server(shared, sent, rule, clip=defence.clip, mask=kind, rows=count)
+    server = View(shared=shared, messages=sent, rule=rule, clip=defence.clip, mask=kind, rows=count)
     walked = np.diff(shared + 0.0, axis=0, append=(own + walk)[None]) - sent - noises
     posts = sent + noises + walked
     return server, server.others(posts, walked, noise=defence.noise)
@@ -131,21 +121,14 @@ def _local(
 
 
 def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]:
-    """Run all rounds of a plan and return the views of one client.
+    """Return the server's view of one client, and that of all other clients, in a run of a plan.
 
-    Args:
-        plan: A plan of MTL-SVM in which all clients take part in every round.
-        data: Training rows of a binary task.
-        client: Its number.
-
-    Returns:
-        The server's view and that of all other clients together.
-
-    Raises:
-        ValueError: If the attack does not apply to the run.
+    The attack is for methods with a `step_rule` (MTL-SVM), binary tasks, and plans in which all
+    clients take part in every round.
     """
-    method = _check(plan, data)
-    spec, seed = data.spec, plan.simulation_seed
+    rule = _check(plan, data)
+    method, spec, seed = plan.method, data.spec, plan.simulation_seed
+    mask = rule.pop("mask")
     rng = Rng.fresh() if seed is None else Rng.seeded(seed)
     everyone = data.clients(np.arange(spec.clients, dtype=np.int64))
     shared = method.init(spec, Rng.seeded(seed or 0).at("init"))
@@ -167,12 +150,12 @@ def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]
     before, contributions, posts, others = np.stack(seen, axis=1)
     private = billboard.mechanism(0).event().name == "gaussian"
     clip = plan.clip(spec.clients) if private else None
-    server = View.server(
-        before,
-        contributions,
-        _rule(method, spec.clients),
+    server = View(
+        shared=before,
+        messages=contributions,
+        rule=Rule(steps="serial", **rule),
         clip=clip,
-        mask=method.mask,
+        mask=mask,
         rows=int(data.counts[client]),
     )
     noise = max(plan.noise_multipliers(spec.clients), default=0.0) * (clip or 0.0)
@@ -189,34 +172,25 @@ def true_rows(data: FederatedDataset, client: int, *, bias: bool) -> tuple[Array
     return rows, 2 * labels - 1
 
 
-def _check(plan: Plan, data: FederatedDataset) -> MTLSVM:
-    method = plan.method
-    if not isinstance(method, MTLSVM):
-        raise ValueError(f"{method.kind}: expected a plan of mtlsvm, which this attack is for")
-    if data.spec.task != "binary":
-        raise ValueError(f"a {data.spec.task} task: expected a binary one, for the hinge loss")
-    if method.gamma != "add" or method.class_weight != "none":
+def _check(plan: Plan, data: FederatedDataset) -> dict[str, Any]:
+    """Return the rule of the plan's dual steps; refuse plans that the attack is not for."""
+    method, spec = plan.method, data.spec
+    rule_of = getattr(method, "step_rule", None)
+    if rule_of is None:
         raise ValueError(
-            f"gamma = {method.gamma!r}, class_weight = {method.class_weight!r}: expected 'add' and "
-            "'none', the rule that the attack knows"
+            f"{method.kind}: expected a plan of mtlsvm, or of another method with a step_rule, "
+            "which this attack is for"
         )
-    method.check(data.spec, cohort=plan.sampler.largest(data.spec.clients))
-    events = {mechanism.event() for mechanism in plan.mechanisms(data.spec.clients)}
+    if spec.task != "binary":
+        raise ValueError(f"a {spec.task} task: expected a binary one, for the hinge loss")
+    rule: dict[str, Any] = rule_of(spec.clients)
+    method.check(spec, cohort=plan.sampler.largest(spec.clients))
+    events = {mechanism.event() for mechanism in plan.mechanisms(spec.clients)}
     if len(events) > 1 or not {e.name for e in events} <= {"gaussian", "non_private"}:
         raise ValueError("expected Gaussian noise, the same in every round, or none at all")
-    if plan.sampler.participation(data.spec.clients).rate != 1:
+    if plan.sampler.participation(spec.clients).rate != 1:
         raise ValueError("a sampled cohort: expected a plan in which all clients take part")
-    return method
-
-
-def _rule(method: MTLSVM, clients: int) -> Rule:
-    return Rule(
-        c1=method.c1,
-        c2=method.c2,
-        sigma=float(method.together or clients),
-        steps="serial",
-        passes=method.epochs,
-    )
+    return rule
 
 
 def _flat(*vectors: torch.Tensor) -> Array:

@@ -50,6 +50,25 @@ over TLS with keys, PMTL, epsilon by adversary, a report. All processes end. The
 the run (`coterie verify`, `coterie report`) and the folders of the sites.
 
 --json prints the run's result.json, with the scores of the sites."""
+_HOSTS: dict[str, Any] = {
+    "nargs": "+",
+    "metavar": "NAME",
+    "default": ["localhost", "127.0.0.1"],
+    "help": "names and addresses of the SuperLink (default localhost 127.0.0.1)",
+}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "task": {"choices": ("regression", "binary", "multiclass", "multilabel")},
+    "features": {"metavar": "N[,N]", "help": "the shape of a row"},
+    "classes": {"type": int, "metavar": "N", "help": "number of classes or labels"},
+    "trust": {"choices": ("server", "secure_aggregation"), "help": "default server"},
+    "deadline": {"type": float, "metavar": "SECONDS", "help": "for a round's answers"},
+    "minimum": {"type": float, "metavar": "SHARE", "help": "of clients that answer"},
+    "simulation": {
+        "action": "store_true",
+        "help": "permit a plan with a seed; protects nobody",
+    },
+}
+"""Options of `init` that go with --sites."""
 _INTERVAL = 2.0
 _SHOWN = 12
 VIEWS = {
@@ -81,11 +100,8 @@ def add(commands: Commands) -> None:
         _MORE,
     )
     inner = parser.add_subparsers(dest="deploy_command", required=True, metavar="COMMAND")
-    _add_certificates(inner)
-    _add_init(inner)
-    _add_superlink(inner)
-    _add_status(inner)
-    _add_demo(inner)
+    for add_one in (_add_certificates, _add_init, _add_superlink, _add_status, _add_demo):
+        add_one(inner)
 
 
 def _add_certificates(inner: Commands) -> None:
@@ -98,7 +114,7 @@ def _add_certificates(inner: Commands) -> None:
     )
     parser.add_argument("folder", metavar="DIR", help="folder to write; never overwritten")
     parser.add_argument("--sites", nargs="+", metavar="NAME", required=True, help="their names")
-    _add_hosts(parser)
+    parser.add_argument("--host", **_HOSTS)
     parser.add_argument("--days", type=int, default=30, help="validity in days (default 30)")
     parser.set_defaults(action=certificates)
 
@@ -122,19 +138,10 @@ def _add_init(inner: Commands) -> None:
         help="sites and their clients; NAME=@FILE reads one client per line",
     )
     parser.add_argument("--keys", metavar="DIR", help="made by `coterie deploy certificates`")
-    _add_hosts(parser)
+    parser.add_argument("--host", **_HOSTS)
     settings = parser.add_argument_group("with --sites")
-    settings.add_argument("--task", choices=("regression", "binary", "multiclass", "multilabel"))
-    settings.add_argument("--features", metavar="N[,N]", help="the shape of a row")
-    settings.add_argument("--classes", type=int, metavar="N", help="number of classes or labels")
-    settings.add_argument(
-        "--trust", choices=("server", "secure_aggregation"), help="default server"
-    )
-    settings.add_argument("--deadline", type=float, metavar="SECONDS", help="for a round's answers")
-    settings.add_argument("--minimum", type=float, metavar="SHARE", help="of clients that answer")
-    settings.add_argument(
-        "--simulation", action="store_true", help="permit a plan with a seed; protects nobody"
-    )
+    for name, options in _SETTINGS.items():
+        settings.add_argument(f"--{name}", **options)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(action=init)
 
@@ -188,21 +195,9 @@ def _add_demo(inner: Commands) -> None:
     )
     parser.add_argument("--epsilon", type=float, default=1.0, help="the budget (default 1)")
     parser.add_argument("--rounds", type=int, default=8, help="default 8")
-    parser.add_argument(
-        "--trust", choices=("server", "secure_aggregation"), default="server", help="default server"
-    )
+    parser.add_argument("--trust", **{**_SETTINGS["trust"], "default": "server"})
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(action=demo)
-
-
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--host",
-        nargs="+",
-        metavar="NAME",
-        default=["localhost", "127.0.0.1"],
-        help="names and addresses of the SuperLink (default localhost 127.0.0.1)",
-    )
 
 
 def need_flower() -> None:
@@ -261,6 +256,8 @@ def superlink(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """Run `coterie deploy status`."""
     need_flower()
+    from rich.console import Console
+
     from coterie.deploy.status import status_of
 
     folder = Path(arguments.folder)
@@ -272,7 +269,7 @@ def status(arguments: argparse.Namespace) -> int:
     elif arguments.watch:
         _watch(folder, found)
     else:
-        _console().print(rendered(found))
+        Console().print(rendered(found))
     return 0
 
 
@@ -299,10 +296,8 @@ def demo(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(summary, indent=2, allow_nan=False))
         return
-    for line in _demo_lines(summary):
-        print(line)
-    print(f"report: {page}")
-    print(f"check:  coterie verify {out / 'run'}")
+    ends = (f"report: {page}", f"check:  coterie verify {out / 'run'}")
+    print("\n".join([*_demo_lines(summary), *ends]))
 
 
 def _sites(given: Sequence[str]) -> dict[str, list[str]]:
@@ -355,8 +350,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _refuse_settings(arguments: argparse.Namespace) -> None:
-    names = ("task", "features", "classes", "trust", "deadline", "minimum", "simulation")
-    given = [name for name in names if getattr(arguments, name) not in (None, False)]
+    given = [name for name in _SETTINGS if getattr(arguments, name) not in (None, False)]
     if given:
         raise ValueError(f"--{given[0]} goes with --sites: set it in federation.toml instead")
 
@@ -425,19 +419,13 @@ def _demo_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"{metric} at each site (shown because all sites are on this machine): {scores}"
 
 
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(soft_wrap=False)
-
-
 def _watch(folder: Path, found: dict[str, Any]) -> None:
     """Show a run until it has ended; a site until Ctrl-C."""
     from rich.live import Live
 
     from coterie.deploy.status import status_of
 
-    with Live(rendered(found), console=_console(), auto_refresh=False) as live:
+    with Live(rendered(found), auto_refresh=False) as live:
         try:
             while found.get("state", "running") == "running":
                 time.sleep(_INTERVAL)

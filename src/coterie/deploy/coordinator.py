@@ -48,7 +48,7 @@ from coterie.core.files import explain_disk_errors, write_atomically
 from coterie.core.rng import Rng
 from coterie.core.signals import as_interrupt, raise_if_stopped
 from coterie.core.tree import Tree
-from coterie.deploy.federation import FEDERATION, Agreement, Federation, check_deployable
+from coterie.deploy.federation import FEDERATION, Agreement, check_deployable
 from coterie.deploy.keys import load_private
 from coterie.deploy.messages import (
     MAX_HEADER,
@@ -69,7 +69,6 @@ from coterie.deploy.secagg.unmask import unmask_sum
 from coterie.deploy.site import MASKED, MAX_SESSIONS, NO_SESSION, SHARED, SUM, mask_context
 from coterie.engine.rounds import server_half
 from coterie.engine.store import Ids
-from coterie.plan.plan import Plan
 from coterie.privacy.billboard import Bounded, admit, admit_sum
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import locked
@@ -110,42 +109,13 @@ class Transport(Protocol):
         """Send requests; yield answers as they come, until all did or time is up."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoordinatorConfig:
-    """The configuration of a coordinator.
-
-    Attributes:
-        plan: The resolved plan.
-        federation: The parties.
-        agreement: The digest of plan and federation; all parties must have the same.
-        folder: The run folder.
-        key: The coordinator's signing key.
-        transport: Carries messages.
-        log: Takes events for the log.
-    """
-
-    plan: Plan
-    federation: Federation
-    agreement: str
-    folder: Path
-    key: Ed25519PrivateKey
-    transport: Transport
-    log: LogEvent
-
-
 @dataclass
 class RoundStatistics:
-    """The outcome of a round's requests, in clients drawn and in sites.
+    """The outcome of a round's requests.
 
-    Attributes:
-        asked: Clients that were drawn.
-        answered: Drawn clients whose sites answered.
-        rejected: Invalid answers, in the last attempt.
-        failed: Sites that declined or failed, in the last attempt.
-        silent: Sites that did not answer in time, in the last attempt.
-        scaled: Sums that were scaled down to the bound.
-        zeroed: Sums that were not finite and became zero.
-        void: 1 if masked sums came and could not be unmasked.
+    `asked` and `answered` count drawn clients, the others sites: `rejected`, `failed` and `silent`
+    those of the last attempt, `scaled` and `zeroed` sums that were bounded. `void` is 1 if masked
+    sums came and could not be unmasked.
     """
 
     asked: int = 0
@@ -161,7 +131,7 @@ class RoundStatistics:
         """Reset the counts of sites; sums that were admitted stay counted."""
         self.rejected = self.failed = self.silent = 0
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, Any]:
         """Return the counts for the log, without zeros except for asked and answered."""
         always = ("asked", "answered")
         return {name: count for name, count in vars(self).items() if count or name in always}
@@ -171,12 +141,8 @@ class RoundStatistics:
 class CoordinatorState:
     """What the coordinator stores between rounds, besides ledger and releases; private.
 
-    Attributes:
-        run: The id of the run.
-        round: The current round, -1 before the first.
-        cohort: The clients drawn for it.
-        pending: The sites whose answers are in the release that is being made.
-        counted: The last round in which each site's answer was in the release.
+    `pending` lists the sites whose answers are in the release that is being made, `counted` the
+    last round in which each site's answer was in the release.
     """
 
     run: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -186,28 +152,50 @@ class CoordinatorState:
     counted: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(kw_only=True, eq=False)
 class Coordinator:
-    """Coordinates one run."""
+    """Coordinates one run in a run folder; `key` signs requests, `log` takes events."""
 
-    def __init__(self, config: CoordinatorConfig) -> None:
-        self.config, self.plan, self.federation = config, config.plan, config.federation
+    agreement: Agreement
+    folder: Path
+    key: Ed25519PrivateKey
+    transport: Transport
+    log: LogEvent
+
+    def __post_init__(self) -> None:
+        self.plan, self.federation = self.agreement.plan, self.agreement.federation
         spec, seed = self.federation.spec, self.plan.simulation_seed
-        _check(config)
+        self._check()
         self.shared = self.plan.method.init(spec, Rng.seeded(seed or 0).at("init"))
         self.template: Shapes = {
             name: tuple(leaf.shape) for name, leaf in self.plan.method.contribution(spec).items()
         }
-        self.billboard = self.plan.open(spec, config.folder)
+        self.billboard = self.plan.open(spec, self.folder)
         self.is_hidden = self.plan.hides_cohort(spec.clients)
         self.statistics = RoundStatistics()
         self.reasons: dict[str, str] = {}
         self._handshakes: set[str] = set()
-        self._masked = MaskedRounds(self) if self.federation.trust == "secure_aggregation" else None
+        masked = self.federation.trust == "secure_aggregation"
+        self._ask_parts = MaskedRounds(self).parts if masked else self._parts
         try:
             self.state = self._recover()
         except BaseException:
             self.billboard.ledger.close()
             raise
+
+    def _check(self) -> None:
+        """Raise `ValueError` for a plan that cannot run, before anything is written or sent."""
+        plan, federation = self.plan, self.federation
+        if public_hex(self.key) != federation.coordinator:
+            raise ValueError(
+                "the coordinator's signing key does not match the public key in federation.toml; "
+                "give the private key that belongs to it"
+            )
+        check_deployable(plan, federation)
+        if federation.trust == "secure_aggregation":
+            for mechanism in dict.fromkeys(plan.mechanisms(federation.spec.clients)):
+                mechanism.check_secure_sum()
+        plan.method.check(federation.spec, cohort=plan.sampler.largest(federation.spec.clients))
 
     def run(self, observe: Callable[[int, Tree, RoundStatistics], None] | None = None) -> Tree:
         """Run the rounds that remain; return the shared tree after the last."""
@@ -216,10 +204,9 @@ class Coordinator:
             for number in range(self.billboard.next, self.plan.posts):
                 raise_if_stopped()
                 self.statistics = RoundStatistics()
-                ask = self._parts if self._masked is None else self._masked.parts
                 cohort = self._cohort(number)
                 with self.billboard.charged(number) as release:
-                    for part in ask(number, cohort):  # the client's half, at the sites
+                    for part in self._ask_parts(number, cohort):  # the client's half, at the sites
                         release.add(part)
                     self.shared, _ = server_half(self.plan.method, self.shared, release)
                 self._count(number)
@@ -244,9 +231,9 @@ class Coordinator:
         self, requests: Mapping[str, Message], expected: Expectations = _NOTHING
     ) -> Iterator[tuple[str, Message]]:
         """Send requests; yield the valid answers, count and log all others."""
-        envelopes = {site: sign(message, self.config.key) for site, message in requests.items()}
+        envelopes = {site: sign(message, self.key) for site, message in requests.items()}
         silent, self.reasons, started = set(requests), {}, time.monotonic()
-        for site, answer in self.config.transport.ask(envelopes, self.federation.deadline):
+        for site, answer in self.transport.ask(envelopes, self.federation.deadline):
             if site not in silent:
                 self.reject(site, "a second answer, or a site that was not asked")
                 continue
@@ -282,26 +269,22 @@ class Coordinator:
     def reject(self, site: str, reason: str) -> None:
         """Count and log an invalid answer."""
         self.statistics.rejected += 1
-        self.config.log("rejected", site=site, reason=reason)
+        self.log("rejected", site=site, reason=reason)
 
     def _declined(self, site: str, message: Message) -> None:
         self.statistics.failed += 1
         reason = str(message.body.get("reason", message.body.get("failed", "")))[:200]
         self.reasons[site] = reason
-        self.config.log("declined", site=site, kind=message.kind, reason=reason)
+        self.log("declined", site=site, kind=message.kind, reason=reason)
 
     def handshake(self) -> Envelope:
         """Return a handshake for a node whose site is not known yet."""
-        message = self.request("handshake", "", body={"agreement": self.config.agreement})
+        message = self.request("handshake", "", body={"agreement": self.agreement.digest})
         self._handshakes.add(message.nonce)
-        return sign(message, self.config.key)
+        return sign(message, self.key)
 
     def identify(self, envelope: Envelope) -> str:
-        """Return the site that answered a handshake.
-
-        Raises:
-            RefusedError: If it is not in the federation, or has another agreement.
-        """
+        """Return the site that answered a handshake; refuse one that has another agreement."""
         site = peek(envelope).site
         if site not in self.federation.sites:
             raise RefusedError("site is not in the federation")
@@ -309,7 +292,7 @@ class Coordinator:
         if message.run != self.state.run or message.nonce not in self._handshakes:
             raise RefusedError("answer is not to a handshake of this run")
         self._handshakes.discard(message.nonce)  # a replay of it identifies nobody
-        if message.kind != "handshake" or message.body.get("agreement") != self.config.agreement:
+        if message.kind != "handshake" or message.body.get("agreement") != self.agreement.digest:
             reason = str(message.body.get("reason", message.kind))[:200]
             raise RefusedError(f"{site} does not take part: {reason}")
         return site
@@ -317,8 +300,8 @@ class Coordinator:
     def _connect(self) -> None:
         """Wait for the sites: all of them, or those that answer before the deadline."""
         wanted, seconds = len(self.federation.sites), self.federation.deadline
-        found = self.config.transport.connect(self.handshake, self.identify, wanted, seconds)
-        self.config.log("handshake", sites=sorted(found))
+        found = self.transport.connect(self.handshake, self.identify, wanted, seconds)
+        self.log("handshake", sites=sorted(found))
         if not found:
             raise IncompleteRoundError(
                 f"none of {wanted} sites answered within {seconds:g} s; start their SuperNodes, "
@@ -348,7 +331,8 @@ class Coordinator:
         """Ask sites for their sums, and again those that are missing while too few answered."""
         drawn, mechanism = self.drawn(cohort), self.billboard.mechanism(number)
         self.statistics.asked = len(cohort)
-        expected = {"round": expected_sum(mechanism, self.template)}
+        totals = mechanism.totals(self.template)
+        sums = {SUM + name: Expected("float64", tuple(shape)) for name, shape in totals.items()}
         ask_once = self.is_hidden and self.federation.minimum == 0
         ask_all = self.is_hidden and not ask_once
         missing = {site: drawn.get(site, []) for site in self.federation.sites if ask_all}
@@ -362,7 +346,7 @@ class Coordinator:
                 )
                 for site, ids in missing.items()
             }
-            for site, message in self.ask(requests, expected):
+            for site, message in self.ask(requests, {"round": sums}):
                 ids = np.array(missing.pop(site), dtype=np.int64)
                 yield self._admit(site, mechanism, message.arrays, ids)
                 answered.add(site)
@@ -381,7 +365,7 @@ class Coordinator:
         if not verdict.taken:
             self.statistics.zeroed += verdict.zeroed
             self.statistics.scaled += not verdict.zeroed
-            self.config.log("clipped", site=site, reason=verdict.why)
+            self.log("clipped", site=site, reason=verdict.why)
         return part
 
     def is_enough(self, mechanism: Mechanism, answered: Collection[str], cohort: Ids) -> bool:
@@ -403,23 +387,21 @@ class Coordinator:
     def log_incomplete(self, number: int, attempt: int) -> None:
         """Log an attempt at a round that too few answered."""
         counts = self.statistics.counts()
-        self.config.log("incomplete", round=number + 1, attempt=attempt, **counts)
+        self.log("incomplete", round=number + 1, attempt=attempt, **counts)
 
     def incomplete(self, number: int) -> IncompleteRoundError:
         """Return an error that states what a round lacked, and what to do."""
         relied_on = self.billboard.mechanism(number).honest
         noise = f", and {relied_on} clients that add noise" if relied_on > 1 else ""
         counts = self.statistics
+        why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self.reasons.items())[:3])
+        declined = f" Sites declined: {why}." if why else ""
         return IncompleteRoundError(
             f"round {number + 1}: {counts.answered} of {counts.asked} clients answered; expected "
             f"sites with at least {self.federation.minimum:.0%} of the clients (minimum){noise}. "
-            f"The round is charged and not released.{self._reasons()} Start the missing sites and "
+            f"The round is charged and not released.{declined} Start the missing sites and "
             "run again: the run resumes with this round, which is not charged twice"
         )
-
-    def _reasons(self) -> str:
-        text = "; ".join(f"{site}: {why}" for site, why in sorted(self.reasons.items())[:3])
-        return f" Sites declined: {text}." if text else ""
 
     def set_pending(self, sites: list[str]) -> None:
         """Store whose answers are in the release, before it is out."""
@@ -448,17 +430,17 @@ class Coordinator:
             if not missing:
                 break
         reached = sorted(set(self.federation.sites) - missing)
-        self.config.log("delivered", sites=reached)
+        self.log("delivered", sites=reached)
 
     def _recover(self) -> CoordinatorState:
         for post in self.billboard.posts:
             self.shared = self.plan.method.server_update(self.shared, post)
-        path = self.config.folder / STATE
+        path = self.folder / STATE
         if not path.exists():
             if self.billboard.ledger.charged:
                 raise ValueError(
-                    f"{self.config.folder}: rounds are charged, but {STATE} is missing: restore "
-                    "it, or start a new run in a new folder"
+                    f"{self.folder}: rounds are charged, but {STATE} is missing: restore it, or "
+                    "start a new run in a new folder"
                 )
             self.state = CoordinatorState()
             self._save()
@@ -476,31 +458,9 @@ class Coordinator:
         return state
 
     def _save(self) -> None:
-        path = self.config.folder / STATE
+        path = self.folder / STATE
         write_atomically(path, json.dumps(vars(self.state)).encode())
         path.chmod(0o600)  # it has the cohort
-
-
-def expected_sum(mechanism: Mechanism, template: Shapes) -> dict[str, Expected]:
-    """Return the arrays that carry a site's sum."""
-    totals = mechanism.totals(template)
-    return {SUM + name: Expected("float64", tuple(shape)) for name, shape in totals.items()}
-
-
-def _check(config: CoordinatorConfig) -> None:
-    """Raise `ValueError` for a plan that cannot run, before anything is written or sent."""
-    plan, federation = config.plan, config.federation
-    if public_hex(config.key) != federation.coordinator:
-        raise ValueError(
-            "the coordinator's signing key does not match the public key in federation.toml; give "
-            "the private key that belongs to it"
-        )
-    check_deployable(plan, federation)
-    if federation.trust == "secure_aggregation":
-        for mechanism in dict.fromkeys(plan.mechanisms(federation.spec.clients)):
-            mechanism.check_secure_sum()
-    most = plan.sampler.largest(federation.spec.clients)
-    plan.method.check(federation.spec, cohort=most)
 
 
 class MaskedRounds:
@@ -525,9 +485,9 @@ class MaskedRounds:
         lead.statistics.asked = len(cohort)
         for attempt in range(lead.federation.patience + 1):
             lead.statistics.new_attempt()
-            if not self._is_ready() and not self._set_up(number):
-                reason = "too few sites"
-                lead.config.log("incomplete", round=number + 1, attempt=attempt, reason=reason)
+            ready = not self._is_stale and self._next < self._sessions
+            if not ready and not self._set_up(number):
+                lead.log("incomplete", round=number + 1, attempt=attempt, reason="too few sites")
                 continue
             session, self._next = self._next, self._next + 1
             vectors = self._collect(number, session, drawn)
@@ -538,9 +498,6 @@ class MaskedRounds:
                 return
             lead.log_incomplete(number, attempt)
         raise lead.incomplete(number)
-
-    def _is_ready(self) -> bool:
-        return not self._is_stale and self._next < self._sessions
 
     def _set_up(self, number: int) -> bool:
         """Have sites make keys and share them; return whether enough did.
@@ -570,7 +527,7 @@ class MaskedRounds:
                 self._is_stale = False
                 break
             present = shared
-        lead.config.log("setup", sites=len(shared), sessions=self._sessions)
+        lead.log("setup", sites=len(shared), sessions=self._sessions)
         return not self._is_stale
 
     def _ask(
@@ -606,21 +563,18 @@ class MaskedRounds:
     def _request(self, site: str, number: int, session: int, clients: list[int]) -> Message:
         lead = self._lead
         if site not in self._dealt:
-            agreement = {"agreement": lead.config.agreement}
+            agreement = {"agreement": lead.agreement.digest}
             return lead.request("handshake", site, number, agreement)
+        # Shares are large: they are sent until a site has answered with them.
+        dealers = [name for name in self._dealt if name != site and site not in self._ready]
         body = {
             "setup": self._setup,
             "session": session,
             "clients": clients,
             "counted": lead.counted(site),
-            # Shares are large: they are sent until a site has answered with them.
-            "shares": {} if site in self._ready else self._shares_for(site),
+            "shares": {name: str(self._dealt[name].get(site, "")) for name in dealers},
         }
         return lead.request(MASKED, site, number, body)
-
-    def _shares_for(self, site: str) -> dict[str, str]:
-        boxes = ((sender, box) for sender, box in self._dealt.items() if sender != site)
-        return {sender: str(box.get(site, "")) for sender, box in boxes}
 
     def _unmask(
         self, number: int, session: int, vectors: Mapping[str, NDArray[np.uint64]]
@@ -641,7 +595,9 @@ class MaskedRounds:
             )
         except RefusedError as error:
             self._is_stale = True
-            self._void(number, str(error))
+            lead.statistics.void, lead.statistics.answered = 1, 0
+            lead.log("void", round=number + 1, reason=str(error))
+            lead.set_pending([])
             return
         for site, reason in unmasked.wrong.items():
             lead.reject(site, reason)
@@ -657,13 +613,6 @@ class MaskedRounds:
         ids = np.concatenate([lead.federation.client_ids[site] for site in survivors])
         return admit_sum(mechanism, from_ring(total, shapes, grid), np.sort(ids), lead.template)
 
-    def _void(self, number: int, reason: str) -> None:
-        """Log that a round is released without contributions."""
-        lead = self._lead
-        lead.statistics.void, lead.statistics.answered = 1, 0
-        lead.config.log("void", round=number + 1, reason=reason)
-        lead.set_pending([])
-
 
 def run_coordinator(
     agreement: Agreement,
@@ -675,13 +624,7 @@ def run_coordinator(
     """Coordinate a run, or resume the one in the folder; return its summary.
 
     A finished run stays as it is: only sites that missed the last shared tree receive it.
-
-    Args:
-        agreement: Plan and federation.
-        folder: The run folder.
-        key: The file of the coordinator's private key.
-        transport: Makes the transport, given where to log events.
-        report: Takes one line per round.
+    `transport` makes the transport, given where to log events; `report` takes one line per round.
     """
     started = time.perf_counter()
     folder = folder.resolve()
@@ -695,15 +638,11 @@ def run_coordinator(
         with _log_failure(log):
             done = finished_summary(folder)
             coordinator = Coordinator(
-                CoordinatorConfig(
-                    plan=agreement.plan,
-                    federation=agreement.federation,
-                    agreement=agreement.digest,
-                    folder=folder,
-                    key=load_private(key),
-                    transport=transport(log.note),
-                    log=log.note,
-                )
+                agreement=agreement,
+                folder=folder,
+                key=load_private(key),
+                transport=transport(log.note),
+                log=log.note,
             )
             shared = _run_rounds(coordinator, log, report)
             if done is not None:
@@ -717,10 +656,9 @@ def _run_rounds(coordinator: Coordinator, log: Log, report: Report) -> Tree:
     done = coordinator.billboard.next >= coordinator.plan.posts
 
     def observe(number: int, shared: Tree, statistics: RoundStatistics) -> None:
-        counts: dict[str, Any] = statistics.counts()
-        log.note("round", round=number + 1, **counts)
+        log.note("round", round=number + 1, **statistics.counts())
         rounds, hidden = coordinator.plan.posts, coordinator.is_hidden
-        report(round_line(number + 1, rounds, counts, hidden=hidden))
+        report(round_line(number + 1, rounds, statistics, hidden=hidden))
 
     try:
         return coordinator.run(observe)
@@ -731,7 +669,7 @@ def _run_rounds(coordinator: Coordinator, log: Log, report: Report) -> Tree:
         return coordinator.shared
 
 
-def round_line(number: int, rounds: int, counts: Mapping[str, Any], *, hidden: bool) -> str:
+def round_line(number: int, rounds: int, counts: RoundStatistics, *, hidden: bool) -> str:
     """Return one line on the outcome of a round; rounds are counted from 1.
 
     Under a hidden cohort it has no counts, because Flower shows the line to anyone who may ask its
@@ -739,10 +677,10 @@ def round_line(number: int, rounds: int, counts: Mapping[str, Any], *, hidden: b
     """
     if hidden:
         return f"round {number} of {rounds}: released"
-    if counts.get("void"):
+    if counts.void:
         return f"round {number} of {rounds}: void, released without contributions"
-    trouble = ", ".join(f"{counts[name]} {name}" for name in _TROUBLE if counts.get(name))
-    line = f"round {number} of {rounds}: {counts['answered']} of {counts['asked']} clients answered"
+    trouble = ", ".join(f"{n} {name}" for name in _TROUBLE if (n := getattr(counts, name)))
+    line = f"round {number} of {rounds}: {counts.answered} of {counts.asked} clients answered"
     return f"{line} (sites: {trouble})" if trouble else line
 
 

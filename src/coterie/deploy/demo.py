@@ -37,15 +37,9 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """The settings of a demo.
+    """The settings of a demo in a folder; a seed makes the noise known, None protects.
 
-    Attributes:
-        folder: For data, app, run and sites.
-        epsilon: The budget against the other clients.
-        rounds: The number of rounds; a round over Flower takes seconds.
-        trust: "server" or "secure_aggregation".
-        seed: Makes the noise known, for comparison with a simulation; None protects.
-        limit: Seconds after which the demo fails.
+    A round over Flower takes seconds; after `limit` seconds the demo fails.
     """
 
     folder: Path
@@ -86,14 +80,11 @@ def write_demo(demo: Demo, data: FederatedDataset) -> App:
     """Split the clients over sites; write their rows, the plan and the app."""
     demo.folder.mkdir(parents=True, exist_ok=True)
     (demo.folder / MARK).touch()
-    sites = {
-        site: [data.names[i] for i in part]
-        for site, part in zip(SITES, np.array_split(np.arange(len(data)), len(SITES)), strict=True)
-    }
-    first = 0
-    for site, names in sites.items():
-        write_rows(demo.folder / f"{site}.parquet", data, first, first + len(names))
-        first += len(names)
+    parts = np.array_split(np.arange(len(data)), len(SITES))
+    sites = {}
+    for site, part in zip(SITES, parts, strict=True):
+        sites[site] = [data.names[i] for i in part]
+        write_rows(demo.folder / f"{site}.parquet", data, int(part[0]), int(part[-1]) + 1)
     plan = demo.folder / "plan.toml"
     plan.write_text(to_toml(to_table(plan_of(demo))), encoding="utf-8")
     settings = {

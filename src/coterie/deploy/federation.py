@@ -15,9 +15,11 @@ its own site, which hosts its rows.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -58,12 +60,7 @@ _OUTPUTS: Mapping[str, tuple[int, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SiteEntry:
-    """A site of the federation.
-
-    Attributes:
-        clients: Names of its clients.
-        key: Its Ed25519 public key, as 64 hexadecimal digits; it signs its answers with it.
-    """
+    """A site: the names of its clients, and the Ed25519 public key of its signatures, in hex."""
 
     clients: tuple[str, ...]
     key: str
@@ -120,62 +117,57 @@ class Federation:
     threshold: float = 2 / 3
     steady: bool = False
     assumed: tuple[str, ...] = ()
-    simulation: bool = field(default=False)
+    simulation: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "assumed", tuple(self.assumed))
         check_key(self.coordinator)
-        self._check_choices()
-        self._check_sites()
-
-    def _check_choices(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"task = {self.task!r}: expected one of {', '.join(TASKS)}")
-        if self.trust not in get_args(Trust):
-            raise ValueError(f"trust = {self.trust!r}: expected {' or '.join(get_args(Trust))}")
-        if not self.shape or min(self.shape) < 1 or self.outputs < 1:
-            raise ValueError(
-                f"shape = {self.shape}, outputs = {self.outputs}: expected positive numbers"
-            )
-        least, most = _OUTPUTS[self.task]
-        if not least <= self.outputs <= most:
-            raise ValueError(
-                f"outputs = {self.outputs}: expected {'1' if most == 1 else f'{least} or more'}, "
-                f"since the task is {self.task}"
-            )
-        self._check_rounds()
-
-    def _check_rounds(self) -> None:
-        if not 0 < self.deadline < math.inf:
-            raise ValueError(f"deadline = {self.deadline}: expected seconds above 0")
-        if not 0 <= self.minimum <= 1:
-            raise ValueError(f"minimum = {self.minimum}: expected a share from 0 to 1")
-        if self.patience < 0:
-            raise ValueError(f"patience = {self.patience}: expected a whole number >= 0")
-        if not 0.5 < self.threshold <= 1:
-            raise ValueError(
-                f"threshold = {self.threshold}: expected a share above 0.5, up to 1: two halves of "
-                "the sites could otherwise unmask a sum twice"
-            )
-
-    def _check_sites(self) -> None:
-        if not self.sites:
-            raise ValueError("no sites: list at least one, as [sites.NAME]")
         for name in self.sites:
             check_site(name)
-        names = self.clients
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"client {twice!r} is listed twice: list every client at one site")
-        keys = [site.key for site in self.sites.values()]
-        if len(set(keys)) < len(keys) or self.coordinator in keys:
-            raise ValueError("a key is listed twice: give each party its own key")
-        if self.trust == "secure_aggregation" and len(self.sites) < 3:
-            raise ValueError(
-                f"trust = 'secure_aggregation' with {len(self.sites)} sites: expected at least 3; "
-                "with two, a coordinator that colludes with one site learns the other's sum"
-            )
+        for valid, problem in chain(self._settings(), self._parties()):
+            if not valid:
+                raise ValueError(problem)
+
+    def _settings(self) -> Iterator[tuple[bool, str]]:
+        """Yield for each setting whether it is valid, and the error if not."""
+        yield self.task in TASKS, f"task = {self.task!r}: expected one of {', '.join(TASKS)}"
+        trusts = get_args(Trust)
+        yield self.trust in trusts, f"trust = {self.trust!r}: expected {' or '.join(trusts)}"
+        positive = bool(self.shape) and min(*self.shape, self.outputs) >= 1
+        yield (
+            positive,
+            f"shape = {self.shape}, outputs = {self.outputs}: expected positive numbers",
+        )
+        least, most = _OUTPUTS[self.task]
+        yield (
+            least <= self.outputs <= most,
+            f"outputs = {self.outputs}: expected {'1' if most == 1 else f'{least} or more'}, "
+            f"since the task is {self.task}",
+        )
+        finite = 0 < self.deadline < math.inf
+        yield finite, f"deadline = {self.deadline}: expected seconds above 0"
+        yield 0 <= self.minimum <= 1, f"minimum = {self.minimum}: expected a share from 0 to 1"
+        yield self.patience >= 0, f"patience = {self.patience}: expected a whole number >= 0"
+        yield (
+            0.5 < self.threshold <= 1,
+            f"threshold = {self.threshold}: expected a share above 0.5, up to 1: two halves of the "
+            "sites could otherwise unmask a sum twice",
+        )
+
+    def _parties(self) -> Iterator[tuple[bool, str]]:
+        """Yield the same for sites, clients and keys."""
+        yield bool(self.sites), "no sites: list at least one, as [sites.NAME]"
+        counts = Counter(self.clients)
+        twice = next((name for name in counts if counts[name] > 1), None)
+        yield twice is None, f"client {twice!r} is listed twice: list every client at one site"
+        keys = {self.coordinator, *(site.key for site in self.sites.values())}
+        yield len(keys) > len(self.sites), "a key is listed twice: give each party its own key"
+        yield (
+            self.trust != "secure_aggregation" or len(self.sites) >= 3,
+            f"trust = 'secure_aggregation' with {len(self.sites)} sites: expected at least 3; with "
+            "two, a coordinator that colludes with one site learns the other's sum",
+        )
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
@@ -228,13 +220,13 @@ class Agreement:
     plan: Plan
     federation: Federation
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A hash of plan and federation."""
         text = json.dumps([to_table(self.plan), self.federation.digest()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    @property
+    @cached_property
     def guarantee(self) -> Guarantee:
         """The guarantee of a run under this agreement."""
         federation = self.federation
@@ -242,11 +234,7 @@ class Agreement:
 
 
 def load_agreement(app: Path) -> Agreement:
-    """Return the agreement of plan and federation in an app folder.
-
-    Raises:
-        ConfigError: If they cannot be read or do not fit together.
-    """
+    """Return the agreement of plan and federation in an app folder."""
     return make_agreement(Plan.load(app / PLAN), load_federation(app / FEDERATION))
 
 
@@ -261,11 +249,7 @@ def load_federation(path: Path) -> Federation:
 
 
 def make_agreement(plan: Plan, federation: Federation) -> Agreement:
-    """Return a plan resolved for a federation.
-
-    Raises:
-        ConfigError: If the plan has settings that a deployment does not support.
-    """
+    """Return a plan resolved for a federation; refuse settings that only a simulation supports."""
     for name, why in (
         ("newcomers", "only a simulation holds out clients"),
         ("stragglers", "only a simulation has a virtual clock; the federation has a deadline"),
@@ -336,28 +320,20 @@ def caveats(guarantee: Guarantee, federation: Federation) -> list[str]:
 def deployment_facts(
     guarantee: Guarantee, federation: Federation, *, hidden: bool
 ) -> dict[str, Any]:
-    """Return the public facts of a deployment, for the summary of a run.
-
-    Args:
-        guarantee: The guarantee of the run.
-        federation: The parties.
-        hidden: Whether the cohort of a round is hidden from others.
-    """
+    """Return the public facts of a deployment, for the summary of a run."""
     masked = federation.trust == "secure_aggregation"
-    epsilon = coordinator_epsilon(guarantee, federation)
+    settings = ("deadline", "minimum", "patience")
     return {
         "trust": federation.trust,
         "sites": len(federation.sites),
         "clients_by_site": {name: len(site.clients) for name, site in federation.sites.items()},
-        "deadline": federation.deadline,
-        "minimum": federation.minimum,
-        "patience": federation.patience,
+        **{name: getattr(federation, name) for name in settings},
         "threshold": federation.threshold if masked else None,
         "sites_needed": federation.sites_needed if masked else None,
         "hidden_cohort": hidden,
         "coordinator_view": VIEWS[federation.trust],
         "coordinator_sees": coordinator_sees(guarantee, federation),
-        "epsilon_coordinator": json_number(epsilon),
+        "epsilon_coordinator": json_number(coordinator_epsilon(guarantee, federation)),
         "sees": [
             {"who": who, "sees": sees, "epsilon": json_number(bound)}
             for who, sees, bound in _adversaries(guarantee, federation)

@@ -34,11 +34,16 @@ _SPARE = 5.0
 """Seconds that a message outlives its deadline, for clocks that differ."""
 
 
-def client_app(app: Path) -> ClientApp:
-    """Return the ClientApp of an app folder."""
-    telemetry_off()
+def client_app(folder: Path) -> ClientApp:
+    """Return the ClientApp of an app folder.
 
-    def answer(envelope: Envelope, context: Context) -> Envelope:
+    `Context.state` has what was answered last, for inspection. Personal state is on the site's
+    disk, because a SuperNode's memory ends with its process.
+    """
+    telemetry_off()
+    app = ClientApp()
+
+    def reply(message: Message, context: Context) -> Message:
         config = dict(context.node_config)
         for name in ("site", "key", "folder"):
             if name not in config:
@@ -46,21 +51,7 @@ def client_app(app: Path) -> ClientApp:
                     f"the SuperNode was started without {name}: give --node-config "
                     '\'site="..." key="..." folder="..."\''
                 )
-        return unpack(relay(pack(envelope), app, config))
-
-    return make_client_app(answer)
-
-
-def make_client_app(answer: Callable[[Envelope, Context], Envelope]) -> ClientApp:
-    """Return a ClientApp that answers envelopes by a function.
-
-    `Context.state` has what was answered last, for inspection. Personal state is on the site's
-    disk, because a SuperNode's memory ends with its process.
-    """
-    app = ClientApp()
-
-    def reply(message: Message, context: Context) -> Message:
-        envelope = answer(from_records(message.content), context)
+        envelope = unpack(relay(pack(from_records(message.content)), folder, config))
         header = peek(envelope)
         context.state["coterie"] = ConfigRecord(
             {"run": header.run, "round": header.round, "kind": header.kind}
@@ -106,11 +97,7 @@ def to_records(envelope: Envelope) -> RecordDict:
 
 
 def from_records(records: RecordDict) -> Envelope:
-    """Return the envelope in records.
-
-    Raises:
-        RefusedError: If they have anything else.
-    """
+    """Return the envelope in records; refuse anything else."""
     if set(records) != {_ENVELOPE, _ARRAYS}:
         received = [str(name)[:40] for name in sorted(records)[:4]]
         raise RefusedError(f"records are {received}, expected an envelope")

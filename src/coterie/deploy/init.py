@@ -14,8 +14,8 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from coterie.deploy.federation import (
     SiteEntry,
     check_deployable,
     epsilon_by_view,
-    load_agreement,
     load_federation,
     make_agreement,
 )
@@ -123,6 +122,12 @@ to the folder in which the SuperLink was started. To change them: `--run-config 
 key="/path"'`. An interrupted run resumes from its ledger when it is submitted again with the same
 folder.
 """
+_REGISTER = "    flwr supernode register {keys}/sites/{site}/supernode.pub {name} --name {site}"
+_SUPERNODE = """\
+    flower-supernode --superlink LINK:{port} --root-certificates ca.pem \\
+      --auth-supernode-private-key supernode \\
+      --node-config 'site="{site}" key="/path/signing.key" folder="/path/{site}" \
+data="/path/rows.csv"'"""
 _TRIAL_KEYS = """\
 The party that makes all keys could act for every other: this is for trials. Give each site its
 folder `{keys}/sites/NAME`, and nothing else of `{keys}`. In production every site makes its own
@@ -148,26 +153,26 @@ The coordinator needs
 
 @dataclass(frozen=True)
 class App:
-    """An app that was written.
-
-    Attributes:
-        folder: Its folder.
-        name: Its name in Flower.
-        agreement: Plan and federation, resolved.
-        views: Epsilon by adversary.
-        keys: The folder of development keys, where init made them.
-    """
+    """An app that was written; `keys` is the folder of development keys, where init made them."""
 
     folder: Path
-    name: str
     agreement: Agreement
-    views: Mapping[str, float]
     keys: Path | None = None
 
     @property
-    def notices(self) -> tuple[str, ...]:
-        """Problems that a site would meet later."""
-        return tuple(_undeclared(self.agreement))
+    def name(self) -> str:
+        """Its name in Flower."""
+        return name_of(self.folder)
+
+    @property
+    def package(self) -> str:
+        """The package of the two apps."""
+        return package_of(self.name)
+
+    @cached_property
+    def views(self) -> Mapping[str, float]:
+        """Epsilon by adversary."""
+        return epsilon_by_view(self.agreement.guarantee, self.agreement.federation)
 
     @cached_property
     def advice(self) -> Advice | None:
@@ -175,43 +180,37 @@ class App:
         return advice_for(self.agreement.plan, self.agreement.federation.spec)
 
     @property
-    def package(self) -> str:
-        """The package of the two apps."""
-        return package_of(self.name)
+    def notices(self) -> list[str]:
+        """Problems that a site would meet later: the default hook does not infer classes."""
+        data, spec = self.agreement.plan.data, self.agreement.federation.spec
+        source = data.source
+        guessed = source.task is None and spec.task == "binary" and not source.positives
+        declared = data.name in NAMES or source.class_count is not None
+        if declared or not (guessed or spec.task == "multiclass"):
+            return []
+        classes = 2 if spec.task == "binary" else spec.outputs
+        return [
+            f"sites do not infer classes from their rows: declare classes = {classes} in "
+            "[data.source] of the plan, unless all sites fill in rows.py"
+        ]
 
 
-def write_app(
-    folder: Path,
-    plan: Path,
-    federation: Path | Federation,
-    keys: Path | None = None,
-) -> App:
-    """Write an app for keys that exist.
+def write_app(folder: Path, plan: Path, federation: Path, keys: Path | None = None) -> App:
+    """Write an app for a plan.toml and a federation.toml.
 
-    Args:
-        folder: The folder to write; it must be absent or empty.
-        plan: A plan.toml: of any run folder, or written by hand.
-        federation: A federation.toml, or its content.
-        keys: The folder of keys, if the coordinator's is here: named in pyproject.toml.
-
-    Raises:
-        FileExistsError: If the folder is not empty.
-        ConfigError: If plan and federation do not fit together.
+    `keys` is the folder of keys, if the coordinator's is here: pyproject.toml names it.
     """
     _check_free(folder)
-    if isinstance(federation, Path):
-        known, text = load_federation(federation), federation.read_bytes()
-    else:
-        known, text = federation, federation.to_toml().encode()
-    agreement, views = _checked(plan, known)
+    known = load_federation(federation)
+    agreement = _checked(plan, known)
     if keys is not None and read_public(keys).coordinator != known.coordinator:
         raise ConfigError(
             f"{keys}: the coordinator's key differs from federation.toml; give the folder of its "
             "keys"
         )
     with new_folder(folder) as made:
-        _write_files(made, folder, plan.read_bytes(), text, keys)
-    return App(folder, name_of(folder), agreement, views)
+        _write_files(made, folder, plan, agreement.federation, federation.read_bytes(), keys)
+    return App(folder, agreement)
 
 
 def init_app(
@@ -224,25 +223,24 @@ def init_app(
 ) -> App:
     """Write an app for a federation that has no file yet; make development keys unless given.
 
-    Args:
-        folder: The folder to write; it must be absent or empty.
-        plan: A plan.toml.
-        sites: Clients by site.
-        settings: The other fields of a `Federation`: task, shape, outputs, trust, ...
-        keys: A folder that `make_certificates` wrote; None makes one inside the app's folder.
-        hosts: Names and addresses of the SuperLink, for keys that are made.
+    `sites` are clients by site, `settings` the other fields of a `Federation`, `keys` a folder that
+    `make_certificates` wrote, and `hosts` names of the SuperLink, for keys that are made.
     """
     _check_free(folder)
-    if keys is not None:
-        return write_app(folder, plan, make_federation(sites, read_public(keys), settings), keys)
     # Check the plan before keys are made; placeholders are enough for that.
     blank = PublicKeys("0" * 64, {name: f"{at:064x}" for at, name in enumerate(sites, 1)})
-    _, views = _checked(plan, make_federation(sites, blank, settings))
+    public = blank if keys is None else read_public(keys)
+    agreement = _checked(plan, make_federation(sites, public, settings))
     with new_folder(folder) as made:
-        public = make_certificates(made / _KEYS, list(sites), hosts)
-        text = make_federation(sites, public, settings).to_toml().encode()
-        _write_files(made, folder, plan.read_bytes(), text, folder / _KEYS, hosts)
-    return App(folder, name_of(folder), load_agreement(folder), views, keys=folder / _KEYS)
+        if keys is None:
+            public = make_certificates(made / _KEYS, list(sites), hosts)
+            federation = make_federation(sites, public, settings)
+            agreement = replace(agreement, federation=federation)
+        federation = agreement.federation
+        named = None if keys is not None else hosts
+        place = keys or folder / _KEYS
+        _write_files(made, folder, plan, federation, federation.to_toml().encode(), place, named)
+    return App(folder, agreement, keys=place if keys is None else None)
 
 
 def make_federation(
@@ -262,26 +260,12 @@ def make_federation(
     return Federation(sites=entries, coordinator=public.coordinator, **settings)
 
 
-def _checked(plan: Path, federation: Federation) -> tuple[Agreement, dict[str, float]]:
-    """Return the agreement and epsilon by adversary, for a plan that can be deployed."""
+def _checked(plan: Path, federation: Federation) -> Agreement:
+    """Return the agreement of a plan that can be deployed, and whose epsilon can be computed."""
     agreement = make_agreement(Plan.load(plan), federation)
     check_deployable(agreement.plan, federation)
-    return agreement, epsilon_by_view(agreement.guarantee, federation)
-
-
-def _undeclared(agreement: Agreement) -> Iterator[str]:
-    """Yield a notice if classes are not declared: the default hook does not infer them."""
-    data, spec = agreement.plan.data, agreement.federation.spec
-    source = data.source
-    guessed = source.task is None and spec.task == "binary" and not source.positives
-    if data.name in NAMES or source.class_count is not None:
-        return
-    if guessed or spec.task == "multiclass":
-        classes = 2 if spec.task == "binary" else spec.outputs
-        yield (
-            f"sites do not infer classes from their rows: declare classes = {classes} in "
-            "[data.source] of the plan, unless all sites fill in rows.py"
-        )
+    epsilon_by_view(agreement.guarantee, federation)
+    return agreement
 
 
 def name_of(folder: Path) -> str:
@@ -308,30 +292,35 @@ def _check_free(folder: Path) -> None:
 def _write_files(
     made: Path,
     folder: Path,
-    plan: bytes,
-    federation: bytes,
+    plan: Path,
+    federation: Federation,
+    text: bytes,
     keys: Path | None,
     hosts: Sequence[str] | None = None,
 ) -> None:
+    """Write all files but keys; `hosts` are given where the keys were made with the app."""
     name = name_of(folder)
     package = package_of(name)
     # By default keys are expected in the app's own folder.
     place = _KEYS if keys is None else os.path.relpath(keys.resolve(), folder.resolve())
+    about_keys = _OWN_KEYS if keys is None else _GIVEN_KEYS + _TRIAL_KEYS
+    if hosts is not None:
+        about_keys = _MADE_KEYS + _TRIAL_KEYS
+    about_keys = about_keys.format(keys=place, hosts=" and ".join(hosts or ()))
     (made / package).mkdir()
-    (made / PLAN).write_bytes(plan)
-    (made / FEDERATION).write_bytes(federation)
-    agreement = load_agreement(made)
+    (made / PLAN).write_bytes(plan.read_bytes())
+    (made / FEDERATION).write_bytes(text)
     texts = {
         "pyproject.toml": to_toml(_project(name, package, f"{place}/coordinator.key")),
         "rows.py": _ROWS,
         ".gitignore": f"{_KEYS}/\nruns/\n",
-        "README.md": readme(name, agreement.federation, place, hosts, given=keys is not None),
+        "README.md": _readme(name, federation, place, about_keys),
         f"{package}/__init__.py": f'"""The apps of {name}."""\n',
         f"{package}/server.py": _APP.format(side="server"),
         f"{package}/client.py": _APP.format(side="client"),
     }
-    for path, text in texts.items():
-        (made / path).write_text(text, encoding="utf-8")
+    for path, content in texts.items():
+        (made / path).write_text(content, encoding="utf-8")
 
 
 def _project(name: str, package: str, key: str) -> dict[str, Any]:
@@ -362,45 +351,17 @@ def _project(name: str, package: str, key: str) -> dict[str, Any]:
     }
 
 
-def readme(
-    name: str, federation: Federation, keys: str, hosts: Sequence[str] | None, *, given: bool
-) -> str:
-    """Return the README of an app: the commands that start its federation, in order.
-
-    Args:
-        name: The app's.
-        federation: The parties.
-        keys: The folder of keys, relative to the app's.
-        hosts: Names in the SuperLink's certificate, where it was made with the app.
-        given: Whether all keys were given, made for a trial.
-    """
-    if hosts is not None:
-        about_keys = _MADE_KEYS + _TRIAL_KEYS
-    else:
-        about_keys = _GIVEN_KEYS + _TRIAL_KEYS if given else _OWN_KEYS
+def _readme(name: str, federation: Federation, keys: str, about_keys: str) -> str:
     sites = list(federation.sites)
-    register = "\n".join(
-        f"    flwr supernode register {keys}/sites/{site}/supernode.pub {name} --name {site}"
-        for site in sites
-    )
     return _README.format(
         name=name,
         sites=len(sites),
         clients=len(federation.clients),
         trust=federation.trust,
-        about_keys=about_keys.format(keys=keys, hosts=" and ".join(hosts or ())),
+        about_keys=about_keys,
         port=_PORT,
         keys=keys,
         ca=f"{keys}/ca.pem" if keys.startswith("/") else f"/path/to/this/folder/{keys}/ca.pem",
-        register=register,
-        supernodes="\n\n".join(_supernode(site) for site in sites),
-    )
-
-
-def _supernode(site: str) -> str:
-    return (
-        f"    flower-supernode --superlink LINK:{_PORT} --root-certificates ca.pem \\\n"
-        "      --auth-supernode-private-key supernode \\\n"
-        f'      --node-config \'site="{site}" key="/path/signing.key" folder="/path/{site}" '
-        'data="/path/rows.csv"\''
+        register="\n".join(_REGISTER.format(keys=keys, name=name, site=site) for site in sites),
+        supernodes="\n\n".join(_SUPERNODE.format(site=site, port=_PORT) for site in sites),
     )

@@ -39,6 +39,15 @@ from coterie.deploy.messages import public_hex
 HOSTS = ("localhost", "127.0.0.1")
 _MOST_DAYS = 825
 """Some systems reject server certificates with a longer validity."""
+_AUTHORITY = "coterie development authority"
+_NO_USAGE = (
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "encipher_only",
+    "decipher_only",
+)
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -62,12 +71,7 @@ def check_site(name: str) -> None:
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """The public keys of a federation, each as 64 hexadecimal digits.
-
-    Attributes:
-        coordinator: The coordinator's.
-        sites: By name of the site.
-    """
+    """The public keys of a federation, each as 64 hexadecimal digits."""
 
     coordinator: str
     sites: dict[str, str]
@@ -85,19 +89,17 @@ class PublicKeys:
 def make_certificates(
     folder: Path, sites: Sequence[str], hosts: Sequence[str] = HOSTS, days: int = 30
 ) -> PublicKeys:
-    """Write all certificates and keys for development, or none.
+    """Write all certificates and keys for development, or none; keys are never overwritten.
 
-    Args:
-        folder: The folder to write; it must be absent or empty.
-        sites: Names of the sites.
-        hosts: Names and addresses of the SuperLink.
-        days: The validity of the certificates.
-
-    Raises:
-        FileExistsError: If the folder is not empty: keys are never overwritten.
-        ValueError: If a name is invalid, or is given twice.
+    `hosts` are names and addresses of the SuperLink.
     """
-    _check_sites(sites)
+    if not sites:
+        raise ValueError("no sites: give at least one name")
+    for name in sites:
+        check_site(name)
+    # On some file systems names that differ only in case are one folder.
+    if len({name.lower() for name in sites}) < len(sites):
+        raise ValueError(f"sites {', '.join(sites)}: a name is given twice")
     if not hosts:
         raise ValueError("no hosts: give at least one name or address of the SuperLink")
     if not 1 <= days <= _MOST_DAYS:
@@ -124,12 +126,7 @@ def new_folder(folder: Path, mode: int = 0o777) -> Iterator[Path]:
 
 
 def load_private(path: Path) -> Ed25519PrivateKey:
-    """Return a signing key; warn if other users can read its file.
-
-    Raises:
-        OSError: If there is no such file.
-        ValueError: If it is not a key. The error never quotes its content.
-    """
+    """Return a signing key; warn if other users can read its file. No error quotes its content."""
     content = path.read_bytes()
     try:
         key = serialization.load_pem_private_key(content, password=None)
@@ -153,12 +150,7 @@ def load_private(path: Path) -> Ed25519PrivateKey:
 
 
 def read_public(folder: Path) -> PublicKeys:
-    """Return the public keys that `make_certificates` wrote.
-
-    Raises:
-        ValueError: If public.toml is damaged.
-        OSError: If there is no such file.
-    """
+    """Return the public keys that `make_certificates` wrote."""
     path = folder / "public.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -169,35 +161,38 @@ def read_public(folder: Path) -> PublicKeys:
         ) from error
 
 
-def _check_sites(sites: Sequence[str]) -> None:
-    if not sites:
-        raise ValueError("no sites: give at least one name")
-    for name in sites:
-        check_site(name)
-    # On some file systems names that differ only in case are one folder.
-    if len({name.lower() for name in sites}) < len(sites):
-        raise ValueError(f"sites {', '.join(sites)}: a name is given twice")
-
-
 def _write_all(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int) -> PublicKeys:
-    authority, signer = _make_authority(days)
-    certificate, server = _make_server(authority, signer, hosts, days)
-    ca = authority.public_bytes(serialization.Encoding.PEM)
-    _write(folder / "ca.pem", ca, private=False)
-    _write(folder / "ca.key", _pem(signer))
-    # Clients have ca.pem, so the server sends only its own certificate.
-    _write(
-        folder / "server.pem", certificate.public_bytes(serialization.Encoding.PEM), private=False
+    signer, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    signs = _certify(
+        _AUTHORITY,
+        signer,
+        signer,
+        days,
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_usage(signs_certificates=True), True),
     )
+    # Clients have ca.pem, so the server sends only its own certificate.
+    serves = _certify(
+        "coterie SuperLink",
+        server,
+        signer,
+        days,
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName([_host(host) for host in hosts]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
+    )
+    _write(folder / "ca.pem", signs, private=False)
+    _write(folder / "ca.key", _pem(signer))
+    _write(folder / "server.pem", serves, private=False)
     _write(folder / "server.key", _pem(server))
     coordinator = Ed25519PrivateKey.generate()
     _write(folder / "coordinator.key", _pem(coordinator))
     (folder / "sites").mkdir(mode=0o700)
-    public = PublicKeys(
-        public_hex(coordinator), {name: _write_site(folder / "sites" / name, ca) for name in sites}
-    )
-    table = {"coordinator": public.coordinator, "sites": public.sites}
-    _write(folder / "public.toml", to_toml(table).encode(), private=False)
+    keys = {name: _write_site(folder / "sites" / name, signs) for name in sites}
+    public = PublicKeys(public_hex(coordinator), keys)
+    _write(folder / "public.toml", to_toml(vars(public)).encode(), private=False)
     return public
 
 
@@ -207,12 +202,7 @@ def _write_site(folder: Path, ca: bytes) -> str:
     signing, node = Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP384R1())
     _write(folder / "ca.pem", ca, private=False)
     _write(folder / "signing.key", _pem(signing))
-    openssh = node.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    _write(folder / "supernode", openssh)
+    _write(folder / "supernode", _pem(node, serialization.PrivateFormat.OpenSSH))
     public = node.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
@@ -220,62 +210,37 @@ def _write_site(folder: Path, ca: bytes) -> str:
     return public_hex(signing)
 
 
-def _make_authority(days: int) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("coterie development authority")
-    builder = _begin(name, name, key.public_key(), days)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    return builder.sign(key, hashes.SHA256()), key
-
-
-def _make_server(
-    authority: x509.Certificate,
+def _certify(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
     signer: ec.EllipticCurvePrivateKey,
-    hosts: Sequence[str],
     days: int,
-) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    builder = _begin(_name("coterie SuperLink"), authority.subject, key.public_key(), days)
-    extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(signs_certificates=False), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName([_host(host) for host in hosts]), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
-    )
-    for extension, critical in extensions:
-        builder = builder.add_extension(extension, critical=critical)
-    return builder.sign(signer, hashes.SHA256()), key
-
-
-def _begin(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
+    *extensions: tuple[x509.ExtensionType, bool],
+) -> bytes:
+    """Return a certificate that the authority signs; extensions are critical where said."""
+    now, public = datetime.now(UTC), key.public_key()
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
+        .subject_name(_name(name))
+        .issuer_name(_name(_AUTHORITY))
+        .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # clocks of sites may be late
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical=critical)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    others = dict.fromkeys(_NO_USAGE, False)
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
+        **others,
     )
 
 
@@ -296,10 +261,11 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _pem(
+    key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey,
+    form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,
+) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def _write(path: Path, content: bytes, *, private: bool = True) -> None:

@@ -64,14 +64,9 @@ class Expected:
 class Message:
     """The content of a message.
 
-    Attributes:
-        kind: The request, or the kind of answer: see `deploy.site` and `deploy.coordinator`.
-        run: The run that it belongs to.
-        site: The site that sends or receives it.
-        round: The index of the round, -1 where there is none.
-        nonce: Fresh for every request, and repeated in the answer.
-        body: Small values, plain JSON.
-        arrays: Arrays by name.
+    `kind` is the request, or the kind of answer (see `deploy.site`); `site` sends or receives it;
+    `round` is -1 where there is none; `nonce` is fresh for every request, and repeated in the
+    answer; `body` is plain JSON.
     """
 
     kind: str
@@ -117,11 +112,7 @@ def sign(message: Message, key: Ed25519PrivateKey) -> Envelope:
 
 
 def peek(envelope: Envelope) -> Message:
-    """Return the header of an envelope; nothing of it is verified.
-
-    Raises:
-        RefusedError: If it cannot be read.
-    """
+    """Return the header of an envelope; nothing of it is verified."""
     if len(envelope.header) > MAX_HEADER:
         raise RefusedError(f"header of {len(envelope.header)} bytes; at most {MAX_HEADER} are read")
     try:
@@ -149,11 +140,7 @@ def _check_header(fields: Any) -> None:
 
 
 def verify(envelope: Envelope, key: Ed25519PublicKey, expected: Mapping[str, Expected]) -> Message:
-    """Return the message of an envelope, after checking its arrays and then its signature.
-
-    Raises:
-        RefusedError: If anything is not as expected.
-    """
+    """Return the message of an envelope, after checking its arrays and then its signature."""
     message = peek(envelope)
     if set(envelope.arrays) != set(expected):
         received = [str(name)[:40] for name in sorted(envelope.arrays)[:8]]
@@ -193,11 +180,7 @@ def pack(envelope: Envelope) -> bytes:
 
 
 def unpack(content: bytes) -> Envelope:
-    """Return the envelope that `pack` wrote.
-
-    Raises:
-        RefusedError: If the bytes are something else.
-    """
+    """Return the envelope that `pack` wrote; refuse anything else."""
     parts, at = [], 0
     while at < len(content):
         if at + 8 > len(content):

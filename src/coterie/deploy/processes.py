@@ -31,10 +31,10 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -60,25 +60,6 @@ class FederationError(RuntimeError):
 
 class ControlError(FederationError):
     """Raised when the SuperLink does not carry out a request."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A SuperNode to start.
-
-    Attributes:
-        config: Its `--node-config`.
-        keys: Its folder of keys; None for `sites/NAME` of the federation's.
-        authority: Replaces the CA certificate of its folder of keys.
-        registered: Whether its key is registered with the SuperLink.
-        started: Whether it starts with the federation.
-    """
-
-    config: Config = field(default_factory=dict)
-    keys: Path | None = None
-    authority: Path | None = None
-    registered: bool = True
-    started: bool = True
 
 
 def node_config(config: Config) -> str:
@@ -112,12 +93,9 @@ def tagged(tag: str) -> list[psutil.Process]:
 
 
 def end_all(tag: str, reap: Callable[[], None], grace: float = _GRACE) -> None:
-    """End all processes with a tag: SIGTERM first, SIGKILL after a time.
+    """End all processes whose tag begins so: SIGTERM first, SIGKILL after a time.
 
-    Args:
-        tag: The beginning of their tags.
-        reap: Called repeatedly: collects ended children, which would stay as zombies.
-        grace: Seconds that they have to end by themselves.
+    `reap` is called repeatedly: it collects ended children, which would stay as zombies.
     """
     asked: set[psutil.Process] = set()
     end = time.monotonic() + grace
@@ -146,23 +124,13 @@ def guard(parent: int, tag: str, grace: float = _GRACE) -> None:
 
 @dataclass(frozen=True)
 class Control:
-    """The Control API of a SuperLink.
-
-    Attributes:
-        address: Its host and port.
-        authority: The CA certificate that verifies its own (ca.pem).
-    """
+    """The Control API of a SuperLink; `authority` (ca.pem) signed its certificate."""
 
     address: str
     authority: Path
 
     def register(self, public_key: Path, name: str) -> int:
-        """Register a SuperNode; return its id.
-
-        Args:
-            public_key: The file of its public key, in OpenSSH's format.
-            name: Its name.
-        """
+        """Register a SuperNode by the file of its public key (OpenSSH); return its id."""
         from cryptography.hazmat.primitives import serialization
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
@@ -180,13 +148,8 @@ class Control:
             nodes = client.ListNodes(ListNodesRequest()).nodes_info
         return {int(node.node_id) for node in nodes if node.status == "online"}
 
-    def submit(self, app: Path, config: Mapping[str, str | int | float | bool]) -> int:
-        """Pack an app and start a run of it; return the run's id.
-
-        Args:
-            app: The app's folder.
-            config: Overrides [tool.flwr.app.config] of its pyproject.toml.
-        """
+    def submit(self, app: Path, config: Config) -> int:
+        """Pack an app and start a run of it, with run config of its own; return the run's id."""
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.supercore.fab import Fab
@@ -202,8 +165,8 @@ class Control:
             raise ControlError(f"{app}: the SuperLink did not start a run ({answer.note})")
         return int(answer.run_id)
 
-    def status(self, run: int) -> tuple[str, str]:
-        """Return a run's status (such as "running" or "finished:completed"), and details."""
+    def status(self, run: int) -> str:
+        """Return a run's status, such as "running" or "finished:completed"."""
         from flwr.proto.control_pb2 import ListRunsRequest
 
         with self._open() as client:
@@ -211,22 +174,19 @@ class Control:
         if run not in known:
             raise ControlError(f"run {run}: the SuperLink has no such run")
         status = known[run].status
-        sub = f":{status.sub_status}" if status.sub_status else ""
-        return f"{status.status}{sub}", str(status.details)
+        return f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
 
     @contextmanager
-    def _open(
-        self, kind: Any = None, component: str = "flwr CLI", *interceptors: Any
-    ) -> Iterator[Any]:
+    def _open(self) -> Iterator[Any]:
         import httpx
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-        client = (kind or ControlHttpClient).from_server_address(
+        client = ControlHttpClient.from_server_address(
             server_address=self.address,
             insecure=False,
             root_certificates=self.authority.read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *interceptors],
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
         try:
             yield client
@@ -245,11 +205,7 @@ class Control:
 
 
 def pack_app(app: Path) -> bytes:
-    """Return an app, packed as Flower does.
-
-    Raises:
-        ValueError: If it is not an app.
-    """
+    """Return an app, packed as Flower does."""
     from flwr.cli.build import build_fab_from_disk
 
     if not (app / "pyproject.toml").is_file():
@@ -261,99 +217,79 @@ def pack_app(app: Path) -> bytes:
 
 
 class LocalFederation:
-    """SuperLink and SuperNodes that run while the context is open."""
+    """SuperLink and SuperNodes that run while the context is open.
+
+    Args:
+        folder: For logs and Flower's files; the working directory of the SuperLink and of the
+            ServerApp. It is created if absent.
+        keys: A folder that `coterie deploy certificates` wrote.
+        nodes: The `--node-config` of each SuperNode, by name of its site.
+        environment: Environment variables of all processes, added to those of this process.
+        patience: Seconds that a process may take to be ready.
+    """
 
     def __init__(
         self,
         folder: Path,
         keys: Path,
-        nodes: Mapping[str, Node | Config],
+        nodes: Mapping[str, Config],
         *,
         environment: Mapping[str, str] | None = None,
         patience: float = 60.0,
     ) -> None:
-        """Configure a federation; entering the context starts it.
-
-        Args:
-            folder: For logs and Flower's files; the working directory of the SuperLink and of the
-                ServerApp. It is created if absent.
-            keys: A folder that `coterie deploy certificates` wrote.
-            nodes: Nodes by name; a plain mapping is a node's `--node-config`.
-            environment: Environment variables of all processes, added to those of this process.
-            patience: Seconds that a process may take to be ready.
-        """
-        self.folder, self.keys = folder.resolve(), keys.resolve()
-        self.nodes = {
-            name: node if isinstance(node, Node) else Node(node) for name, node in nodes.items()
-        }
-        if LINK in self.nodes:
+        self.folder, self.keys, self.nodes = folder.resolve(), keys.resolve(), nodes
+        if LINK in nodes:
             raise ValueError(f"a node is named {LINK}: choose another name")
         self.patience = patience
         self.tag = uuid.uuid4().hex
         self.node_ids: dict[str, int] = {}
         self._extra = dict(environment or {})
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._begun: dict[str, int] = {}
         self._guard: subprocess.Popen[bytes] | None = None
-        self._port = 0
-
-    @property
-    def address(self) -> str:
-        """The address of the SuperLink."""
-        return f"127.0.0.1:{self._port}"
+        self.address = ""
 
     @property
     def control(self) -> Control:
         """The Control API of the SuperLink."""
         return Control(self.address, self.keys / "ca.pem")
 
-    def __enter__(self) -> "LocalFederation":
+    def __enter__(self) -> Self:
         """Start all processes, and wait until they are ready."""
         try:
-            self._start_guard()
-            self._start_link()
-            for name, node in self.nodes.items():
-                if node.registered:
-                    self.node_ids[name] = self.control.register(
-                        self._keys_of(name) / "supernode.pub", name
-                    )
-            self._start_nodes([name for name, node in self.nodes.items() if node.started])
+            self._guard = subprocess.Popen(
+                [sys.executable, "-m", "coterie.deploy.processes", str(os.getpid()), self.tag],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._launch_link()
+            self._await(LINK, self._launch_link, self._answers)
+            self._start_nodes(list(self.nodes))
         except BaseException:
             self.close()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End all processes."""
         self.close()
 
     def close(self) -> None:
         """End every process that was started here; a second call does nothing."""
         # After a second Ctrl-C here the guard still ends the processes.
-        end_all(f"{self.tag}:", self._reap)
-        for name in self._children:
-            self._collect(name)
+        self._end(f"{self.tag}:")
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
             self._guard = None
 
     def submit(self, app: Path, config: Config | None = None) -> int:
-        """Start a run of an app; return its id.
-
-        Args:
-            app: The app's folder.
-            config: Overrides the app's own run config.
-        """
+        """Start a run of an app, with run config of its own; return its id."""
         return self.control.submit(app, config or {})
 
     def run_status(self, run: int) -> str:
         """Return the status of a run, such as "running" or "finished:completed"."""
-        return self.control.status(run)[0]
+        return self.control.status(run)
 
     def wait(self, run: int, seconds: float) -> str:
         """Wait for a run to end; return its status.
@@ -361,14 +297,12 @@ class LocalFederation:
         Raises:
             FederationError: If it takes longer, or the SuperLink ends.
         """
+
+        def ended() -> bool:
+            return self.run_status(run).startswith("finished")
+
         # A request takes the SuperLink some milliseconds, which the run could use.
-        self._wait(
-            lambda: self.run_status(run).startswith("finished"),
-            LINK,
-            f"run {run} to end",
-            seconds,
-            pause=0.5,
-        )
+        self._wait(ended, LINK, f"run {run} to end", seconds, pause=0.5)
         return self.run_status(run)
 
     def is_running(self, name: str) -> bool:
@@ -381,92 +315,62 @@ class LocalFederation:
         return self.folder / "logs" / f"{name}.log"
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the environment of a process of the federation ("cli": to run `flwr` in)."""
+        """Return the environment of a process of the federation."""
         home = self.folder / "flower" / name
+        home.mkdir(parents=True, exist_ok=True)
         usual = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
         path = os.pathsep.join([str(Path(sys.executable).parent), usual.get("PATH", "")])
         mine = {"PATH": path, "FLWR_HOME": str(home), TAG: self._tag(name)}
         return {**usual, **_ENVIRONMENT, **SWITCHES, **self._extra, **mine}
 
-    def _start_guard(self) -> None:
-        self._guard = subprocess.Popen(
-            [sys.executable, "-m", "coterie.deploy.processes", str(os.getpid()), self.tag],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def _start_link(self) -> None:
+    def _launch_link(self) -> None:
         from_keys = {"certfile": "server.pem", "keyfile": "server.key", "ca-certfile": "ca.pem"}
+        port = str(free_port())
+        self.address = f"127.0.0.1:{port}"
         command = [sys.executable, "-m", "coterie.deploy.superlink", "--host", "127.0.0.1"]
         command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         for option, name in from_keys.items():
             command += [f"--ssl-{option}", str(self.keys / name)]
-        for attempt in range(_ATTEMPTS):
-            self._port = free_port()
-            begun = self._launch(LINK, [*command, "--port", str(self._port)])
-            try:
-                self._wait(self._answers, LINK, "the SuperLink", self.patience)
-            except FederationError:
-                if attempt + 1 == _ATTEMPTS or _PORT_TAKEN not in self._since(LINK, begun):
-                    raise
-            else:
-                break
-        place = {"address": self.address, "root-certificates": str(self.keys / "ca.pem")}
-        home = self.folder / "flower" / "cli"
-        home.mkdir(parents=True, exist_ok=True)
-        lines = ["[superlink]", 'default = "local"', "", "[superlink.local]"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in place.items()]
-        (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self._launch(LINK, [*command, "--port", port])
 
     def _answers(self) -> bool:
-        try:
+        with contextlib.suppress(ControlError):
             self.control.online()
-        except ControlError:
-            return False
-        return True
+            return True
+        return False
 
     def _start_nodes(self, names: Sequence[str]) -> None:
-        """Start SuperNodes in parallel, with another port where one was taken meanwhile."""
-        begun = {name: self._launch_node(name) for name in names}
+        """Start SuperNodes in parallel."""
         for name in names:
-            for attempt in range(_ATTEMPTS):
-                try:
-                    self._wait_for_node(name, begun[name])
-                except FederationError:
-                    if attempt + 1 == _ATTEMPTS or _PORT_TAKEN not in self._since(
-                        name, begun[name]
-                    ):
-                        raise
-                    begun[name] = self._launch_node(name)
-                else:
-                    break
+            self._register(name)
+            self._launch_node(name)
+        for name in names:
+            # It logs its id once the SuperLink has admitted it.
+            self._await(
+                name,
+                partial(self._launch_node, name),
+                lambda name=name: "SuperNode ID:" in self._logged(name),  # type: ignore[misc]
+            )
 
-    def _wait_for_node(self, name: str, begun: int) -> None:
-        # It logs its id once the SuperLink has admitted it.
-        self._wait(
-            lambda: "SuperNode ID:" in self._since(name, begun),
-            name,
-            f"SuperNode {name}",
-            self.patience,
-        )
+    def _register(self, name: str) -> None:
+        if name not in self.node_ids:
+            public = self.keys / "sites" / name / "supernode.pub"
+            self.node_ids[name] = self.control.register(public, name)
 
-    def _launch_node(self, name: str) -> int:
-        node, keys = self._node(name), self._keys_of(name)
-        authority = node.authority or keys / "ca.pem"
+    def _launch_node(self, name: str, authority: Path | None = None) -> None:
+        keys = self.keys / "sites" / name
         command = ["flower-supernode", "--superlink", self.address, "--host", "127.0.0.1"]
-        command += ["--port", str(free_port()), "--root-certificates", str(authority)]
+        command += ["--port", str(free_port())]
+        command += ["--root-certificates", str(authority or keys / "ca.pem")]
         command += ["--auth-supernode-private-key", str(keys / "supernode")]
-        if node.config:
-            command += ["--node-config", node_config(node.config)]
-        return self._launch(name, command)
+        if self.nodes[name]:
+            command += ["--node-config", node_config(self.nodes[name])]
+        self._launch(name, command)
 
-    def _launch(self, name: str, command: Sequence[str]) -> int:
-        """Start a process; return where its part of the log begins."""
-        environment = self.environment(name)
-        Path(environment["FLWR_HOME"]).mkdir(parents=True, exist_ok=True)
+    def _launch(self, name: str, command: Sequence[str]) -> None:
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         with self.log(name).open("ab") as log:
-            begun = log.tell()
+            self._begun[name] = log.tell()
             try:
                 self._children[name] = subprocess.Popen(
                     command,
@@ -474,14 +378,24 @@ class LocalFederation:
                     stdout=log,
                     stderr=log,
                     cwd=self.folder,
-                    env=environment,
+                    env=self.environment(name),
                     start_new_session=True,  # only this process gets Ctrl-C, and ends them in order
                 )
             except FileNotFoundError as error:
                 raise FederationError(
                     f"{command[0]} is not installed: pip install 'coterie[flower]'"
                 ) from error
-        return begun
+
+    def _await(self, name: str, launch: Callable[[], None], ready: Callable[[], bool]) -> None:
+        """Wait for a process; launch it again where its port was taken meanwhile."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._wait(ready, name, name, self.patience)
+            except FederationError:
+                if _PORT_TAKEN not in self._logged(name):
+                    raise
+                launch()
+        return self._wait(ready, name, name, self.patience)
 
     def _wait(
         self, done: Callable[[], bool], name: str, what: str, seconds: float, pause: float = 0.1
@@ -492,41 +406,30 @@ class LocalFederation:
             ended = not self.is_running(name)
             if ended or time.monotonic() > end:
                 why = f"{name} ended" if ended else f"not ready after {seconds:g} s"
+                tail = "\n".join(self._logged(name).splitlines()[-20:])
                 raise FederationError(
-                    f"waited for {what}: {why}; the end of {self.log(name)}:\n{self.tail(name)}"
+                    f"waited for {what}: {why}; the end of {self.log(name)}:\n{tail}"
                 )
             time.sleep(pause)
 
-    def tail(self, name: str, lines: int = 20) -> str:
-        """Return the end of a log."""
-        return "\n".join(self._since(name, 0).splitlines()[-lines:])
-
-    def _since(self, name: str, begun: int) -> str:
-        with contextlib.suppress(FileNotFoundError), self.log(name).open("rb") as log:
-            log.seek(begun)
-            return log.read().decode(errors="replace")
-        return ""
-
-    def _node(self, name: str) -> Node:
-        if name not in self.nodes:
-            raise ValueError(f"no node {name!r}: there are {', '.join(self.nodes)}")
-        return self.nodes[name]
-
-    def _keys_of(self, name: str) -> Path:
-        return (self.nodes[name].keys or self.keys / "sites" / name).resolve()
+    def _logged(self, name: str) -> str:
+        """Return what a process has logged since it was launched last."""
+        return self.log(name).read_bytes()[self._begun[name] :].decode(errors="replace")
 
     def _tag(self, name: str) -> str:
         # Ends in a character that no name has: north must not match northwest.
         return f"{self.tag}:{name};"
 
-    def _reap(self) -> None:
-        for child in self._children.values():
-            child.poll()
+    def _end(self, tag: str, grace: float = _GRACE) -> None:
+        def reap() -> None:
+            for child in self._children.values():
+                child.poll()
 
-    def _collect(self, name: str) -> None:
-        """Wait for a child that is ending: its environment disappears a moment before it does."""
-        if name in self._children:
-            self._children[name].wait(self.patience)
+        end_all(tag, reap, grace)
+        for name, child in self._children.items():
+            # The environment of a child that is ending disappears a moment before it does.
+            if self._tag(name).startswith(tag):
+                child.wait(self.patience)
 
 
 if __name__ == "__main__":

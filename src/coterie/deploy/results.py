@@ -75,32 +75,21 @@ def finish(
     seconds: float,
 ) -> dict[str, Any]:
     """Write the files of a finished run; result.json comes last, and marks it as finished."""
-    guarantee = agreement.guarantee
-    summary = summary_of(agreement, guarantee, seconds)
-    summary["run"] = str(folder)
+    summary = {**summary_of(agreement, seconds), "run": str(folder)}
     billboard.pack()
     log.note("packed")
     keep_shared(folder, shared)
-    save_facts(folder, agreement)
-    keep_certificate(folder, summary, guarantee, agreement.plan, billboard, log)
+    # What new clients need. Columns are in the plan's [data.source]: the coordinator saw no rows.
+    spec = agreement.federation.spec
+    facts = {"shape": spec.shape, "outputs": spec.outputs, "task": spec.task, "columns": []}
+    write_atomically(folder / "data.json", json.dumps({"facts": facts}).encode())
+    keep_certificate(folder, summary, agreement.guarantee, agreement.plan, billboard, log)
     keep_summary(folder, summary)
     return summary
 
 
-def save_facts(folder: Path, agreement: Agreement) -> None:
-    """Store the public facts about rows that new clients need."""
-    spec = agreement.federation.spec
-    # The columns are in the plan's [data.source]; the coordinator has seen no rows.
-    facts = {"shape": spec.shape, "outputs": spec.outputs, "task": spec.task, "columns": []}
-    write_atomically(folder / "data.json", json.dumps({"facts": facts}).encode())
-
-
 def finished_summary(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of a finished run, None for an unfinished one.
-
-    Raises:
-        ConfigError: If it is finished, and its files are damaged.
-    """
+    """Return the summary of a finished run, None for an unfinished one."""
     path = folder / RESULT
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -116,22 +105,14 @@ def finished_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def summary_of(
-    agreement: Agreement,
-    guarantee: Guarantee,
-    seconds: float,
-    score: Score | None = None,
-    local: Score | None = None,
+    agreement: Agreement, seconds: float, score: Score | None = None, local: Score | None = None
 ) -> dict[str, Any]:
     """Return the summary of a deployed run: the keys of a simulated one, null where none apply.
 
-    Args:
-        agreement: Plan and federation.
-        guarantee: The guarantee of the run.
-        seconds: The duration; left out under a hidden cohort.
-        score: The score of a site's own clients, for the site only.
-        local: The same for the local baseline.
+    The duration is left out under a hidden cohort. The scores of a site's own clients, and of the
+    local baseline, are for the site only.
     """
-    plan, federation = agreement.plan, agreement.federation
+    plan, federation, guarantee = agreement.plan, agreement.federation, agreement.guarantee
     advice = advice_for(plan, federation.spec)
     private = guarantee.epsilon < math.inf
     hidden = plan.hides_cohort(federation.spec.clients)
@@ -177,13 +158,8 @@ def save_models(
 ) -> Callable[[Path, Tree, Tree], None]:
     """Return a function that stores models and scores at a site when a run ends.
 
-    Args:
-        agreement: Plan and federation.
-        site: Its name.
-        train: The site's training rows, shaped like the whole federation.
-        test: Its test rows, shaped likewise.
-        moments: Means and standard deviations of its clients, where their rows are scaled by them.
-        notices: Hints about its rows.
+    Training and test rows are shaped like the whole federation; `moments` are means and standard
+    deviations of the site's clients, where their rows are scaled by them.
     """
     ids = agreement.federation.client_ids[site]
     own_train, own_test = train.only(ids), test.only(ids)
@@ -195,13 +171,12 @@ def save_models(
         started = time.perf_counter()
         write_models(folder / MODELS, models, own_train.names)
         keep_shared(folder, shared)
-        _save_agreement(folder, agreement)
-        _save_data_facts(folder, own_train, moments)
+        _save_facts(folder, agreement, own_train, moments)
         check_model(folder, agreement.plan.method.model, agreement.federation.spec)
         score, local = _scores(agreement, models, own_train, own_test)
         write_metrics(folder / "metrics.parquet", own_train, score, local)
         seconds = time.perf_counter() - started
-        summary = summary_of(agreement, agreement.guarantee, seconds, score, local)
+        summary = summary_of(agreement, seconds, score, local)
         summary |= {"clients": len(ids), "not_covered": _SITE_NOT_COVERED}
         summary |= {"deployment": {**summary["deployment"], "site": site}}
         keep_summary(folder, {**summary, "notices": list(notices), "run": str(folder)})
@@ -227,15 +202,14 @@ def is_saved(folder: Path, shared: str) -> bool:
     return isinstance(about, dict) and about.get("shared") == shared
 
 
-def _save_agreement(folder: Path, agreement: Agreement) -> None:
+def _save_facts(
+    folder: Path, agreement: Agreement, train: FederatedDataset, moments: Moments | None
+) -> None:
+    """Store the agreement, and what is needed to read other rows in the same way; never rows."""
     write_atomically(folder / PLAN, to_toml(to_table(agreement.plan)).encode())
     write_atomically(folder / FEDERATION, agreement.federation.to_toml().encode())
     text = json.dumps(agreement.guarantee.to_json(), indent=2, allow_nan=False)
     write_atomically(folder / "guarantee.json", text.encode())
-
-
-def _save_data_facts(folder: Path, train: FederatedDataset, moments: Moments | None) -> None:
-    """Store what is needed to read other rows in the same way; never the rows."""
     facts = {"fingerprint": train.fingerprint(), "facts": facts_of(train)}
     write_atomically(folder / "data.json", json.dumps(facts).encode())
     if moments is not None:

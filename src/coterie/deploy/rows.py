@@ -8,7 +8,7 @@ random stream as in a simulation of the same plan.
 """
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.data.datasets import NAMES
-from coterie.data.federated import DataError, FederatedDataset, Spec
+from coterie.data.federated import DataError, FederatedDataset, Spec, offsets_of
 from coterie.data.scaling import Moments, client_moments, scaling_hint
 from coterie.deploy.federation import Agreement, Federation, load_agreement
 
-Rows = tuple[NDArray[Any], NDArray[Any]]
 _SHOWN = 12
 
 
@@ -33,20 +32,11 @@ def load_rows(
 
     The moments are None unless the plan scales each client's rows by its own. They are stored at
     the site beside the models, which expect scaled rows.
-
-    Args:
-        agreement: Plan and federation.
-        site: Its name.
-        app: The app folder, which has the default hook.
-        config: The `--node-config` of the site.
     """
     hook = Path(str(config.get("hook", app / "rows.py")))
     found = _call(hook, {**config, "app": str(app), "site": site})
     federation, data_config = agreement.federation, agreement.plan.data
-    if isinstance(found, FederatedDataset):
-        whole = place_dataset(found, federation, site, str(hook))
-    else:
-        whole = place_rows(_by_client(found, hook), federation, site, str(hook))
+    whole = place_rows(found, federation, site, str(hook))
     moments = None
     if data_config.standardise == "client":
         unscaled = replace(data_config, standardise="none").split(whole)[0]
@@ -65,11 +55,7 @@ def row_hints(agreement: Agreement, site: str, train: FederatedDataset) -> tuple
 def read_rows(config: Mapping[str, Any]) -> FederatedDataset:
     """Return a site's rows from `config["data"]`, read as the plan's [data.source] describes.
 
-    Args:
-        config: The `--node-config` of the site (site, data), and `app`, the app folder.
-
-    Raises:
-        DataError: If rows are not as agreed, or a client has none.
+    `config` is the `--node-config` of the site (site, data), with `app`, the app folder.
     """
     agreement = load_agreement(Path(config["app"]))
     federation, site = agreement.federation, str(config["site"])
@@ -87,14 +73,13 @@ def read_rows(config: Mapping[str, Any]) -> FederatedDataset:
             f"{path}: {data.assumed[0]}; sites could infer it differently: declare it in the "
             "plan's [data.source]"
         )
-    places = {name: at for at, name in enumerate(data.names)}
-    missing = [name for name in federation.sites[site].clients if name not in places]
+    own, names = federation.sites[site].clients, list(data.names)
+    missing = sorted(set(own) - set(names), key=own.index)
     if missing:
         raise DataError(
-            f"{path}: no rows of client {missing[0]!r} of site {site}; it has "
-            f"{', '.join(data.names[:5])}{', ...' if len(data.names) > 5 else ''}"
+            f"{path}: no rows of client {missing[0]!r} of site {site}; it has {_some(names)}"
         )
-    return data.only([places[name] for name in federation.sites[site].clients])
+    return _only(data, own)
 
 
 def _call(hook: Path, config: Mapping[str, Any]) -> Any:
@@ -123,18 +108,68 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def _by_client(found: Any, hook: Path) -> dict[str, Rows]:
+def place_rows(found: Any, federation: Federation, site: str, where: str) -> FederatedDataset:
+    """Return a data set of the whole federation in which only a site's clients have rows.
+
+    `found` is {client name: (X, y)}, or a data set of its clients, dense or sparse; `where` is
+    where it comes from, for errors.
+    """
+    if isinstance(found, FederatedDataset):
+        own = _check_clients(list(found.names), federation, site, where)
+        data = _check_dataset(found, federation, own, where)
+    else:
+        data = _dataset(found, federation, site, where)
+    counts = np.zeros(federation.spec.clients, dtype=np.int64)
+    counts[federation.client_ids[site]] = data.counts
+    return replace(
+        data,
+        spec=federation.spec,
+        names=federation.clients,
+        offsets=offsets_of(counts),
+        title=f"site {site}",
+        assumed=federation.assumed,
+    )
+
+
+def _check_dataset(
+    data: FederatedDataset, federation: Federation, own: Sequence[str], where: str
+) -> FederatedDataset:
+    _check_spec(data, federation, where)
+    data = _only(data, own)
+    empty = [name for name, count in zip(own, data.counts, strict=True) if not count]
+    if empty:
+        raise DataError(f"{where}: client {empty[0]!r}: no rows; expected at least 1")
+    values = data.features if isinstance(data.features, torch.Tensor) else data.features.data
+    if not (np.isfinite(np.asarray(values)).all() and np.isfinite(data.targets.numpy()).all()):
+        raise DataError(f"{where}: rows with gaps or infinite numbers; drop or fill them")
+    return data
+
+
+def _dataset(found: Any, federation: Federation, site: str, where: str) -> FederatedDataset:
+    """Return a data set of {client name: (X, y)}."""
     if not isinstance(found, Mapping):
         raise DataError(
-            f"{hook}: rows(config) returned {type(found).__name__}; expected "
+            f"{where}: rows(config) returned {type(found).__name__}; expected "
             "{client name: (X, y)} or a FederatedDataset"
         )
     if len({str(name) for name in found}) < len(found):
-        raise DataError(f"{hook}: two clients have the same name; return each client once")
-    return {str(name): _pair(f"{hook}: client {name!r}", pair) for name, pair in found.items()}
+        raise DataError(f"{where}: two clients have the same name; return each client once")
+    rows = {str(name): _pair(f"{where}: client {name!r}", pair) for name, pair in found.items()}
+    own, spec = _check_clients(list(rows), federation, site, where), federation.spec
+    for name, (x, y) in rows.items():
+        _check(f"{where}: client {name!r}", x, y, spec)
+    kind = np.int64 if spec.task == "multiclass" else np.float32
+    return FederatedDataset(
+        spec=replace(spec, clients=len(own)),
+        names=own,
+        offsets=offsets_of([len(rows[name][1]) for name in own]),
+        features=torch.from_numpy(np.concatenate([rows[n][0].astype(np.float32) for n in own])),
+        targets=torch.from_numpy(np.concatenate([rows[n][1].astype(kind) for n in own])),
+        title=f"site {site}",
+    )
 
 
-def _pair(where: str, pair: Any) -> Rows:
+def _pair(where: str, pair: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         x, y = pair
     except (TypeError, ValueError) as error:
@@ -149,57 +184,13 @@ def _pair(where: str, pair: Any) -> Rows:
         raise DataError(f"{where}: X or y is not an array: expected rows of one length") from error
 
 
-def place_rows(
-    rows: Mapping[str, Rows], federation: Federation, site: str, where: str
-) -> FederatedDataset:
-    """Return a data set of the whole federation in which only a site's clients have rows."""
-    own = _check_clients(list(rows), federation, site, where)
-    spec = federation.spec
-    for name, (x, y) in rows.items():
-        _check(f"{where}: client {name!r}", x, y, spec)
-    x = np.concatenate([np.asarray(rows[n][0], dtype=np.float32) for n in own])
-    kind = np.int64 if spec.task == "multiclass" else np.float32
-    y = np.concatenate([np.asarray(rows[n][1], dtype=kind) for n in own])
-    return FederatedDataset(
-        spec=spec,
-        names=federation.clients,
-        offsets=_offsets(federation, site, [len(rows[n][1]) for n in own]),
-        features=torch.from_numpy(x),
-        targets=torch.from_numpy(y),
-        title=f"site {site}",
-        assumed=federation.assumed,
-    )
-
-
-def place_dataset(
-    data: FederatedDataset, federation: Federation, site: str, where: str
-) -> FederatedDataset:
-    """Return the same from a data set of the site's clients, dense or sparse."""
-    own = _check_clients(list(data.names), federation, site, where)
-    _check_spec(data, federation, where)
+def _only(data: FederatedDataset, names: Sequence[str]) -> FederatedDataset:
     places = {name: at for at, name in enumerate(data.names)}
-    data = data.only([places[name] for name in own])
-    empty = [name for name, count in zip(own, data.counts, strict=True) if not count]
-    if empty:
-        raise DataError(f"{where}: client {empty[0]!r}: no rows; expected at least 1")
-    values = data.features if isinstance(data.features, torch.Tensor) else data.features.data
-    if not (np.isfinite(np.asarray(values)).all() and np.isfinite(data.targets.numpy()).all()):
-        raise DataError(f"{where}: rows with gaps or infinite numbers; drop or fill them")
-    return replace(
-        data,
-        spec=federation.spec,
-        names=federation.clients,
-        offsets=_offsets(federation, site, data.counts),
-        title=f"site {site}",
-        assumed=federation.assumed,
-    )
+    return data.only([places[name] for name in names])
 
 
-def _offsets(federation: Federation, site: str, own: Any) -> NDArray[np.int64]:
-    """Return where each client's rows begin, given the counts of one site's clients."""
-    counts = np.zeros(federation.spec.clients, dtype=np.int64)
-    counts[federation.client_ids[site]] = own
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
 
 
 def _check_clients(
@@ -215,8 +206,7 @@ def _check_clients(
     odd = sorted(set(names) - set(own))
     if odd:
         raise DataError(
-            f"{where}: rows of client {odd[0]!r}, who is not at site {site}: expected "
-            f"{', '.join(own[:5])}{', ...' if len(own) > 5 else ''}"
+            f"{where}: rows of client {odd[0]!r}, who is not at site {site}: expected {_some(own)}"
         )
     missing = [name for name in own if name not in names]
     if missing:

@@ -36,7 +36,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from coterie.core.files import write_atomically
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import Clients, FederatedDataset
-from coterie.deploy.federation import Federation, check_seed, load_agreement
+from coterie.deploy.federation import Agreement, check_seed, load_agreement
 from coterie.deploy.keys import load_private
 from coterie.deploy.messages import (
     Arrays,
@@ -69,7 +69,7 @@ from coterie.deploy.secagg.primitives import to_ring
 from coterie.engine.rounds import RoundState, client_half
 from coterie.engine.store import Ids, Store
 from coterie.methods.base import per_row_leaves
-from coterie.plan.plan import Plan, Speed
+from coterie.plan.plan import Speed
 from coterie.privacy.billboard import Bounded
 from coterie.privacy.validation import grid_steps
 from coterie.solvers.sgd import computed_in
@@ -84,42 +84,12 @@ Finished = Callable[[Path, Tree, Tree], None]
 _RUN = re.compile(r"[0-9a-f]{16}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SiteConfig:
-    """The configuration of a site.
-
-    Attributes:
-        name: Its name.
-        plan: The resolved plan.
-        federation: The parties.
-        agreement: The digest of plan and federation; all parties must have the same.
-        rows: Training rows, shaped like the whole federation; clients of other sites have none.
-        folder: The site's own folder, for the state and models of its clients.
-        key: The site's signing key.
-        runs: How many runs the site takes part in; each spends its epsilon anew.
-        finished: Called with the models when a run ends.
-    """
-
-    name: str
-    plan: Plan
-    federation: Federation
-    agreement: str
-    rows: FederatedDataset
-    folder: Path
-    key: Ed25519PrivateKey
-    runs: int = 1
-    finished: Finished | None = None
-
-
 def open_site(
     app: Path, config: Mapping[str, Any], report: Callable[[str], None] = lambda _: None
 ) -> "Site":
-    """Return the site of an app folder; `report` takes hints about its rows, for the site only.
+    """Return the site of an app folder under a SuperNode's `--node-config`.
 
-    Args:
-        app: The app folder: plan, federation and data hook.
-        config: The `--node-config` of the SuperNode.
-        report: Takes one hint at a time.
+    `report` takes hints about its rows, for the site only.
     """
     agreement, name = load_agreement(app), str(config["site"])
     pinned = str(config.get("agreement", agreement.digest))
@@ -138,32 +108,42 @@ def open_site(
     for hint in hints:
         report(hint)
     return Site(
-        SiteConfig(
-            name=name,
-            plan=agreement.plan,
-            federation=agreement.federation,
-            agreement=agreement.digest,
-            rows=train,
-            folder=Path(str(config["folder"])).resolve(),
-            key=load_private(Path(str(config["key"]))),
-            runs=int(config.get("runs", 1)),
-            finished=save_models(agreement, name, train, test, moments, hints),
-        )
+        name=name,
+        agreement=agreement,
+        rows=train,
+        folder=Path(str(config["folder"])).resolve(),
+        key=load_private(Path(str(config["key"]))),
+        runs=int(config.get("runs", 1)),
+        finished=save_models(agreement, name, train, test, moments, hints),
     )
 
 
+@dataclass(kw_only=True, eq=False)
 class Site:
-    """Answers requests for the clients of one site."""
+    """Answers requests for the clients of one site.
 
-    def __init__(self, config: SiteConfig) -> None:
-        self.config, self.plan = config, config.plan
-        federation, name = config.federation, config.name
+    Its training rows are shaped like the whole federation; clients of other sites have none. The
+    folder is its own, for the state and models of its clients. It takes part in so many runs, each
+    of which spends its epsilon anew; `finished` is called with the models when one ends.
+    """
+
+    name: str
+    agreement: Agreement
+    rows: FederatedDataset
+    folder: Path
+    key: Ed25519PrivateKey
+    runs: int = 1
+    finished: Finished | None = None
+
+    def __post_init__(self) -> None:
+        self.plan, self.federation = self.agreement.plan, self.agreement.federation
+        federation, name = self.federation, self.name
         if name not in federation.sites:
             raise ValueError(
                 f"site {name!r} is not in the federation: expected one of "
                 f"{', '.join(federation.sites)}"
             )
-        if public_hex(config.key) != federation.sites[name].key:
+        if public_hex(self.key) != federation.sites[name].key:
             raise ValueError(
                 f"the signing key of site {name} does not match the public key in federation.toml; "
                 "give the private key that belongs to it"
@@ -177,7 +157,8 @@ class Site:
         self.mechanisms = self.plan.mechanisms(spec.clients)
         self.takes_all = self.plan.sampler.participation(spec.clients).rate == 1
         self.plan.method.check(spec)
-        own = _own(config.rows, self.ids)
+        own = self.rows.only(self.ids)
+        self.offsets = own.offsets
         # Targets that are equal at one site may differ over all sites, which no site can see.
         if bool((own.targets != own.targets[:1]).any()):
             self.plan.method.check(spec, data=own)
@@ -196,18 +177,18 @@ class Site:
             # Only its type: the text of an error may quote rows.
             self.log_error(f"{type(error).__name__}: {error}")
             kind, body, arrays = "failed", {"reason": type(error).__name__}, {}
-        reply = Message(kind, asked.run, self.config.name, asked.round, asked.nonce, body, arrays)
-        return sign(reply, self.config.key)
+        reply = Message(kind, asked.run, self.name, asked.round, asked.nonce, body, arrays)
+        return sign(reply, self.key)
 
     def _open(self, envelope: Envelope) -> Message:
         kind = peek(envelope).kind
         if kind not in _HANDLERS:
             raise RefusedError(f"request of unknown kind {kind[:20]!r}")
         carries_tree = kind in ("round", MASKED, "finish")
-        expected = expected_tree(SHARED, self.start) if carries_tree else {}
-        message = verify(envelope, self.config.federation.coordinator_key, expected)
-        if message.site not in ("", self.config.name):
-            raise RefusedError(f"request is for another site than {self.config.name}")
+        expected = expected_tree(self.start) if carries_tree else {}
+        message = verify(envelope, self.federation.coordinator_key, expected)
+        if message.site not in ("", self.name):
+            raise RefusedError(f"request is for another site than {self.name}")
         if len(message.nonce) < 16 or not _RUN.fullmatch(message.run):
             raise RefusedError("request has no nonce or no run")
         return message
@@ -216,9 +197,9 @@ class Site:
         if self._run is not None and self._run.name == message.run:
             return self._run
         joins = message.kind == "handshake"
-        if not joins and not (self.config.folder / message.run / "run.json").exists():
+        if not joins and not (self.folder / message.run / "run.json").exists():
             raise RefusedError("request is of a run that this site never joined")
-        if joins and message.body.get("agreement") != self.config.agreement:
+        if joins and message.body.get("agreement") != self.agreement.digest:
             raise RefusedError("another plan or federation than this site has")
         self._run = SiteRun(self, message.run)
         return self._run
@@ -227,8 +208,8 @@ class Site:
         """Append an error to errors.log in the site's folder."""
         line = text.replace("\n", " ").encode(errors="backslashreplace") + b"\n"
         with suppress(OSError):  # a full disk must not prevent the answer
-            self.config.folder.mkdir(parents=True, exist_ok=True)
-            with (self.config.folder / "errors.log").open("ab") as file:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / "errors.log").open("ab") as file:
                 file.write(line)
 
 
@@ -247,18 +228,15 @@ class SiteRun:
 
     def __init__(self, site: Site, name: str) -> None:
         self.site, self.name = site, name
-        self.folder = site.config.folder / name
+        self.folder = site.folder / name
         self._join()
-        rows, first = site.config.rows, int(site.ids[0])
-        method, spec = site.plan.method, site.config.federation.spec
-        span = rows.offsets[first : first + len(site.ids) + 1]
-        state = method.init_client_state(site.start, spec, 1)
+        state = site.plan.method.init_client_state(site.start, site.federation.spec, 1)
         self.store = Store(
             state,
             len(site.ids),
             self.folder / "personal",
             per_row=per_row_leaves(state),
-            offsets=span - span[0],
+            offsets=site.offsets,
         )
         seed = site.plan.simulation_seed
         self.rng = Rng.fresh() if seed is None else Rng.seeded(seed)
@@ -272,11 +250,11 @@ class SiteRun:
 
     def _join(self) -> None:
         """Join a run, unless the site has taken part in as many as it permits."""
-        config = self.site.config
+        agreement = self.site.agreement
         note = self.folder / "run.json"
-        rows = {"fingerprint": config.rows.fingerprint()}
+        rows = {"fingerprint": self.site.rows.fingerprint()}
         if note.exists():
-            if _read_json(note, {}).get("agreement") != config.agreement:
+            if _read_json(note, {}).get("agreement") != agreement.digest:
                 raise RefusedError("this site joined the run under another plan")
             if _read_json(self.folder / "rows.json", rows) != rows:
                 raise RefusedError("rows of this site changed after it joined the run")
@@ -285,34 +263,32 @@ class SiteRun:
         self.folder.mkdir(parents=True, exist_ok=True)
         # A fingerprint of private rows: in a file of its own, and never sent.
         write_atomically(self.folder / "rows.json", json.dumps(rows).encode())
-        guarantee = config.plan.guarantee(config.federation.spec.clients)
         about = {
-            "agreement": config.agreement,
-            "site": config.name,
+            "agreement": agreement.digest,
+            "site": self.site.name,
             # What the run spends of its clients' budget at most, for the site's own account.
-            "guarantee": replace(guarantee, assumed=config.federation.assumed).to_json(),
+            "guarantee": agreement.guarantee.to_json(),
         }
         write_atomically(note, json.dumps(about, allow_nan=False).encode())
 
     def _check_runs(self) -> None:
         """Refuse a run beyond those that the site permits; runs that got an answer count."""
-        config = self.site.config
-        states = [path for path in config.folder.glob("*/state.json") if path.parent != self.folder]
+        states = set(self.site.folder.glob("*/state.json")) - {self.folder / "state.json"}
         answered = sum(_read_json(path, {}).get("answered", -1) >= 0 for path in states)
-        if answered >= config.runs:
+        if answered >= self.site.runs:
             # Of any plan: a coordinator that sends another plan must not get another budget.
             raise RefusedError(
-                f"this site took part in {answered} runs, and permits {config.runs}: each run "
+                f"this site took part in {answered} runs, and permits {self.site.runs}: each run "
                 "spends its epsilon anew (runs=... in --node-config)"
             )
 
     def handshake(self, message: Message) -> Reply:
         """Confirm that this site takes part."""
-        return "handshake", {"agreement": self.site.config.agreement}, {}
+        return "handshake", {"agreement": self.site.agreement.digest}, {}
 
     def round(self, message: Message) -> Reply:
         """Return the sum of the drawn clients' clipped contributions."""
-        if self.site.config.federation.trust != "server":
+        if self.site.federation.trust != "server":
             raise RefusedError("sums of this federation are masked: sites send no plain ones")
         total = self.contribution(message)
         return "round", self.failure, {SUM + name: leaf for name, leaf in total.items()}
@@ -323,7 +299,7 @@ class SiteRun:
         self._check_round(number)
         if self.state["answered"] < 0:
             self._check_runs()
-        shared = _tree(message.arrays, SHARED)
+        shared = _tree(message.arrays)
         request = digest(
             {**message.arrays, "ids": ids, "round": np.array([number], dtype=np.int64)}
         )
@@ -354,7 +330,7 @@ class SiteRun:
             self.site.log_error(f"round {number + 1}: {type(error).__name__}: {error}")
             self.failure = {"failed": type(error).__name__}
             self.store.discard()
-            total = self._zeros(number, shared)
+            total = self._zeros(number)
         buffer = io.BytesIO()
         # The failure is stored too, so that a repeated answer states it, after a restart as well.
         about = {
@@ -425,24 +401,24 @@ class SiteRun:
         state = RoundState(plan.method, mechanism, shared, self.rng, number, plan.simulation_seed)
         self.store.discard()
         total: Bounded | None = None
-        for block in self.site.config.rows.blocks(ids, Speed().clients(shared)):
+        for block in self.site.rows.blocks(ids, Speed().clients(shared)):
             local, before = self._personal(block, shared)
             part, after, _ = client_half(state, before, block)
             self.store.stage(local, after)
             total = part if total is None else total + part
         if total is not None:
             return {name: leaf.numpy() for name, leaf in total.total.items()}
-        return self._zeros(number, shared)
+        return self._zeros(number)
 
     def _personal(self, block: Clients, shared: Tree) -> tuple[Ids, Tree]:
         """Return the places of stacked clients in the store, and their personal state."""
-        spec, method = self.site.config.federation.spec, self.site.plan.method
+        spec, method = self.site.federation.spec, self.site.plan.method
         local: Ids = block.ids.numpy() - int(self.site.ids[0])
         return local, self.store.take(local, lambda n: method.init_client_state(shared, spec, n))
 
-    def _zeros(self, number: int, shared: Tree) -> Arrays:
+    def _zeros(self, number: int) -> Arrays:
         """Return the sum over no clients."""
-        contribution = self.site.plan.method.contribution(self.site.config.federation.spec)
+        contribution = self.site.plan.method.contribution(self.site.federation.spec)
         template = {name: tuple(leaf.shape) for name, leaf in contribution.items()}
         totals = self.site.mechanisms[number].totals(template)
         return {name: np.zeros(shape) for name, shape in totals.items()}
@@ -450,11 +426,11 @@ class SiteRun:
     def finish(self, message: Message) -> Reply:
         """Make the clients' models from the last shared tree; they stay here."""
         self._commit(message.body.get("counted"), len(self.site.mechanisms))
-        shared, method = _tree(message.arrays, SHARED), self.site.plan.method
+        shared, method = _tree(message.arrays), self.site.plan.method
         made: dict[str, list[torch.Tensor]] = {}
         places: list[Ids] = []
         stream = self.rng.at("personalise")
-        for block in self.site.config.rows.blocks(self.site.ids, Speed().clients(shared)):
+        for block in self.site.rows.blocks(self.site.ids, Speed().clients(shared)):
             local, personal = self._personal(block, shared)
             with computed_in("float32"):
                 rows = method.personalise(shared, personal, block, stream)
@@ -463,8 +439,8 @@ class SiteRun:
                 made.setdefault(name, []).append(row)
         order = torch.from_numpy(np.argsort(np.concatenate(places)))
         models = {name: torch.cat(rows)[order] for name, rows in made.items()}
-        if self.site.config.finished is not None:
-            self.site.config.finished(self.folder, models, shared)
+        if self.site.finished is not None:
+            self.site.finished(self.folder, models, shared)
         return "finish", {}, {}
 
     def save(self, **fields: Any) -> None:
@@ -476,8 +452,7 @@ class SiteRun:
 
     def keys(self, message: Message) -> Reply:
         """Begin a setup: make keys for many sessions, and advertise the public ones."""
-        config = self.site.config
-        if config.federation.trust != "secure_aggregation":
+        if self.site.federation.trust != "secure_aggregation":
             raise RefusedError("sums of this federation are not masked")
         setup, sessions = message.body.get("setup"), message.body.get("sessions")
         if type(setup) is not str or type(sessions) is not int or not 1 <= sessions <= MAX_SESSIONS:
@@ -488,14 +463,14 @@ class SiteRun:
             int(number): names for number, names in self.state["unmasked"].items()
         }
         member, advertisement = Member.begin(
-            self.name, setup, config.name, sessions, config.key, unmasked
+            self.name, setup, self.site.name, sessions, self.site.key, unmasked
         )
         self.masking = Masking(setup, member, advertisement)
         return "keys", {"advertisement": advertisement}, {}
 
     def shares(self, message: Message) -> Reply:
         """Share secrets with the sites whose keys came, each under its own key."""
-        masking, federation = self._masking(message), self.site.config.federation
+        masking, federation = self._masking(message), self.site.federation
         advertisements = message.body.get("advertisements")
         if not isinstance(advertisements, dict):
             raise RefusedError("request for shares without keys")
@@ -541,7 +516,7 @@ class SiteRun:
     def _check_noise(self, number: int, survivors: list[str]) -> None:
         """Refuse to unmask a sum of fewer clients than those whose noise the guarantee needs."""
         needed = self.site.mechanisms[number].honest
-        sites = self.site.config.federation.sites
+        sites = self.site.federation.sites
         hosted = sum(len(sites[one].clients) for one in survivors if one in sites)
         if hosted < needed:
             raise RefusedError(f"survivors have {hosted} clients, expected at least {needed}")
@@ -573,10 +548,10 @@ def mask_context(round: int, arrays: Arrays) -> str:
     return digest({**arrays, "round": np.array([round], dtype=np.int64)})
 
 
-def expected_tree(prefix: str, tree: Tree) -> dict[str, Expected]:
-    """Return the arrays that carry a tree."""
+def expected_tree(tree: Tree) -> dict[str, Expected]:
+    """Return the arrays that carry a shared tree."""
     return {
-        prefix + name: Expected(str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape))
+        SHARED + name: Expected(str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape))
         for name, leaf in tree.items()
     }
 
@@ -588,14 +563,6 @@ def _session(message: Message) -> int:
     return session
 
 
-def _own(rows: FederatedDataset, ids: Ids) -> FederatedDataset:
-    """Return the data set without clients of other sites, which have no rows here."""
-    first, stop = int(ids[0]), int(ids[-1]) + 1
-    span = rows.offsets[first : stop + 1]
-    spec = replace(rows.spec, clients=len(ids))
-    return replace(rows, spec=spec, names=rows.names[first:stop], offsets=span - span[0])
-
-
 def _unverified(envelope: Envelope) -> Message:
     try:
         return peek(envelope)
@@ -603,12 +570,8 @@ def _unverified(envelope: Envelope) -> Message:
         return Message("", "", "")
 
 
-def _tree(arrays: Arrays, prefix: str) -> Tree:
-    return {
-        name.removeprefix(prefix): torch.from_numpy(array)
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
+def _tree(arrays: Arrays) -> Tree:
+    return {name.removeprefix(SHARED): torch.from_numpy(a) for name, a in arrays.items()}
 
 
 def _read_json(path: Path, otherwise: dict[str, Any]) -> dict[str, Any]:

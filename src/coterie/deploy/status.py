@@ -38,15 +38,7 @@ Events = list[dict[str, Any]]
 
 
 def status_of(folder: Path) -> dict[str, Any]:
-    """Return the status of a deployed run, or of a site.
-
-    Args:
-        folder: A coordinator's run folder; a site's folder, or its folder of one run.
-
-    Raises:
-        FileNotFoundError: If there is no such folder.
-        ValueError: If it is neither.
-    """
+    """Return the status of a coordinator's run folder, a site's folder, or its folder of a run."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; check the path")
     if (folder / "run.json").exists():
@@ -101,13 +93,9 @@ def _run_status(folder: Path) -> dict[str, Any]:
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a log, without a line that is truncated or being written."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return
-    for line in content.split(b"\n"):
+    for line in _text(path).split("\n"):
         try:
-            found = json.loads(line.decode())
+            found = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(found, dict) and isinstance(found.get("event"), str) and "time" in found:
@@ -115,12 +103,10 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _account(folder: Path, posts: int, begun: bool) -> tuple[int, int, bool]:
-    """Return how many rounds the ledger charged and released; nothing of it is changed.
+    """Return how many rounds the ledger charged and released, and whether it is sound.
 
-    Returns:
-        Both counts, and whether the ledger is sound. If not (it is missing although a round was
-        begun, or a line other than the last cannot be read), all planned rounds count as charged:
-        the true amount is not known, and is never more.
+    If not (it is missing although a round was begun, or a line other than the last cannot be read),
+    all planned rounds count as charged: the true amount is not known, and is never more.
     """
     try:
         content = (folder / "ledger.jsonl").read_bytes()
@@ -142,13 +128,11 @@ def _epsilons(agreement: Agreement, charged: int) -> dict[str, Any]:
     """Return epsilon by adversary: of the rounds that are charged, and of all planned rounds."""
     guarantee, federation = agreement.guarantee, agreement.federation
     so_far = replace(guarantee, events=guarantee.events[:charged])
-    spent, planned = (
-        {view: json_number(epsilon) for view, epsilon in epsilon_by_view(one, federation).items()}
-        for one in (so_far, guarantee)
-    )
     return {
-        "spent": spent,
-        "planned": planned,
+        **{
+            name: {view: json_number(e) for view, e in epsilon_by_view(one, federation).items()}
+            for name, one in (("spent", so_far), ("planned", guarantee))
+        },
         "delta": guarantee.delta,
         "relation": guarantee.relation,
         "simulation": guarantee.simulation,
@@ -173,54 +157,39 @@ def _sites(folder: Path, agreement: Agreement, events: Events) -> dict[str, dict
     """Return for each site when it connected, which round counted, and what went wrong."""
     counted = _read(folder / STATE).get("counted")
     counted = counted if isinstance(counted, dict) else {}
-    found: dict[str, dict[str, Any]] = {}
-    for name, site in agreement.federation.sites.items():
-        found[name] = {
+    found: dict[str, dict[str, Any]] = {
+        name: {
             "clients": len(site.clients),
             "connected": None,
             "counted": _from_one(counted.get(name)),
             **dict.fromkeys(_TROUBLE.values(), 0),
             "last_trouble": None,
         }
+        for name, site in agreement.federation.sites.items()
+    }
     for event in events:
-        _add_event(found, event)
+        kind = event["event"]
+        named = event.get("sites") or () if kind == "handshake" else [event.get("site")]
+        for site in (found[name] for name in named if name in found):
+            if kind in ("handshake", "connected"):
+                site["connected"] = event["time"]
+            if kind in _TROUBLE:
+                site[_TROUBLE[kind]] += 1
+                reason = str(event.get("reason", ""))
+                site["last_trouble"] = {"time": event["time"], "reason": reason}
     return found
-
-
-def _add_event(found: dict[str, dict[str, Any]], event: Mapping[str, Any]) -> None:
-    """Add one event of the log to the sites that it concerns."""
-    if event["event"] == "handshake":
-        for name in event.get("sites") or ():
-            if name in found:
-                found[name]["connected"] = event["time"]
-    if event["event"] == "connected" and event.get("site") in found:
-        found[event["site"]]["connected"] = event["time"]
-    kind, name = _TROUBLE.get(event["event"]), event.get("site")
-    if kind is not None and name in found:
-        found[name][kind] += 1
-        trouble = {"time": event["time"], "reason": str(event.get("reason", ""))}
-        found[name]["last_trouble"] = trouble
 
 
 def _state(folder: Path, events: Events) -> str:
     if (folder / RESULT).exists():
         return "finished"
-    ended = _ended(events)
+    # The event that began or ended the last start; a kill logs nothing.
+    marks = ("started", "resumed", "failed", "interrupted")
+    last = next((one["event"] for one in reversed(events) if one["event"] in marks), "")
     locked = is_locked(folder / ".lock")
-    if locked or (locked is None and ended is None):
+    if locked or (locked is None and last not in ("failed", "interrupted")):
         return "running"
-    return "failed" if ended == "failed" else "stopped"
-
-
-def _ended(events: Events) -> str | None:
-    """Return the event that ended the last start; None after a kill, which logs nothing."""
-    found = None
-    for event in events:
-        if event["event"] in ("started", "resumed"):
-            found = None
-        elif event["event"] in ("failed", "interrupted"):
-            found = event["event"]
-    return found
+    return "failed" if last == "failed" else "stopped"
 
 
 def is_locked(path: Path, locks: Path = _LOCKS) -> bool | None:
@@ -270,17 +239,19 @@ def _next_step(status: Mapping[str, Any], agreement: Agreement) -> str:
 
 def _site_status(folder: Path, runs: Sequence[Path]) -> dict[str, Any]:
     """Return which runs a site joined, how far each is, and what its clients have spent."""
-    known = sorted(runs, key=lambda path: (_time(path / "run.json") or "", path.name))
+    known = sorted(runs, key=lambda path: (_joined(path), path.name))
     joined = [_read(path / "run.json") for path in known]
     names = {str(one["site"]) for one in joined if one.get("site")}
+    lines = _text(folder / "worker.log").strip().splitlines()
     guarantees = [_guarantee(one) for one in joined]
     return {
         "kind": "site",
         "folder": str(folder),
         "site": names.pop() if len(names) == 1 else None,
         "runs": [_joined_run(path, one) for path, one in zip(known, guarantees, strict=True)],
-        "errors": _errors(folder / "errors.log"),
-        "worker": _last_line(folder / "worker.log"),
+        # Their text may quote rows, and is not shown.
+        "errors": _text(folder / "errors.log").count("\n"),
+        "worker": lines[-1].strip()[:_LONGEST] if lines else None,
         "spent": _spent(guarantees),
     }
 
@@ -291,7 +262,7 @@ def _joined_run(folder: Path, guarantee: Guarantee | None) -> dict[str, Any]:
     return {
         "run": folder.name,
         "folder": str(folder),
-        "joined": _time(folder / "run.json"),
+        "joined": _joined(folder),
         "rounds": None if guarantee is None else len(guarantee.events),
         "counted": _from_one(state.get("counted")) or 0,
         "staged": _from_one(staged),
@@ -339,34 +310,22 @@ def _models(folder: Path) -> int:
         return 0
 
 
-def _errors(path: Path) -> int:
-    """Return the number of logged errors; their text may quote rows, and is not shown."""
+def _text(path: Path) -> str:
     try:
-        return path.read_bytes().count(b"\n")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return 0
-
-
-def _last_line(path: Path) -> str | None:
-    """Return the last line of the worker's log; for readers of the site's folder."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return None
-    return next((line.strip()[:_LONGEST] for line in reversed(lines) if line.strip()), None)
+        return ""
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(_text(path))
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _time(path: Path) -> str | None:
-    try:
-        written = path.stat().st_mtime
-    except OSError:
-        return None
+def _joined(folder: Path) -> str:
+    """Return when a site joined a run."""
+    written = (folder / "run.json").stat().st_mtime
     return datetime.fromtimestamp(written, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

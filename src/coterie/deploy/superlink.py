@@ -79,14 +79,14 @@ def is_open(scope: Scope) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the SuperLink with access control; return when it ends.
-
-    Raises:
-        ValueError: If an argument is invalid, or Flower is absent or of another version.
-    """
+    """Start the SuperLink with access control; return when it ends."""
     arguments, others = _parser().parse_known_args(argv)
     host = arguments.host
-    _check_encrypted(arguments)
+    if arguments.insecure and host not in THIS_MACHINE:
+        raise ValueError(
+            f"--insecure on {host}: without TLS a SuperLink may listen on 127.0.0.1 only; give "
+            "--ssl-certfile, --ssl-keyfile and --ssl-ca-certfile"
+        )
     # A SuperLink that listens on one address only reaches itself from that address.
     own = () if _is_any(host) else (host,)
     insecure = ["--insecure"] if arguments.insecure else []
@@ -146,14 +146,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="listen on (default %(default)s)")
     parser.add_argument("--insecure", action="store_true", help="without TLS; on 127.0.0.1 only")
     return parser
-
-
-def _check_encrypted(arguments: argparse.Namespace) -> None:
-    if arguments.insecure and arguments.host not in THIS_MACHINE:
-        raise ValueError(
-            f"--insecure on {arguments.host}: without TLS a SuperLink may listen on 127.0.0.1 "
-            "only; give --ssl-certfile, --ssl-keyfile and --ssl-ca-certfile"
-        )
 
 
 def _was_forwarded(scope: Scope) -> bool:

@@ -38,10 +38,7 @@ _OTHER, _ACCEPTED = b"other", b"accepted"
 def relay(content: bytes, app: Path, config: Mapping[str, Any]) -> bytes:
     """Return the answer of the site's worker to a packed envelope; start the worker if need be.
 
-    Args:
-        content: The packed envelope.
-        app: The app folder: plan, federation, hook.
-        config: The `--node-config` of the site: site, key, folder and what its hook needs.
+    `config` is the `--node-config` of the site: site, key, folder and what its hook needs.
     """
     folder = Path(str(config["folder"])).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -139,23 +136,15 @@ class _Watch:
         threading.Thread(target=self._poll, daemon=True).start()
 
     def _poll(self) -> None:
+        import psutil
+
         while True:
             time.sleep(0.5)
-            if _is_alive(self.process) and time.monotonic() - self.last < _IDLE:
+            gone = self.process > 1 and not psutil.pid_exists(self.process)
+            if not gone and time.monotonic() - self.last < _IDLE:
                 continue
             with self.busy:  # never during an answer
                 os._exit(0)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        if process > 1:
-            os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def serve(task: Mapping[str, Any]) -> None:
@@ -194,7 +183,7 @@ def _open(task: Mapping[str, Any]) -> "Site":
     except (ValueError, OSError) as error:  # of rows, hook, plan, keys
         _log(f"{type(error).__name__}: {error}")
         sys.exit(1)
-    _log(f"ready: site {site.config.name}, agreement {site.config.agreement}")
+    _log(f"ready: site {site.name}, agreement {site.agreement.digest}")
     return site
 
 

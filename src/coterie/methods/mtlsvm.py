@@ -33,7 +33,7 @@ optimum.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -346,6 +346,20 @@ class MTLSVM(Machines):
                 class_weight=self.class_weight,
             )
         )
+
+    def step_rule(self, clients: int) -> dict[str, Any]:
+        """Return the public rule of a client's dual steps, which an audit follows.
+
+        They are those of `audit.reconstruction.Rule`: no weights of classes, and all steps added.
+        """
+        if self.gamma != "add" or self.class_weight != "none":
+            raise ValueError(
+                f"gamma = {self.gamma!r}, class_weight = {self.class_weight!r}: expected 'add' and "
+                "'none', the rule that the attack knows"
+            )
+        sigma = float(self.together or clients)
+        rule = {"c1": self.c1, "c2": self.c2, "sigma": sigma, "passes": self.epochs}
+        return {**rule, "mask": self.mask}
 
     def _draw_mask(self, clients: Clients, longest: int, rng: Rng) -> Tensor | None:
         """Draw each row's factor of this round from its client's own random stream."""

@@ -1,54 +1,82 @@
 """A local federation whose processes are stopped, killed and started again."""
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from cryptography.hazmat.primitives import serialization
 
-from coterie.deploy.processes import LINK, LocalFederation, end_all, tagged
+from coterie.deploy.processes import LINK, LocalFederation, tagged
 
 
 class FaultyFederation(LocalFederation):
-    """Ends and restarts single processes."""
+    """Ends and restarts single processes; strangers do not start with the others.
 
-    def start_node(self, name: str, *, wait: bool = True) -> None:
-        """Start a SuperNode again; `wait` is False for one that the SuperLink rejects."""
-        self._node(name)
-        if self.is_running(name):
-            raise ValueError(f"node {name} is running: stop it first")
-        if name in self.node_ids:
-            self._deactivate(self._keys_of(name) / "supernode", self.node_ids[name])
-        if wait:
-            self._start_nodes([name])
-        else:
-            self._launch_node(name)
+    Args:
+        unregistered: Nodes whose keys the SuperLink does not know.
+        authorities: Nodes that expect another authority to have signed its certificate.
+    """
 
-    def _deactivate(self, private_key: Path, node: int) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        unregistered: Sequence[str] = (),
+        authorities: Mapping[str, Path] | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(*args, **named)
+        self.unregistered, self.authorities = unregistered, authorities or {}
+
+    def _start_nodes(self, names: Sequence[str]) -> None:
+        strangers = (*self.unregistered, *self.authorities)
+        super()._start_nodes([name for name in names if name not in strangers])
+
+    def start_stranger(self, name: str) -> None:
+        """Start a node that is to be refused, or to refuse."""
+        if name not in self.unregistered:
+            self._register(name)
+        self._launch_node(name, self.authorities.get(name))
+
+    def start_node(self, name: str) -> None:
+        """Start a SuperNode again."""
+        assert not self.is_running(name), f"node {name} is running: stop it first"
+        self._deactivate(name)
+        self._start_nodes([name])
+
+    def _deactivate(self, name: str) -> None:
         """Deactivate a killed SuperNode in its name: the SuperLink would not readmit it soon."""
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
         from flwr.supernode.fleet_http_client import FleetHttpClient
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-        key = serialization.load_ssh_private_key(private_key.read_bytes(), None)
-        signer = NodeAuthHttpInterceptor(key, key.public_key())
-        if node in self.control.online():
-            with self.control._open(FleetHttpClient, "SuperNode", signer) as client:
-                client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+        if self.node_ids[name] not in self.control.online():
+            return
+        private = (self.keys / "sites" / name / "supernode").read_bytes()
+        key = serialization.load_ssh_private_key(private, None)
+        client = FleetHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=False,
+            root_certificates=(self.keys / "ca.pem").read_bytes(),
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(key, key.public_key()),
+            ],
+        )
+        with contextlib.closing(client):
+            client.DeactivateNode(DeactivateNodeRequest(node_id=self.node_ids[name]))
 
     def stop_node(self, name: str) -> None:
         """End a SuperNode and its descendants in order."""
-        self._node(name)
-        end_all(self._tag(name), self._reap)
-        self._collect(name)
+        self._end(self._tag(name))
 
     def kill_node(self, name: str) -> None:
         """Kill a SuperNode and its descendants, as a power failure would."""
-        self._node(name)
-        end_all(self._tag(name), self._reap, grace=0)
-        self._collect(name)
+        self._end(self._tag(name), grace=0)
 
-    def kill_server_app(self, run: int, seconds: float = 30.0) -> None:
+    def kill_server_app(self, run: int, seconds: float = 180.0) -> None:
         """Kill the process of a run's ServerApp."""
         self._wait(lambda: bool(self.server_apps()), LINK, f"the ServerApp of run {run}", seconds)
         (found,) = self.server_apps()

@@ -106,7 +106,7 @@ def test_a_round_below_the_minimum_fails_is_charged_and_goes_on_when_sites_are_b
     attempt.submit()
     assert attempt.wait() == FAILED
     assert (charges(attempt.folder), attempt.released()) == (1, [])
-    assert attempt.log("failed")[-1]["kind"] == "ShortRoundError"
+    assert attempt.log("failed")[-1]["kind"] == "IncompleteRoundError"
     assert not (attempt.folder / "result.json").exists()
     for site in ("south", "east"):
         attempt.federation.start_node(site)

@@ -26,14 +26,13 @@ from tests.deploy.real.trials import (
 )
 
 from coterie.deploy.keys import make_certificates
-from coterie.deploy.processes import Node
 
 pytestmark = pytest.mark.slow
 SIZES = {"north": 3, "south": 4, "east": 5, "west": 6}
 HOOK = """
 import hashlib
 from pathlib import Path
-from coterie.deploy.init import read_rows
+from coterie.deploy.rows import read_rows
 
 AGREED = {agreed!r}
 
@@ -96,8 +95,8 @@ def seen(tmp_path_factory) -> Seen:
     nodes = {
         "north": right.node("north", hook=_hook(folder, "north", right.app.folder)),
         "south": right.node("south", hook=_hook(folder, "south", folder / "another")),
-        "east": _closed(right.node("east"), registered=False),
-        "west": _closed(right.node("west"), authority=folder / "false" / "ca.pem"),
+        "east": right.node("east"),
+        "west": right.node("west"),
     }
     runs = {
         "genuine": (right, keys / "coordinator.key"),
@@ -106,10 +105,16 @@ def seen(tmp_path_factory) -> Seen:
     }
     status, attempts = {}, {}
     with FaultyFederation(
-        folder / "flower", keys, nodes, environment=QUICK, patience=180
+        folder / "flower",
+        keys,
+        nodes,
+        environment=QUICK,
+        patience=180,
+        unregistered=["east"],
+        authorities={"west": folder / "false" / "ca.pem"},
     ) as federation:
         for name in ("east", "west"):
-            federation.start_node(name, wait=False)
+            federation.start_stranger(name)
         for name, (trial, key) in runs.items():
             attempts[name] = Attempt(trial, federation, folder / "runs" / name)
             attempts[name].submit(key=str(key))
@@ -127,10 +132,6 @@ def _hook(folder: Path, site: str, app: Path) -> str:
     path = folder / f"{site}_rows.py"
     path.write_text(HOOK.format(agreed=hashlib.sha256(plan).hexdigest()))
     return str(path)
-
-
-def _closed(node: Node, registered: bool = True, authority: Path | None = None) -> Node:
-    return Node(node.config, node.keys, authority, registered=registered, started=False)
 
 
 def check_only_the_site_that_is_who_it_says_and_agreed_takes_part(seen: Seen) -> None:

@@ -25,7 +25,7 @@ from coterie.deploy.demo import write_rows
 from coterie.deploy.init import App, init_app
 from coterie.deploy.keys import load_private
 from coterie.deploy.messages import Envelope, peek
-from coterie.deploy.processes import LocalFederation, Node
+from coterie.deploy.processes import LocalFederation
 from coterie.engine.simulate import Outcome, simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
@@ -119,9 +119,9 @@ class Trial:
         """Names of the sites."""
         return tuple(self.app.agreement.federation.sites)
 
-    def node(self, site: str, **more: Any) -> Node:
-        """Return a SuperNode of a site."""
-        config = {
+    def node(self, site: str, **more: Any) -> dict[str, Any]:
+        """Return the `--node-config` of a site's SuperNode."""
+        return {
             "site": site,
             "key": str(self.keys / "sites" / site / "signing.key"),
             "folder": str(self.site_folder(site)),
@@ -130,7 +130,6 @@ class Trial:
             "simulation": True,
             **more,
         }
-        return Node(config, keys=self.keys / "sites" / site)
 
     def site_folder(self, site: str) -> Path:
         """Return what a site calls its own."""

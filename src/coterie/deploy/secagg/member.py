@@ -73,15 +73,10 @@ _SEED, _MASKING, _GATE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Roster:
-    """The sites of a setup, and their public keys.
+    """The sites of a setup, and what they advertised, by name.
 
-    Attributes:
-        scope: Run and setup.
-        names: Names of the sites, sorted. The point of a site's shares is its place here, from 1.
-        sealing: The key under which shares for a site are encrypted, by name.
-        masking: Keys for masks, by name, one for each session.
-        seeds: Commitments to the seeds of own masks, by name, one for each session.
-        digest: A hash of all advertisements.
+    Names are sorted; the point of a site's shares is its place among them, from 1. `masking` has a
+    key and `seeds` a commitment for each session; `digest` is a hash of all advertisements.
     """
 
     scope: Scope
@@ -125,35 +120,63 @@ def advertise(
 def read_roster(
     advertisements: Mapping[str, Any], keys: Mapping[str, Ed25519PublicKey] | None = None
 ) -> Roster:
-    """Return the roster of advertisements by site, verified where keys are given.
-
-    Raises:
-        RefusedError: If one is malformed, of another setup, or not signed by its site.
-    """
+    """Return the roster of advertisements by site, verified where keys are given."""
     if not isinstance(advertisements, Mapping) or not advertisements:
         raise RefusedError("no advertisements: expected one for each site")
-    tables = {name: _table(name, body) for name, body in sorted(advertisements.items())}
-    if keys is not None:
-        for name, table in tables.items():
-            _verify(name, table, keys)
+    names, tables, parts = [], {}, []
+    for name, body in sorted(advertisements.items()):
+        names.append(name)
+        tables[name], keys_of = _read(name, body, keys)
+        parts.append(keys_of)
     scopes = {Scope(table["run"], table["setup"]) for table in tables.values()}
     if len(scopes) > 1:
         raise RefusedError("advertisements of different runs or setups")
-    split = {name: _split(name, table) for name, table in tables.items()}
-    if len({len(masking) for _, masking, _ in split.values()}) > 1:
+    if len({len(masking) for _, masking, _ in parts}) > 1:
         raise RefusedError("advertisements for different numbers of sessions")
-    public = [key for sealing, masking, _ in split.values() for key in (sealing, *masking)]
+    public = [key for sealing, masking, _ in parts for key in (sealing, *masking)]
     if len(set(public)) < len(public):
         raise RefusedError("a public key is advertised twice")
-    plain = {name: {field: table[field] for field in _FIELDS} for name, table in tables.items()}
-    return Roster(
-        scope=scopes.pop(),
-        names=tuple(tables),
-        sealing={name: sealing for name, (sealing, _, _) in split.items()},
-        masking={name: masking for name, (_, masking, _) in split.items()},
-        seeds={name: seeds for name, (_, _, seeds) in split.items()},
-        digest=hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest(),
+    digest = hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
+    sealing, masking, seeds = (
+        dict(zip(names, column, strict=True)) for column in zip(*parts, strict=True)
     )
+    return Roster(scopes.pop(), tuple(names), sealing, masking, seeds, digest)
+
+
+def _read(
+    name: Any, body: Any, keys: Mapping[str, Ed25519PublicKey] | None
+) -> tuple[dict[str, str], tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]]]:
+    """Return the table of an advertisement, without its signature, and the keys in it."""
+    what = f"the advertisement of {str(name)[:70]}"
+    table = read_table(body, (*_FIELDS, "signature"), what)
+    if table["site"] != name:
+        raise RefusedError(f"{what} is from {table['site'][:70]}")
+    signature = table.pop("signature")
+    if keys is not None:
+        if name not in keys:
+            raise RefusedError(f"{what}, which is not in the federation")
+        try:
+            keys[name].verify(decode(signature, f"the signature of {name[:70]}"), _signed(table))
+        except InvalidSignature as error:
+            raise RefusedError(f"{what} is not signed by it") from error
+    sealing = decode(table["sealing"], what)
+    masking, seeds = (_pieces(decode(table[field], what)) for field in ("masking", "seeds"))
+    if len(sealing) != KEY or not 1 <= len(masking) <= MAX_SESSIONS:
+        raise RefusedError(
+            f"{what} has a key of {len(sealing)} bytes and {len(masking)} sessions, expected "
+            f"{KEY} and 1 to {MAX_SESSIONS}"
+        )
+    if len(seeds) != len(masking) or any(len(piece) != KEY for piece in (*masking, *seeds)):
+        raise RefusedError(f"{what} has truncated keys or commitments")
+    return table, (sealing, masking, seeds)
+
+
+def _pieces(content: bytes) -> tuple[bytes, ...]:
+    return tuple(content[at : at + KEY] for at in range(0, len(content), KEY))
+
+
+def _signed(table: Mapping[str, str]) -> bytes:
+    return _DOMAIN + json.dumps(table, sort_keys=True).encode()
 
 
 def sessions_within(content: int, sites: int) -> int:
@@ -172,11 +195,7 @@ def encode(content: bytes) -> str:
 
 
 def decode(text: Any, what: str) -> bytes:
-    """Return the bytes in a text.
-
-    Raises:
-        RefusedError: If it is not base64.
-    """
+    """Return the bytes in a text; refuse what is not base64."""
     if not isinstance(text, str):
         raise RefusedError(f"{what} is {type(text).__name__}, expected base64 text")
     try:
@@ -186,59 +205,12 @@ def decode(text: Any, what: str) -> bytes:
 
 
 def read_table(body: Any, fields: tuple[str, ...], what: str) -> dict[str, str]:
-    """Return a table of exactly these strings.
-
-    Raises:
-        RefusedError: If the body is something else.
-    """
+    """Return a table of exactly these strings; refuse anything else."""
     if not isinstance(body, Mapping) or set(body) != set(fields):
         raise RefusedError(f"{what} without the fields {', '.join(fields)}")
     if not all(isinstance(text, str) for text in body.values()):
         raise RefusedError(f"{what} with a field that is not text")
     return {field: body[field] for field in fields}
-
-
-def _table(name: Any, body: Any) -> dict[str, str]:
-    what = f"the advertisement of {str(name)[:70]}"
-    table = read_table(body, (*_FIELDS, "signature"), what)
-    if table["site"] != name:
-        raise RefusedError(f"{what} is from {table['site'][:70]}")
-    return table
-
-
-def _split(
-    name: str, table: Mapping[str, str]
-) -> tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]]:
-    what = f"the advertisement of {name[:70]}"
-    sealing = decode(table["sealing"], what)
-    masking, seeds = (_pieces(decode(table[field], what)) for field in ("masking", "seeds"))
-    if len(sealing) != KEY or not 1 <= len(masking) <= MAX_SESSIONS:
-        raise RefusedError(
-            f"{what} has a key of {len(sealing)} bytes and {len(masking)} sessions, expected "
-            f"{KEY} and 1 to {MAX_SESSIONS}"
-        )
-    if len(seeds) != len(masking) or any(len(piece) != KEY for piece in (*masking, *seeds)):
-        raise RefusedError(f"{what} has truncated keys or commitments")
-    return sealing, masking, seeds
-
-
-def _pieces(content: bytes) -> tuple[bytes, ...]:
-    return tuple(content[at : at + KEY] for at in range(0, len(content), KEY))
-
-
-def _verify(name: str, table: Mapping[str, str], keys: Mapping[str, Ed25519PublicKey]) -> None:
-    if name not in keys:
-        raise RefusedError(f"an advertisement of {name[:70]}, which is not in the federation")
-    signature = decode(table["signature"], f"the signature of {name[:70]}")
-    try:
-        keys[name].verify(signature, _signed(table))
-    except InvalidSignature as error:
-        raise RefusedError(f"the advertisement of {name[:70]} is not signed by it") from error
-
-
-def _signed(table: Mapping[str, str]) -> bytes:
-    plain = {field: table[field] for field in _FIELDS}
-    return _DOMAIN + json.dumps(plain, sort_keys=True).encode()
 
 
 @dataclass
@@ -304,21 +276,10 @@ class Member:
         key: Ed25519PrivateKey,
         lists: Mapping[Hashable, Sequence[str]] | None = None,
     ) -> tuple["Member", dict[str, str]]:
-        """Draw all keys of a setup.
+        """Draw all keys of a setup; return the member, and its advertisement for all other sites.
 
-        Args:
-            run: The run.
-            setup: A name that no other setup of the run has had.
-            name: The name of this site.
-            sessions: How many attempts at rounds this setup is for.
-            key: The site's signing key.
-            lists: What earlier members of this site in this run revealed (see `mask`).
-
-        Returns:
-            The member, and its advertisement for all other sites.
-
-        Raises:
-            RefusedError: If there are no sessions, or too many.
+        No other setup of the run may have had its name; `sessions` is how many attempts at rounds
+        it is for; `lists` is what earlier members of this site in this run revealed (see `mask`).
         """
         if type(sessions) is not int or not 1 <= sessions <= MAX_SESSIONS:
             raise RefusedError(f"{sessions!r} sessions: expected 1 to {MAX_SESSIONS}")
@@ -341,18 +302,10 @@ class Member:
         keys: Mapping[str, Ed25519PublicKey],
         threshold: int,
     ) -> dict[str, str]:
-        """Share this site's secrets among all sites that advertised.
+        """Return shares of this site's secrets for each other site that advertised, encrypted.
 
-        Args:
-            advertisements: Advertisements of all sites that take part, this one included, by name.
-            keys: The public keys of the federation, by site.
-            threshold: How many sites unmask a sum; above half of those that advertised.
-
-        Returns:
-            For each other site, its shares, encrypted for it.
-
-        Raises:
-            RefusedError: If a site did not sign its advertisement, or the set is too small.
+        `advertisements` are of all sites that take part, this one included; `keys` are those of the
+        federation. It takes `threshold` sites to unmask a sum: above half of those that advertised.
         """
         roster = read_roster(advertisements, keys)
         if self._roster is not None:
@@ -378,12 +331,7 @@ class Member:
         return dict(self._dealt)
 
     def receive(self, shares: Mapping[str, str]) -> None:
-        """Store the shares that all other sites dealt to this one.
-
-        Raises:
-            RefusedError: If some are missing, are for another site or setup, or differ from those
-                received before.
-        """
+        """Store the shares that all other sites dealt to this one."""
         roster = self._known()
         others = self._others(roster)
         if not isinstance(shares, Mapping) or set(shares) != set(others):
@@ -408,19 +356,12 @@ class Member:
         about: Hashable = None,
         context: str = "",
     ) -> NDArray[np.uint64]:
-        """Return this site's input, masked; the session is then used.
+        """Return this site's input, elements of the ring, masked; the session is then used.
 
-        Args:
-            session: Its index.
-            vector: The input: elements of the ring.
-            about: What the input contributes to, such as a round. Sessions about the same are
-                revealed for one list of survivors only: the difference of two sums could be the
-                part of a single site.
-            context: What all sites must have received alike; with different contexts masks do not
-                cancel, and no sum can be unmasked.
-
-        Raises:
-            RefusedError: If this session has masked another input, or is closed.
+        `about` is what the input contributes to, such as a round. Sessions about the same are
+        revealed for one list of survivors only: the difference of two sums could be the part of a
+        single site. `context` is what all sites must have received alike; with different contexts
+        masks do not cancel, and no sum can be unmasked.
         """
         roster, one = self._known(), self._session(session)
         if vector.dtype != np.uint64 or vector.ndim != 1:
@@ -454,14 +395,6 @@ class Member:
         For each survivor it is a share of the seed of its own mask, for each other site a share of
         its session key: never both of one site. The answer can be decrypted only together with
         those of `threshold` sites about the same survivors (see gates in `primitives`).
-
-        Args:
-            session: Its index.
-            survivors: Names of all sites whose masked inputs are in the sum.
-
-        Raises:
-            RefusedError: If survivors are too few, unknown, without this site, or other than
-                before in this session or about the same.
         """
         roster, one = self._known(), self._session(session)
         listed = self._listed(roster, session, survivors)
@@ -495,9 +428,8 @@ class Member:
         }
 
     def _listed(self, roster: Roster, session: int, survivors: Any) -> tuple[str, ...]:
-        if isinstance(survivors, str) or not isinstance(survivors, Sequence):
-            raise RefusedError("survivors are not a list of names")
-        if not all(isinstance(name, str) for name in survivors):
+        listable = isinstance(survivors, Sequence) and not isinstance(survivors, str)
+        if not listable or not all(isinstance(name, str) for name in survivors):
             raise RefusedError("survivors are not a list of names")
         listed = tuple(sorted(set(survivors)))
         if len(listed) < len(survivors) or not set(listed) <= set(roster.names):

@@ -96,8 +96,7 @@ def public_key(private: bytes) -> bytes:
 def agree(private: bytes, public: bytes) -> bytes:
     """Return the secret that two key pairs share.
 
-    Raises:
-        RefusedError: If the public key is of low order: it would share zero with every key.
+    A public key of low order is refused: it would share zero with every key.
     """
     theirs = X25519PublicKey.from_public_bytes(public)
     try:
@@ -163,11 +162,7 @@ def encrypt(key: bytes, content: bytes, about: bytes) -> bytes:
 
 
 def decrypt(key: bytes, encrypted: bytes, about: bytes) -> bytes:
-    """Decrypt.
-
-    Raises:
-        RefusedError: If it was not encrypted under this key about this.
-    """
+    """Decrypt; refuse what was not encrypted under this key about this."""
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), encrypted, about)
     except InvalidTag as error:
@@ -175,11 +170,7 @@ def decrypt(key: bytes, encrypted: bytes, about: bytes) -> bytes:
 
 
 def split_secret(secret: int, threshold: int, points: Sequence[int]) -> list[int]:
-    """Return shares of an element of the field, one for each point.
-
-    Raises:
-        ValueError: If points are not distinct and positive, or fewer than the threshold.
-    """
+    """Return shares of an element of the field, one for each point."""
     if not 0 <= secret < PRIME:
         raise ValueError("secret is outside the field: expected 0 <= secret < 2^256 + 297")
     if not 1 <= threshold <= len(points):
@@ -202,11 +193,7 @@ def shares_to_bytes(values: Sequence[int]) -> bytes:
 
 
 def shares_from_bytes(content: bytes) -> list[int]:
-    """Return the elements of the field in bytes.
-
-    Raises:
-        RefusedError: If they are not elements of the field.
-    """
+    """Return the elements of the field in bytes; refuse anything else."""
     if len(content) % WIDTH:
         raise RefusedError(f"{len(content)} bytes of shares: expected a multiple of {WIDTH}")
     pieces = (content[at : at + WIDTH] for at in range(0, len(content), WIDTH))
@@ -263,11 +250,7 @@ def gate_key(gate: int, scope: Scope, session: int, name: str) -> bytes:
 def to_ring(
     arrays: Mapping[str, NDArray[np.float64]], steps: Mapping[str, float]
 ) -> NDArray[np.uint64]:
-    """Return arrays as one vector of the ring: leaves in the order of their names, flattened.
-
-    Raises:
-        ValueError: If a number is not an integer multiple of its leaf's step, or too large.
-    """
+    """Return arrays as one vector of the ring: leaves in the order of their names, flattened."""
     _check_steps(set(arrays), steps)
     parts = [_count(name, arrays[name], steps[name]) for name in sorted(arrays)]
     return np.concatenate([np.zeros(0, np.uint64), *parts])
@@ -276,11 +259,7 @@ def to_ring(
 def from_ring(
     vector: NDArray[np.uint64], shapes: Mapping[str, tuple[int, ...]], steps: Mapping[str, float]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the arrays of a ring vector; numbers above the middle of the ring are negative.
-
-    Raises:
-        ValueError: If the vector is not of these shapes.
-    """
+    """Return the arrays of a ring vector; numbers above the middle of the ring are negative."""
     _check_steps(set(shapes), steps)
     sizes = {name: math.prod(shapes[name]) for name in sorted(shapes)}
     if vector.dtype != np.uint64 or vector.shape != (sum(sizes.values()),):

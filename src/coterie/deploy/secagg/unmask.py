@@ -50,12 +50,10 @@ class UnmaskError(RefusedError):
 
 @dataclass(frozen=True)
 class Unmasked:
-    """An unmasked sum.
+    """The sum of the survivors' inputs, in the ring, and what did not fit, by site, for the log.
 
-    Attributes:
-        total: The sum of the survivors' inputs, in the ring.
-        wrong: What did not fit, by site, for the log. It is no proof: a share that does not fit may
-            be the fault of the site that revealed it, or of the site that dealt it.
+    The latter is no proof: a share that does not fit may be the fault of the site that revealed it,
+    or of the site that dealt it.
     """
 
     total: NDArray[np.uint64]
@@ -81,17 +79,8 @@ def unmask_sum(
 ) -> Unmasked:
     """Return the sum of masked inputs, without masks.
 
-    Args:
-        session: Its index.
-        masked: Masked inputs by name, of exactly the survivors that were listed to the sites.
-        revealed: Answers of sites by name, of at least `threshold` of the survivors.
-        advertisements: The advertisements of the setup.
-        threshold: The threshold of the setup.
-        context: The context of the masks: see `Member.mask`.
-
-    Raises:
-        UnmaskError: If too few answers came, or too few fit together.
-        RefusedError: If the advertisements or the masked inputs are not those of one setup.
+    `masked` has the inputs of exactly the survivors that were listed to the sites, `revealed`
+    answers of at least `threshold` of them. For the context of the masks see `Member.mask`.
     """
     roster = read_roster(advertisements)
     size = _check(roster, session, masked, threshold)
@@ -108,16 +97,22 @@ def unmask_sum(
         fits = _fits(roster, session, name, survived=name in masked)
         secret = _recover(roster, name, points, threshold, answers, fits)
         if secret is None:
-            raise _unfit(name, "seed" if name in masked else "session key")
+            what = "seed" if name in masked else "session key"
+            raise UnmaskError(
+                f"the shares that {name} dealt do not give the {what} that it committed to: either "
+                f"it dealt wrong shares, or too many sites revealed wrong ones; begin a setup "
+                f"without {name}"
+            )
         if name in masked:
             np.subtract(
                 total, keystream(self_key(secret, roster.scope, session, name), size), out=total
             )
-        else:
-            for other in survivors:
-                # The mask of the site that dropped out: its sign cancels the survivor's.
-                key = _pair(roster, session, secret, (name, other), context)
-                add_pair(total, key, name, other)
+            continue
+        for other in survivors:
+            # The mask of the site that dropped out: its sign cancels the survivor's.
+            shared = agree(secret, roster.masking[other][session])
+            key = pair_key(shared, roster.scope, session, name, other, context)
+            add_pair(total, key, name, other)
     return Unmasked(total, dict(answers.wrong))
 
 
@@ -203,9 +198,9 @@ def _fits(
     """Return a check of a site's secret: the seed of a survivor, the session key of another."""
 
     def fits(value: int) -> bytes | None:
-        secret = _secret(value)
-        if secret is None:
+        if value >= 1 << (8 * KEY):
             return None
+        secret = value.to_bytes(KEY, "little")
         if survived:
             valid = commitment(secret, roster.scope, session, name) == roster.seeds[name][session]
         else:
@@ -249,21 +244,3 @@ def _choices(
             if chosen not in seen:
                 seen.add(chosen)
                 yield chosen
-
-
-def _pair(
-    roster: Roster, session: int, private: bytes, names: tuple[str, str], context: str
-) -> bytes:
-    secret = agree(private, roster.masking[names[1]][session])
-    return pair_key(secret, roster.scope, session, *names, context)
-
-
-def _secret(value: int) -> bytes | None:
-    return value.to_bytes(KEY, "little") if value < 1 << (8 * KEY) else None
-
-
-def _unfit(name: str, what: str) -> UnmaskError:
-    return UnmaskError(
-        f"the shares that {name} dealt do not give the {what} that it committed to: either it "
-        f"dealt wrong shares, or too many sites revealed wrong ones; begin a setup without {name}"
-    )
