@@ -646,12 +646,3 @@ def test_changing_a_part_after_it_was_bounded_does_not_exceed_the_bound():
     made, _ = bound(MECHANISM, given)
     given["w"].mul_(1e9)
     assert made.total["w"].abs().max() <= 1
-
-
-def test_unseeded_boards_differ_and_seeded_ones_repeat():
-    def post(seed):
-        return open_board(seed=seed).post([part(0.25)]).value["w"].tolist()
-
-    assert post(None) != post(None)
-    assert post(5) == post(5)
-    assert post(5) != post(6)

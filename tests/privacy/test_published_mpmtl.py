@@ -84,15 +84,15 @@ def mean_norm(kind, degrees, centred):
     return float(np.abs(np.linalg.eigvalsh(noise)).max(axis=1).mean())
 
 
-def scale_of(row):
+@cache
+def scale_of(kind, rounds, delta, degrees):
     """What multiplies noise of unit scale: tau, or c = K^2 / r."""
-    delta, weights = float(row["delta"]), [1.0] * int(row["rounds"])
-    if row["kind"] == "paper":
+    if kind == "paper":
         # s = 2K: c = s / (2 epsilon) = 1 / epsilon.
-        return 1 / printed_budget(len(weights), delta)
-    if row["kind"] == "gaussian":
-        return calibrate(1.0, delta, weights=weights, **PLAN)
-    return 1 / calibrate_wishart(1.0, delta, degrees=int(row["degrees"]), weights=weights, **PLAN)
+        return 1 / printed_budget(rounds, delta)
+    if kind == "gaussian":
+        return calibrate(1.0, delta, weights=[1.0] * rounds, **PLAN)
+    return 1 / calibrate_wishart(1.0, delta, degrees=degrees, weights=[1.0] * rounds, **PLAN)
 
 
 SAMPLE = {("1", "1e-3"), ("10", "1e-4"), ("50", "1e-5")}
@@ -106,7 +106,8 @@ def mark(row):
 
 @pytest.mark.parametrize("row", [mark(row) for row in rows("mpmtl_noise.csv")])
 def test_noise_needed_and_its_size(row):
-    value, scale = float(row["value"]), scale_of(row)
+    value, degrees = float(row["value"]), int(row["degrees"] or 0)
+    scale = scale_of(row["kind"], int(row["rounds"]), float(row["delta"]), degrees)
     if row["quantity"] == "multiplier":
         assert scale == pytest.approx(value, rel=1e-2)
     elif row["quantity"] == "ratio":
@@ -115,7 +116,6 @@ def test_noise_needed_and_its_size(row):
         printed = profile([Wishart(2, 1 / scale)] * int(row["rounds"]), **PLAN)
         assert abs(printed.delta(1.0) - value) <= half_a_unit(row["value"])
     else:
-        degrees = int(row["degrees"] or 0)
         norm = scale * mean_norm(row["kind"], degrees, row["quantity"] == "centred")
         assert norm == pytest.approx(value, rel=5e-2)
 

@@ -71,9 +71,8 @@ class Everyone(Sampler):
 class Poisson(Sampler):
     """Every client takes part independently with probability cohort / clients.
 
-    Args:
-        cohort: The expected number of clients in a round; None for all of them.
-        visible: Whether others observe the cohort. Hidden by default.
+    `cohort` is the expected number of clients in a round, None for all of them; others observe who
+    they are if it is `visible`.
     """
 
     kind: ClassVar[str] = "poisson"
