@@ -4,8 +4,10 @@ The statistics state their false alarm: the probability, over the choice of the 
 mechanism would be rejected.
 """
 
+import csv
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +22,12 @@ ALARM = 1e-6
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324, 1e-310, 2.2e-308, 1e-160, 1e-45, 1e-20, 1e20]
 SPECIAL += [3.4e38, -3.4e38, 1e160, 1e300, 1.7976931348623157e308, -1.7976931348623157e308]
+
+
+def golden(name):
+    """The rows of a table of reference numbers."""
+    with (Path(__file__).parents[1] / "golden" / name).open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def gaussian_delta(epsilon, mu):

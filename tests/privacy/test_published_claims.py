@@ -6,12 +6,11 @@ mu^2/2 + 4.265 mu there, and exact here. `dpfedmtl_needed.csv`: the noise that w
 printed Theorem 4.2 at FEMNIST, sigma = .65 has no entry: the tables' tool overflowed; see below.
 """
 
-import csv
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.privacy.oracles import golden
 
 from coterie.privacy.accounting import profile
 from coterie.privacy.calibrate import calibrate
@@ -20,7 +19,6 @@ from coterie.privacy.published import claims, published_sigma
 
 pytestmark = pytest.mark.full
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 DELTA = 1e-5
 COLUMNS = (
     "theorem_41",
@@ -33,11 +31,6 @@ COLUMNS = (
 )
 
 
-def rows(name):
-    with (GOLDEN / name).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def name_of(row):
     return f"{row['data']}-{row.get('sigma') or row['epsilon']}"
 
@@ -46,7 +39,7 @@ def sampled(name, *kept):
     """Rows of a table: those kept run with every test, the others with the slow ones."""
     return [
         pytest.param(row, id=name_of(row), marks=() if name_of(row) in kept else pytest.mark.slow)
-        for row in rows(name)
+        for row in golden(name)
     ]
 
 

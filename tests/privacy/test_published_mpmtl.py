@@ -7,28 +7,21 @@ paper prints and its true delta. `mpmtl_composition.csv`: Gaussian noise for (1,
 of composing.
 """
 
-import csv
 import math
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import optimize, stats
+from tests.privacy.oracles import golden
 
 from coterie.privacy.accounting import profile
 from coterie.privacy.calibrate import calibrate, calibrate_wishart
 from coterie.privacy.events import Participation, Wishart
 from coterie.privacy.profiles import WishartProfile
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 PLAN = {"participation": Participation("everyone"), "relation": "zero_out"}
 FEATURES = 30
-
-
-def rows(name):
-    with (GOLDEN / name).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def half_a_unit(printed):
@@ -37,7 +30,7 @@ def half_a_unit(printed):
     return 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-@pytest.mark.parametrize("row", rows("mpmtl_wishart.csv"), ids=lambda row: "-".join(row.values()))
+@pytest.mark.parametrize("row", golden("mpmtl_wishart.csv"), ids=lambda row: "-".join(row.values()))
 def test_one_release_to_all_printed_digits(row):
     one = WishartProfile(int(row["degrees"]), float(row["ratio"]))
     for name, found in (("add", one.adding), ("remove", one.removing)):
@@ -46,7 +39,9 @@ def test_one_release_to_all_printed_digits(row):
     assert (value == 0) == (float(row["epsilon"]) >= one.ratio / 2), "removing loses at most r/2"
 
 
-@pytest.mark.parametrize("row", rows("mpmtl_composed.csv"), ids=lambda row: "-".join(row.values()))
+@pytest.mark.parametrize(
+    "row", golden("mpmtl_composed.csv"), ids=lambda row: "-".join(row.values())
+)
 def test_several_releases(row):
     one = Wishart(int(row["degrees"]), float(row["ratio"]))
     found = profile([one] * int(row["rounds"]), **PLAN)
@@ -104,7 +99,7 @@ def mark(row):
     return pytest.param(row, id=name, marks=() if fast else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("row", [mark(row) for row in rows("mpmtl_noise.csv")])
+@pytest.mark.parametrize("row", [mark(row) for row in golden("mpmtl_noise.csv")])
 def test_noise_needed_and_its_size(row):
     value, degrees = float(row["value"]), int(row["degrees"] or 0)
     scale = scale_of(row["kind"], int(row["rounds"]), float(row["delta"]), degrees)
@@ -171,7 +166,9 @@ def renyi(rounds, delta):
     return optimize.brentq(lambda tau: epsilon(tau) - 1, 1.0, 1e3, xtol=1e-6)
 
 
-@pytest.mark.parametrize("row", rows("mpmtl_composition.csv"), ids=lambda row: f"T{row['rounds']}")
+@pytest.mark.parametrize(
+    "row", golden("mpmtl_composition.csv"), ids=lambda row: f"T{row['rounds']}"
+)
 def test_composition(row):
     rounds, delta = int(row["rounds"]), float(row["delta"])
     exact = calibrate(1.0, delta, weights=[1.0] * rounds, **PLAN)

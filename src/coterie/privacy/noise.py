@@ -76,11 +76,13 @@ class Request:
 
     @property
     def budget(self) -> dict[str, Any]:
-        """Weights, participation and relation, as the functions of `calibrate` take them.
+        """The target, weights, participation and relation, as `calibrate` takes them.
 
         A budget holds against all other clients together, who know a cohort of fixed size.
         """
         return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
             "weights": self.weights,
             "participation": self.participation.to_others,
             "relation": self.relation,
@@ -94,12 +96,14 @@ class Noise(ABC):
         kind: Its name in `Privacy(noise=...)`, `--noise` and plan.toml.
         local: Whether clients add the noise themselves: then the cohort is visible.
         by_block: Whether it supports contributions with a bound for each leaf.
+        by_row: Whether it supports recipes whose proof protects single rows.
     """
 
     kind: ClassVar[str] = ""
     shapes: ClassVar[tuple[Shape, ...]] = ()
     local: ClassVar[bool] = False
     by_block: ClassVar[bool] = False
+    by_row: ClassVar[bool] = True
 
     def mechanisms(self, request: Request) -> tuple[Mechanism, ...]:
         """Return the mechanism of each round; raise ValueError for an unsupported request."""
@@ -114,6 +118,10 @@ class Noise(ABC):
                 raise ValueError(f"{name} = {value}: expected a positive number")
         if request.blocks:
             self._check_blocks(request)
+        if request.rows is not None and not self.by_row:
+            raise ValueError(
+                f"{self.kind} noise protects whole clients, not single rows: use gaussian"
+            )
         return self._make(request)
 
     def _check_blocks(self, request: Request) -> None:
@@ -206,28 +214,23 @@ class _Searched(Noise):
         if request.noise_multiplier is not None:
             base = 1 / request.noise_multiplier
         else:
-            assert request.epsilon is not None
-            one = partial(self._event, request)
-            base = calibrate_event(one, request.epsilon, request.delta, **request.budget)
+            base = calibrate_event(partial(self._event, request), **request.budget)
         return tuple(self._one(request, base * weight) for weight in request.weights)
 
 
 class _Registered(_Searched):
     """The kind of noise of a registered mechanism class."""
 
-    made: ClassVar[Callable[[float, float], Mechanism]]
-
-    def _make(self, request: Request) -> tuple[Mechanism, ...]:
-        _check_whole(request, self.kind)
-        return super()._make(request)
+    by_row: ClassVar[bool] = False
+    made: ClassVar[Any]  # a subclass of `Mechanism` made of bound and noise multiplier
 
     def _one(self, request: Request, less_noise: float) -> Mechanism:
-        return type(self).made(request.clip, 1 / less_noise)
+        one: Mechanism = self.made(request.clip, 1 / less_noise)
+        return one
 
     def usual_delta(self, clients: int) -> float:
         """Return 0 for pure noise."""
-        pure = not type(self).made(1.0, 1.0).event().impure
-        return 0.0 if pure else default_delta(clients)
+        return default_delta(clients) if self.made(1.0, 1.0).event().impure else 0.0
 
 
 @dataclass(frozen=True)
@@ -240,19 +243,13 @@ class GaussianNoise(Noise):
 
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
         base = request.noise_multiplier
-        if base is None:
-            base = self._base(request)
+        if base is None and request.rows is not None and request.epsilon is not None:
+            base = rows_to_clients(request.epsilon, request.delta, request.weights, request.rows)
+        elif base is None:
+            replaced = SQRT2 if request.shape in (Shape.GRAM, Shape.SQUARES) else 2.0
+            replaced = replaced_by(request.blocks) if request.blocks else replaced
+            base = calibrate(replaced=replaced, **request.budget)
         return tuple(self._one(request, base / weight) for weight in request.weights)
-
-    def _base(self, request: Request) -> float:
-        assert request.epsilon is not None
-        check_delta(request.delta, (Gaussian(1.0),))
-        if request.rows is not None:
-            return rows_to_clients(request.epsilon, request.delta, request.weights, request.rows)
-        replaced = SQRT2 if request.shape in (Shape.GRAM, Shape.SQUARES) else 2.0
-        if request.blocks:
-            replaced = replaced_by(request.blocks)
-        return calibrate(request.epsilon, request.delta, replaced=replaced, **request.budget)
 
     def _one(self, request: Request, multiplier: float) -> Mechanism:
         if request.blocks:
@@ -303,9 +300,7 @@ class WishartNoise(Noise):
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
         if request.epsilon is None:
             raise ValueError("wishart noise is calibrated: give epsilon, not noise_multiplier")
-        ratio = calibrate_wishart(
-            request.epsilon, request.delta, degrees=self.degrees, **request.budget
-        )
+        ratio = calibrate_wishart(degrees=self.degrees, **request.budget)
         return tuple(
             WishartGram(request.clip, self.degrees, request.clip**2 / (ratio * weight))
             for weight in request.weights
@@ -358,17 +353,15 @@ class LocalNoise(Noise):
     kind: ClassVar[str] = "local"
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
     local: ClassVar[bool] = True
+    by_row: ClassVar[bool] = False
     honest: int = 1
 
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
-        _check_whole(request, self.kind)
         check_honest(self.honest, request.participation, request.clients)
         base = request.noise_multiplier
         if base is None:
-            assert request.epsilon is not None
-            check_delta(request.delta, (Gaussian(1.0),))
             seen = {**request.budget, "participation": request.participation.shown}
-            base = calibrate(request.epsilon, request.delta, **seen)
+            base = calibrate(**seen)
         cohort = request.participation.rate * request.clients
         return tuple(
             LocalGaussianSum(request.clip, base / weight, cohort, self.honest)
@@ -388,9 +381,9 @@ class PublishedLocal(Noise):
     kind: ClassVar[str] = "local_paper"
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
     local: ClassVar[bool] = True
+    by_row: ClassVar[bool] = False
 
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
-        _check_whole(request, self.kind)
         check_delta(request.delta, (Gaussian(1.0),))
         if len(set(request.weights)) > 1:
             raise ValueError(
@@ -406,8 +399,3 @@ class PublishedLocal(Noise):
         share = published_sigma(sigma, request.delta) / rounds
         one = LocalGaussianSum(request.clip, 2 * sigma * rate, rate * request.clients, 1, share)
         return (one,) * rounds
-
-
-def _check_whole(request: Request, kind: str) -> None:
-    if request.rows is not None:
-        raise ValueError(f"{kind} noise protects whole clients, not single rows: use gaussian")
