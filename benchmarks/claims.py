@@ -21,7 +21,7 @@ import numpy as np
 from coterie.privacy.calibrate import calibrate
 from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.guarantee import Guarantee, gdp_approximation, round_up
-from coterie.privacy.profiles import gaussian_trade_off
+from coterie.privacy.profiles import GaussianProfile
 from coterie.privacy.published import claims
 
 DELTA = 1e-5
@@ -113,7 +113,7 @@ def curves():
             "guessing": 1 - np.array(ALARMS),
             "theorem_41": steps.trade_off(ALARMS),
             "approximation": limit.trade_off(ALARMS),
-            "theorem_42": gaussian_trade_off(math.sqrt(rounds) * limit.mu, ALARMS),
+            "theorem_42": GaussianProfile(math.sqrt(rounds) * limit.mu).trade_off(ALARMS),
             "true": composed(name, 2 * sigma * cohort**1.5 / clients).trade_off(ALARMS),
         }
         for place, alarms in enumerate(ALARMS):

@@ -96,8 +96,8 @@ MUTANTS = (
     Mutant(
         "noise from a fixed seed",
         "privacy/entropy.py",
-        "return SystemEntropy() if seed is None else SeededEntropy(seed, purpose, index)",
-        "return SeededEntropy(seed or 0, purpose, index)",
+        "return SystemEntropy() if seed is None else SeededEntropy(seed, purpose, index, client)",
+        "return SeededEntropy(seed or 0, purpose, index, client)",
         "tests/statistics/test_noise.py",
     ),
     Mutant(
@@ -272,8 +272,8 @@ MUTANTS = (
     Mutant(
         "local noise amplified by hidden sampling",
         "privacy/accounting.py",
-        "key=repr)), participation.shown\n",
-        "key=repr)), participation\n",
+        "for event, times in counted), participation.shown\n",
+        "for event, times in counted), participation\n",
         "tests/privacy/test_accounting_local.py",
     ),
     Mutant(

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from tests.privacy.oracles import gaussian_delta
 
 from coterie.privacy.accounting import coalition_profile, epsilon_by_round, profile
 from coterie.privacy.calibrate import calibrate
@@ -36,9 +37,7 @@ def guarantee(events=ROUNDS, who=POISSON, relation="zero_out", delta=1e-5, **mor
 def binomial_delta(epsilon, z, rounds, rate, scale):
     """The mean over attendances of the Gaussian profile, by scipy alone."""
     n = np.arange(1, rounds + 1)
-    mu = scale * np.sqrt(n) / z
-    upper = stats.norm.cdf(-epsilon / mu + mu / 2)
-    delta = upper - np.exp(epsilon) * stats.norm.cdf(-epsilon / mu - mu / 2)
+    delta = gaussian_delta(epsilon, scale * np.sqrt(n) / z)
     return float(stats.binom.pmf(n, rounds, rate) @ delta)
 
 

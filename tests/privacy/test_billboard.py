@@ -255,19 +255,11 @@ def test_one_contribution_counts_once_in_a_post(duplicate):
 
 
 def test_a_subclass_is_no_way_around_the_seal():
-    try:
+    with pytest.raises(ForgedError, match="subclassed"):
 
         class Fake(Bounded):
             def __post_init__(self, seal):
                 pass
-
-        forged = Fake(
-            {"w": torch.full((3,), 1e9).double(), "b": torch.zeros(()).double()}, MECHANISM
-        )
-    except (ForgedError, TypeError):
-        return
-    with pytest.raises(ForgedError):
-        open_board().post([forged])
 
 
 def test_the_name_of_the_seal_occurs_in_one_source_file():
@@ -504,12 +496,8 @@ def test_nor_is_it_redone_by_the_same_process(tmp_path, monkeypatch):
     # be a second release.
     board = open_board(tmp_path, seed=None)
     kept = crash_before_release(board, tmp_path, monkeypatch)
-    try:
-        post = board.post([])
-    except (OverspentError, LedgerError, ValueError):
-        pass
-    else:
-        assert post.index in (0, 1)
+    with pytest.raises(OverspentError, match="never made twice"):
+        board.post([])
     assert files(tmp_path)["000000.npz"] == kept["000000.npz"]
     board.ledger.close()
 
@@ -522,12 +510,8 @@ def test_posts_that_no_ledger_knows_are_not_overwritten(tmp_path):
     kept = files(tmp_path)
     board.ledger.close()
     (tmp_path / "ledger.jsonl").unlink()
-    try:
-        board = open_board(tmp_path, seed=None)
-    except (ValueError, LedgerError):
-        return
-    with pytest.raises((OverspentError, ValueError, LedgerError)):
-        board.post([part(0.25)])
+    with pytest.raises(ValueError, match="never charged"):
+        open_board(tmp_path, seed=None)
     assert files(tmp_path) == kept
 
 
@@ -550,34 +534,26 @@ def test_a_closed_billboard_does_not_redo_a_charged_post_either(tmp_path):
     assert files(tmp_path) == {}
 
 
-def test_a_stray_file_among_the_posts_is_ignored_or_named(tmp_path):
+def test_a_stray_file_among_the_posts_is_ignored(tmp_path):
     board = open_board(tmp_path)
     board.post([])
     board.ledger.close()
     (tmp_path / "posts" / "notes.npz").write_bytes(b"")
-    try:
-        board = open_board(tmp_path)
-    except ValueError as error:
-        assert "notes" in str(error)
-        assert "invalid literal" not in str(error)
-        return
+    board = open_board(tmp_path)
     assert board.next == 1
     board.ledger.close()
 
 
-def test_posting_from_within_a_post_releases_an_index_once():
+def test_posting_from_within_a_post_is_refused():
     board = open_board(seed=None)
-    inner = []
 
     def nested():
-        inner.append(board.post([]))
+        board.post([])
         yield part(0.25)
 
-    try:
-        outer = board.post(nested())
-    except (OverspentError, RuntimeError):
-        return
-    assert outer.index != inner[0].index, "two values were released under one charge"
+    with pytest.raises(RuntimeError, match="one after another"):
+        board.post(nested())
+    assert board.posts == ()
 
 
 def test_released_posts_are_read_back_by_the_next_process(tmp_path):
@@ -608,9 +584,8 @@ def test_a_missing_or_altered_post_is_refused(tmp_path, damage):
         path.write_bytes(b"")
     else:
         path.write_bytes((tmp_path / "posts" / "000001.npz").read_bytes())
-    with pytest.raises(ValueError, match="post 0 is missing or altered") as refused:
+    with pytest.raises(ValueError, match="post 0 is missing or altered"):
         open_board(tmp_path)
-    assert refused.value is not None
 
 
 def test_a_refused_billboard_lets_go_of_the_ledger(tmp_path):
@@ -646,12 +621,3 @@ def test_changing_a_part_after_it_was_bounded_does_not_exceed_the_bound():
     made, _ = bound(MECHANISM, given)
     given["w"].mul_(1e9)
     assert made.total["w"].abs().max() <= 1
-
-
-def test_unseeded_boards_differ_and_seeded_ones_repeat():
-    def post(seed):
-        return open_board(seed=seed).post([part(0.25)]).value["w"].tolist()
-
-    assert post(None) != post(None)
-    assert post(5) == post(5)
-    assert post(5) != post(6)

@@ -1,5 +1,6 @@
 """How a budget is spread over rounds: formulas, what the noise makes of them, refusals, text."""
 
+import itertools
 import json
 import math
 import tomllib
@@ -176,8 +177,9 @@ def test_weights_and_a_shape_are_not_both_given():
 # Text.
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("noise", NOISES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "noise"), zip(SHAPES, itertools.cycle(NOISES), strict=False), ids=str
+)
 def test_shapes_and_noises_come_back_from_text(shape, noise):
     plan = plan_of(shape, noise=noise)
     table = plan.to_table()

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from coterie.privacy.events import Gaussian, Laplace, Participation, Wishart
-from coterie.privacy.guarantee import Guarantee, spent_together
+from coterie.privacy.events import Gaussian, Laplace, NonPrivate, Participation, Wishart
+from coterie.privacy.guarantee import Guarantee, describe_noise, spent_together
 
 POISSON = Participation("poisson", 0.01, visible=True)
 
@@ -39,6 +39,11 @@ def test_a_tiny_delta_is_refused_rather_than_searched_for_ever():
                 events=(Gaussian(5.0),), participation=POISSON, relation="zero_out", delta=delta,
                 clients=100,
             )  # fmt: skip
+
+
+def test_noise_is_described_beside_releases_without_any():
+    assert describe_noise([NonPrivate()]) == describe_noise([]) == "no noise"
+    assert describe_noise([NonPrivate(), Laplace(0.5), Laplace(0.25)]).endswith("e = 0.25 to 0.5")
 
 
 def number(text):

@@ -6,6 +6,7 @@ import tomllib
 import numpy as np
 import pytest
 import torch
+from tests.privacy.oracles import memory_board
 
 from coterie.core.config import ConfigError, to_toml
 from coterie.data.synthetic import synthetic
@@ -15,7 +16,7 @@ from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.plan.plan import Plan, Privacy, Speed
 from coterie.privacy.accounting import profile
-from coterie.privacy.billboard import Billboard, bound
+from coterie.privacy.billboard import bound
 from coterie.privacy.calibrate import Power
 from coterie.privacy.entropy import client_entropy, open_entropy
 from coterie.privacy.events import LocalGaussian, Participation
@@ -33,7 +34,6 @@ from coterie.privacy.noise import (
 )
 from coterie.privacy.published import claims
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
-from coterie.privacy.transcript import MemoryTranscript
 
 CLIENTS = 40
 
@@ -201,14 +201,7 @@ def test_the_printed_label_makes_the_printed_noise():
 
 def test_posts_hold_the_sum_of_messages_and_are_charged():
     mechanism = LocalGaussianSum(1.0, 0.5, 4.0)
-    board = Billboard(
-        mechanisms=(mechanism,) * 2,
-        template={"w": torch.zeros(3000)},
-        cohort=4.0,
-        ledger=Ledger([mechanism.event()] * 2),
-        transcript=MemoryTranscript(),
-        entropy=lambda index: open_entropy(1, "noise", index),
-    )
+    board = memory_board(mechanism, {"w": (3000,)}, posts=2, cohort=4.0)
     rows = {"w": torch.zeros(4, 3000)}
     parts = [
         bound(mechanism, {"w": rows["w"][:2]}, torch.tensor([0, 1]), client_entropy(1, 0))[0],

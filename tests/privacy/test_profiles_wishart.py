@@ -127,16 +127,15 @@ def simulate(rng, plan, draws, adding):
 @pytest.mark.parametrize(
     "plan",
     [
-        [Wishart(10, 0.2)] * 10,
         [Wishart(3, 0.05)] * 4,
         [Wishart(12, 0.1 * (t + 1) ** 0.5) for t in range(6)],
     ],
-    ids=["equal", "few-degrees", "unequal"],
+    ids=["few-degrees", "unequal"],
 )
 def test_compositions_agree_with_simulation(plan):
     """Means over 1e6 draws; false alarm below 1e-6 (empirical Bernstein, Maurer and Pontil 2009).
 
-    Six two-sided comparisons a plan, three plans, at 5e-8 each.
+    Six two-sided comparisons a plan, two plans, at 5e-8 each.
     """
     draws, rng = 1_000_000, np.random.default_rng(5)
     odds = math.log(4 / 5e-8)

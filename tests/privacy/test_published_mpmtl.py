@@ -7,28 +7,21 @@ paper prints and its true delta. `mpmtl_composition.csv`: Gaussian noise for (1,
 of composing.
 """
 
-import csv
 import math
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import optimize, stats
+from tests.privacy.oracles import golden
 
 from coterie.privacy.accounting import profile
 from coterie.privacy.calibrate import calibrate, calibrate_wishart
 from coterie.privacy.events import Participation, Wishart
 from coterie.privacy.profiles import WishartProfile
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 PLAN = {"participation": Participation("everyone"), "relation": "zero_out"}
 FEATURES = 30
-
-
-def rows(name):
-    with (GOLDEN / name).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def half_a_unit(printed):
@@ -37,7 +30,7 @@ def half_a_unit(printed):
     return 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-@pytest.mark.parametrize("row", rows("mpmtl_wishart.csv"), ids=lambda row: "-".join(row.values()))
+@pytest.mark.parametrize("row", golden("mpmtl_wishart.csv"), ids=lambda row: "-".join(row.values()))
 def test_one_release_to_all_printed_digits(row):
     one = WishartProfile(int(row["degrees"]), float(row["ratio"]))
     for name, found in (("add", one.adding), ("remove", one.removing)):
@@ -46,7 +39,9 @@ def test_one_release_to_all_printed_digits(row):
     assert (value == 0) == (float(row["epsilon"]) >= one.ratio / 2), "removing loses at most r/2"
 
 
-@pytest.mark.parametrize("row", rows("mpmtl_composed.csv"), ids=lambda row: "-".join(row.values()))
+@pytest.mark.parametrize(
+    "row", golden("mpmtl_composed.csv"), ids=lambda row: "-".join(row.values())
+)
 def test_several_releases(row):
     one = Wishart(int(row["degrees"]), float(row["ratio"]))
     found = profile([one] * int(row["rounds"]), **PLAN)
@@ -84,15 +79,15 @@ def mean_norm(kind, degrees, centred):
     return float(np.abs(np.linalg.eigvalsh(noise)).max(axis=1).mean())
 
 
-def scale_of(row):
+@cache
+def scale_of(kind, rounds, delta, degrees):
     """What multiplies noise of unit scale: tau, or c = K^2 / r."""
-    delta, weights = float(row["delta"]), [1.0] * int(row["rounds"])
-    if row["kind"] == "paper":
+    if kind == "paper":
         # s = 2K: c = s / (2 epsilon) = 1 / epsilon.
-        return 1 / printed_budget(len(weights), delta)
-    if row["kind"] == "gaussian":
-        return calibrate(1.0, delta, weights=weights, **PLAN)
-    return 1 / calibrate_wishart(1.0, delta, degrees=int(row["degrees"]), weights=weights, **PLAN)
+        return 1 / printed_budget(rounds, delta)
+    if kind == "gaussian":
+        return calibrate(1.0, delta, weights=[1.0] * rounds, **PLAN)
+    return 1 / calibrate_wishart(1.0, delta, degrees=degrees, weights=[1.0] * rounds, **PLAN)
 
 
 SAMPLE = {("1", "1e-3"), ("10", "1e-4"), ("50", "1e-5")}
@@ -104,9 +99,10 @@ def mark(row):
     return pytest.param(row, id=name, marks=() if fast else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("row", [mark(row) for row in rows("mpmtl_noise.csv")])
+@pytest.mark.parametrize("row", [mark(row) for row in golden("mpmtl_noise.csv")])
 def test_noise_needed_and_its_size(row):
-    value, scale = float(row["value"]), scale_of(row)
+    value, degrees = float(row["value"]), int(row["degrees"] or 0)
+    scale = scale_of(row["kind"], int(row["rounds"]), float(row["delta"]), degrees)
     if row["quantity"] == "multiplier":
         assert scale == pytest.approx(value, rel=1e-2)
     elif row["quantity"] == "ratio":
@@ -115,7 +111,6 @@ def test_noise_needed_and_its_size(row):
         printed = profile([Wishart(2, 1 / scale)] * int(row["rounds"]), **PLAN)
         assert abs(printed.delta(1.0) - value) <= half_a_unit(row["value"])
     else:
-        degrees = int(row["degrees"] or 0)
         norm = scale * mean_norm(row["kind"], degrees, row["quantity"] == "centred")
         assert norm == pytest.approx(value, rel=5e-2)
 
@@ -171,7 +166,9 @@ def renyi(rounds, delta):
     return optimize.brentq(lambda tau: epsilon(tau) - 1, 1.0, 1e3, xtol=1e-6)
 
 
-@pytest.mark.parametrize("row", rows("mpmtl_composition.csv"), ids=lambda row: f"T{row['rounds']}")
+@pytest.mark.parametrize(
+    "row", golden("mpmtl_composition.csv"), ids=lambda row: f"T{row['rounds']}"
+)
 def test_composition(row):
     rounds, delta = int(row["rounds"]), float(row["delta"])
     exact = calibrate(1.0, delta, weights=[1.0] * rounds, **PLAN)

@@ -6,18 +6,16 @@ holds under each relation and view. `sigma_needed.csv`: the noise that meets an 
 much the theorem's formula exceeds the exact noise at full participation. `gdp.csv`: Gaussian DP.
 """
 
-import csv
 import math
-from pathlib import Path
 
 import pytest
+from tests.privacy.oracles import golden
 
 from coterie.privacy.accounting import profile
 from coterie.privacy.calibrate import calibrate
 from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.profiles import GaussianProfile, gaussian_mu
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 0.01
 COLUMNS = {
     "poisson_zero_out": ("poisson", False, "zero_out"),
@@ -28,14 +26,11 @@ COLUMNS = {
 }
 
 
-def rows(name):
-    with (GOLDEN / name).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def entries():
     """Every epsilon of the table that is ours to reproduce."""
-    return [(row, column) for row in rows("pmtl_epsilon.csv") for column in COLUMNS if row[column]]
+    return [
+        (row, column) for row in golden("pmtl_epsilon.csv") for column in COLUMNS if row[column]
+    ]
 
 
 def name_of(row, column):
@@ -87,7 +82,7 @@ def test_sample_is_in_the_table():
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in rows("pmtl_epsilon.csv") if row["claimed"]],
+    [row for row in golden("pmtl_epsilon.csv") if row["claimed"]],
     ids=lambda row: name_of(row, "claimed"),
 )
 def test_claimed_epsilon_is_the_theorem(row):
@@ -100,7 +95,7 @@ def test_claimed_epsilon_is_the_theorem(row):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
-    [row for row in rows("pmtl_epsilon.csv") if row["fixed_replace_rdp"]],
+    [row for row in golden("pmtl_epsilon.csv") if row["fixed_replace_rdp"]],
     ids=lambda row: name_of(row, "rdp"),
 )
 def test_fixed_size_by_renyi(row):
@@ -121,7 +116,7 @@ def test_fixed_size_by_renyi(row):
     assert float(row["fixed_replace"]) < found
 
 
-@pytest.mark.parametrize("row", rows("gdp.csv"), ids=lambda row: f"mu{row['mu']}-{row['delta']}")
+@pytest.mark.parametrize("row", golden("gdp.csv"), ids=lambda row: f"mu{row['mu']}-{row['delta']}")
 def test_gaussian_dp(row):
     mu, epsilon, delta = (float(row[key]) for key in ("mu", "epsilon", "delta"))
     assert GaussianProfile(mu).epsilon(delta) == pytest.approx(epsilon, rel=5e-4)
@@ -130,7 +125,7 @@ def test_gaussian_dp(row):
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in rows("sigma_needed.csv") if row["kind"] == "sigma_over_clip"],
+    [row for row in golden("sigma_needed.csv") if row["kind"] == "sigma_over_clip"],
     ids=lambda row: f"{row['data']}-{row['epsilon']}",
 )
 def test_noise_needed_with_poisson_sampling(row):
@@ -150,7 +145,7 @@ def test_noise_needed_with_poisson_sampling(row):
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in rows("sigma_needed.csv") if row["kind"] == "formula_over_exact"],
+    [row for row in golden("sigma_needed.csv") if row["kind"] == "formula_over_exact"],
     ids=lambda row: f"{row['data']}-{row['relation']}-{row['epsilon']}",
 )
 def test_theorem_against_exact_noise_at_full_participation(row):

@@ -1,8 +1,5 @@
 """Samplers: ids in order, without repeats, refused when they make no sense, and unbiased coins."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -175,9 +172,3 @@ def test_seeded_entropy_is_one_stream_by_seed_purpose_and_index():
 def test_system_entropy_draws_anew():
     assert SystemEntropy().words(4).tolist() != SystemEntropy().words(4).tolist()
     assert SystemEntropy().words(0).shape == (0,)
-
-
-def test_planning_does_not_load_torch():
-    code = "import sys, coterie.privacy.sampling; sys.exit('torch' in sys.modules)"
-    env = {"PYTHONPATH": ":".join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0

@@ -259,10 +259,11 @@ def test_conversion_agrees_with_another_implementation(delta):
         assert exact <= renyi_to_epsilon(found, delta) <= 1.35 * exact + 0.02
 
 
-@pytest.mark.parametrize("who", [EVERYONE, Participation("poisson", 0.2)])
-@pytest.mark.parametrize("law", [RunLaw(10.0), RunLaw(5.0, 0.0)])
+@pytest.mark.parametrize(
+    ("who", "law"), [(EVERYONE, RunLaw(10.0)), (Participation("poisson", 0.2), RunLaw(5.0, 0.0))]
+)
 def test_chosen_alone_end_to_end(who, law):
-    whole = ORDERS[np.rint(ORDERS) == ORDERS]
+    whole = ORDERS[(np.rint(ORDERS) == ORDERS) & (ORDERS < 200)]
     events = (Gaussian(10.0),) * 5 + (Gaussian(8.0),)
     inner = [dp_event.GaussianDpEvent(event.noise_multiplier) for event in events]
     if who.rate < 1:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.privacy.oracles import memory_board
 
-from coterie.privacy.billboard import Billboard, Bounded, admit, admit_sum, bound
+from coterie.privacy.billboard import Bounded, admit, admit_sum, bound
 from coterie.privacy.entropy import SeededEntropy
-from coterie.privacy.ledger import Ledger
 from coterie.privacy.mechanisms import (
     Block,
     BlockSum,
@@ -24,7 +24,6 @@ from coterie.privacy.mechanisms import (
     Shape,
 )
 from coterie.privacy.moments import GaussianGram, Squares, WishartGram
-from coterie.privacy.transcript import MemoryTranscript
 from coterie.privacy.validation import Verdict, fold, grid_steps, validate
 
 SUM = GaussianSum(1.0, 2.0)
@@ -282,14 +281,7 @@ def test_a_sum_that_travelled_posts_as_one_that_did_not():
     travelled = admit(SUM, numbers, TWO, TEMPLATE)[0]
     posts = []
     for part in (stayed, travelled):
-        board = Billboard(
-            mechanisms=(SUM,),
-            template={name: leaf[0] for name, leaf in rows.items()},
-            cohort=2.0,
-            ledger=Ledger([SUM.event()]),
-            transcript=MemoryTranscript(),
-            entropy=lambda index: SeededEntropy(0, "noise", index),
-        )
+        board = memory_board(SUM, TEMPLATE, seed=0, cohort=2.0)
         posts.append(board.post([part]).value)
     assert all(torch.equal(posts[0][name], posts[1][name]) for name in posts[0])
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.privacy.oracles import NOT_FINITE, SPECIAL, units
 
 from coterie.core.tree import clip_rows, map_leaves, take
 from coterie.privacy.mechanisms import Block, BlockSum, GaussianSum, replaced_by
@@ -21,9 +22,6 @@ from coterie.privacy.mechanisms import Block, BlockSum, GaussianSum, replaced_by
 PROFILE = settings(derandomize=True, deadline=None, max_examples=60)
 KINDS = ("signed", "positive", "single")
 SQUARES = {"signed": 4, "positive": 2, "single": 1}
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324, 1e-310, 1e-160, 1e-45, 1e20, -3.4e38, 1e160]
-SPECIAL += [1.7976931348623157e308, -1.7976931348623157e308]
-NOT_FINITE = [math.nan, math.inf, -math.inf]
 
 bounds = st.one_of(
     st.sampled_from([1.0, 0.1, 1 / 3, 1e-6, 1e6, 1 + 2**-52, 1 - 2**-53]), st.floats(1e-9, 1e9)
@@ -75,13 +73,6 @@ def numbers_of(rows):
     return {name: math.prod(leaf.shape[1:]) for name, leaf in rows.items()}
 
 
-def steps(leaf, step):
-    """Grid values as whole numbers of steps (Python integers); fails if one is off the grid."""
-    exact = leaf.double().numpy() / step  # exact: the step is a power of two
-    assert np.array_equal(exact, np.rint(exact)), "a value is off the grid"
-    return [int(value) for value in exact.ravel()]
-
-
 def square_move(mechanism, left, right):
     """The exact square of a move, block by block in units of the noise that is drawn there."""
     numbers = {name: leaf.numel() for name, leaf in left.items()}
@@ -91,7 +82,7 @@ def square_move(mechanism, left, right):
     total = Fraction(0)
     for name, one in mechanism.each(numbers).items():
         step = one.step(numbers[name])
-        pairs = zip(steps(left[name], step), steps(right[name], step), strict=True)
+        pairs = zip(units(left[name], step), units(right[name], step), strict=True)
         square = sum((a - b) ** 2 for a, b in pairs)
         total += square * (Fraction(step) / Fraction(deviations[name])) ** 2
     return total
@@ -206,7 +197,7 @@ def test_every_block_keeps_its_bound_and_its_sign_after_rounding(mechanism, data
         assert leaf.dtype == torch.float64
         limit = (Fraction(block.bound_of(numbers_of(rows)[block.name])) / Fraction(step)) ** 2
         for row in leaf:
-            assert sum(value**2 for value in steps(row, step)) <= limit
+            assert sum(value**2 for value in units(row, step)) <= limit
         if block.kind != "signed":
             assert bool((leaf >= 0).all())
     assert kept.shape == (4,)

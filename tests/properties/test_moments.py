@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.privacy.oracles import NOT_FINITE, SPECIAL, units
 
 import coterie.privacy.mechanisms as laplace_module
 from coterie.core.tree import map_leaves, take
@@ -28,9 +29,6 @@ PROFILE = settings(derandomize=True, deadline=None, max_examples=50)
 MANY = settings(derandomize=True, deadline=None, max_examples=1500)
 RELATIONS = ("zero_out", "replace")
 CLIENTS = 5
-
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 5e-324, 1e-310, 1e-160, 1e-45, 1e20, 3.4e38, 1e160, -1.79e308]
-NOT_FINITE = [math.nan, math.inf, -math.inf]
 
 
 @dataclass(frozen=True)
@@ -91,14 +89,6 @@ def vectors(draw, clients=None, tame=False):
     dtype = draw(st.sampled_from([torch.float32, torch.float64]))
     with np.errstate(over="ignore"):
         return {"w": torch.from_numpy(values).to(dtype)}
-
-
-def units(leaf, step):
-    """Grid values as whole numbers of steps (Python integers); fails if one is off the grid."""
-    exact = leaf.double().numpy() / step  # exact: the step is a power of two
-    assert np.array_equal(exact, np.rint(exact)), "a value is off the grid"
-    assert np.all(np.abs(exact) <= 2.0**53)
-    return np.array([int(value) for value in exact.ravel()], dtype=object)
 
 
 def size(whole, norm):
@@ -478,9 +468,6 @@ def test_events_carry_what_the_noise_is_made_of():
     assert Squares(LaplaceSum(9.0, 0.25)).event() == LaplaceSum(9.0, 0.25).event() == Laplace(0.25)
     assert GaussianRows(3.0, 1.5, 4).event() == Gaussian(1.5, 2.0)
     assert WishartGram(3.0, 12, 4.5).event() == Wishart(12, 2.0)
-    assert WishartGram.paper(0.5, bound=3.0) == WishartGram(3.0, 2, 6.0, 0.5, centred=False)
-    printed = WishartGram.paper(0.5, bound=3.0, sensitivity="K^2")
-    assert printed == WishartGram(3.0, 2, 9.0, 0.5, centred=False)
 
 
 @pytest.mark.parametrize("relation", ["Replace", "swap", "", None])

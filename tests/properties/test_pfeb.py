@@ -21,7 +21,7 @@ from coterie.methods.pfeb import PFEB, packed, unpacked
 from coterie.plan.plan import Privacy
 from coterie.plan.rules import plan_for
 
-PROFILE = settings(derandomize=True, deadline=None, max_examples=60)
+PROFILE = settings(derandomize=True, deadline=None, max_examples=40)
 ROOM = 1 + 1e-9
 WILD = [0.0, 1.0, -1.0, 1e-30, 1e8, -1e20, 3e38, math.nan, math.inf, -math.inf]
 CASES = [

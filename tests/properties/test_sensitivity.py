@@ -12,17 +12,15 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.privacy.oracles import NOT_FINITE, SPECIAL
 
 from coterie.core.tree import map_leaves, take
 from coterie.privacy.events import Gaussian, NonPrivate
 from coterie.privacy.mechanisms import Exact, GaussianSum
 
-PROFILE = settings(derandomize=True, deadline=None, max_examples=150)
+PROFILE = settings(derandomize=True, deadline=None, max_examples=80)
 
 DENORMAL = 5e-324
-SPECIAL = [0.0, -0.0, 1.0, -1.0, DENORMAL, -DENORMAL, 1e-310, 2.2e-308, 1e-160, 1e-45, 1e-20]
-SPECIAL += [1e20, 3.4e38, 1e160, 1e300, 1.7976931348623157e308, -1.7976931348623157e308]
-NOT_FINITE = [math.nan, math.inf, -math.inf]
 
 HUGE = torch.linspace(3e307, 1.7e308, 50, dtype=torch.float64)[:, None]
 

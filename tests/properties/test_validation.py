@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.privacy.oracles import units
 
 from coterie.privacy.billboard import admit, admit_sum, bound
 from coterie.privacy.entropy import client_entropy
@@ -92,13 +93,6 @@ def draw_rows(draw, shapes, count):
             values = np.ones_like(values)
         rows[name] = torch.from_numpy(values * far)
     return rows
-
-
-def units(array, step):
-    """Grid values as whole numbers of steps (Python integers); fails if one is off the grid."""
-    exact = np.asarray(array) / step  # exact: the step is a power of two
-    assert np.array_equal(exact, np.rint(exact)), "a value is off the grid"
-    return np.array([int(value) for value in exact.ravel()], dtype=object)
 
 
 def lengths(mechanism, whole, grid, norm):

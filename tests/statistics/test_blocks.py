@@ -5,19 +5,18 @@ mechanism would be rejected: at most 1e-6 a test. Each statistic must also rejec
 is wrong on purpose.
 """
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.privacy.oracles import ALARM, correlated
 
 from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import DrawnAhead, SeededEntropy
 from coterie.privacy.mechanisms import Block, BlockSum, GaussianSum
 
-ALARM = 1e-6
 COUNT = 60_000
 BLOCKS = (
     Block("mean", 0.7, 0.6),
@@ -76,18 +75,6 @@ def size_is_off(noise):
 def shape_is_off(noise):
     # Kolmogorov-Smirnov against N(0, 1): below 1e-6 with probability 1e-6.
     return stats.kstest(noise, "norm").pvalue < ALARM
-
-
-def correlated(series):
-    # r sqrt(n) is N(0, 1) up to 1/n, also that of centred squares; Bonferroni: 1e-6 in all.
-    pairs = list(itertools.combinations(series, 2))
-    limit = stats.norm.isf(ALARM / 2 / (2 * len(pairs)))
-    for left, right in pairs:
-        for a, b in ((left, right), (left**2 - 1, right**2 - 1)):
-            r = float(np.mean(a * b)) / math.sqrt(float(np.mean(a**2)) * float(np.mean(b**2)))
-            if abs(r) * math.sqrt(len(a)) > limit:
-                return True
-    return False
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import special, stats
+from tests.privacy.oracles import ALARM, correlated, memory_board, not_normal
 
 import coterie.privacy.mechanisms as laplace_module
-from coterie.privacy.billboard import Billboard
-from coterie.privacy.entropy import DrawnAhead, SeededEntropy, open_entropy
+from coterie.privacy.entropy import DrawnAhead, SeededEntropy
 from coterie.privacy.events import SQRT2
-from coterie.privacy.ledger import Ledger
 from coterie.privacy.mechanisms import (
     GaussianRows,
     GaussianSum,
@@ -31,11 +30,8 @@ from coterie.privacy.mechanisms import (
 )
 from coterie.privacy.moments import GaussianGram, Squares, WishartGram, post_grid, vector_grid
 from coterie.privacy.profiles import WishartProfile
-from coterie.privacy.transcript import MemoryTranscript
 
 pytestmark = pytest.mark.full
-
-ALARM = 1e-6
 
 
 def zeros(*shape):
@@ -43,37 +39,10 @@ def zeros(*shape):
 
 
 def noise(mechanism, total, posts, seed=11):
-    """What is posted over zeros, many times."""
-    return np.array(
-        [
-            mechanism.perturb(total, SeededEntropy(seed, "noise", index))["w"].numpy()
-            for index in range(posts)
-        ]
-    )
-
-
-def not_normal(values):
-    # Mean, sum of squares (chi-square) and Kolmogorov-Smirnov against N(0, 1), 1e-6 / 3 each.
-    share = ALARM / 3
-    low, high = stats.chi2.ppf([share / 2, 1 - share / 2], len(values))
-    return (
-        abs(values.mean()) * math.sqrt(len(values)) > stats.norm.isf(share / 2)
-        or not low < float((values**2).sum()) < high
-        or stats.kstest(values, "norm").pvalue < share
-    )
-
-
-def correlated(columns):
-    # r sqrt(n) of independent normals is N(0, 1) up to 1/n, and so is that of their squares less 1,
-    # over 2: two statistics a pair, Bonferroni over pairs, 1e-6 in all.
-    pairs = list(itertools.combinations(range(columns.shape[1]), 2))
-    limit = stats.norm.isf(ALARM / 2 / (2 * len(pairs)))
-    n = len(columns)
-    for data in (columns, (columns**2 - 1) / SQRT2):
-        products = data.T @ data / math.sqrt(n)
-        if any(abs(products[i, j]) > limit for i, j in pairs):
-            return True
-    return False
+    """What is posted over zeros, many times: leaves of one post have noise of their own each."""
+    many = {f"{index:05d}": total["w"] for index in range(posts)}
+    made = mechanism.perturb(many, SeededEntropy(seed, "noise", 0))
+    return np.array([leaf.numpy() for leaf in made.values()])
 
 
 # Symmetric Gaussian noise.
@@ -152,9 +121,9 @@ def test_gram_entries_are_independent():
     made = noise(GRAM, zeros(4, 4), 6000) / TAU
     rows, columns = np.tril_indices(4)
     entries = made[:, rows, columns] * np.where(rows == columns, 1, SQRT2)
-    assert not correlated(entries)
+    assert not correlated(entries.T)
     entries[:, 3] = entries[:, 0] * 0.1 + entries[:, 3] * math.sqrt(0.99)
-    assert correlated(entries)
+    assert correlated(entries.T)
 
 
 def test_a_client_shifts_the_gram_by_at_most_the_bound_squared_against_full_noise():
@@ -232,17 +201,6 @@ def test_huge_noise_has_no_fine_structure_from_which_the_sum_could_be_read():
 # Two posts, through the billboard.
 
 
-def board(mechanism, template, posts=2, seed=21):
-    return Billboard(
-        mechanisms=(mechanism,) * posts,
-        template=template,
-        cohort=1.0,
-        ledger=Ledger([mechanism.event()] * posts),
-        transcript=MemoryTranscript(),
-        entropy=lambda index: open_entropy(seed, "noise", index),
-    )
-
-
 @pytest.mark.parametrize(
     "mechanism",
     [GRAM, GaussianRows(1.0, 2.0, 40), Squares(GaussianSum(4.0, 1.1))],
@@ -250,7 +208,7 @@ def board(mechanism, template, posts=2, seed=21):
 )
 def test_noise_of_two_posts_is_independent(mechanism):
     features = 200 if isinstance(mechanism, GaussianGram) else 2000
-    made = board(mechanism, {"w": torch.zeros(features)})
+    made = memory_board(mechanism, {"w": (features,)}, posts=2, seed=21)
     first, second = (made.post([]).value["w"].numpy() for _ in range(2))
     if isinstance(mechanism, GaussianGram):
         rows, columns = np.tril_indices(features, -1)
@@ -260,12 +218,12 @@ def test_noise_of_two_posts_is_independent(mechanism):
         scale = inner.bound * inner.noise_multiplier
         first, second = first.ravel() / scale, second.ravel() / scale
     assert not not_normal(first)
-    assert not correlated(np.stack([first, second], axis=1))
-    assert correlated(np.stack([first, first], axis=1))
+    assert not correlated([first, second])
+    assert correlated([first, first])
 
 
 def test_noise_of_two_laplace_posts_is_independent():
-    made = board(LaplaceSum(1.0, 0.5), {"w": torch.zeros(10_000)})
+    made = memory_board(LaplaceSum(1.0, 0.5), {"w": (10_000,)}, posts=2, seed=21)
     first, second = (made.post([]).value["w"].numpy() * 0.5 for _ in range(2))
     # Products of independent Laplace numbers have mean 0 and variance 4: by the central limit,
     # with excesses that are nothing at 1e4 numbers against a limit of 6.5 deviations for 4.9.
@@ -316,8 +274,7 @@ def test_drawing_ahead_gives_the_same_post_to_the_bit(name):
     else:
         assert set(plain.asked) == {64}
     assert {key: tuple(leaf.shape) for key, leaf in expected.items()} == dict(shapes)
-    template = {"w": torch.zeros(shape), "b": torch.zeros(3)}
-    posted = board(mechanism, template, posts=1, seed=4).post([]).value
+    posted = memory_board(mechanism, {"w": shape, "b": (3,)}, seed=4).post([]).value
     assert all(torch.equal(posted[key], leaf) for key, leaf in expected.items())
 
 

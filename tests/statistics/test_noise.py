@@ -5,7 +5,6 @@ the choice of the seed, that a correct mechanism would be rejected: at most 1e-6
 statistic must also reject a mechanism that is wrong on purpose.
 """
 
-import itertools
 import math
 import os
 
@@ -13,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.privacy.oracles import ALARM, correlated, memory_board, not_normal
 
-from coterie.privacy.billboard import Billboard, bound
+from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import SeededEntropy, SystemEntropy, normals, open_entropy
-from coterie.privacy.ledger import Ledger
 from coterie.privacy.mechanisms import GaussianSum
-from coterie.privacy.transcript import MemoryTranscript
 
-ALARM = 1e-6
 COUNT = 300_000
 MECHANISM = GaussianSum(0.7, 1.3)
 TEMPLATE = {"w": torch.zeros(40_000), "b": torch.zeros(200, 200)}
@@ -210,27 +207,7 @@ def test_the_tail_is_finer_than_the_grid():
 
 
 def board(seed=21, posts=3):
-    return Billboard(
-        mechanisms=(MECHANISM,) * posts,
-        template=TEMPLATE,
-        cohort=1.0,
-        ledger=Ledger([MECHANISM.event()] * posts),
-        transcript=MemoryTranscript(),
-        entropy=lambda index: open_entropy(seed, "noise", index),
-    )
-
-
-def correlated(series):
-    # For independent normals r * sqrt(n) is N(0, 1) up to 1/n, and so is that of the centred
-    # squares (variance 2 normalises). Two statistics a pair, Bonferroni over pairs: 1e-6 in all.
-    pairs = list(itertools.combinations(series, 2))
-    limit = stats.norm.isf(ALARM / 2 / (2 * len(pairs)))
-    for left, right in pairs:
-        for a, b in ((left, right), (left**2 - 1, right**2 - 1)):
-            r = float(np.mean(a * b)) / math.sqrt(float(np.mean(a**2)) * float(np.mean(b**2)))
-            if abs(r) * math.sqrt(len(left)) > limit:
-                return True
-    return False
+    return memory_board(MECHANISM, TEMPLATE, posts=posts, seed=seed)
 
 
 def series_of(posts):
@@ -329,11 +306,7 @@ def test_billboards_differ_without_a_seed_and_repeat_with_one():
 
 def test_system_noise_is_gaussian_too():
     # Not seeded: a false alarm once in 3e6 runs (mean, variance and shape at 1e-7 each).
-    noise = normals(SystemEntropy(), 200_000)
-    assert abs(noise.mean()) * math.sqrt(len(noise)) < stats.norm.isf(5e-8)
-    low, high = stats.chi2.ppf([5e-8, 1 - 5e-8], len(noise))
-    assert low < float((noise**2).sum()) < high
-    assert stats.kstest(noise, "norm").pvalue > 1e-7
+    assert not not_normal(normals(SystemEntropy(), 200_000), alarm=3e-7)
 
 
 # A whole post, end to end: what an adversary who knows all but one client can tell.
@@ -348,19 +321,16 @@ def distinguishes(mechanism, trials=4000):
     rows = {"w": torch.full((1, 16), 40.0)}
     total = bound(mechanism, rows)[0].total
     direction = np.full(16, 0.25)
-    shifts = []
-    for trial in range(2 * trials):
-        base = total if trial % 2 else {"w": torch.zeros(16, dtype=torch.float64)}
-        noisy = mechanism.perturb(base, SeededEntropy(9, "noise", trial))["w"].numpy()
-        shifts.append(float(noisy @ direction) / mechanism.bound)
-    with_client, without = np.array(shifts[1::2]), np.array(shifts[::2])
-    return with_client.mean() - without.mean(), np.concatenate(
-        [with_client - with_client.mean(), without]
-    )
+    # Every number has noise of its own: the rows of one post are as many posts.
+    sums = torch.zeros(2 * trials, 16, dtype=torch.float64)
+    sums[1::2] = total["w"]
+    noisy = mechanism.perturb({"w": sums}, SeededEntropy(9, "noise", 0))["w"].numpy()
+    shifts = noisy @ direction / mechanism.bound
+    return shifts[1::2].mean() - shifts[::2].mean()
 
 
 def test_a_client_shifts_the_post_by_at_most_the_bound_against_full_noise():
-    shift, _ = distinguishes(MECHANISM)
+    shift = distinguishes(MECHANISM)
     # One-sided z-test at 1e-6; the shift is the bound itself but for the rounding.
     error = MECHANISM.noise_multiplier * math.sqrt(2 / 4000)
     assert shift < 1 + stats.norm.isf(ALARM) * error
@@ -370,4 +340,4 @@ def test_a_client_shifts_the_post_by_at_most_the_bound_against_full_noise():
             whole = {name: leaf.double() for name, leaf in rows.items()}
             return whole, torch.ones(len(next(iter(rows.values()))))
 
-    assert distinguishes(NoClip(0.7, 1.3), 200)[0] > 1 + stats.norm.isf(ALARM) * 1.3 * 0.1
+    assert distinguishes(NoClip(0.7, 1.3), 200) > 1 + stats.norm.isf(ALARM) * 1.3 * 0.1

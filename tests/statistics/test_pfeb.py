@@ -51,7 +51,7 @@ def test_the_noise_of_the_shared_mean_is_that_of_its_share():
 
 
 def test_the_step_of_a_drawn_cohort_has_no_bias():
-    """Divided by the expected cohort: the mean over 300 seeds is that of full participation.
+    """Divided by the expected cohort: the mean over 150 seeds is that of full participation.
 
     Within 5 standard errors for each of 5 weights: false-alarm rate 3e-6.
     """
@@ -61,18 +61,18 @@ def test_the_step_of_a_drawn_cohort_has_no_bias():
         return run(PFEB(gls=False), data, rounds=1, seed=seed, **given).shared["mean"][0].numpy()
 
     whole = mean_of(0)
-    drawn = np.array([mean_of(seed, sampler=Poisson(10.0)) for seed in range(300)])
-    error = drawn.std(axis=0, ddof=1) / math.sqrt(300)
+    drawn = np.array([mean_of(seed, sampler=Poisson(10.0)) for seed in range(150)])
+    error = drawn.std(axis=0, ddof=1) / math.sqrt(150)
     assert (error > 0).all()
     assert (np.abs(drawn.mean(axis=0) - whole) < 5 * error).all()
 
 
-@pytest.mark.parametrize("size", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("size", [0.1, 4.0])
 def test_noise_around_the_optimum_does_not_drift(size):
     """Posts of 1 and noise, over 40 rounds: logarithms of the variances have mean zero.
 
     120 runs of 6 weights: means over runs within 5 standard errors of 0 for the 6 variances and
-    the residual variance, false-alarm rate 4e-5 for all three sizes of noise (Student's t). Nor do
+    the residual variance, false-alarm rate 4e-5 for both sizes of noise (Student's t). Nor do
     they wander off: they stay within what was in doubt at the start.
     """
     generator = np.random.default_rng(int(10 * size))

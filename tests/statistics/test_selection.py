@@ -9,20 +9,17 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
+from tests.privacy.oracles import ALARM, memory_board
 
-from coterie.privacy.billboard import Billboard, bound
+from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import SeededEntropy
 from coterie.privacy.events import Gaussian, Participation
-from coterie.privacy.ledger import Ledger
 from coterie.privacy.selection import RunLaw, Selection, renyi_to_epsilon
-from coterie.privacy.transcript import MemoryTranscript
 from coterie.tune.charge import Scoring
 
 pytestmark = pytest.mark.full
 
-ALARM = 1e-6
 DRAWS = 200_000
 DELTA = 1e-2
 
@@ -44,16 +41,9 @@ def test_the_number_of_runs_follows_its_law(law):
 
 def test_a_posted_score_is_the_mean_with_noise_of_the_stated_size():
     # Exact tests of mean and size of normal noise, 1e-6 / 2 each.
-    scoring, count = Scoring(noise_multiplier=3.0, bound=0.5), 3000
+    scoring, count = Scoring(noise_multiplier=3.0, bound=0.5), 1500
     mechanism = scoring.mechanism(1.0, 1e-5)
-    board = Billboard(
-        mechanisms=(mechanism,) * count,
-        template={"score": torch.zeros(())},
-        cohort=4.0,
-        ledger=Ledger([mechanism.event()] * count),
-        transcript=MemoryTranscript(),
-        entropy=lambda index: SeededEntropy(8, "score", index),
-    )
+    board = memory_board(mechanism, {"score": ()}, posts=count, seed=8, cohort=4.0, purpose="score")
     rows = {"score": scoring.contributions(np.array([0.1, 0.2, math.nan, 0.9]))}
     posts = [board.post([bound(mechanism, rows)[0]]) for _ in range(count)]
     means = np.array([float(post.value["score"]) / post.cohort for post in posts])

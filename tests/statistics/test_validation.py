@@ -11,19 +11,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.privacy.oracles import ALARM, gaussian_delta, memory_board
 
 from coterie.privacy import validation as arrivals
-from coterie.privacy.billboard import Billboard, admit, admit_sum, bound
-from coterie.privacy.entropy import SeededEntropy
+from coterie.privacy.billboard import admit, admit_sum, bound
 from coterie.privacy.events import Participation
 from coterie.privacy.guarantee import Guarantee
-from coterie.privacy.ledger import Ledger
 from coterie.privacy.mechanisms import GaussianSum
-from coterie.privacy.transcript import MemoryTranscript
 
 pytestmark = pytest.mark.full
 
-ALARM = 1e-6
 DELTA = 1e-3
 POSTS = 800
 MECHANISM = GaussianSum(1.0, 2.0)
@@ -46,13 +43,6 @@ def ledger_epsilon():
     return guarantee.epsilon
 
 
-def closed_form(mu, epsilon):
-    """delta(epsilon) of a mu-GDP release (Balle and Wang 2018)."""
-    return stats.norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * stats.norm.cdf(
-        -epsilon / mu - mu / 2
-    )
-
-
 class Quiet(GaussianSum):
     """A quarter of the noise that it is accounted for."""
 
@@ -61,14 +51,7 @@ class Quiet(GaussianSum):
 
 
 def open_board(seed, mechanism=MECHANISM):
-    return Billboard(
-        mechanisms=(mechanism,) * POSTS,
-        template={"w": torch.zeros(4)},
-        cohort=4.0,
-        ledger=Ledger([mechanism.event()] * POSTS),
-        transcript=MemoryTranscript(),
-        entropy=lambda index: SeededEntropy(seed, "noise", index),
-    )
+    return memory_board(mechanism, SHAPES, posts=POSTS, seed=seed, cohort=4.0)
 
 
 def honest(present):
@@ -123,7 +106,7 @@ MESSAGES = {
 
 
 def test_the_ledgers_epsilon_is_that_of_the_closed_form():
-    assert closed_form(0.5, ledger_epsilon()) == pytest.approx(DELTA, rel=1e-6)
+    assert gaussian_delta(ledger_epsilon(), 0.5) == pytest.approx(DELTA, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", MESSAGES)

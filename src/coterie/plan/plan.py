@@ -295,8 +295,7 @@ class Plan:
             delta=self.delta(clients),
             weights=privacy.weights(self.posts),
             clients=clients,
-            # The budget is against the other clients, like `Guarantee.epsilon`.
-            participation=self.sampler.participation(clients).to_others,
+            participation=self.sampler.participation(clients),
             relation=privacy.relation,
             rows=bounds.rows,
             blocks=bounds.blocks,

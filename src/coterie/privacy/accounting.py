@@ -15,7 +15,7 @@ over grid points in Python, and has no cohorts of a fixed size.
 import heapq
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -25,6 +25,7 @@ import numpy as np
 from scipy import special
 
 from coterie.privacy.events import (
+    SCALE,
     Counted,
     Event,
     Participation,
@@ -100,15 +101,13 @@ class Tails:
 
 
 @dataclass(frozen=True, eq=False)
-class LossProfile:
+class LossProfile(Profile):
     """The profile of composed privacy loss distributions, the worst of its directions.
 
-    Attributes:
-        directions: One composed distribution for each direction of the neighbouring relation.
-        allowance: What rounding in the Fourier transforms may take from delta, at most.
-        visible: Groups, rate and scale of `mixture_profile`, the closed form for a visible cohort.
-            It is a bound too (hiding the cohort is post-processing), and replaces this one where it
-            is smaller and the allowance dominates delta, or the grid is coarse. None for none.
+    `allowance` is what rounding in the Fourier transforms may take from delta, at most. `visible`
+    has the arguments of `mixture_profile`, the closed form for a visible cohort. It is a bound too
+    (hiding the cohort is post-processing), and replaces this one where it is smaller and the
+    allowance dominates delta, or the grid is coarse.
 
     **Guarantee:** an upper bound on delta(epsilon) of the composed rounds, adaptively chosen (Zhu,
     Dong and Wang 2022: dominating pairs compose). The grid and the truncated tails round up, and
@@ -122,7 +121,7 @@ class LossProfile:
     _known: dict[float, float] = field(default_factory=dict, repr=False)
 
     @property
-    def accountant(self) -> str:
+    def accountant(self) -> str:  # type: ignore[override]
         """How the bound was computed, for display."""
         return (
             f"privacy loss distribution (dp-accounting {version('dp-accounting')}, "
@@ -289,13 +288,18 @@ def _sampled_step(pair: Pair, groups: Groups, rate: float) -> float:
     Where losses are much larger than 1, the split becomes a plain rounding up, which must be small
     against the mean.
     """
-    rounds = sum(count for _, count in groups)
-    means, variances = zip(*(_moments(pair, z, rate) for z, _ in groups), strict=True)
-    mean = sum(m * count for m, (_, count) in zip(means, groups, strict=True)) / rounds
-    variance = sum(v * count for v, (_, count) in zip(variances, groups, strict=True)) / rounds
-    step = min(_FINENESS * math.sqrt(variance), max(1e-3 * mean, math.sqrt(6e-3 * mean)))
+    rounds = sum(times for _, times in groups)
+    moments = [(*_moments(pair, z, rate), times) for z, times in groups]
+    mean = sum(m * times for m, _, times in moments) / rounds
+    variance = sum(v * times for _, v, times in moments) / rounds
     widest = max(high - low for low, high in (_range(pair, z, rate) for z, _ in groups))
-    step = max(step, widest / 2**17)
+    return _grid_step(mean, variance, widest / 2**17)
+
+
+def _grid_step(mean: float, variance: float, least: float) -> float:
+    """Return a step for losses of these moments, rounded down to one digit."""
+    step = min(_FINENESS * math.sqrt(variance), max(1e-3 * mean, math.sqrt(6e-3 * mean)))
+    step = max(step, least)
     power = 10.0 ** math.floor(math.log10(step))
     return float(power * math.floor(step / power))
 
@@ -369,12 +373,12 @@ def discretise(law: Law, step: float) -> Any:
     return pld_pmf.DensePLDPmf(step, first, probabilities, infinite, True)
 
 
-SCALE: dict[Relation, float] = {"zero_out": 1.0, "replace": 2.0}
-
-
-def count(events: Sequence[Event]) -> Counted:
+def count(events: Iterable[tuple[Event, int]]) -> Counted:
     """Return the number of equal events, in an order that does not depend on theirs."""
-    return tuple(sorted(Counter(events).items(), key=repr))
+    counts: Counter[Event] = Counter()
+    for event, times in events:
+        counts[event] += times
+    return tuple(sorted(counts.items(), key=repr))
 
 
 def check_covered(counted: Counted, participation: Participation, relation: Relation) -> None:
@@ -403,10 +407,7 @@ def as_seen(counted: Counted, participation: Participation) -> tuple[Counted, Pa
     """
     if not any(event.local for event, _ in counted):
         return counted, participation
-    counts: Counter[Event] = Counter()
-    for event, times in counted:
-        counts[event.as_seen()] += times
-    return tuple(sorted(counts.items(), key=repr)), participation.shown
+    return count((event.as_seen(), times) for event, times in counted), participation.shown
 
 
 @lru_cache(maxsize=16)
@@ -425,9 +426,9 @@ def profile_of(counted: Counted, participation: Participation, relation: Relatio
             return GaussianProfile(math.inf, event.unbounded)
     if not counted:
         return GaussianProfile(0.0, "none needed: nothing is released")
-    pure = _pure(counted, participation, relation)
     if all(event.gaussian_noise(relation) is not None for event, _ in counted):
         return _gaussian(counted, participation, relation)
+    pure = _group(counted, lambda event: event.pure_epsilon(participation, relation))
     if len(pure) == len(counted) == 1:
         return PureProfile(*pure[0])
     (first, times), *others = counted
@@ -437,34 +438,27 @@ def profile_of(counted: Counted, participation: Participation, relation: Relatio
     return _compose(counted, pure, participation, relation)
 
 
-def _pure(counted: Counted, participation: Participation, relation: Relation) -> Groups:
-    """Return the number of pure releases by the epsilon of each."""
+def _group(counted: Counted, value: Callable[[Event], float | None]) -> Groups:
+    """Return the number of releases by a number of each, of those that have one."""
     counts: Counter[float] = Counter()
     for event, times in counted:
-        epsilon = event.pure_epsilon(participation, relation)
-        if epsilon is not None:
-            counts[epsilon] += times
+        found = value(event)
+        if found is not None:
+            counts[found] += times
     return tuple(sorted(counts.items()))
 
 
-def _effective(counted: Counted, relation: Relation) -> Groups:
-    """Return the number of Gaussian rounds by the z at which `replace` costs mu = 2 / z."""
-    counts: Counter[float] = Counter()
-    for event, times in counted:
-        z = event.gaussian_noise(relation)
-        if z is not None:
-            counts[z] += times
-    return tuple(sorted(counts.items()))
+def _by_noise(counted: Counted, relation: Relation) -> Groups:
+    """Return the number of Gaussian rounds by the z at which `replace` costs mu = 2 / z.
 
-
-def _worst(counted: Counted) -> Groups:
-    """Return the number of Gaussian rounds by noise multiplier, for messages of either sign."""
-    return _effective(counted, "zero_out")
+    Under zero_out: by noise multiplier, which bounds messages of either sign.
+    """
+    return _group(counted, lambda event: event.gaussian_noise(relation))
 
 
 def _gaussian(counted: Counted, participation: Participation, relation: Relation) -> Profile:
     """Return the profile of Gaussian releases only."""
-    groups, rate, scale = _effective(counted, relation), participation.rate, SCALE[relation]
+    groups, rate, scale = _by_noise(counted, relation), participation.rate, SCALE[relation]
     if rate == 1:
         return GaussianProfile(scale * math.sqrt(sum(times / z / z for z, times in groups)))
     if participation.visible:
@@ -473,8 +467,9 @@ def _gaussian(counted: Counted, participation: Participation, relation: Relation
         return loss_profile(groups, ("fixed",), rate)
     if relation == "zero_out":
         return loss_profile(groups, ("remove", "add"), rate)
-    turned = loss_profile(_worst(counted), ("replace",), rate)
-    if groups == _worst(counted):
+    either_sign = _by_noise(counted, "zero_out")
+    turned = loss_profile(either_sign, ("replace",), rate)
+    if groups == either_sign:
         return turned
     # Where a replaced client's message cannot change sign, M(1) against M(-1) still bounds the
     # round: each message lies within 1/z of none. The messages lie within replaced/z of each other
@@ -485,7 +480,7 @@ def _gaussian(counted: Counted, participation: Participation, relation: Relation
 
 
 @dataclass(frozen=True)
-class AddedProfile:
+class AddedProfile(Profile):
     """Pure releases and others, by adding epsilons: valid at any delta, 0 included.
 
     **Guarantee:** if the others are (epsilon, delta)-DP, all together are (epsilon + pure, delta);
@@ -522,12 +517,8 @@ def _compose(
     composed = LossProfile(tails, ROUNDING * (rounds + 1) * math.log2(length + 2))
     if not pure:
         return composed
-    rest = tuple(
-        (event, times)
-        for event, times in counted
-        if event.pure_epsilon(participation, relation) is None
-    )
-    added = AddedProfile(add_epsilons(pure), profile_of(rest, participation, relation))
+    rest = [one for one in counted if one[0].pure_epsilon(participation, relation) is None]
+    added = AddedProfile(add_epsilons(pure), profile_of(tuple(rest), participation, relation))
     return Least((composed, added))
 
 
@@ -537,11 +528,9 @@ def _laws(
     """Return the losses of all releases in one direction."""
     rate, scale = participation.rate, SCALE[relation]
     laws = [(response_law(epsilon), times) for epsilon, times in pure]
-    for event, times in counted:
-        law = event.loss_law(pair)
-        if law is not None:
-            laws.append((law, times))
-    groups = _effective(counted, relation)
+    own = [(event.loss_law(pair), times) for event, times in counted]
+    laws += [(law, times) for law, times in own if law is not None]
+    groups = _by_noise(counted, relation)
     if not groups:
         return laws
     if rate == 1:
@@ -549,7 +538,7 @@ def _laws(
         return [*laws, (gaussian_law(mu), 1)]
     if participation.visible:
         return laws + [(visible_law(gaussian_law(scale / z), rate), times) for z, times in groups]
-    sampled = _worst(counted) if pair == "replace" else groups
+    sampled = _by_noise(counted, "zero_out") if pair == "replace" else groups
     return laws + [(sampled_law(pair, z, rate), times) for z, times in sampled]
 
 
@@ -568,19 +557,14 @@ def _composed_step(laws: Sequence[tuple[Law, int]]) -> float:
         mean += times * abs(centre)
         variance += times * float(mass @ (middle - centre) ** 2)
     widest = max(law.high - law.low for law, _ in laws)
-    mean /= rounds
-    step = min(_FINENESS * math.sqrt(variance / rounds), max(1e-3 * mean, math.sqrt(6e-3 * mean)))
     longest = sum(times * (law.high - law.low) for law, times in laws)
-    step = max(step, widest / 2**17, longest / 2**24, 1e-12)
-    power = 10.0 ** math.floor(math.log10(step))
-    return float(power * math.floor(step / power))
+    return _grid_step(mean / rounds, variance / rounds, max(widest / 2**17, longest / 2**24, 1e-12))
 
 
 def profile(events: Sequence[Event], participation: Participation, relation: Relation) -> Profile:
     """Return the profile of all releases for an adversary who observes cohorts only if visible.
 
-    Raises:
-        ValueError: If no account is proved for this combination, or the relation is unknown.
+    Raise ValueError if no account is proved for this combination.
 
     **Guarantee:** an upper bound on delta(epsilon) of all releases together, each of which may
     depend on earlier ones; exact where the cohort is everyone. Cohorts must be independent of the
@@ -592,8 +576,7 @@ def profile(events: Sequence[Event], participation: Participation, relation: Rel
     >>> round(profile(plan, Participation("everyone"), "zero_out").epsilon(1e-5), 2)
     17.86
     """
-    check_relation(relation)
-    return profile_of(count(events), participation, relation)
+    return profile_of(count((event, 1) for event in events), participation, relation)
 
 
 def coalition_profile(

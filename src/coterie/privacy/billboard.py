@@ -30,11 +30,7 @@ from coterie.core.tree import Tree, add, map_arrays
 from coterie.privacy.entropy import DrawnAhead, Entropy
 from coterie.privacy.events import Event
 from coterie.privacy.ledger import Ledger, OverspentError
-from coterie.privacy.mechanisms import (
-    ClientEntropy,
-    Mechanism,
-    Shapes,
-)
+from coterie.privacy.mechanisms import ClientEntropy, Mechanism, Shapes
 from coterie.privacy.transcript import FolderTranscript, Transcript
 from coterie.privacy.validation import Verdict, fold, validate
 
@@ -123,20 +119,10 @@ def bound(
 ) -> tuple[Bounded, Tensor]:
     """Return the sum of the clients' clipped contributions: the last step on the client's side.
 
-    Under local noise each client's contribution gets noise of its own first.
-
-    Args:
-        mechanism: Of the round.
-        rows: Contributions, stacked.
-        ids: The clients' ids, for mechanisms with a row or with noise for each client.
-        entropy: Opens the source of a client's own noise (see `entropy.client_entropy`); unused
-            by central mechanisms.
-
-    Returns:
-        The sealed sum, and the factor kept of each row (private to the clients).
-
-    Raises:
-        ValueError: If clients add noise themselves, and ids or entropy are not given.
+    Return the factor kept of each stacked row, too: it is private to the clients. Under local noise
+    each client's contribution gets noise of its own first: `ids` and `entropy`, which opens the
+    source of a client's noise (see `entropy.client_entropy`), must be given, or ValueError is
+    raised. Mechanisms with a row for each client need `ids` as well.
     """
     clipped, kept = mechanism.clip(rows)
     if mechanism.local:
@@ -146,8 +132,11 @@ def bound(
                 "entropy = client_entropy(seed, round)"
             )
         clipped = mechanism.perturb_rows(clipped, ids, entropy)
-    marks = frozenset([secrets.randbits(64)])
-    return Bounded(mechanism.reduce(clipped, ids), mechanism, marks, _SEAL), kept
+    return _sealed(mechanism, mechanism.reduce(clipped, ids)), kept
+
+
+def _sealed(mechanism: Mechanism, total: Tree) -> Bounded:
+    return Bounded(total, mechanism, frozenset([secrets.randbits(64)]), _SEAL)
 
 
 def admit(
@@ -156,26 +145,18 @@ def admit(
     ids: NDArray[np.int64],
     template: Shapes,
 ) -> tuple[Bounded, Verdict]:
-    """Return a site's sum that was received as plain numbers, validated.
+    """Return a site's sum that was received as plain numbers, validated, and what was changed.
+
+    `ids` are the site's clients in this round, `template` has the shapes of one client's
+    contribution. An honest sum is unchanged. Raise ValueError if names, shapes or types are not
+    those of the mechanism's sums.
 
     **Guarantee:** releases stay as private as the ledger states for clients of honest sites,
     whatever this site sends: see `coterie.privacy.validation`. Tests:
     tests/properties/test_validation.py.
-
-    Args:
-        mechanism: Of the round.
-        arrays: The sum of the clients' bounded contributions; copied.
-        ids: The site's clients in this round, by their ids in the federation.
-        template: Shapes of one client's contribution.
-
-    Returns:
-        The sealed sum, and what was changed; an honest sum is unchanged.
-
-    Raises:
-        ValueError: If names, shapes or types are not those of the mechanism's sums.
     """
     held, verdict = validate(mechanism, _arrived(mechanism, arrays, template), ids)
-    return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL), verdict
+    return _sealed(mechanism, held), verdict
 
 
 def admit_sum(
@@ -186,17 +167,13 @@ def admit_sum(
 ) -> Bounded:
     """Return a sum over sites, out of secure aggregation, folded into its bounds.
 
-    What was changed depends on honest contributions without noise, and is not reported.
+    What was changed depends on honest contributions without noise, and is not reported. Raise
+    ValueError if arrays are not such a sum, or the mechanism has none: see `validation.fold`.
 
     **Guarantee:** as `admit`, whatever hostile sites put into the sum, provided that `ids` do not
     depend on the cohort: give *all* clients of the sites in the sum.
-
-    Raises:
-        ValueError: If arrays are not such a sum, or the mechanism has none: see
-            `arrivals.hold_sum`.
     """
-    held = fold(mechanism, _arrived(mechanism, arrays, template), ids)
-    return Bounded(held, mechanism, frozenset([secrets.randbits(64)]), _SEAL)
+    return _sealed(mechanism, fold(mechanism, _arrived(mechanism, arrays, template), ids))
 
 
 def _arrived(
@@ -215,13 +192,9 @@ def _arrived(
 class Billboard:
     """Posts a plan's releases in order, each charged before it exists.
 
-    Args:
-        mechanisms: One per round.
-        template: Shapes of a contribution, unstacked.
-        cohort: The expected cohort, the public denominator.
-        ledger: The account.
-        transcript: Where posts are stored.
-        entropy: Opens the noise source of a post's index.
+    There is one mechanism per round. `template` has the shapes of an unstacked contribution,
+    `cohort` is the expected one, the public denominator; `entropy` opens the noise source of a
+    post's index.
     """
 
     def __init__(
@@ -244,7 +217,10 @@ class Billboard:
         try:
             for mechanism in dict.fromkeys(self._mechanisms):
                 mechanism.totals(self._template)  # raises for a contribution of another shape
-            self._check_events()
+            if tuple(mechanism.event() for mechanism in self._mechanisms) != ledger.events:
+                raise ValueError(
+                    "the ledger's events are not those of the mechanisms; make both from one plan"
+                )
             self._settle_account()
         except Exception:
             ledger.close()
@@ -285,10 +261,8 @@ class Billboard:
         """Charge a release, durably, and open it for contributions until the block ends.
 
         A block that fails, or ends without `publish`, leaves the release charged and unpublished:
-        it is made again later under the same charge.
-
-        Raises:
-            OverspentError: If the plan has no such release, or it is published already.
+        it is made again later under the same charge. Raise OverspentError if the plan has no such
+        release, or it is published already.
         """
         if not self._posting.acquire(blocking=False):
             raise RuntimeError("a release is being made already; make one after another")
@@ -329,12 +303,6 @@ class Billboard:
         self._ledger.release(index, self._transcript.write(index, value))
         return self._seal(index, value)
 
-    def _check_events(self) -> None:
-        if tuple(mechanism.event() for mechanism in self._mechanisms) != self._ledger.events:
-            raise ValueError(
-                "the ledger's events are not those of the mechanisms; make both from one plan"
-            )
-
     def _seal(self, index: int, value: Tree) -> Post:
         mechanism = self._mechanisms[index]
         totals = mechanism.totals(self._template)
@@ -342,24 +310,26 @@ class Billboard:
         return Post(value, index, mechanism.event(), self._cohort, radius, deviations, _SEAL)
 
     def _settle_account(self) -> None:
+        ledger, transcript = self._ledger, self._transcript
+        if not isinstance(transcript, FolderTranscript):
+            return
+        unknown = transcript.indices() - ledger.charged
+        if unknown:
+            raise ValueError(
+                f"{transcript.folder} holds posts {sorted(unknown)[:5]} that the ledger never "
+                "charged; the ledger was lost or altered: start a new run"
+            )
         # A crash between a post's rename and its line in the ledger: the post counts as released
         # and is never repeated.
-        if isinstance(self._transcript, FolderTranscript):
-            unknown = self._transcript.indices() - self._ledger.charged
-            if unknown:
+        for index in sorted(ledger.charged - set(ledger.released)):
+            if transcript.has(index):
+                ledger.release(index, transcript.digest(index))
+        for index, digest in ledger.released.items():
+            if not transcript.has(index) or transcript.digest(index) != digest:
                 raise ValueError(
-                    f"{self._transcript.folder} holds posts {sorted(unknown)[:5]} that the ledger "
-                    "never charged; the ledger was lost or altered: start a new run"
+                    f"{transcript.folder}: post {index} is missing or altered; "
+                    "the run cannot go on from it, start a new one"
                 )
-            for index in sorted(self._ledger.charged - set(self._ledger.released)):
-                if self._transcript.has(index):
-                    self._ledger.release(index, self._transcript.digest(index))
-            for index, digest in self._ledger.released.items():
-                if not self._transcript.has(index) or self._transcript.digest(index) != digest:
-                    raise ValueError(
-                        f"{self._transcript.folder}: post {index} is missing or altered; "
-                        "the run cannot go on from it, start a new one"
-                    )
 
 
 class Release:

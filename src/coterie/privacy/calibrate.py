@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from coterie.privacy.accounting import check_covered, profile_of
+from coterie.privacy.accounting import check_covered, count, profile_of
 from coterie.privacy.events import (
-    Counted,
+    SCALE,
     Event,
     Gaussian,
     Participation,
@@ -39,10 +39,8 @@ def calibrate(
 ) -> float:
     """Return the smallest z with which rounds of Gaussian(z / weight, replaced) meet a target.
 
-    A weight multiplies its round's share of mu: all 1 spends evenly.
-
-    Raises:
-        ValueError: If the target, a weight or the relation is invalid, or no account is proved.
+    A weight multiplies its round's share of mu: all 1 spends evenly. Raise ValueError if the
+    target, a weight or the relation is invalid, or no account is proved.
 
     **Guarantee:** `profile` of the events with the returned z has an epsilon of at most the target
     and at least 0.9995 of it; `tests/privacy/test_accounting.py`.
@@ -52,14 +50,20 @@ def calibrate(
     >>> round(z, 3)
     3.731
     """
-    check_delta(delta)
-    groups = _check(epsilon, weights, relation)
-    check_covered(((Gaussian(1.0, replaced), 1),), participation, relation)
+    groups = _check(Gaussian(1.0, replaced), epsilon, delta, weights, participation, relation)
     return _calibrate(epsilon, delta, groups, participation, relation, replaced)
 
 
-def _check(epsilon: float, weights: Sequence[float], relation: Relation) -> Groups:
+def _check(
+    event: Event,
+    epsilon: float,
+    delta: float,
+    weights: Sequence[float],
+    participation: Participation,
+    relation: Relation,
+) -> Groups:
     """Raise ValueError for an invalid target; return the number of equal weights."""
+    check_delta(delta, (event,))
     check_relation(relation)
     if not 0 < epsilon <= 1e4:
         raise ValueError(
@@ -71,6 +75,7 @@ def _check(epsilon: float, weights: Sequence[float], relation: Relation) -> Grou
             f"weights = {list(weights)[:5]}...: expected one positive finite number per round; "
             "leave a round out rather than give it no weight"
         )
+    check_covered(((event, 1),), participation, relation)
     return tuple(sorted(Counter(float(weight) for weight in weights).items()))
 
 
@@ -83,9 +88,9 @@ def _calibrate(
     relation: Relation,
     replaced: float,
 ) -> float:
-    rate, rounds = participation.rate, sum(count for _, count in weights)
+    rate, rounds = participation.rate, sum(times for _, times in weights)
     scale = 1.0 if relation == "zero_out" else replaced
-    squares = sum(count * weight**2 for weight, count in weights)
+    squares = sum(times * weight**2 for weight, times in weights)
     mu = gaussian_mu(epsilon, delta)
     if rate == 1:
         # Closed form; the margin covers its rounding and is negligible.
@@ -98,8 +103,8 @@ def _calibrate(
 
     def search(weights: Groups, start: float) -> float:
         def with_noise(z: float) -> Profile:
-            counted = _count(weights, lambda weight: Gaussian(z / weight, replaced))
-            return profile_of(counted, participation, relation)
+            rounds = ((Gaussian(z / weight, replaced), times) for weight, times in weights)
+            return profile_of(count(rounds), participation, relation)
 
         return smallest_noise(with_noise, epsilon, delta, start)
 
@@ -111,19 +116,11 @@ def _calibrate(
     return search(weights, guess)
 
 
-def _count(weights: Groups, event: Callable[[float], Event]) -> Counted:
-    """Return the counted events of weighted rounds, as `accounting.count` orders them."""
-    counts: Counter[Event] = Counter()
-    for weight, times in weights:
-        counts[event(weight)] += times
-    return tuple(sorted(counts.items(), key=repr))
-
-
 def _sketch(weights: Groups) -> Groups:
     """Return weights rounded to 2 %, as a starting point."""
     sketch: Counter[float] = Counter()
-    for weight, count in weights:
-        sketch[1.02 ** round(math.log(weight, 1.02))] += count
+    for weight, times in weights:
+        sketch[1.02 ** round(math.log(weight, 1.02))] += times
     return tuple(sketch.items())
 
 
@@ -140,9 +137,7 @@ def calibrate_event(
 
     `event(x)` must be less private the larger x is, about in proportion, such as `Laplace`. At
     delta = 0 the epsilons of pure events are added; at a larger delta, composition may allow more.
-
-    Raises:
-        ValueError: If the target, a weight or the relation is invalid, or no account is proved.
+    Raise ValueError as `calibrate` does.
 
     **Guarantee:** `profile` of the events with the returned x has an epsilon of at most the target
     and at least 0.999 of it; `tests/privacy/test_profiles_pure.py`.
@@ -152,16 +147,13 @@ def calibrate_event(
     >>> calibrate_event(Laplace, 1.0, 0.0, weights=[1.0, 3.0], **plan)
     0.25
     """
-    check_delta(delta, (event(1.0),))
-    groups = _check(epsilon, weights, relation)
-    check_covered(((event(1.0), 1),), participation, relation)
+    groups = _check(event(1.0), epsilon, delta, weights, participation, relation)
 
     def spent(x: float) -> float:
-        counted = _count(groups, lambda weight: event(x * weight))
-        return profile_of(counted, participation, relation).epsilon(delta)
+        rounds = ((event(x * weight), times) for weight, times in groups)
+        return profile_of(count(rounds), participation, relation).epsilon(delta)
 
-    scale = 1.0 if relation == "zero_out" else 2.0
-    return _largest(spent, epsilon, epsilon / scale / math.fsum(w * n for w, n in groups))
+    return _largest(spent, epsilon, epsilon / SCALE[relation] / math.fsum(w * n for w, n in groups))
 
 
 def calibrate_wishart(
@@ -175,8 +167,7 @@ def calibrate_wishart(
 ) -> float:
     """Return the largest r with which rounds of Wishart(degrees, r * weight) meet (epsilon, delta).
 
-    Raises:
-        ValueError: If delta is 0 or the relation `replace`, or a number is invalid.
+    Raise ValueError as `calibrate` does, and for delta 0 or the relation `replace`.
 
     **Guarantee:** `profile` of the events with the returned r has a delta at epsilon of at most
     the target and at least 0.999 of it; `tests/privacy/test_profiles_wishart.py`.
@@ -186,18 +177,15 @@ def calibrate_wishart(
     >>> round(calibrate_wishart(1.0, 1e-5, degrees=100, **plan), 3)
     2.524
     """
-    check_delta(delta, (Wishart(degrees, 1.0),))
-    groups = _check(epsilon, weights, relation)
-    check_covered(((Wishart(degrees, 1.0), 1),), participation, relation)
+    groups = _check(Wishart(degrees, 1.0), epsilon, delta, weights, participation, relation)
 
     def spent(r: float) -> float:
-        counted = _count(groups, lambda weight: Wishart(degrees, r * weight))
-        return profile_of(counted, participation, relation).delta(epsilon)
+        rounds = ((Wishart(degrees, r * weight), times) for weight, times in groups)
+        return profile_of(count(rounds), participation, relation).delta(epsilon)
 
     # As k grows, a release tends to Gaussian DP with mu = r / sqrt(2 k): a starting point.
     squares = sum(times * weight**2 for weight, times in groups)
-    guess = gaussian_mu(epsilon, delta) * math.sqrt(2 * degrees / squares)
-    return _largest(spent, delta, guess)
+    return _largest(spent, delta, gaussian_mu(epsilon, delta) * math.sqrt(2 * degrees / squares))
 
 
 def _bracket(
@@ -254,11 +242,7 @@ class Spending(ABC):
         """Return the rounds' shares, the largest of which is 1."""
 
     def weights(self, rounds: int) -> tuple[float, ...]:
-        """Return the rounds' weights.
-
-        Raises:
-            ValueError: If the share of a round is negligible.
-        """
+        """Return the rounds' weights; raise ValueError if the share of a round is negligible."""
         try:
             shares = self.shares(rounds)
         except OverflowError:

@@ -54,9 +54,9 @@ class SeededEntropy:
         return np.asarray(self._bits.random_raw(count), dtype=np.uint64).reshape(count)
 
 
-def open_entropy(seed: int | None, purpose: str, index: int) -> Entropy:
+def open_entropy(seed: int | None, purpose: str, index: int, client: int | None = None) -> Entropy:
     """Open the source for one use: the system's unless a simulation seed is given."""
-    return SystemEntropy() if seed is None else SeededEntropy(seed, purpose, index)
+    return SystemEntropy() if seed is None else SeededEntropy(seed, purpose, index, client)
 
 
 def client_entropy(seed: int | None, round: int) -> Callable[[int], Entropy]:
@@ -65,13 +65,7 @@ def client_entropy(seed: int | None, round: int) -> Callable[[int], Entropy]:
     In a simulation a client's stream depends only on the seed, the round and the client: not on the
     cohort, nor on which clients are computed together.
     """
-
-    def source(client: int) -> Entropy:
-        if seed is None:
-            return SystemEntropy()
-        return SeededEntropy(seed, "client-noise", round, client)
-
-    return source
+    return lambda client: open_entropy(seed, "client-noise", round, client)
 
 
 def uniforms(entropy: Entropy, count: int) -> NDArray[np.float64]:

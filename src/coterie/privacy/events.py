@@ -20,6 +20,8 @@ Relation = Literal["zero_out", "replace"]
 """The neighbouring relation: a client's contributions become zero, or become any others."""
 Kind = Literal["everyone", "poisson", "fixed"]
 SQRT2 = math.sqrt(2.0)  # in float64 this lies above the square root of two
+SCALE: dict[Relation, float] = {"zero_out": 1.0, "replace": 2.0}
+"""Sensitivity of a clipped sum in units of the bound."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,29 @@ class Participation:
         """
         return self.shown if self.kind == "fixed" else self
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the sampling as the fields of a certificate."""
+        cohort = "visible" if self.visible else "hidden"
+        return {"sampling": self.kind, "rate": self.rate, "cohort": cohort}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Participation":
+        """Return the sampling that `to_json` wrote."""
+        if data["cohort"] not in ("visible", "hidden"):
+            raise ValueError(f"cohort = {data['cohort']!r}: expected 'visible' or 'hidden'")
+        return cls(data["sampling"], float(data["rate"]), data["cohort"] == "visible")
+
 
 class Event:
     """One release, as the ledger records it. Subclasses are frozen dataclasses of plain numbers.
 
     Attributes:
-        name: In certificates and ledgers.
         local: Whether clients add the noise to their own messages.
-        noisy: Whether there is noise at all.
+        impure: Why no epsilon holds at delta = 0; empty if one does.
+        noise_text: The noise as text, with `{}` for the value of the field `noise_field`.
         honest: How many clients are trusted to add their noise; 0 for central noise.
         replaced: Sensitivity under replace over that under zero_out.
         claimed: The share of the epsilon that a paper states for the plan; None without a claim.
-        impure: Why no epsilon holds at delta = 0; empty if one does.
-        noise_text: The noise as text, with `{}` for the value of the field `noise_field`.
     """
 
     name: ClassVar[str]
@@ -129,6 +141,14 @@ class Event:
         return None
 
 
+def _check_positive(name: str, value: float, meaning: str) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(
+            f"{name} = {value}: expected a positive finite number ({meaning}); "
+            "use NonPrivate() for a release without noise"
+        )
+
+
 @dataclass(frozen=True)
 class Gaussian(Event):
     """One Gaussian release of a sum to which each client contributes at most a bound.
@@ -154,11 +174,7 @@ class Gaussian(Event):
     replaced: float = 2.0
 
     def __post_init__(self) -> None:
-        if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
-            raise ValueError(
-                f"noise_multiplier = {self.noise_multiplier}: expected a positive finite number; "
-                "use NonPrivate() for a release without noise"
-            )
+        _check_positive("noise_multiplier", self.noise_multiplier, "deviation over the bound")
         if not 1 <= self.replaced <= 2:
             raise ValueError(
                 f"replaced = {self.replaced}: expected the sensitivity under replace over that "
@@ -207,17 +223,14 @@ class LocalGaussian(Event):
     claimed: float | None = None
 
     def __post_init__(self) -> None:
-        Gaussian(self.noise_multiplier)  # raises for an invalid multiplier
+        _check_positive("noise_multiplier", self.noise_multiplier, "deviation over the bound")
         if type(self.honest) is not int or self.honest < 1:
             raise ValueError(
                 f"honest = {self.honest}: expected a whole number of at least 1, the protected "
                 "client included"
             )
-        if self.claimed is not None and not (self.claimed > 0 and math.isfinite(self.claimed)):
-            raise ValueError(
-                f"claimed = {self.claimed}: expected a positive finite number (the epsilon "
-                "as published), or None"
-            )
+        if self.claimed is not None:
+            _check_positive("claimed", self.claimed, "the epsilon as published, or None")
 
     def as_seen(self) -> Gaussian:
         """Return a Gaussian release of one message."""
@@ -243,11 +256,7 @@ class Laplace(Event):
     epsilon: float
 
     def __post_init__(self) -> None:
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise ValueError(
-                f"epsilon = {self.epsilon}: expected a positive finite number, the l1 bound over "
-                "the scale of the noise; use NonPrivate() for a release without noise"
-            )
+        _check_positive("epsilon", self.epsilon, "the l1 bound over the scale of the noise")
 
     def pure_epsilon(self, participation: Participation, relation: Relation) -> float:
         """Return the epsilon of one release, amplified by sampling."""
@@ -285,14 +294,9 @@ class Wishart(Event):
                 f"degrees = {self.degrees}: expected a whole number nu - d + 1 of at least 2, that "
                 "is nu >= d + 1; with fewer the privacy loss is unbounded both ways: raise nu"
             )
-        for name in ("ratio", "claimed"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                meaning = {"ratio": "K^2 / c", "claimed": "the epsilon as published, or None"}[name]
-                raise ValueError(
-                    f"{name} = {value}: expected a positive finite number ({meaning}); "
-                    "use NonPrivate() for a release without noise"
-                )
+        _check_positive("ratio", self.ratio, "K^2 / c")
+        if self.claimed is not None:
+            _check_positive("claimed", self.claimed, "the epsilon as published, or None")
 
     @property
     def unbounded(self) -> str:
@@ -356,11 +360,7 @@ def list_runs(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def read_runs(runs: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """Return the events that `list_runs` wrote.
-
-    Raises:
-        ValueError: If the name of an event is unknown.
-    """
+    """Return the events that `list_runs` wrote; raise ValueError for an unknown one."""
     events: list[Event] = []
     for run in runs:
         kind = EVENTS.get(run["event"])
@@ -436,8 +436,7 @@ def amplify(epsilon: float, participation: Participation, relation: Relation) ->
     **Guarantee:** the release is purely DP with the returned epsilon;
     `tests/privacy/test_profiles_pure.py`.
     """
-    rate = participation.rate
-    whole = epsilon * (2 if relation == "replace" else 1)
+    rate, whole = participation.rate, epsilon * SCALE[relation]
     if rate == 1 or participation.visible:
         return whole
     if participation.kind == "poisson":

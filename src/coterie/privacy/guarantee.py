@@ -20,7 +20,6 @@ still observes the exact sum, to which it adds the noise itself. So nothing hold
 Texts are rendered from numbers, and never parsed. This module never imports torch.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,10 +33,10 @@ from coterie.privacy.accounting import (
     coalition_profile,
     count,
     profile,
-    profile_of,
 )
 from coterie.privacy.events import (
     EVENTS,
+    SCALE,
     Event,
     Gaussian,
     NonPrivate,
@@ -48,13 +47,7 @@ from coterie.privacy.events import (
     list_runs,
     read_runs,
 )
-from coterie.privacy.profiles import (
-    Array,
-    GaussianProfile,
-    Profile,
-    gaussian_trade_off,
-    trade_off,
-)
+from coterie.privacy.profiles import Array, GaussianProfile, Profile
 
 OTHERS = "other clients"
 EVERYBODY = "the server and the other clients"
@@ -76,17 +69,9 @@ _LARGEST = 700.0
 class Guarantee:
     """What a plan guarantees to each client, against the other clients and by view.
 
-    Args:
-        events: What is released, in order.
-        participation: The clients of each round.
-        relation: The neighbouring relation.
-        delta: The probability with which the factor e^epsilon may be exceeded.
-        clients: How many clients there are.
-        simulation: Whether the noise comes from a known seed: then nothing is guaranteed.
-        assumed: What is assumed to be public without being declared so, as text.
-
-    Raises:
-        ValueError: If the plan has no proved account.
+    `simulation` says that the noise comes from a known seed: then nothing is guaranteed. `assumed`
+    is what is assumed to be public without being declared so. Raise ValueError if the plan has no
+    proved account.
 
     **Guarantee:** everything released together is (epsilon, delta)-DP in each client, and so are
     jointly the personal models of all other clients, as functions of the releases and of their own
@@ -110,7 +95,7 @@ class Guarantee:
         check_delta(self.delta, self.events)
         if self.clients < 1:
             raise ValueError(f"clients = {self.clients}: expected at least 1")
-        check_covered(count(self.events), self.participation, self.relation)
+        check_covered(count((e, 1) for e in self.events), self.participation, self.relation)
         for event in set(self.events):
             check_honest(event.honest, self.participation, self.clients)
 
@@ -160,8 +145,7 @@ class Guarantee:
         ]
         if not noise:
             return None
-        scale = 1.0 if self.relation == "zero_out" else 2.0
-        return GaussianProfile(scale / min(noise)).epsilon(self.delta)
+        return GaussianProfile(SCALE[self.relation] / min(noise)).epsilon(self.delta)
 
     @property
     def claimed_only(self) -> "Guarantee":
@@ -190,7 +174,7 @@ class Guarantee:
 
         See `coterie.privacy.profiles`.
         """
-        return trade_off(self.profile, alphas)
+        return self.profile.trade_off(alphas)
 
     def detection(self, alphas: Sequence[float]) -> Array:
         """Return an upper bound on the true positive rate of any test, at false positive rates."""
@@ -209,9 +193,7 @@ class Guarantee:
             "view": view_of(self),
             "views": {view: _plain(epsilon) for view, epsilon in self.views.items()},
             "reasons": reasons(self),
-            "sampling": who.kind,
-            "rate": who.rate,
-            "cohort": "visible" if who.visible else "hidden",
+            **who.to_json(),
             # A client that adds noise to its own message is observed to send one.
             "participation_seen": who.visible or is_local(self),
             "clients": self.clients,
@@ -241,13 +223,9 @@ class Guarantee:
         events = read_runs(data["events"])
         if len(events) != data.get("rounds", len(events)):
             raise ValueError(f"{len(events)} events are listed for {data['rounds']!r} rounds")
-        if data["cohort"] not in ("visible", "hidden"):
-            raise ValueError(f"cohort = {data['cohort']!r}: expected 'visible' or 'hidden'")
         return cls(
             events=events,
-            participation=Participation(
-                data["sampling"], float(data["rate"]), data["cohort"] == "visible"
-            ),
+            participation=Participation.from_json(data),
             relation=data["relation"],
             delta=float(data["delta"]),
             clients=int(data["clients"]),
@@ -305,7 +283,7 @@ def summed_profile(guarantee: Guarantee) -> Profile:
     the module docstring. `tests/privacy/test_accounting_local.py`.
     """
     events = [event.as_summed() for event in guarantee.events]
-    return profile_of(count(events), guarantee.participation.shown, guarantee.relation)
+    return profile(events, guarantee.participation.shown, guarantee.relation)
 
 
 def view_of(guarantee: Guarantee) -> str:
@@ -336,42 +314,14 @@ def _fewest_honest(guarantee: Guarantee) -> int:
     return min(event.honest for event in guarantee.events if event.local)
 
 
-# Trade-off curves of papers
-
-
-@dataclass(frozen=True)
-class Approximation:
-    """The central limit of a plan in Gaussian DP, for charts; never a bound.
-
-    **Guarantee:** none.
-    """
-
-    mu: float
-
-    @property
-    def label(self) -> str:
-        """The label of the curve in a chart."""
-        return "approximation, not a bound (central limit of Gaussian DP)"
-
-    def trade_off(self, alphas: Sequence[float]) -> Array:
-        """Return the approximate curve."""
-        return gaussian_trade_off(self.mu, alphas)
-
-    def epsilon(self, delta: float) -> float:
-        """Return the approximate epsilon."""
-        return GaussianProfile(self.mu).epsilon(delta)
-
-
-def gdp_approximation(guarantee: Guarantee) -> Approximation:
+def gdp_approximation(guarantee: Guarantee) -> GaussianProfile:
     """Return the central limit of Gaussian releases, against the other clients, as papers plot it.
 
     With a hidden cohort, under zero_out mu^2 = p^2 sum over rounds of e^(1/z^2) - 1 (Bu, Dong, Long
     and Su 2020); under replace, the same limit of the pair M(1), M(-1) (see `accounting`) is
     p^2 sum of 2 (e^(1/z^2) - e^(-1/z^2)). With a visible cohort, or under local noise,
-    mu^2 = p sum of (s/z)^2, the mean over attendances. At p = 1 it is exact.
-
-    Raises:
-        ValueError: If a release is not Gaussian.
+    mu^2 = p sum of (s/z)^2, the mean over attendances. At p = 1 it is exact. Raise ValueError if a
+    release is not Gaussian.
 
     **Guarantee:** none: an approximation, which may be far above or below the true value.
     """
@@ -385,12 +335,13 @@ def gdp_approximation(guarantee: Guarantee) -> Approximation:
                 f"{type(event).__name__}: expected only Gaussian releases; other noise has no "
                 "such approximation here: use trade_off, which is a bound"
             )
-        square = ((1.0 if zero else 2.0) / z) ** 2
+        square = (SCALE[guarantee.relation] / z) ** 2
         if visible:
             total += who.rate * square
         else:
             total += who.rate**2 * _sampled(square if zero else square / 4, zero)
-    return Approximation(math.sqrt(total))
+    label = "approximation, not a bound (central limit of Gaussian DP)"
+    return GaussianProfile(math.sqrt(total), label)
 
 
 def _sampled(square: float, zero: bool) -> float:
@@ -428,12 +379,9 @@ def state(
 ) -> list[str]:
     """Return the sentences that state a guarantee.
 
-    Args:
-        guarantee: The guarantee.
-        epsilon: Another epsilon than its own, as for a run that was selected among several.
-        adversary: The sentence that describes who has this epsilon.
-        accountant: The sentence that describes how it was computed.
-        server: What a central server observes, where it is not each clipped contribution.
+    A run that was selected among several has another epsilon than its own, with sentences on its
+    adversary and accountant. `server` is what a central server observes, where it is not each
+    clipped contribution.
     """
     own = epsilon is None
     spent = guarantee.epsilon if epsilon is None else epsilon
@@ -542,9 +490,9 @@ def _sampling(guarantee: Guarantee) -> str:
 def describe_noise(events: Sequence[Event]) -> str:
     """Return the noise of a plan's releases as text, kind by kind."""
     found = []
-    for kind in EVENTS.values():
+    for kind in (kind for kind in EVENTS.values() if kind.noise_text):
         values = [getattr(event, kind.noise_field) for event in events if event.name == kind.name]
-        if values and kind.noise_text:
+        if values:
             low, high = f"{min(values):.4g}", f"{max(values):.4g}"
             found.append(kind.noise_text.format(low if low == high else f"{low} to {high}"))
     return " or ".join(found) or "no noise"
@@ -563,9 +511,8 @@ def add_up(guarantees: Sequence[Guarantee]) -> tuple[float, float]:
         delta = max(guarantee.delta for guarantee in spent)
         # A client of any of them; the count only limits how many clients may be honest.
         clients = max(guarantee.clients for guarantee in spent)
-        return dataclasses.replace(
-            spent[0], events=events, delta=delta, clients=clients
-        ).epsilon, delta
+        together = replace(spent[0], events=events, delta=delta, clients=clients)
+        return together.epsilon, delta
     epsilon = math.fsum(guarantee.epsilon for guarantee in spent)
     return epsilon, math.fsum(guarantee.delta for guarantee in spent)
 

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from coterie.core.files import is_disk_error, sync_folder
@@ -38,12 +37,9 @@ class LedgerError(RuntimeError):
 
 
 class Ledger:
-    """Charges of a plan's events, in memory or in an append-only file.
+    """Charges of a plan's events, one per round, in memory or in an append-only file.
 
-    Args:
-        events: The plan's events, one per round.
-        path: Where to keep the account; None keeps it in memory (nothing survives the process).
-        plan: A digest of the plan: a ledger on disk is refused to any other plan.
+    `plan` is a digest of the plan: a ledger on disk is refused to any other plan.
     """
 
     def __init__(self, events: Sequence[Event], path: Path | None = None, plan: str = "") -> None:
@@ -53,7 +49,8 @@ class Ledger:
         self._path = path
         self._file: IO[bytes] | None = None
         if path is not None:
-            self._file = _lock(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _lock(path.open("ab"), path)
             try:
                 self._recover(path, plan)
             except BaseException:
@@ -61,11 +58,7 @@ class Ledger:
                 raise
 
     def charge(self, index: int) -> None:
-        """Charge the post of this index, before it exists.
-
-        Raises:
-            OverspentError: If the plan has no such event, or its post is already released.
-        """
+        """Charge the post of this index, before it exists, or raise OverspentError."""
         self._check_open()
         if not 0 <= index < len(self.events):
             raise OverspentError(
@@ -96,12 +89,7 @@ class Ledger:
     def __enter__(self) -> "Ledger":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _append(self, entry: dict[str, Any]) -> None:
@@ -191,25 +179,17 @@ def locked(folder: Path) -> Iterator[None]:
         raise OSError(
             f"{folder}: cannot be made a run folder ({error.strerror}); choose another --out"
         ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LedgerError(
-                f"{folder} is in use by another process; wait for it to end or choose another --out"
-            ) from error
+    with _lock(file, folder):
         yield
 
 
-def _lock(path: Path) -> IO[bytes]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("ab")
+def _lock(file: IO[bytes], what: Path) -> IO[bytes]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         raise LedgerError(
-            f"{path} is in use by another process; wait for it to end or choose another folder"
+            f"{what} is in use by another process; wait for it to end or choose another --out"
         ) from error
     return file
 

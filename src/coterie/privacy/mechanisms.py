@@ -30,11 +30,7 @@ Blocks
 ------
 A contribution may hold blocks of different units, such as a mean, variances and a residual. Block b
 is clipped to l2 norm B_b and gets the share f_b of mu^2, with sum_b f_b = 1: noise of standard
-deviation z B_b / sqrt(f_b). In units of B_b / sqrt(f_b) a client moves the sum by at most
-sqrt(sum_b f_b) = 1, against noise of standard deviation z in every direction: one Gaussian release.
-Under replace a block moves by r_b B_b, and the sum by sqrt(sum_b f_b r_b^2): r = 2 for a signed
-block; sqrt(2) for one without negative entries, as |a - b|^2 = |a|^2 + |b|^2 - 2 a.b <= 2 B^2; 1
-for a single number from 0 to B.
+deviation z B_b / sqrt(f_b). All blocks are one Gaussian release: see `BlockSum`.
 """
 
 import math
@@ -99,15 +95,11 @@ class Shape(Enum):
 class NormBound:
     """A bound on the leaves of one client's part of a sum, which are bounded together.
 
-    The sum of n clients has norm at most n times the bound, no number above n times the bound, and
-    lies on a public grid. Local noise inside the sum extends both limits.
+    The sum of n clients has norm (l1 or l2, `order`) at most n times the bound, no number above n
+    times the bound, and lies on a public grid. Local noise inside the sum extends both limits.
 
     Attributes:
         shapes: The leaves, with their shapes in a sum.
-        bound: The exact bound.
-        step: The grid step.
-        order: The norm, l1 or l2.
-        nonnegative: Whether no number is negative.
         gram: Whether leaves are symmetric matrices without negative diagonal entries.
         rows: How many rows have a limit each: the number of clients, if each has its own row.
         noise: Standard deviation of one client's noise in the sum.
@@ -166,8 +158,6 @@ class Mechanism(ABC):
         order: The norm of `bound`, l1 or l2.
         local: Whether clients add the noise themselves, in `perturb_rows`.
         honest: How many clients are trusted to add their noise; 0 for central noise.
-        rows: How many clients have a row of their own in a sum; 0 if rows are added.
-        nonnegative: Whether no number of a sum is negative.
     """
 
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
@@ -348,14 +338,9 @@ class GaussianSum(Mechanism):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        for name in ("bound", "noise_multiplier"):
-            value = getattr(self, name)
-            # Far from the limits of float64, so that squares and grid steps are normal numbers.
-            if not (1e-100 <= value <= 1e100):
-                raise ValueError(
-                    f"{name} = {value}: expected a positive number between 1e-100 and 1e100; "
-                    "for a run without privacy ask for epsilon = inf instead"
-                )
+        # Far from the limits of float64, so that squares and grid steps are normal numbers.
+        check_range("bound", self.bound, 1e-100, 1e100)
+        check_range("noise_multiplier", self.noise_multiplier, 1e-100, 1e100)
 
     @property
     def deviation(self) -> float:
@@ -458,12 +443,8 @@ class LocalGaussianSum(GaussianSum):
     adds rows. A sum over n clients carries noise of deviation z C sqrt(n), where central noise of
     the same epsilon against other clients is z C: the cost of a server that is not trusted.
 
-    Attributes:
-        bound: The clip.
-        noise_multiplier: Standard deviation of one client's noise, over the bound.
-        cohort: The expected number of clients in a round, a public number.
-        honest: How many clients are trusted to add their noise: see `LocalGaussian`.
-        claimed: A share of a published epsilon: see `LocalGaussian`.
+    `noise_multiplier` is of one client; `cohort` is the expected number of clients in a round, a
+    public number; for `honest` and `claimed` see `LocalGaussian`.
 
     **Guarantee:** one message is mu-GDP for ideal normals (ADR 9), mu = s / noise_multiplier, s = 1
     under zero_out (the row becomes zeros, its noise stays) and 2 under replace, against everybody
@@ -508,13 +489,8 @@ class LocalGaussianSum(GaussianSum):
         noise = np.empty((len(clients), numbers))
         for place, client in enumerate(clients):
             noise[place] = self.on_grid(normals(entropy(client), numbers), step)
-        used = 0
-        for name in sorted(rows):
-            leaf = rows[name]
-            width = leaf[0].numel() if len(leaf) else 0
-            part = torch.from_numpy(noise[:, used : used + width]).reshape(leaf.shape)
-            leaf.add_(part.to(leaf.device))
-            used += width
+        for name, part in split(noise, rows).items():
+            rows[name].add_(torch.from_numpy(part).to(rows[name].device))
         return rows
 
     def draws(self, totals: Shapes) -> int:
@@ -572,16 +548,9 @@ class Block:
     per_root: bool = False
 
     def __post_init__(self) -> None:
-        if not 1e-80 <= self.bound <= 1e80:
-            raise ValueError(
-                f"bound = {self.bound} of block {self.name!r}: expected a positive number between "
-                "1e-80 and 1e80"
-            )
-        if not 1e-12 <= self.share <= 1:
-            raise ValueError(
-                f"share = {self.share} of block {self.name!r}: expected a part of the budget, from "
-                "1e-12 to 1; the shares of all blocks add up to 1"
-            )
+        check_range("bound", self.bound, 1e-80, 1e80, f" of block {self.name!r}")
+        # A part of the budget: the shares of all blocks add up to 1.
+        check_range("share", self.share, 1e-12, 1, f" of block {self.name!r}")
         if self.kind not in get_args(BlockKind):
             raise ValueError(
                 f"kind = {self.kind!r} of block {self.name!r}: expected one of "
@@ -589,11 +558,7 @@ class Block:
             )
 
     def bound_of(self, numbers: int) -> float:
-        """Return the bound on a leaf of this many numbers.
-
-        Raises:
-            ValueError: If the block is of a single number and the leaf has another size.
-        """
+        """Return the bound on a leaf of this many numbers; raise ValueError for another size."""
         if self.kind == "single" and numbers != 1:
             raise ValueError(
                 f"block {self.name!r} is of a single number, and the leaf has {numbers}: make it "
@@ -640,16 +605,15 @@ class BlockSum(Mechanism):
     B_b / sqrt(f_b), a public number. Noise is then N(0, z^2 I). zero_out: a client with |x_b| <=
     B_b moves the sum by sqrt(sum_b f_b |x_b|^2 / B_b^2) <= sqrt(sum_b f_b) = 1. replace: x by y
     moves it by sqrt(sum_b f_b |x_b - y_b|^2 / B_b^2), and |x_b - y_b| <= r_b B_b with r = 2 for
-    signed blocks, sqrt(2) where no entry is negative, 1 for one number from 0 to B_b. Both are
+    signed blocks; sqrt(2) where no entry is negative, as |a - b|^2 = |a|^2 + |b|^2 - 2 a.b <= 2
+    B^2; 1 for one number from 0 to B_b. Both are
     attained: by any x with |x_b| = B_b, and by x_b = -y_b, by two different axes of length B_b
     (a positive block of at least two numbers), by B_b and 0. A release is a function of a Gaussian
     release of that sensitivity, also under hidden sampling. The bounds hold after rounding, for
     rows of any size. Tests: tests/properties/test_blocks.py, tests/statistics/test_blocks.py,
     tests/privacy/test_mechanisms_blocks.py.
 
-    Attributes:
-        blocks: One for each leaf of a contribution; relative errors are reported for the first.
-        noise_multiplier: z, of the whole release.
+    There is one block for each leaf; relative errors are reported for the first.
     """
 
     blocks: tuple[Block, ...]
@@ -666,11 +630,7 @@ class BlockSum(Mechanism):
         return self.blocks[0]
 
     def each(self, numbers: Mapping[str, int]) -> dict[str, GaussianSum]:
-        """Return the mechanism of each leaf, for leaves of these sizes.
-
-        Raises:
-            ValueError: If the leaves are not those of the blocks.
-        """
+        """Return the mechanism of each leaf, for leaves of these sizes, or raise ValueError."""
         names = {block.name for block in self.blocks}
         if set(numbers) != names:
             raise ValueError(
@@ -720,14 +680,9 @@ class BlockSum(Mechanism):
         """Return the sum plus Gaussian noise, each block rounded to the grid of its sum."""
         each = self.each({name: leaf.numel() for name, leaf in total.items()})
         # All at once: drawn ahead or not, a seed returns the same numbers.
-        drawn = normals(entropy, size(total))
-        noisy, used = {}, 0
-        for name in sorted(total):
-            leaf = total[name].numpy()
-            part = drawn[used : used + leaf.size].reshape(leaf.shape)
-            noisy[name] = leaf + each[name].on_grid(part, each[name].step(leaf.size))
-            used += leaf.size
-        return map_arrays(noisy)
+        drawn = split(normals(entropy, size(total)), total)
+        noise = {name: each[name].on_grid(z, each[name].step(z.size)) for name, z in drawn.items()}
+        return map_arrays({name: total[name].numpy() + part for name, part in noise.items()})
 
     def event(self) -> Gaussian:
         """Return one Gaussian release."""
@@ -782,10 +737,8 @@ class LaplaceSum(Mechanism):
     epsilon: float
 
     def __post_init__(self) -> None:
-        if not 1e-80 <= self.bound <= 1e80:
-            raise ValueError(f"bound = {self.bound}: expected a number between 1e-80 and 1e80")
-        if not 1e-4 <= self.epsilon <= 1e4:
-            raise ValueError(f"epsilon = {self.epsilon}: expected a number between 1e-4 and 1e4")
+        check_range("bound", self.bound, 1e-80, 1e80)
+        check_range("epsilon", self.epsilon, 1e-4, 1e4)
 
     def step(self) -> float:
         """Return the public grid step, 2^-30 of the bound or a little more, a power of two."""
@@ -894,6 +847,15 @@ def discrete_laplace(scale: int, words: _Words) -> int:
             return -size
 
 
+def check_range(name: str, value: float, low: float, high: float, of: str = "") -> None:
+    """Raise ValueError for a number outside this range."""
+    if not low <= value <= high:
+        raise ValueError(
+            f"{name} = {value}{of}: expected a positive number between {low:g} and {high:g}; for a "
+            "run without privacy ask for epsilon = inf instead"
+        )
+
+
 def count_numbers(shapes: Shapes) -> int:
     """Return how many numbers a tree of these shapes has."""
     return sum(math.prod(shape) for shape in shapes.values())
@@ -921,11 +883,7 @@ def gram_rows(rows: Tree) -> Tree:
 
 
 def square_shapes(contribution: Shapes) -> Shapes:
-    """Return the shapes of second moments of vectors.
-
-    Raises:
-        ValueError: If a contribution is not a vector.
-    """
+    """Return the shapes of second moments; raise ValueError for contributions but vectors."""
     for name, shape in contribution.items():
         if len(shape) != 1:
             raise ValueError(
@@ -951,14 +909,19 @@ def round_rows(clipped: Tree, step: float) -> Tree:
     return map_leaves(lambda leaf: leaf.mul_(1 / step).round_().mul_(step), clipped)
 
 
+def split(numbers: Array, like: Tree) -> dict[str, Array]:
+    """Return numbers cut along the last axis into leaves of these shapes, by name."""
+    found, used = {}, 0
+    for name in sorted(like):
+        shape = like[name].shape
+        width = math.prod(shape[numbers.ndim - 1 :])
+        found[name] = numbers[..., used : used + width].reshape(shape)
+        used += width
+    return found
+
+
 def _add_flat(total: Tree, noise: Array) -> Tree:
-    """Return leaves plus flat noise, in the order of their names."""
-    noisy, used = {}, 0
-    for name in sorted(total):
-        leaf = total[name].numpy()
-        noisy[name] = leaf + noise[used : used + leaf.size].reshape(leaf.shape)
-        used += leaf.size
-    return map_arrays(noisy)
+    return map_arrays({n: total[n].numpy() + part for n, part in split(noise, total).items()})
 
 
 def _check_ids(clients: list[int], rows: Tree) -> None:

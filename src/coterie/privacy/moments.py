@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -30,6 +29,7 @@ from coterie.privacy.mechanisms import (
     Mechanism,
     NormBound,
     Shapes,
+    check_range,
     gram_rows,
     numbers_per_row,
     round_rows,
@@ -99,7 +99,8 @@ class GaussianGram(_Gram):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _check_positive(bound=self.bound, noise_multiplier=self.noise_multiplier)
+        check_range("bound", self.bound, 1e-40, 1e40)
+        check_range("noise_multiplier", self.noise_multiplier, 1e-40, 1e40)
 
     def draws(self, totals: Shapes) -> int:
         """Return one normal for each entry on and below the diagonal."""
@@ -114,23 +115,18 @@ class GaussianGram(_Gram):
         """Return the sum plus symmetric Gaussian noise, rounded to the grid."""
         step = vector_grid(self.bound) ** 2
         deviation = self.noise_multiplier * self.bound**2 / step
-        drawn = normals(entropy, self.draws({name: tuple(t.shape) for name, t in total.items()}))
-        used = 0
-
-        def noise(features: int) -> np.ndarray:
-            nonlocal used
-            rows, columns = np.tril_indices(features)
-            scale = np.where(rows == columns, deviation, deviation / SQRT2)
-            values = np.rint(drawn[used : used + len(rows)] * scale) * step
-            used += len(rows)
-            matrix = np.zeros((features, features))
-            matrix[rows, columns] = values
-            matrix[columns, rows] = values
-            return matrix
-
         coarse = post_grid(self.bound, self.noise_multiplier * self.bound**2)
-        noisy = {name: leaf.numpy() + noise(len(leaf)) for name, leaf in total.items()}
-        return map_arrays({name: np.rint(leaf / coarse) * coarse for name, leaf in noisy.items()})
+        drawn = normals(entropy, self.draws({name: tuple(t.shape) for name, t in total.items()}))
+        noisy, used = {}, 0
+        for name, leaf in total.items():
+            rows, columns = np.tril_indices(len(leaf))
+            scale = np.where(rows == columns, deviation, deviation / SQRT2)
+            noise = np.zeros(leaf.shape)
+            noise[rows, columns] = np.rint(drawn[used : used + len(rows)] * scale) * step
+            noise[columns, rows] = noise[rows, columns]
+            used += len(rows)
+            noisy[name] = np.rint((leaf.numpy() + noise) / coarse) * coarse
+        return map_arrays(noisy)
 
     def event(self) -> Event:
         """Return a Gaussian release."""
@@ -176,19 +172,9 @@ class WishartGram(_Gram):
     centred: bool = True
 
     def __post_init__(self) -> None:
-        _check_positive(bound=self.bound, scale=self.scale)
+        check_range("bound", self.bound, 1e-40, 1e40)
+        check_range("scale", self.scale, 1e-40, 1e40)
         self.event()  # raises for degrees without an account
-
-    @classmethod
-    def paper(
-        cls, epsilon: float, *, bound: float, sensitivity: Literal["2K", "K^2"] = "2K"
-    ) -> "WishartGram":
-        """Return the noise that Liang et al. publish for one release: not a guarantee.
-
-        W_d(d + 1, s / (2 epsilon) I) with s = 2 K (their Algorithms 2 and 3) or K^2 (Algorithm 1).
-        """
-        width = {"2K": 2 * bound, "K^2": bound**2}[sensitivity]
-        return cls(bound, 2, width / (2 * epsilon), claimed=epsilon, centred=False)
 
     def _freedom(self, features: int) -> int:
         return self.degrees + features - 1
@@ -316,9 +302,3 @@ class Squares(Mechanism):
     def radius(self, totals: Shapes) -> float:
         """Return about the largest entry of the noise."""
         return self.inner.radius(totals)
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 1e-40 <= value <= 1e40:
-            raise ValueError(f"{name} = {value}: expected a positive number between 1e-40 and 1e40")

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -20,6 +21,7 @@ from coterie.privacy.calibrate import (
 )
 from coterie.privacy.events import (
     SQRT2,
+    Event,
     Gaussian,
     Laplace,
     Participation,
@@ -41,12 +43,7 @@ from coterie.privacy.mechanisms import (
     replaced_by,
 )
 from coterie.privacy.moments import GaussianGram, Squares, WishartGram
-from coterie.privacy.published import (
-    published_epsilon,
-    published_sigma,
-    published_spending,
-    rows_to_clients,
-)
+from coterie.privacy.published import published_sigma, published_spending, rows_to_clients
 
 _REGISTERED: dict[str, type["_Registered"]] = {}
 M = TypeVar("M", bound=type[Mechanism])
@@ -54,18 +51,12 @@ M = TypeVar("M", bound=type[Mechanism])
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The releases for which noise is requested.
+    """The releases for which noise is requested: for a budget, or of a given noise.
 
     Attributes:
-        shape: What is released.
         clip: The bound on a client's contribution; for second moments, on its vector.
         epsilon: The budget of all rounds, or None.
         noise_multiplier: The noise of a round of weight 1, or None.
-        delta: Of the budget.
-        weights: Of the rounds.
-        clients: How many there are.
-        participation: The clients of each round.
-        relation: The neighbouring relation.
         rows: If a published proof protects single rows: the most rows of a client, from which the
             budget is converted (see `published`); None otherwise.
         blocks: The bounds of the leaves of a contribution; () for one clip on all of them.
@@ -85,11 +76,13 @@ class Request:
 
     @property
     def budget(self) -> dict[str, Any]:
-        """Weights, participation and relation, as the functions of `calibrate` take them.
+        """The target, weights, participation and relation, as `calibrate` takes them.
 
         A budget holds against all other clients together, who know a cohort of fixed size.
         """
         return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
             "weights": self.weights,
             "participation": self.participation.to_others,
             "relation": self.relation,
@@ -101,34 +94,34 @@ class Noise(ABC):
 
     Attributes:
         kind: Its name in `Privacy(noise=...)`, `--noise` and plan.toml.
-        shapes: The shapes that it releases.
         local: Whether clients add the noise themselves: then the cohort is visible.
         by_block: Whether it supports contributions with a bound for each leaf.
+        by_row: Whether it supports recipes whose proof protects single rows.
     """
 
     kind: ClassVar[str] = ""
     shapes: ClassVar[tuple[Shape, ...]] = ()
     local: ClassVar[bool] = False
     by_block: ClassVar[bool] = False
+    by_row: ClassVar[bool] = True
 
     def mechanisms(self, request: Request) -> tuple[Mechanism, ...]:
-        """Return the mechanism of each round.
-
-        Raises:
-            ValueError: If this kind of noise does not support the request.
-        """
+        """Return the mechanism of each round; raise ValueError for an unsupported request."""
         if request.shape not in self.shapes:
             names = ", ".join(shape.value for shape in self.shapes)
             raise ValueError(
                 f"{self.kind} noise supports releases of shape {names}; this method releases "
                 f"{request.shape.value}: use gaussian noise"
             )
-        if not 0 < request.clip < math.inf:
-            raise ValueError(f"clip = {request.clip}: expected a positive number")
-        if request.epsilon is not None and not 0 < request.epsilon < math.inf:
-            raise ValueError(f"epsilon = {request.epsilon}: expected a positive number")
+        for name, value in (("clip", request.clip), ("epsilon", request.epsilon)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} = {value}: expected a positive number")
         if request.blocks:
             self._check_blocks(request)
+        if request.rows is not None and not self.by_row:
+            raise ValueError(
+                f"{self.kind} noise protects whole clients, not single rows: use gaussian"
+            )
         return self._make(request)
 
     def _check_blocks(self, request: Request) -> None:
@@ -182,10 +175,7 @@ def register_mechanism(name: str) -> Callable[[M], M]:
     """Register a mechanism class as the kind of noise `name`; use it as a decorator.
 
     Its instances are made as `Class(bound, noise_multiplier)`. A budget is met by the least
-    noise multiplier whose events have an epsilon within it.
-
-    Raises:
-        ValueError: If the name is taken.
+    noise multiplier whose events have an epsilon within it. Raise ValueError if the name is taken.
     """
 
     def put(cls: M) -> M:
@@ -211,31 +201,36 @@ def _origin(cls: type) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 
 
-class _Registered(Noise):
-    """The kind of noise of a registered mechanism class."""
+class _Searched(Noise):
+    """Noise whose least amount is searched for, by the events of its mechanisms."""
 
-    made: ClassVar[type[Mechanism]]
+    @abstractmethod
+    def _one(self, request: Request, less_noise: float) -> Mechanism: ...
+
+    def _event(self, request: Request, less_noise: float) -> Event:
+        return self._one(request, less_noise).event()
 
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
-        _check_whole(request, self.kind)
-
-        def one(less_noise: float) -> Mechanism:
-            made: Callable[[float, float], Mechanism] = self.made
-            return made(request.clip, 1 / less_noise)
-
         if request.noise_multiplier is not None:
             base = 1 / request.noise_multiplier
         else:
-            assert request.epsilon is not None
-            base = calibrate_event(
-                lambda x: one(x).event(), request.epsilon, request.delta, **request.budget
-            )
-        return tuple(one(base * weight) for weight in request.weights)
+            base = calibrate_event(partial(self._event, request), **request.budget)
+        return tuple(self._one(request, base * weight) for weight in request.weights)
+
+
+class _Registered(_Searched):
+    """The kind of noise of a registered mechanism class."""
+
+    by_row: ClassVar[bool] = False
+    made: ClassVar[Any]  # a subclass of `Mechanism` made of bound and noise multiplier
+
+    def _one(self, request: Request, less_noise: float) -> Mechanism:
+        one: Mechanism = self.made(request.clip, 1 / less_noise)
+        return one
 
     def usual_delta(self, clients: int) -> float:
         """Return 0 for pure noise."""
-        made: Callable[[float, float], Mechanism] = self.made
-        return default_delta(clients) if made(1.0, 1.0).event().impure else 0.0
+        return default_delta(clients) if self.made(1.0, 1.0).event().impure else 0.0
 
 
 @dataclass(frozen=True)
@@ -248,19 +243,13 @@ class GaussianNoise(Noise):
 
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
         base = request.noise_multiplier
-        if base is None:
-            base = self._base(request)
+        if base is None and request.rows is not None and request.epsilon is not None:
+            base = rows_to_clients(request.epsilon, request.delta, request.weights, request.rows)
+        elif base is None:
+            replaced = SQRT2 if request.shape in (Shape.GRAM, Shape.SQUARES) else 2.0
+            replaced = replaced_by(request.blocks) if request.blocks else replaced
+            base = calibrate(replaced=replaced, **request.budget)
         return tuple(self._one(request, base / weight) for weight in request.weights)
-
-    def _base(self, request: Request) -> float:
-        assert request.epsilon is not None
-        check_delta(request.delta, (Gaussian(1.0),))
-        if request.rows is not None:
-            return rows_to_clients(request.epsilon, request.delta, request.weights, request.rows)
-        replaced = SQRT2 if request.shape in (Shape.GRAM, Shape.SQUARES) else 2.0
-        if request.blocks:
-            replaced = replaced_by(request.blocks)
-        return calibrate(request.epsilon, request.delta, replaced=replaced, **request.budget)
 
     def _one(self, request: Request, multiplier: float) -> Mechanism:
         if request.blocks:
@@ -275,21 +264,19 @@ class GaussianNoise(Noise):
 
 
 @dataclass(frozen=True)
-class LaplaceNoise(Noise):
+class LaplaceNoise(_Searched):
     """Laplace noise on sums clipped in l1: a pure epsilon, delta = 0."""
 
     kind: ClassVar[str] = "laplace"
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM, Shape.SQUARES)
 
-    def _make(self, request: Request) -> tuple[Mechanism, ...]:
-        if request.noise_multiplier is not None:
-            base = 1 / request.noise_multiplier
-        else:
-            assert request.epsilon is not None
-            base = calibrate_event(Laplace, request.epsilon, request.delta, **request.budget)
+    def _one(self, request: Request, less_noise: float) -> Mechanism:
         if request.shape is Shape.SQUARES:
-            return tuple(Squares(LaplaceSum(request.clip**2, base * w)) for w in request.weights)
-        return tuple(LaplaceSum(request.clip, base * weight) for weight in request.weights)
+            return Squares(LaplaceSum(request.clip**2, less_noise))
+        return LaplaceSum(request.clip, less_noise)
+
+    def _event(self, request: Request, less_noise: float) -> Event:
+        return Laplace(less_noise)  # the search may try what `LaplaceSum` refuses
 
     def usual_delta(self, clients: int) -> float:
         """Return 0: the noise is pure."""
@@ -313,9 +300,7 @@ class WishartNoise(Noise):
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
         if request.epsilon is None:
             raise ValueError("wishart noise is calibrated: give epsilon, not noise_multiplier")
-        ratio = calibrate_wishart(
-            request.epsilon, request.delta, degrees=self.degrees, **request.budget
-        )
+        ratio = calibrate_wishart(degrees=self.degrees, **request.budget)
         return tuple(
             WishartGram(request.clip, self.degrees, request.clip**2 / (ratio * weight))
             for weight in request.weights
@@ -326,10 +311,11 @@ class WishartNoise(Noise):
 class PublishedWishart(Noise):
     """The noise that Liang et al. publish: a reproduction, NOT A GUARANTEE (see docs/privacy.md).
 
-    The report shows the claimed epsilon next to the true epsilon and delta.
+    W_d(d + 1, s / (2 epsilon_t) I). The report shows the claimed epsilon next to the true epsilon
+    and delta.
 
     Attributes:
-        sensitivity: "2K" as in their Algorithms 2 and 3, or "K^2" as in Algorithm 1.
+        sensitivity: s, "2K" as in their Algorithms 2 and 3, or "K^2" as in Algorithm 1.
     """
 
     kind: ClassVar[str] = "wishart_paper"
@@ -340,14 +326,13 @@ class PublishedWishart(Noise):
         if request.epsilon is None:
             raise ValueError("wishart_paper noise is computed from epsilon: give epsilon")
         budgets = published_spending(request.epsilon, request.delta, request.weights)
-        total = math.fsum(budgets)
-        made = []
-        for budget in budgets:
-            one = WishartGram.paper(budget, bound=request.clip, sensitivity=self.sensitivity)
-            # Each round claims its share of the whole, so that the claims add up to it.
-            share = request.epsilon * budget / total
-            made.append(WishartGram(request.clip, one.degrees, one.scale, share, centred=False))
-        return tuple(made)
+        total, clip = math.fsum(budgets), request.clip
+        width = {"2K": 2 * clip, "K^2": clip**2}[self.sensitivity]
+        # Each round claims its share of the whole, so that the claims add up to it.
+        return tuple(
+            WishartGram(clip, 2, width / (2 * b), request.epsilon * b / total, centred=False)
+            for b in budgets
+        )
 
 
 @dataclass(frozen=True)
@@ -368,17 +353,15 @@ class LocalNoise(Noise):
     kind: ClassVar[str] = "local"
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
     local: ClassVar[bool] = True
+    by_row: ClassVar[bool] = False
     honest: int = 1
 
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
-        _check_whole(request, self.kind)
         check_honest(self.honest, request.participation, request.clients)
         base = request.noise_multiplier
         if base is None:
-            assert request.epsilon is not None
-            check_delta(request.delta, (Gaussian(1.0),))
             seen = {**request.budget, "participation": request.participation.shown}
-            base = calibrate(request.epsilon, request.delta, **seen)
+            base = calibrate(**seen)
         cohort = request.participation.rate * request.clients
         return tuple(
             LocalGaussianSum(request.clip, base / weight, cohort, self.honest)
@@ -398,9 +381,9 @@ class PublishedLocal(Noise):
     kind: ClassVar[str] = "local_paper"
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
     local: ClassVar[bool] = True
+    by_row: ClassVar[bool] = False
 
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
-        _check_whole(request, self.kind)
         check_delta(request.delta, (Gaussian(1.0),))
         if len(set(request.weights)) > 1:
             raise ValueError(
@@ -413,11 +396,6 @@ class PublishedLocal(Noise):
             sigma = published_sigma(request.epsilon, request.delta)
         rate, rounds = request.participation.rate, len(request.weights)
         # Each round claims its share of the label, so that the claims add up to it.
-        share = published_epsilon(sigma, request.delta) / rounds
+        share = published_sigma(sigma, request.delta) / rounds
         one = LocalGaussianSum(request.clip, 2 * sigma * rate, rate * request.clients, 1, share)
         return (one,) * rounds
-
-
-def _check_whole(request: Request, kind: str) -> None:
-    if request.rows is not None:
-        raise ValueError(f"{kind} noise protects whole clients, not single rows: use gaussian")

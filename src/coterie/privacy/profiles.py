@@ -41,10 +41,9 @@ grid is a valid lower bound. Gaussian DP has the closed form Phi(Phi^-1(1 - alph
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,20 +56,64 @@ _DROPPED = -200.0
 """Attendances with a smaller log-probability are dropped, and counted as delta = 1."""
 _LARGEST_MU = 1e9
 """Above this mu, epsilon (about mu^2/2) loses its digits and is reported as infinite."""
+_NODES = 320
+_LARGEST = 700.0
+"""Above this, e^epsilon overflows float64; the curve is indistinguishable from zero."""
 
 
-class Profile(Protocol):
-    """An upper bound on delta(epsilon), exact where `accountant` says so."""
+class Profile:
+    """An upper bound on delta(epsilon), exact where `accountant`, a text for display, says so.
 
-    @property
-    def accountant(self) -> str:
-        """How the bound was computed, for display."""
+    A subclass defines `log_delta`, or both `delta` and `epsilon`.
+    """
+
+    accountant: str
+
+    def log_delta(self, epsilon: float) -> float:
+        """Return the logarithm of delta at this epsilon."""
+        raise NotImplementedError
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on delta at this epsilon >= 0."""
+        return math.exp(self.log_delta(epsilon))
 
     def epsilon(self, delta: float) -> float:
         """Return an upper bound on epsilon at this delta, 0 <= delta < 1."""
+        return smallest_epsilon(self.log_delta, delta)
+
+    def trade_off(self, alphas: Sequence[float] | Array) -> Array:
+        """Return a lower bound on the type II error of any test with these type I errors.
+
+        **Guarantee:** a lower bound on the type II error at each alpha; exact for Gaussian DP.
+        `tests/privacy/test_profiles_tradeoff.py`.
+
+        >>> PureProfile(1.0, 1).trade_off([0.0, 0.1, 1.0]).round(4).tolist()
+        [1.0, 0.7282, 0.0]
+        """
+        alpha = _rates(alphas)
+        epsilon, kept = _tangents(self)
+        line = np.exp(epsilon)
+        flat = alpha.reshape(-1, 1)
+        best = np.maximum(kept - line * flat, (kept - flat) / line).max(axis=1)
+        return np.asarray(np.clip(best, 0.0, 1.0).reshape(alpha.shape))
+
+
+def _rates(alphas: Sequence[float] | Array) -> Array:
+    alpha = np.asarray(alphas, dtype=np.float64)
+    if not np.all((alpha >= 0) & (alpha <= 1)):
+        raise ValueError(f"alphas = {alphas}: expected numbers from 0 to 1")
+    return alpha
+
+
+@lru_cache(maxsize=16)
+def _tangents(profile: Profile) -> tuple[Array, Array]:
+    """Return the epsilons of the supremum, and 1 - delta of a profile at each."""
+    largest = profile.epsilon(1e-10)
+    # If losses are infinite with a larger probability, delta hardly decreases further.
+    top = min(largest, _LARGEST) if largest < math.inf else 20.0
+    # A kink of the profile (pure noise) lies at the top; below, tangents in even steps.
+    epsilon = np.linspace(0.0, top, _NODES)
+    return epsilon, 1 - np.array([profile.delta(float(e)) for e in epsilon])
 
 
 @dataclass(frozen=True)
@@ -185,7 +228,7 @@ def smallest_noise(
 
 
 @dataclass(frozen=True)
-class GaussianProfile:
+class GaussianProfile(Profile):
     """The profile of mu-Gaussian DP; mu = 0 releases nothing, mu = infinity everything.
 
     **Guarantee:** exact, for adaptive releases too, with mu^2 the sum of the releases' mu^2 (Dong,
@@ -206,21 +249,31 @@ class GaussianProfile:
             return 0.0
         return float(gaussian_log_delta(epsilon, np.array([self.mu]))[0])
 
-    def delta(self, epsilon: float) -> float:
-        """Return delta at this epsilon."""
-        return math.exp(self.log_delta(epsilon))
-
     def epsilon(self, delta: float) -> float:
         """Return epsilon at this delta."""
         if self.mu == 0:
             return 0.0
-        if self.mu > _LARGEST_MU:
-            return math.inf
-        return smallest_epsilon(self.log_delta, delta)
+        return math.inf if self.mu > _LARGEST_MU else super().epsilon(delta)
+
+    def trade_off(self, alphas: Sequence[float] | Array) -> Array:
+        """Return G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu).
+
+        **Guarantee:** exact to rounding; `tests/privacy/test_profiles_tradeoff.py`.
+
+        >>> GaussianProfile(1.0).trade_off([0.0, 0.05, 1.0]).round(4).tolist()
+        [1.0, 0.7405, 0.0]
+        """
+        alpha = _rates(alphas)
+        if self.mu == math.inf:
+            return np.zeros_like(alpha)
+        if self.mu == 0:
+            return 1 - alpha
+        # Phi^-1(1 - alpha) = -Phi^-1(alpha), without losing the digits of a small alpha.
+        return np.asarray(special.ndtr(-special.ndtri(alpha) - self.mu), dtype=np.float64)
 
 
 @dataclass(frozen=True)
-class Least:
+class Least(Profile):
     """The smallest of several valid bounds, at each point.
 
     **Guarantee:** each of them bounds delta(epsilon), hence the smallest does;
@@ -230,7 +283,7 @@ class Least:
     bounds: tuple[Profile, ...]
 
     @property
-    def accountant(self) -> str:
+    def accountant(self) -> str:  # type: ignore[override]
         """How the bound was computed, for display."""
         return " or, if smaller, ".join(dict.fromkeys(bound.accountant for bound in self.bounds))
 
@@ -244,7 +297,7 @@ class Least:
 
 
 @dataclass(frozen=True, eq=False)
-class MixtureProfile:
+class MixtureProfile(Profile):
     """The mean of Gaussian DP over a client's attendance, which the adversary observes.
 
     Attendance does not depend on data, so delta(epsilon) is the mean over attendances of the delta
@@ -264,14 +317,6 @@ class MixtureProfile:
         terms = self.log_mass + gaussian_log_delta(epsilon, self.mu)
         # Attendances left out are counted as delta = 1.
         return min(0.0, float(special.logsumexp(np.append(terms, _DROPPED + 20))))
-
-    def delta(self, epsilon: float) -> float:
-        """Return delta at this epsilon."""
-        return math.exp(self.log_delta(epsilon))
-
-    def epsilon(self, delta: float) -> float:
-        """Return epsilon at this delta."""
-        return smallest_epsilon(self.log_delta, delta)
 
 
 def mixture_profile(groups: Groups, rate: float, scale: float) -> MixtureProfile:
@@ -346,7 +391,7 @@ def response_law(epsilon: float) -> Law:
 
 
 @dataclass(frozen=True)
-class PureProfile:
+class PureProfile(Profile):
     """The profile of equal pure releases, each accounted as a randomised response.
 
     **Guarantee:** exact for randomised responses, hence the best bound for all
@@ -375,10 +420,6 @@ class PureProfile:
         log_mass = ways - self.rounds * math.log1p(math.exp(-self.step)) - no * self.step
         gain = np.log(-np.expm1(epsilon - loss[loss > epsilon]))
         return min(0.0, float(special.logsumexp(log_mass + gain)))
-
-    def delta(self, epsilon: float) -> float:
-        """Return delta at this epsilon."""
-        return math.exp(self.log_delta(epsilon))
 
     def epsilon(self, delta: float) -> float:
         """Return epsilon at this delta."""
@@ -452,7 +493,7 @@ def wishart_law(degrees: int, ratio: float, direction: str) -> Law:
 
 
 @dataclass(frozen=True)
-class WishartProfile:
+class WishartProfile(Profile):
     """The profile of one Wishart release under `zero_out`, the worse of both directions.
 
     **Guarantee:** exact; `tests/privacy/test_profiles_wishart.py`.
@@ -491,58 +532,3 @@ class WishartProfile:
         if delta <= self.delta(1e9):
             return math.inf
         return smallest_epsilon(lambda e: math.log(max(self.delta(e), 1e-300)), delta)
-
-
-_NODES = 320
-_LARGEST = 700.0
-"""Above this, e^epsilon overflows float64; the curve is indistinguishable from zero."""
-
-
-def trade_off(profile: Profile, alphas: Sequence[float]) -> Array:
-    """Return a lower bound on the type II error of any test with these type I errors.
-
-    Raises:
-        ValueError: If a rate is not a probability.
-
-    **Guarantee:** a lower bound on the type II error at each alpha; exact for Gaussian DP.
-    `tests/privacy/test_profiles_tradeoff.py`.
-
-    >>> trade_off(GaussianProfile(1.0), [0.0, 0.05, 1.0]).round(4).tolist()
-    [1.0, 0.7405, 0.0]
-    """
-    alpha = np.asarray(alphas, dtype=np.float64)
-    if not np.all((alpha >= 0) & (alpha <= 1)):
-        raise ValueError(f"alphas = {alphas}: expected numbers from 0 to 1")
-    if isinstance(profile, GaussianProfile):
-        return gaussian_trade_off(profile.mu, alpha)
-    epsilon, kept = _tangents(cast(Hashable, profile))
-    line = np.exp(epsilon)
-    flat = alpha.reshape(-1, 1)
-    best = np.maximum(kept - line * flat, (kept - flat) / line).max(axis=1)
-    return np.asarray(np.clip(best, 0.0, 1.0).reshape(alpha.shape))
-
-
-def gaussian_trade_off(mu: float, alphas: Sequence[float] | Array) -> Array:
-    """Return G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu).
-
-    **Guarantee:** exact to rounding; `tests/privacy/test_profiles_tradeoff.py`.
-    """
-    alpha = np.asarray(alphas, dtype=np.float64)
-    if mu == math.inf:
-        return np.zeros_like(alpha)
-    if mu == 0:
-        return 1 - alpha
-    # Phi^-1(1 - alpha) = -Phi^-1(alpha), without losing the digits of a small alpha.
-    return np.asarray(special.ndtr(-special.ndtri(alpha) - mu), dtype=np.float64)
-
-
-@lru_cache(maxsize=16)
-def _tangents(hashed: Hashable) -> tuple[Array, Array]:
-    """Return the epsilons of the supremum, and 1 - delta of a profile at each."""
-    profile = cast(Profile, hashed)
-    largest = profile.epsilon(1e-10)
-    # If losses are infinite with a larger probability, delta hardly decreases further.
-    top = min(largest, _LARGEST) if largest < math.inf else 20.0
-    # A kink of the profile (pure noise) lies at the top; below, tangents in even steps.
-    epsilon = np.linspace(0.0, top, _NODES)
-    return epsilon, 1 - np.array([profile.delta(float(e)) for e in epsilon])

@@ -63,21 +63,13 @@ def published_spending(epsilon: float, delta: float, weights: Sequence[float]) -
 def published_sigma(epsilon: float, delta: float) -> float:
     """Return the noise of Wu et al. (DPFedMTL): sqrt(2 log(1.25/delta))/epsilon, for all rounds.
 
-    The classic bound for one release without sampling, proved for epsilon below 1 only.
+    The classic bound for one release without sampling, proved for epsilon below 1 only. The same
+    formula gives the epsilon that they claim for a noise, which is not the true one.
 
     >>> [round(published_sigma(epsilon, 1e-5), 4) for epsilon in (45, 8, 2, 0.5)]
     [0.1077, 0.6056, 2.4224, 9.6896]
     """
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-
-
-def published_epsilon(sigma: float, delta: float) -> float:
-    """Return the epsilon that Wu et al. claim for noise sigma, which is not the true one.
-
-    >>> round(published_epsilon(9.69, 1e-5), 3)
-    0.5
-    """
-    return published_sigma(sigma, delta)
 
 
 def rows_to_clients(epsilon: float, delta: float, weights: Sequence[float], rows: int) -> float:
@@ -88,11 +80,8 @@ def rows_to_clients(epsilon: float, delta: float, weights: Sequence[float], rows
     whose norm is at most the bound B, by at most 2 B/n, so the noise is (2/n)/mu' in units of B,
     mu' the Gaussian DP of that row-level budget, with rounds composed exactly.
 
-    Args:
-        epsilon: Of the client-level target.
-        delta: Of the client-level target.
-        weights: Of the rounds; round t gets the noise multiplier returned over its weight.
-        rows: The most rows of a client, a public number.
+    `epsilon` and `delta` are of the client-level target; a round gets the noise multiplier returned
+    over its weight; `rows` is the most rows of a client, a public number.
 
     **Guarantee:** never less noise than the exact client-level account requires under zero_out or
     replace: n times mu' is below the mu of (epsilon, delta), as group privacy loses.
@@ -156,12 +145,7 @@ class Claims:
 def claims(clients: int, cohort: float, rounds: int, sigma: float, delta: float) -> Claims:
     """Return the epsilons that the paper claims for its noise, and the true ones.
 
-    Args:
-        clients: M.
-        cohort: K, the expected cohort.
-        rounds: T, the steps.
-        sigma: The published noise.
-        delta: Of all epsilons.
+    There are M `clients`, K of them expected in a `cohort`, and T `rounds`.
 
     **Guarantee:** the `true` columns, under the assumption stated there, and the `server` columns
     are upper bounds for the published noise with clipped contributions (the published algorithm
@@ -186,7 +170,7 @@ def claims(clients: int, cohort: float, rounds: int, sigma: float, delta: float)
     every = profile([Gaussian(2 / server)] * rounds, hidden.shown, "replace")
     summed = [Gaussian(z)] * rounds
     return Claims(
-        label=published_epsilon(sigma, delta),
+        label=published_sigma(sigma, delta),
         theorem_41=plan.epsilon,
         theorem_41_symmetric=symmetric.epsilon(delta),
         theorem_42=twice.epsilon(delta),

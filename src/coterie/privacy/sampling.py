@@ -18,29 +18,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.privacy.entropy import Entropy, uniforms
-from coterie.privacy.events import Participation
+from coterie.privacy.events import Kind, Participation
 
 
 class Sampler(ABC):
     """Draws cohorts, and describes them to the accountant."""
 
-    kind: ClassVar[str] = ""
+    kind: ClassVar[Kind]
+    cohort: float | None
+    visible: bool
 
     @abstractmethod
     def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
         """Draw the ids of a round's cohort, in ascending order."""
 
-    @abstractmethod
+    def rate(self, clients: int) -> float:
+        """Return the probability that a client takes part in a round."""
+        if self.cohort is None:
+            return 1.0
+        if not 0 < self.cohort <= clients:
+            raise ValueError(
+                f"cohort = {self.cohort}: expected a number between 0 and the number of clients "
+                f"({clients}); leave it out to let everyone take part"
+            )
+        return float(self.cohort) / clients
+
     def expected(self, clients: int) -> float:
         """Return the expected cohort size: the public denominator of every mean."""
+        return self.rate(clients) * clients
 
     def largest(self, clients: int) -> int:
         """Return the largest possible cohort."""
         return clients
 
-    @abstractmethod
     def participation(self, clients: int) -> Participation:
         """Describe the cohort for the accountant."""
+        return Participation(self.kind, self.rate(clients), self.visible)
 
     @classmethod
     def choices(cls) -> Mapping[str, type["Sampler"]]:
@@ -52,37 +65,26 @@ class Sampler(ABC):
 class Everyone(Sampler):
     """All clients take part in every round."""
 
-    kind: ClassVar[str] = "everyone"
+    kind: ClassVar[Kind] = "everyone"
+    cohort = None
+    visible = False
 
     def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
         """Draw everyone."""
         return np.arange(clients, dtype=np.int64)
-
-    def expected(self, clients: int) -> float:
-        """Return the number of clients."""
-        return float(clients)
-
-    def participation(self, clients: int) -> Participation:
-        """Describe full participation."""
-        return Participation("everyone")
 
 
 @dataclass(frozen=True)
 class Poisson(Sampler):
     """Every client takes part independently with probability cohort / clients.
 
-    Args:
-        cohort: The expected number of clients in a round; None for all of them.
-        visible: Whether others observe the cohort. Hidden by default.
+    `cohort` is the expected number of clients in a round, None for all of them; others observe who
+    they are if it is `visible`.
     """
 
-    kind: ClassVar[str] = "poisson"
+    kind: ClassVar[Kind] = "poisson"
     cohort: float | None = None
     visible: bool = False
-
-    def rate(self, clients: int) -> float:
-        """Return the probability that a client takes part in a round."""
-        return _rate(self.cohort, clients)
 
     def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
         """Draw by geometric gaps: the time depends on the cohort, not on the number of clients.
@@ -104,20 +106,12 @@ class Poisson(Sampler):
             position = int(steps[-1])
         return np.concatenate(found)
 
-    def expected(self, clients: int) -> float:
-        """Return the expected cohort size."""
-        return self.rate(clients) * clients
-
-    def participation(self, clients: int) -> Participation:
-        """Describe Poisson sampling."""
-        return Participation("poisson", self.rate(clients), self.visible)
-
 
 @dataclass(frozen=True)
 class FixedSize(Sampler):
     """A cohort of exactly `cohort` clients, drawn without replacement; relation `replace` only."""
 
-    kind: ClassVar[str] = "fixed"
+    kind: ClassVar[Kind] = "fixed"
     cohort: int
     visible: bool = False
 
@@ -127,7 +121,7 @@ class FixedSize(Sampler):
         **Guarantee:** every subset of the given size is equally likely. Test:
         tests/statistics/test_sampling.py.
         """
-        _rate(self.cohort, clients)
+        self.rate(clients)  # raises for an invalid cohort
         chosen: set[int] = set()
         words = entropy.words(self.cohort).tolist()
         for word, last in zip(words, range(clients - self.cohort, clients), strict=True):
@@ -142,21 +136,6 @@ class FixedSize(Sampler):
     def largest(self, clients: int) -> int:
         """Return the cohort size."""
         return self.cohort
-
-    def participation(self, clients: int) -> Participation:
-        """Describe sampling without replacement."""
-        return Participation("fixed", _rate(self.cohort, clients), self.visible)
-
-
-def _rate(cohort: float | None, clients: int) -> float:
-    if cohort is None:
-        return 1.0
-    if not 0 < cohort <= clients:
-        raise ValueError(
-            f"cohort = {cohort}: expected a number between 0 and the number of clients "
-            f"({clients}); leave it out to let everyone take part"
-        )
-    return float(cohort) / clients
 
 
 def _below(limit: int, word: int, entropy: Entropy) -> int:

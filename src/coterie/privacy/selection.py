@@ -57,8 +57,6 @@ FOR_OTHERS = (
     "the other clients took part in all runs: their epsilon is in selection.json, and larger than "
     "that of these releases"
 )
-BEFORE_CHOICE = "nobody: of these releases before the choice, see selection"
-"""The view of the epsilon of a chosen run's own events."""
 ORDERS: Array = np.unique(
     np.concatenate(
         [1 + np.geomspace(0.02, 1, 40), np.arange(2, 33, 0.25), np.geomspace(32, 2048, 120).round()]
@@ -114,11 +112,7 @@ class RunLaw:
         return np.asarray(np.exp(np.cumsum(ratios)) * first * (1 - gamma))
 
     def quantile(self, share: float) -> int:
-        """Return the least number of runs that K exceeds with probability at most 1 - share.
-
-        Raises:
-            ValueError: If the share is not a probability below 1.
-        """
+        """Return the least number of runs that K exceeds with probability at most 1 - share."""
         if not 0 <= share < 1:
             raise ValueError(f"share = {share}: expected a probability from 0 to below 1")
         most = 64
@@ -158,8 +152,7 @@ def _gamma(mean: float, eta: float) -> float:
 def renyi(events: Sequence[Event], participation: Participation, relation: Relation) -> Array:
     """Return bounds on the Renyi divergence, at `ORDERS`, of all these releases together.
 
-    Raises:
-        ValueError: If an event is not Gaussian noise on a sum.
+    Raise ValueError if an event is not Gaussian noise on a sum.
 
     **Guarantee:** an upper bound on D_a(M(x) || M(x')) in both directions, for releases that may
     each depend on earlier ones. Exact where everyone takes part (a s^2 / (2 z^2)) and for visible
@@ -255,18 +248,9 @@ class Forecast:
 class Selection:
     """The guarantees of a selection among private runs, by adversary.
 
-    Args:
-        candidates: The events of a run without its score, for each candidate setting.
-        score: The event of one run's score.
-        law: Of the number of runs.
-        participation: The clients of each round, and of a score.
-        relation: The neighbouring relation.
-        delta: Of all epsilons.
-        clients: How many clients there are.
-        simulation: Whether noise, K and settings come from a known seed.
-
-    Raises:
-        ValueError: If there are no candidates, or a run has no Renyi bound.
+    `candidates` are the events of a run without its score, for each candidate setting; `score` is
+    the event of one run's score; `law` is of the number of runs; `simulation` says that noise, K
+    and settings come from a known seed. Raise ValueError if a run has no Renyi bound.
 
     **Guarantee:** `chosen_alone` for an adversary who observes the chosen run's settings, releases
     and score and nothing else (not K, no other run, not how long it took); `of_runs` for the other
@@ -338,14 +322,11 @@ class Selection:
 
     def to_json(self, drawn: Sequence[int] = ()) -> dict[str, Any]:
         """Return both epsilons and everything that determines them, as strict JSON."""
-        who = self.participation
         found: dict[str, Any] = {
             "relation": self.relation,
             "delta": self.delta,
             "clients": self.clients,
-            "sampling": who.kind,
-            "rate": who.rate,
-            "cohort": "visible" if who.visible else "hidden",
+            **self.participation.to_json(),
             "simulation": self.simulation,
             "law": {"mean": self.law.mean, "eta": self.law.eta, "gamma": self.law.gamma},
             "score": list_runs([self.score]),
@@ -368,12 +349,11 @@ class Selection:
         score = read_runs(data["score"])
         if len(score) != 1:
             raise ValueError(f"score = {data['score']!r}: expected one Gaussian event")
-        visible = data["cohort"] == "visible"
         return cls(
             candidates=tuple(read_runs(events) for events in data["candidates"]),
             score=_gaussian(score[0]),
             law=RunLaw(float(data["law"]["mean"]), float(data["law"]["eta"])),
-            participation=Participation(data["sampling"], float(data["rate"]), visible),
+            participation=Participation.from_json(data),
             relation=data["relation"],
             delta=float(data["delta"]),
             clients=int(data["clients"]),
@@ -413,10 +393,7 @@ class Charged:
     """How a run was chosen, as far as it is public; it does not reveal K.
 
     Attributes:
-        runs: Mean of the number of runs.
-        eta: Shape of its law.
-        score_noise: Noise multiplier of a score.
-        score_replaced: Sensitivity of a score under replace over that under zero_out.
+        runs: Mean of the number of runs; `eta` is the shape of its law.
         candidates: The events of a run, for each candidate: of equal neighbouring events their
             noise multiplier, `replaced`, and number.
     """
@@ -443,8 +420,7 @@ class Charged:
     def selection(self, run: Guarantee) -> Selection:
         """Return the selection in which a run was chosen; its epsilon is computed again.
 
-        Raises:
-            ValueError: If the run's own events are not among the candidates.
+        Raise ValueError if the run's own events are not among the candidates.
 
         **Guarantee:** as `Selection.chosen_alone`, if the run was made by a private selection;
         `tests/privacy/test_selection_charged.py`.
@@ -498,9 +474,7 @@ class Charged:
 def chosen_alone(run: Guarantee, stated: Mapping[str, Any] | None) -> float | None:
     """Return epsilon for an adversary who observes only a chosen run; None for other runs.
 
-    Args:
-        run: The guarantee of the run's own events.
-        stated: The field `selection` of its certificate, if it has one.
+    `stated` is the field `selection` of the run's certificate, if it has one.
     """
     return None if stated is None else Charged.from_json(stated).selection(run).chosen_alone
 
@@ -510,10 +484,7 @@ def charged_statement(
 ) -> str:
     """Return a run's guarantee as text, for an adversary who observes only it if it was chosen.
 
-    Args:
-        run: The guarantee of the run.
-        stated: The part of its certificate on the selection, if any.
-        server: What a central server observes, where it is not each clipped contribution.
+    `server` is what a central server observes, where it is not each clipped contribution.
     """
     epsilon = chosen_alone(run, stated)
     if epsilon is None:

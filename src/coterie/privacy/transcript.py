@@ -75,18 +75,14 @@ class MemoryTranscript:
 
 
 class FolderTranscript:
-    """A transcript of one `.npz` file per post, and of one file for all of them when it is packed.
-
-    Args:
-        folder: Where posts are written; the packed file lies beside it, and ends in `.npz`.
-    """
+    """A transcript of one `.npz` file per post in a folder; packed, of one file beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.packed = folder.with_name(folder.name + ".npz")
         self._archive: zipfile.ZipFile
         self._inside: dict[int, list[str]] = {}
-        _partial(self.packed).unlink(missing_ok=True)
+        self.packed.with_name(self.packed.name + ".partial").unlink(missing_ok=True)
         if self.packed.exists():
             self._open()
         else:
@@ -155,8 +151,7 @@ class FolderTranscript:
 
     def _arrays(self, index: int) -> Arrays:
         if index in self._inside:
-            prefix = f"{index:06d}."
-            return _unpack(self._archive, self._inside[index], prefix)
+            return _unpack(self._archive, self._inside[index], f"{index:06d}.")
         with zipfile.ZipFile(self._path(index)) as archive:
             return _unpack(archive, archive.namelist(), _PREFIX)
 
@@ -176,10 +171,6 @@ def _unpack(archive: zipfile.ZipFile, places: Sequence[str], prefix: str) -> Arr
             array = np.lib.format.read_array(file, allow_pickle=False)
         found[place.removeprefix(prefix).removesuffix(".npy")] = array
     return found
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")
 
 
 def _copy(value: Tree) -> Tree:

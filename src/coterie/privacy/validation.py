@@ -80,7 +80,6 @@ class Verdict:
         status: "taken" unchanged; "mended" (see `why`); "scaled" onto the limit; "zeroed".
         why: The gravest reason: "not_finite"; "nobody", if none of its clients was sampled; "rows"
             of others; "symmetry"; "sign"; "norm"; "range" of a single number; "grid".
-        clients: How many clients the sum is over.
         kept: The smallest factor of a scaling.
         changed: How many numbers were changed.
     """
@@ -116,19 +115,9 @@ def grid_steps(mechanism: Mechanism, totals: Shapes) -> dict[str, float] | None:
 def validate(mechanism: Mechanism, total: Tree, ids: NDArray[np.int64]) -> tuple[Tree, Verdict]:
     """Return a site's sum within the bounds of these clients, and what was changed.
 
-    See the module docstring.
-
-    Args:
-        mechanism: Of the round.
-        total: The sum as received, in float64; not modified.
-        ids: The site's clients in this round, by their ids in the federation.
-
-    Returns:
-        The sum to count, and the verdict. An honest sum is unchanged, bit for bit; with local
-        noise, except with probability 2e-13.
-
-    Raises:
-        ValueError: If ids are not different clients.
+    An honest sum is unchanged, bit for bit; with local noise, except with probability 2e-13. See
+    the module docstring. Raise ValueError if `ids`, the site's clients in this round, are not
+    different clients.
     """
     came = {name: leaf.numpy() for name, leaf in total.items()}
     ids = _checked(mechanism, ids)
@@ -148,16 +137,9 @@ def validate(mechanism: Mechanism, total: Tree, ids: NDArray[np.int64]) -> tuple
 def fold(mechanism: Mechanism, total: Tree, ids: NDArray[np.int64]) -> Tree:
     """Return a sum over sites, out of secure aggregation, folded into its bounds.
 
-    See the module docstring.
-
-    Args:
-        mechanism: Of the round.
-        total: Whole multiples of `grid_steps`, in float64.
-        ids: *All* clients of the sites in the sum, sampled or not.
-
-    Raises:
-        ValueError: If the mechanism has no sum that can be folded; if there are too many clients;
-            if a number lies off the grid.
+    `ids` are *all* clients of the sites in the sum, sampled or not. See the module docstring. Raise
+    ValueError if the mechanism has no sum that can be folded, for too many clients, or if a number
+    is not a whole multiple of `grid_steps`.
     """
     mechanism.check_secure_sum()
     ids = _checked(mechanism, ids)
@@ -185,10 +167,8 @@ def fold(mechanism: Mechanism, total: Tree, ids: NDArray[np.int64]) -> Tree:
 def _validate(
     mechanism: Mechanism, came: Arrays, ids: NDArray[np.int64]
 ) -> tuple[Arrays, float, list[Why]]:
-    reasons: list[Why] = []
     held = _place(mechanism, came, ids)
-    if _changed(came, held):
-        reasons.append("rows")
+    reasons: list[Why] = ["rows"] if _changed(came, held) else []
     if mechanism.nonnegative:
         held = {name: np.where(leaf < 0, 0.0, leaf) for name, leaf in held.items()}
         reasons += ["sign"] if _changed(came, held) else []
