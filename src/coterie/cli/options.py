@@ -4,12 +4,12 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from coterie.cli.front import closest
+from coterie.core.environment import entry_points
 from coterie.privacy import noise_names
 
 Action = Callable[[argparse.Namespace], Any]

@@ -1,4 +1,4 @@
-"""The process environment of a command: no telemetry, and no network when asked.
+"""The process environment: other packages' entry points, no telemetry, and no network when asked.
 
 `import coterie` changes nothing in a process. The command line and the entry points of a
 deployment call `telemetry_off`; `--offline` calls `go_offline`.
@@ -14,6 +14,8 @@ does, and tests/core/test_environment.py runs in one.
 import ipaddress
 import os
 import sys
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 TELEMETRY_OFF = {
@@ -32,6 +34,14 @@ _SETTINGS = {
     "TRANSFORMERS_OFFLINE": "1",
     "WANDB_MODE": "offline",
 }
+
+
+@cache
+def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of a group; read once per process, since that takes long."""
+    return tuple(metadata.entry_points(group=group))
+
+
 # Where the address is among the arguments of each event.
 _EVENTS = {
     "socket.connect": 1,

@@ -11,11 +11,11 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
+from coterie.core.environment import entry_points
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, size, stack
 from coterie.data.federated import Clients, FederatedDataset, Spec

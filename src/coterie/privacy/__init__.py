@@ -3,7 +3,7 @@
 This module imports neither torch nor numpy, so that the command line can list the kinds of noise.
 """
 
-from importlib.metadata import entry_points
+from coterie.core.environment import entry_points
 
 NOISES = ("gaussian", "laplace", "wishart", "wishart_paper", "local", "local_paper")
 """The kinds of noise of this package: see `coterie.privacy.noise`."""

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeVar
 
+from coterie.core.environment import entry_points
 from coterie.privacy import NOISES
 from coterie.privacy.calibrate import (
     calibrate,
