@@ -28,7 +28,7 @@ hook, or fixed parameters is not taken apart.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -341,16 +341,10 @@ def pad_images(x: Tensor, width: int) -> Tensor:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
-    """Convolve, rectify and take maxima over windows of `pool` x `pool`.
+    """Convolve, rectify and take maxima over windows of `pool` x `pool`; drop incomplete windows.
 
-    Args:
-        x: Images, (c, C, H, W, n), contiguous.
-        weight: Filters of each client, (c, O, C, k, k); stride 1, no padding (see `pad_images`).
-        bias: Per client, (c, O).
-        pool: Side of the windows; incomplete windows are dropped.
-
-    Returns:
-        (c, O, (H - k + 1) // pool, (W - k + 1) // pool, n).
+    From images (c, C, H, W, n), contiguous, and filters (c, O, C, k, k), stride 1, no padding (see
+    `pad_images`), to (c, O, (H - k + 1) // pool, (W - k + 1) // pool, n).
     """
     x, weight, bias = _lowered(x, weight, bias)
     pooled: Tensor = _Convolve.apply(x, weight, bias, pool)  # type: ignore[no-untyped-call]
@@ -658,7 +652,7 @@ _FORWARD: Mapping[type[nn.Module], Callable[..., Any]] = {
 def _replacement(kind: type[nn.Module], **members: Any) -> type[nn.Module]:
     # The same name, for messages. The lookups of an embedding are recorded in a trial.
     lookups = {"lookups": None} if kind in (nn.Embedding, nn.EmbeddingBag) else {}
-    return type(kind.__name__, (kind,), members | lookups)
+    return cast(type[nn.Module], type(kind.__name__, (kind,), members | lookups))
 
 
 REPLACED: Mapping[type[nn.Module], type[nn.Module]] = {
@@ -717,7 +711,8 @@ def _step(layer: Any, names: dict[str, Any], stream: DropoutStream) -> Step | No
     if type(layer) is nn.LayerNorm:
         return _layer_norm(layer, names)
     if type(layer) is REPLACED[nn.Dropout]:
-        return lambda params, x: dropped(x, layer.p, stream, tuple(x.shape[1:]))
+        share = cast(float, layer.p)
+        return lambda params, x: dropped(x, share, stream, tuple(x.shape[1:]))
     return None
 
 
