@@ -27,15 +27,6 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tiny products: threads would only wait for one another and for others on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def reference(model, spec):
     """The same network out of torch.nn modules."""
     modules = []

@@ -24,15 +24,6 @@ from coterie.models import (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small products: threads would only wait for one another and for others on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Grey(nn.Module):
     def forward(self, x):
         return x[:, None]

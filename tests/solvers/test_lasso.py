@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.linear_model import Lasso, LogisticRegression
+from tests.solvers.rows import everyone, federate, own_rows, spoil
 
-from coterie.data.federated import FederatedDataset, Spec
 from coterie.solvers.ridge import fit_lasso
 from coterie.solvers.structured import _fit_logistic
 
@@ -21,27 +21,13 @@ KINDS = [("regression", "l1"), ("binary", "l1"), ("binary", "l2")]
 
 def dataset(task, counts=COUNTS, features=5, is_sparse=False, seed=0, offset=0.3):
     generator = np.random.default_rng(seed)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    x = (generator.normal(size=(offsets[-1], features)) + offset).astype(np.float32)
+    rows = sum(counts)
+    x = (generator.normal(size=(rows, features)) + offset).astype(np.float32)
     if is_sparse:
         x = sparse.csr_matrix(x * (generator.random(x.shape) < 0.4))
-    score = np.asarray(x @ generator.normal(size=features)) + generator.normal(size=offsets[-1])
+    score = np.asarray(x @ generator.normal(size=features)) + generator.normal(size=rows)
     y = (score > 0.5) if task == "binary" else 3 * score + 1
-    spec = Spec(shape=(features,), outputs=1, task=task, clients=len(counts))
-    names = [str(place) for place in range(len(counts))]
-    rows = x if is_sparse else torch.from_numpy(x)
-    return FederatedDataset(spec, names, offsets, rows, torch.from_numpy(y.astype(np.float32)))
-
-
-def everyone(data):
-    return data.clients(np.arange(len(data)))
-
-
-def own_rows(data, client):
-    begin, end = data.offsets[client : client + 2]
-    x = data.features[begin:end]
-    x = x.toarray() if data.is_sparse else x.numpy()
-    return x.astype(np.float64), data.targets[begin:end].numpy().astype(np.float64)
+    return federate(task, counts, x, y.astype(np.float32))
 
 
 def objective(task, penalty, lam, x, y, weight, bias):
@@ -76,8 +62,7 @@ def peer(task, penalty, lam, x, y, bias):
 
 @pytest.mark.parametrize(("task", "penalty"), KINDS)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("features", [5, 40])
-@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize(("features", "is_sparse"), [(5, True), (40, False)])
 def test_matches_scikit_learn(task, penalty, bias, features, is_sparse):
     lam = 0.05
     data = dataset(task, features=features, is_sparse=is_sparse)
@@ -134,8 +119,7 @@ def test_separable_rows_have_a_logistic_fit(penalty, lam, features):
 
 
 @pytest.mark.parametrize(("task", "penalty"), KINDS)
-@pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize(("is_sparse", "poison"), [(False, np.inf), (True, np.nan)])
 def test_a_client_does_not_depend_on_others(task, penalty, is_sparse, poison):
     """To the last bit, also if another client has invalid rows."""
     data = dataset(task, features=12, is_sparse=is_sparse)
@@ -143,11 +127,7 @@ def test_a_client_does_not_depend_on_others(task, penalty, is_sparse, poison):
     for ids in ([3], [4, 0], [1, 3, 2]):
         some = fit(data.clients(np.array(ids)), penalty, 0.03, True)
         assert all(torch.equal(a, b[ids]) for a, b in zip(some, together, strict=True))
-    if is_sparse:
-        data.features.data[data.features.indptr[data.offsets[3] + 2]] = poison
-    else:
-        data.features[data.offsets[3], 2] = poison
-    data.forget()
+    spoil(data, 3, poison)
     others = torch.arange(len(data)) != 3
     for leaf, before in zip(fit(everyone(data), penalty, 0.03, True), together, strict=True):
         assert leaf[3].isnan().all()
@@ -200,7 +180,6 @@ def test_refusals():
     data.targets[3] = 2
     with pytest.raises(ValueError, match="expected 0 or 1"):
         fit_lasso(everyone(data), lam=1.0, bias=True)
-    spec = Spec(shape=(30,), outputs=3, task="multiclass", clients=len(data))
-    other = FederatedDataset(spec, data.names, data.offsets, data.features, data.targets.long())
+    other = federate("multiclass", COUNTS, data.features, data.targets.long(), outputs=3)
     with pytest.raises(ValueError, match="'multiclass'"):
         fit_lasso(everyone(other), lam=1.0, bias=True)

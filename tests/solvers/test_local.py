@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from tests.solvers.rows import everyone, federate
 from torch.nn import functional
 
 from coterie.core.rng import Rng
@@ -26,15 +27,6 @@ MODELS = {
 TASKS = ("regression", "binary", "multiclass", "multilabel")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    draw_batches(RNG.keys(np.arange(2)), np.array([1, 1]), np.array([1, 1]), 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def dataset(task, shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     rows, outputs = sum(COUNTS), 1 if task in ("regression", "binary") else 3
@@ -45,9 +37,7 @@ def dataset(task, shape, seed=0):
         "multiclass": torch.randint(0, outputs, (rows,), generator=generator),
         "multilabel": torch.randint(0, 2, (rows, outputs), generator=generator).float(),
     }[task]
-    offsets = np.concatenate([[0], np.cumsum(COUNTS)]).astype(np.int64)
-    names = [str(client) for client in range(len(COUNTS))]
-    return FederatedDataset(Spec(shape, outputs, task, len(COUNTS)), names, offsets, x, y)
+    return federate(task, COUNTS, x, y, outputs)
 
 
 def draw(model, data, seed, positive=False):
@@ -106,7 +96,7 @@ def plain_loop(settings, model, start, data, client, *, only, anchor, weights, n
 def test_every_part_of_the_objective_against_a_plain_loop(task, kind, fast, momentum):
     model, shape = MODELS[kind]
     data = dataset(task, shape)
-    clients = data.clients(np.arange(len(data)))
+    clients = everyone(data)
     start, anchor, toward = (draw(model, data, seed) for seed in (1, 2, 3))
     weights = draw(model, data, 4, positive=True)
     only = sorted(start)[:2]
@@ -148,7 +138,7 @@ def test_fisher_is_the_mean_of_squared_gradients_row_by_row(task, kind):
     model, shape = MODELS[kind]
     data = dataset(task, shape)
     params = draw(model, data, 1)
-    found = fisher(model, params, data.clients(np.arange(len(data))))
+    found = fisher(model, params, everyone(data))
     for client in range(len(data)):
         begin, end = data.offsets[client : client + 2]
         wanted = {name: torch.zeros_like(leaf[client]) for name, leaf in params.items()}
@@ -165,10 +155,10 @@ def test_fisher_is_the_mean_of_squared_gradients_row_by_row(task, kind):
 def test_a_nan_row_spoils_only_its_own_fisher():
     model, shape = MODELS["mlp"]
     data = dataset("multiclass", shape)
-    params, clients = draw(model, data, 1), data.clients(np.arange(len(data)))
+    params, clients = draw(model, data, 1), everyone(data)
     good = fisher(model, params, clients)
     data.features[0] = torch.nan
-    bad = fisher(model, params, data.clients(np.arange(len(data))))
+    bad = fisher(model, params, everyone(data))
     for name in good:
         assert torch.equal(good[name][1:], bad[name][1:])
 
@@ -177,7 +167,7 @@ def test_stacked_anchors_follow_clients_with_smaller_learning_rates():
     """Linear least squares with large rows: clients have several learning rates."""
     data = dataset("regression", (5,))
     data.features[data.offsets[3] :] *= 3
-    model, clients = Linear(), data.clients(np.arange(len(data)))
+    model, clients = Linear(), everyone(data)
     start, anchor = draw(model, data, 1), draw(model, data, 2)
     problem = LocalProblem(model=model, how="sgd", sgd=SGD(lr=0.5, epochs=2000, batch=20), lam=2.0)
     assert len(list(problem._rates(clients, 0))) > 1
@@ -195,7 +185,7 @@ def test_failed_clients_keep_their_start_or_are_returned():
     model, shape = MODELS["mlp"]
     data = dataset("regression", shape)
     data.features[data.offsets[3]] = torch.inf
-    clients, start = data.clients(np.arange(len(data))), draw(model, data, 1)
+    clients, start = everyone(data), draw(model, data, 1)
     problem = LocalProblem(model=model, how="sgd", sgd=SGD(epochs=2), lam=0.0)
     reset = problem.solve(start, clients, RNG, round=0, anchor=None)
     kept = problem.solve(start, clients, RNG, round=0, anchor=None, keep_failed=True)
@@ -209,7 +199,7 @@ def test_failed_clients_keep_their_start_or_are_returned():
 def test_mixed_precision_is_near_and_leaves_parameters_in_float32(kind):
     model, shape = MODELS[kind]
     data = dataset("multiclass", shape)
-    clients, start = data.clients(np.arange(len(data))), draw(model, data, 1)
+    clients, start = everyone(data), draw(model, data, 1)
     settings = SGD(lr=0.1, epochs=3)
     whole = settings(model, start, clients, RNG)
     with computed_in("bfloat16"):

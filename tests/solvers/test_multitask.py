@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.linear_model import MultiTaskLasso
+from tests.solvers.rows import everyone, federate, own_rows
 
-from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.federated import Spec
 from coterie.solvers import multitask
 from coterie.solvers.multitask import fit_mtrl, fit_multitask, lam_max, relation_of
 from coterie.solvers.ridge import fit_lasso, solve_ridge
@@ -25,28 +26,14 @@ PENALTIES = ["trace", "l21"]
 
 def dataset(task, counts=COUNTS, features=6, is_sparse=False, seed=0, offset=0.3, density=0.4):
     generator = np.random.default_rng(seed)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    x = (generator.normal(size=(offsets[-1], features)) + offset).astype(np.float32)
+    rows = sum(counts)
+    x = (generator.normal(size=(rows, features)) + offset).astype(np.float32)
     if is_sparse:
         x = sparse.csr_matrix(x * (generator.random(x.shape) < density))
     shared = generator.normal(size=features) * (np.arange(features) % 3 == 0)
-    score = np.asarray(x @ shared) + generator.normal(size=offsets[-1])
+    score = np.asarray(x @ shared) + generator.normal(size=rows)
     y = (score > 0.3) if task == "binary" else 3 * score + 1
-    spec = Spec(shape=(features,), outputs=1, task=task, clients=len(counts))
-    names = [str(place) for place in range(len(counts))]
-    rows = x if is_sparse else torch.from_numpy(x)
-    return FederatedDataset(spec, names, offsets, rows, torch.from_numpy(y.astype(np.float32)))
-
-
-def everyone(data):
-    return data.clients(np.arange(len(data)))
-
-
-def own_rows(data, client):
-    begin, end = data.offsets[client : client + 2]
-    x = data.features[begin:end]
-    x = x.toarray() if data.is_sparse else x.numpy()
-    return x.astype(np.float64), data.targets[begin:end].numpy().astype(np.float64)
+    return federate(task, counts, x, y.astype(np.float32))
 
 
 def norms(matrix, penalty):
@@ -115,8 +102,7 @@ def by_cvxpy(data, penalty, lam, mu, bias):
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("mu", [0.0, 0.05])
+@pytest.mark.parametrize(("bias", "mu"), [(False, 0.05), (True, 0.0), (True, 0.05)])
 def test_matches_cvxpy(task, penalty, bias, mu):
     counts = (9, 0, 14, 5) if task == "regression" else (14, 0, 20, 17)
     data = dataset(task, counts=counts)
@@ -152,8 +138,7 @@ def test_matches_scikit_learn_on_the_same_rows(bias, rows, features):
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("features", [6, 90])
+@pytest.mark.parametrize(("bias", "features"), [(False, 90), (True, 6)])
 def test_shared_compressed_and_sparse_rows_give_one_answer(
     task, penalty, bias, features, monkeypatch
 ):
@@ -237,14 +222,8 @@ def test_low_rank_models_are_found():
     truth = generator.normal(size=(60, 2)) @ generator.normal(size=(2, 15))
     x = generator.normal(size=(60, 10, 15))
     y = np.einsum("knd,kd->kn", x, truth).astype(np.float32)
-    data = FederatedDataset(
-        Spec((15,), 1, "regression", 60),
-        [str(k) for k in range(60)],
-        np.arange(61) * 10,
-        torch.from_numpy(x.reshape(600, 15).astype(np.float32)),
-        torch.from_numpy(y.reshape(-1)),
-    )
-    clients = everyone(data)
+    rows = x.reshape(600, 15).astype(np.float32)
+    clients = everyone(federate("regression", (10,) * 60, rows, y.reshape(-1)))
     lam = 0.01 * lam_max(clients, "trace", False)
     fit = fit_multitask(clients, penalty="trace", lam=lam, bias=False)
     assert np.linalg.matrix_rank(fit.weight.numpy(), tol=1e-2) <= 3
@@ -268,26 +247,13 @@ def test_one_class_alone_and_nobody():
     assert lam_max(empty, "trace", True) == 0
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_a_start_from_another_fit_saves_work(penalty):
-    clients = everyone(dataset("regression", features=30))
-    lam = 0.05 * lam_max(clients, penalty, True)
-    cold = fit_multitask(clients, penalty=penalty, lam=lam, bias=True)
-    warm = fit_multitask(clients, penalty=penalty, lam=lam, bias=True, start=cold.weight)
-    assert warm.iterations == 0
-    np.testing.assert_allclose(warm.objective, cold.objective, rtol=2e-6)
-    with pytest.raises(ValueError, match="start: given shape"):
-        fit_multitask(clients, penalty=penalty, lam=lam, bias=True, start=cold.weight[:2])
-
-
 def test_inputs_stay_and_rows_of_any_shape():
     data = dataset("regression")
     copies = data.features.clone(), data.targets.clone()
     flat = fit_multitask(everyone(data), penalty="l21", lam=0.1, bias=True)
     assert torch.equal(data.features, copies[0])
     assert torch.equal(data.targets, copies[1])
-    spec = Spec(shape=(2, 3), outputs=1, task="regression", clients=len(data))
-    shaped = replace(data, spec=spec, features=data.features.reshape(-1, 2, 3))
+    shaped = federate("regression", COUNTS, data.features.reshape(-1, 2, 3), data.targets)
     again = fit_multitask(everyone(shaped), penalty="l21", lam=0.1, bias=True)
     assert torch.equal(flat.weight, again.weight)
 
@@ -326,17 +292,12 @@ def test_refusals():
 
 def opposed(task, counts=(9, 3, 0, 25, 12), features=4, seed=0):
     generator = np.random.default_rng(seed)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    x = (generator.normal(size=(offsets[-1], features)) + 0.3).astype(np.float32)
+    x = (generator.normal(size=(sum(counts), features)) + 0.3).astype(np.float32)
     owner = np.repeat(np.arange(len(counts)), counts)
     score = np.asarray(x @ generator.normal(size=features)) * np.where(owner % 2, 1, -1)
-    score += 0.5 * generator.normal(size=offsets[-1])
+    score += 0.5 * generator.normal(size=len(x))
     y = (score > 0.3) if task == "binary" else score + 1
-    spec = Spec(shape=(features,), outputs=1, task=task, clients=len(counts))
-    names = [str(place) for place in range(len(counts))]
-    return FederatedDataset(
-        spec, names, offsets, torch.from_numpy(x), torch.from_numpy(y.astype(np.float32))
-    )
+    return federate(task, counts, x, y.astype(np.float32))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -365,8 +326,7 @@ def test_mtrl_matches_the_joint_optimum_of_cvxpy(task, bias):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("lam1", [0.0, 0.01])
+@pytest.mark.parametrize(("bias", "lam1"), [(False, 0.01), (True, 0.0)])
 def test_mtrl_is_stationary(task, bias, lam1):
     """More models than features: -gradient = lam2 |W|_* S + lam1 W, S a trace norm subgradient."""
     counts = np.random.default_rng(1).integers(0, 40, size=30)

@@ -9,8 +9,8 @@ from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import expit, logsumexp, softmax
 from sklearn.linear_model import BayesianRidge, LogisticRegression, Ridge
+from tests.solvers.rows import everyone, federate, own_rows
 
-from coterie.data.federated import FederatedDataset, Spec
 from coterie.solvers.posterior import Prior, leave_one_out, posterior, predictive_std
 
 pytestmark = pytest.mark.full
@@ -22,27 +22,20 @@ TASKS = list(OUTPUTS)
 
 def dataset(task, counts=COUNTS, features=5, is_sparse=False, seed=0, dtype=np.float32):
     generator = np.random.default_rng(seed)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    rows, outputs = offsets[-1], OUTPUTS[task]
-    x = generator.normal(size=(rows, features)).astype(dtype)
+    outputs = OUTPUTS[task]
+    x = generator.normal(size=(sum(counts), features)).astype(dtype)
     if is_sparse:
         x = sparse.csr_matrix(x * (generator.random(x.shape) < 0.4))
     score = np.asarray(x @ generator.normal(size=(features, outputs)))
     score += generator.normal(size=score.shape)
     if task == "multiclass":
-        y = torch.from_numpy(score.argmax(axis=1))
+        y = score.argmax(axis=1)
     elif task == "regression":
-        y = torch.from_numpy(score[:, 0].astype(np.float32) * 2 + 1)
+        y = score[:, 0].astype(np.float32) * 2 + 1
     else:
-        y = torch.from_numpy((score > 0.3).astype(np.float32))
+        y = (score > 0.3).astype(np.float32)
         y = y[:, 0] if task == "binary" else y
-    spec = Spec(shape=(features,), outputs=outputs, task=task, clients=len(counts))
-    names = [str(place) for place in range(len(counts))]
-    return FederatedDataset(spec, names, offsets, x if is_sparse else torch.from_numpy(x), y)
-
-
-def everyone(data):
-    return data.clients(np.arange(len(data)))
+    return federate(task, counts, x, y, outputs)
 
 
 def a_prior(task, size, seed=1, **given):
@@ -55,11 +48,9 @@ def a_prior(task, size, seed=1, **given):
 
 
 def own(data, client, bias):
-    begin, end = data.offsets[client : client + 2]
-    x = data.features[begin:end]
-    x = (x.toarray() if data.is_sparse else x.numpy()).astype(np.float64)
+    x, _ = own_rows(data, client)
     x = np.hstack([x, np.ones((len(x), 1))]) if bias else x
-    return x, data.targets[begin:end].numpy()
+    return x, data.targets[data.offsets[client] : data.offsets[client + 1]].numpy()
 
 
 def exact(x, y, center, variances, residual):
@@ -159,8 +150,8 @@ def test_per_row_is_a_mean_loss(task):
         np.testing.assert_allclose(found.residual[client], alone.residual[0], atol=1e-9)
 
 
-@pytest.mark.parametrize("rows", [4, 6, 8, 60])
-@pytest.mark.parametrize("size", [1e-8, 1e-4, 1.0, 1e4, 1e8])
+@pytest.mark.parametrize("rows", [4, 6, 60])
+@pytest.mark.parametrize("size", [1e-8, 1.0, 1e4, 1e8])
 @pytest.mark.parametrize("twins", [False, True])
 def test_regression_at_extremes(rows, size, twins):
     # Against 60-digit arithmetic: a plain inverse is the one that fails here.
@@ -250,7 +241,7 @@ def test_classes_agree_with_scikit_learn(task):
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
-@pytest.mark.parametrize("rows", [1, 3, 6, 30])
+@pytest.mark.parametrize("rows", [1, 6, 30])
 @pytest.mark.parametrize("size", [1e-8, 1e4, 1e8])
 def test_classes_at_extremes(task, rows, size):
     # Separable rows and a weak prior: only the prior keeps the mode finite.
@@ -342,8 +333,9 @@ def results(clients, prior, fresh=None):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("features", [2, 9, 20, 33])
+@pytest.mark.parametrize(
+    ("is_sparse", "features"), [(True, 2), (False, 9), (True, 20), (False, 33)]
+)
 def test_a_client_is_the_same_in_any_company(task, is_sparse, features):
     data = dataset(task, is_sparse=is_sparse, features=features)
     prior = a_prior(task, features + 1)
@@ -373,8 +365,7 @@ def test_neighbours_rows_do_not_matter(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("is_sparse", "value"), [(False, np.nan), (True, np.inf)])
 def test_a_bad_row_spoils_its_client_only(task, is_sparse, value):
     data, prior = dataset(task, is_sparse=is_sparse, features=9), a_prior(task, 10)
     fresh = everyone(dataset(task, is_sparse=is_sparse, features=9, seed=5))
@@ -477,9 +468,9 @@ def test_leaving_a_row_out_of_classes_is_nearly_a_refit(task, features):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("features", [4, 30])
-@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize(
+    ("is_sparse", "features", "per_row"), [(False, 4, True), (False, 30, False), (True, 30, True)]
+)
 def test_predictive_std(task, is_sparse, features, per_row):
     data = dataset(task, is_sparse=is_sparse, features=features)
     fresh = dataset(task, (2, 3, 4, 0, 1, 5), features=features, is_sparse=is_sparse, seed=9)

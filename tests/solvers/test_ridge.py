@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.linear_model import Ridge
+from tests.solvers.rows import everyone, federate, own_rows, spoil
 
-from coterie.data.federated import FederatedDataset, Spec
 from coterie.solvers import ridge
 from coterie.solvers.ridge import solve_ridge
 
@@ -16,19 +16,11 @@ LAM = 0.3
 
 def dataset(counts=COUNTS, features=5, is_sparse=False, seed=0):
     generator = np.random.default_rng(seed)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    x = generator.normal(size=(offsets[-1], features)).astype(np.float32)
+    x = generator.normal(size=(sum(counts), features)).astype(np.float32)
     if is_sparse:
         x = sparse.csr_matrix(x * (generator.random(x.shape) < 0.4))
-    y = torch.from_numpy(generator.normal(size=offsets[-1]).astype(np.float32)) * 3 + 1
-    spec = Spec(shape=(features,), outputs=1, task="regression", clients=len(counts))
-    names = [str(place) for place in range(len(counts))]
-    rows = x if is_sparse else torch.from_numpy(x)
-    return FederatedDataset(spec, names, offsets, rows, y)
-
-
-def everyone(data):
-    return data.clients(np.arange(len(data)))
+    y = torch.from_numpy(generator.normal(size=sum(counts)).astype(np.float32)) * 3 + 1
+    return federate("regression", counts, x, y)
 
 
 def anchor_of(kind, clients, features=5):
@@ -40,13 +32,6 @@ def anchor_of(kind, clients, features=5):
         "weight": torch.randn(*lead, 1, features, generator=generator),
         "bias": torch.randn(*lead, 1, generator=generator),
     }
-
-
-def own_rows(data, client):
-    begin, end = data.offsets[client : client + 2]
-    x = data.features[begin:end]
-    x = x.toarray() if data.is_sparse else x.numpy()
-    return x.astype(np.float64), data.targets[begin:end].numpy().astype(np.float64)
 
 
 def own_anchor(anchor, client, size, bias):
@@ -94,17 +79,11 @@ def test_matches_scikit_learn_and_numpy(features, is_sparse, bias, kind):
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("features", [5, 40])
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize(("features", "poison"), [(5, np.nan), (40, np.inf)])
 def test_a_non_finite_client_spoils_itself_only(is_sparse, features, poison):
     data = dataset(features=features, is_sparse=is_sparse)
     before = solve_ridge(everyone(data), anchor=None, lam=LAM, bias=True)
-    values = data.features.data if is_sparse else data.features.numpy()
-    if is_sparse:
-        values[data.features.indptr[data.offsets[3] + 2]] = poison
-    else:
-        # The first row is the one that padding repeats.
-        values[data.offsets[3], 2] = poison
+    spoil(data, 3, poison)
     after = solve_ridge(everyone(data), anchor=None, lam=LAM, bias=True)
     for name, leaf in after.items():
         assert leaf[3].isnan().all()
@@ -145,10 +124,7 @@ def test_lam_lost_in_rounding_is_still_solved():
 
 def test_rows_of_any_shape_and_no_clients():
     data = dataset(features=6)
-    spec = Spec(shape=(2, 3), outputs=1, task="regression", clients=len(data))
-    shaped = FederatedDataset(
-        spec, data.names, data.offsets, data.features.reshape(-1, 2, 3), data.targets
-    )
+    shaped = federate("regression", COUNTS, data.features.reshape(-1, 2, 3), data.targets)
     flat = solve_ridge(everyone(data), anchor=None, lam=LAM, bias=True)
     assert torch.equal(
         flat["weight"], solve_ridge(everyone(shaped), anchor=None, lam=LAM, bias=True)["weight"]
@@ -195,18 +171,12 @@ def test_how_a_client_is_solved_does_not_depend_on_its_neighbours_rows():
 
     def solve(first):
         counts = np.array([first] + [8] * 29)
-        owner = np.repeat(np.arange(30), counts)
         generator = np.random.default_rng(0)
         rest = 1e5 + 1e4 * generator.standard_normal((29 * 8, 12))
         x = np.concatenate([np.full((first, 12), 1e5), rest]).astype(np.float32)
-        data = FederatedDataset(
-            Spec((12,), 1, "regression", 30),
-            [str(i) for i in range(30)],
-            np.concatenate([[0], np.cumsum(counts)]),
-            torch.from_numpy(x),
-            torch.from_numpy(np.cos(np.arange(len(owner)) - first).astype(np.float32)),
-        )
-        return solve_ridge(data.clients(np.arange(30)), anchor=None, lam=0.1, bias=True)
+        y = np.cos(np.arange(len(x)) - first).astype(np.float32)
+        data = federate("regression", counts, x, y)
+        return solve_ridge(everyone(data), anchor=None, lam=0.1, bias=True)
 
     short, long = solve(8), solve(40)
     for name in short:

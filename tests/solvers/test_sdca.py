@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.svm import LinearSVC, LinearSVR
+from tests.solvers.rows import everyone, federate
 
 from coterie.core.rng import Rng
-from coterie.data.federated import FederatedDataset, Spec
 from coterie.solvers import sdca
 from coterie.solvers.sdca import Losses, Problem, _Joint, certify, fit_joint, fit_local, take_steps
 
@@ -25,8 +25,7 @@ TASKS = ["binary", "regression"]
 
 def dataset(task, counts=COUNTS, features=4, is_sparse=False, seed=0, outputs=1, offset=0.3):
     generator = np.random.default_rng(seed)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    x = (generator.normal(size=(offsets[-1], features)) + offset).astype(np.float32)
+    x = (generator.normal(size=(sum(counts), features)) + offset).astype(np.float32)
     x[generator.random(x.shape) < 0.3] = 0
     score = x @ generator.normal(size=(features, outputs))
     score = score + 0.7 * generator.normal(size=score.shape)
@@ -36,19 +35,7 @@ def dataset(task, counts=COUNTS, features=4, is_sparse=False, seed=0, outputs=1,
         "multiclass": score.argmax(axis=1),
         "multilabel": (score > 0.3).astype(np.float32),
     }[task]
-    return wrap(task, counts, sparse.csr_matrix(x) if is_sparse else x, y, outputs)
-
-
-def wrap(task, counts, x, y, outputs=1):
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    rows = x if sparse.issparse(x) else torch.from_numpy(np.asarray(x, dtype=np.float32))
-    spec = Spec(tuple(x.shape[1:]), outputs, task, len(counts))
-    names = [str(place) for place in range(len(counts))]
-    return FederatedDataset(spec, names, offsets, rows, torch.as_tensor(y))
-
-
-def everyone(data):
-    return data.clients(np.arange(len(data)))
+    return federate(task, counts, sparse.csr_matrix(x) if is_sparse else x, y, outputs)
 
 
 def orders(clients, seed=0):
@@ -130,8 +117,7 @@ def dual_value(data, dual, c2, bias=False):
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("c2", [0.5, 10.0])
-@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize(("c2", "is_sparse"), [(0.5, True), (10.0, False)])
 def test_joint_fit_matches_scikit_learn(task, bias, c2, is_sparse):
     data = dataset(task, is_sparse=is_sparse)
     fit = fit_joint(everyone(data), Losses(c1=0.7), c2=c2, bias=bias, tol=1e-9)
@@ -288,7 +274,7 @@ def printed_step(b, w, v, x, y, c2):
 
 @pytest.mark.parametrize(("c2", "b", "printed"), [(0.5, 0.3, 2.7), (2.0, 0.6, -2.7)])
 def test_one_sample_where_the_printed_step_fails(c2, b, printed):
-    data = wrap("regression", (1,), np.ones((1, 1)), torch.ones(1))
+    data = federate("regression", (1,), np.ones((1, 1), np.float32), torch.ones(1))
     shared, own, dual = run_rounds(data, Losses(c1=1.0), c2, 3)
     np.testing.assert_allclose(float(dual), b, rtol=1e-12)
     np.testing.assert_allclose(float(shared + own), 0.9, rtol=1e-12)
@@ -319,7 +305,7 @@ def test_the_printed_step_diverges_on_three_tasks(c2):
 
 
 def test_adding_up_identical_clients_is_safe_with_sigma_and_not_without():
-    data = wrap("binary", (1,) * 20, np.ones((20, 1)), torch.ones(20))
+    data = federate("binary", (1,) * 20, np.ones((20, 1), np.float32), torch.ones(20))
     unsafe = [float(run_rounds(data, Losses(c1=1.0), 10.0, n, sigma=1)[0]) for n in (1, 2, 3, 4)]
     np.testing.assert_allclose(unsafe, [20 / 1.1, 0, 20 / 1.1, 0], atol=1e-9)
     safe = float(run_rounds(data, Losses(c1=1.0), 10.0, 200)[0])
@@ -498,7 +484,7 @@ def test_sparse_rows_give_what_dense_rows_give(task, index):
 
 def test_columns_given_twice_are_added_up():
     x = sparse.csr_matrix((np.float32([1, 1, 3]), [0, 0, 1], [0, 3]), shape=(1, 2))
-    data = wrap("regression", (1,), x, torch.ones(1))
+    data = federate("regression", (1,), x, torch.ones(1))
     dual, _ = take_steps(
         everyone(data), torch.zeros(1, 1, 2).double(), 1.0, torch.zeros(1, 0, 1),
         Losses(c1=9.0, tube=0.0), keys=orders(everyone(data)),
@@ -591,7 +577,7 @@ def test_what_is_kept_of_rows_belongs_to_them():
 
 def test_rows_of_any_shape_are_read_in_place():
     flat = dataset("binary", features=6)
-    square = wrap("binary", COUNTS, flat.features.numpy().reshape(-1, 2, 3), flat.targets)
+    square = federate("binary", COUNTS, flat.features.numpy().reshape(-1, 2, 3), flat.targets)
     before = square.features.clone()
     fits = [fit_local(everyone(data), Losses(c1=1.0), bias=True) for data in (flat, square)]
     assert torch.equal(fits[0].weight, fits[1].weight)

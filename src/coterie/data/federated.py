@@ -87,6 +87,12 @@ class Clients:
         """The largest number of rows of a client in this block."""
         return int(self.counts.max()) if len(self) else 0
 
+    def at(self, places: Tensor) -> Clients:
+        """Return the clients at these places, or where a mask is true."""
+        return replace(
+            self, ids=self.ids[places], starts=self.starts[places], counts=self.counts[places]
+        )
+
     @cached_property
     def index(self) -> Tensor:
         """Flat row numbers, shape (c, longest); padding points anywhere and is always masked."""

@@ -11,7 +11,9 @@ parameters, names and settings:
 - dropout: a hash of the client's seed, of the number of earlier draws in this pass and of the
   position decides whether an entry is kept. A client's mask does not depend on the other clients
   in the stack; without a seed nothing is dropped;
-- linear layers and convolutions: the same function, by kernels that are fast for a stack;
+- linear layers and convolutions: the same function, by kernels that are fast for a stack, with
+  gradients in the memory layout of the weights;
+- GroupNorm: torch's fails on the memory layout of a stack;
 - embeddings: rows are float32; integers among them are rounded for the lookup. An index outside the
   table becomes NaN on every device, so the client's loss is NaN, which is detected. torch's own
   lookup in a stack would read the table of the next client;
@@ -26,7 +28,7 @@ hook, or fixed parameters is not taken apart.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,58 +91,16 @@ def _mixed(words: Tensor) -> Tensor:
     return words ^ ((words >> 31) & ((1 << 33) - 1))
 
 
-def dropped(x: Tensor, share: float, stream: DropoutStream) -> Tensor:
-    """Return entries after dropout, the kept ones scaled up."""
-    kept = stream.kept(x, tuple(x.shape), share)
+def dropped(
+    x: Tensor, share: float, stream: DropoutStream, shape: tuple[int, ...] | None = None
+) -> Tensor:
+    """Return entries after dropout, the kept ones scaled up; a mask of `shape` is broadcast."""
+    kept = stream.kept(x, tuple(x.shape) if shape is None else shape, share)
     return x if kept is None else x * (kept / max(1 - share, 1e-12))
 
 
-def _by_channel(x: Tensor) -> tuple[int, ...]:
-    return tuple(x.shape[:2]) + (1,) * (x.dim() - 2)
-
-
-class Dropout(nn.Dropout):
-    """Drops single entries."""
-
-    _stream: DropoutStream
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Apply the client's dropout."""
-        return dropped(input, self.p, self._stream)
-
-
-class ChannelDropout(nn.Dropout):
-    """Drops whole channels, (rows, channels, ...)."""
-
-    _stream: DropoutStream
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Apply the client's dropout."""
-        kept = self._stream.kept(input, _by_channel(input), self.p)
-        return input if kept is None else input * (kept / max(1 - self.p, 1e-12))
-
-
-class AlphaDropout(nn.AlphaDropout):
-    """Drops single entries to SELU's lowest value, and keeps mean and variance."""
-
-    _stream: DropoutStream
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Apply the client's dropout."""
-        return _dropped_alike(input, self._stream.kept(input, tuple(input.shape), self.p), self.p)
-
-
-class ChannelAlphaDropout(nn.FeatureAlphaDropout):
-    """Drops whole channels to SELU's lowest value, and keeps mean and variance."""
-
-    _stream: DropoutStream
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Apply the client's dropout."""
-        return _dropped_alike(input, self._stream.kept(input, _by_channel(input), self.p), self.p)
-
-
-def _dropped_alike(x: Tensor, kept: Tensor | None, share: float) -> Tensor:
+def _dropped_alike(x: Tensor, share: float, kept: Tensor | None) -> Tensor:
+    # Dropped entries become SELU's lowest value; mean and variance are kept.
     if kept is None:
         return x
     if share >= 1:
@@ -150,52 +110,57 @@ def _dropped_alike(x: Tensor, kept: Tensor | None, share: float) -> Tensor:
     return made
 
 
-class Embedding(nn.Embedding):
-    """A lookup of indices that may be floats.
-
-    Attributes:
-        lookups: Receives the indices in a trial; None otherwise.
-    """
-
-    lookups: list[Tensor] | None = None
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the rows of rounded indices; NaN for indices outside the table."""
-        if self.lookups is not None:
-            self.lookups.append(input)
-        index, outside = indices_in(input, len(self.weight))
-        with torch._C.DisableTorchFunction():  # a lookup in bounds, which a trial allows
-            found = functional.embedding(index, self.weight)
-        found = found.masked_fill(outside[..., None], float("nan"))
-        if self.padding_idx is None:
-            return found
-        # Without gradient there, which torch ignores in a stack.
-        return torch.where((index == self.padding_idx)[..., None], found.detach(), found)
+def _by_channel(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape[:2]) + (1,) * (x.dim() - 2)
 
 
-class EmbeddingBag(nn.EmbeddingBag):
-    """A lookup and sum of indices that may be floats.
+# Forward passes of the replacements, by `REPLACED`; `layer` is a torch layer of the same settings.
 
-    Attributes:
-        lookups: As in `Embedding`.
-    """
 
-    lookups: list[Tensor] | None = None
+def _dropout(layer: Any, input: Tensor) -> Tensor:
+    return dropped(input, layer.p, layer._stream)
 
-    def forward(
-        self,
-        input: Tensor,
-        offsets: Tensor | None = None,
-        per_sample_weights: Tensor | None = None,
-    ) -> Tensor:
-        """Return sums for rounded indices; NaN for a bag with an index outside the table."""
-        if self.lookups is not None:
-            self.lookups.append(input)
-        index, outside = indices_in(input, len(self.weight))
-        with torch._C.DisableTorchFunction():  # as in `Embedding`
-            found: Tensor = super().forward(index, offsets, per_sample_weights)
-        bad = outside.any(dim=-1, keepdim=True) if input.dim() == 2 else outside.any()
-        return found.masked_fill(bad, float("nan"))
+
+def _channel_dropout(layer: Any, input: Tensor) -> Tensor:
+    return dropped(input, layer.p, layer._stream, _by_channel(input))
+
+
+def _alpha_dropout(layer: Any, input: Tensor) -> Tensor:
+    kept = layer._stream.kept(input, tuple(input.shape), layer.p)
+    return _dropped_alike(input, layer.p, kept)
+
+
+def _channel_alpha_dropout(layer: Any, input: Tensor) -> Tensor:
+    kept = layer._stream.kept(input, _by_channel(input), layer.p)
+    return _dropped_alike(input, layer.p, kept)
+
+
+def _embedding(layer: Any, input: Tensor) -> Tensor:
+    if layer.lookups is not None:
+        layer.lookups.append(input)
+    index, outside = indices_in(input, len(layer.weight))
+    with torch._C.DisableTorchFunction():  # a lookup in bounds, which a trial allows
+        found = functional.embedding(index, layer.weight)
+    found = found.masked_fill(outside[..., None], float("nan"))
+    if layer.padding_idx is None:
+        return found
+    # Without gradient there, which torch ignores in a stack.
+    return torch.where((index == layer.padding_idx)[..., None], found.detach(), found)
+
+
+def _embedding_bag(
+    layer: Any,
+    input: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
+    if layer.lookups is not None:
+        layer.lookups.append(input)
+    index, outside = indices_in(input, len(layer.weight))
+    with torch._C.DisableTorchFunction():  # as in `_embedding`
+        found = nn.EmbeddingBag.forward(layer, index, offsets, per_sample_weights)
+    bad = outside.any(dim=-1, keepdim=True) if input.dim() == 2 else outside.any()
+    return found.masked_fill(bad, float("nan"))
 
 
 def indices_in(given: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -206,29 +171,17 @@ def indices_in(given: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return kept.masked_fill(outside, 0).long(), outside
 
 
-class GroupNorm(nn.GroupNorm):
-    """The same norm; torch's fails on the memory layout of a stack."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise every group of channels of a row."""
-        return super().forward(input.contiguous())
+def _group_norm(layer: Any, input: Tensor) -> Tensor:
+    return nn.GroupNorm.forward(layer, input.contiguous())
 
 
-class PReLU(nn.PReLU):
-    """The same function; under autocast torch's stack cannot mix types."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Scale negative entries."""
-        return functional.prelu(input, self.weight.to(input.dtype))
+def _prelu(layer: Any, input: Tensor) -> Tensor:
+    return functional.prelu(input, layer.weight.to(input.dtype))
 
 
-class Linear(nn.Linear):
-    """The same products; gradients have the memory layout of the weights."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map the last axis."""
-        mapped: Tensor = _Products.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return mapped
+def _mapped(layer: Any, input: Tensor) -> Tensor:
+    mapped: Tensor = _Products.apply(input, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    return mapped
 
 
 class _Products(torch.autograd.Function):
@@ -267,27 +220,6 @@ class _Products(torch.autograd.Function):
 
 def _leading(x: Tensor, dim: int | None, clients: int) -> Tensor:
     return x.expand(clients, *x.shape) if dim is None else x.movedim(dim, 0)
-
-
-class Conv1d(nn.Conv1d):
-    """The same convolution, fast for a stack."""
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _convolved(self, input, weight, bias)
-
-
-class Conv2d(nn.Conv2d):
-    """The same convolution, fast for a stack."""
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _convolved(self, input, weight, bias)
-
-
-class Conv3d(nn.Conv3d):
-    """The same convolution, fast for a stack."""
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _convolved(self, input, weight, bias)
 
 
 def _convolved(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -409,16 +341,10 @@ def pad_images(x: Tensor, width: int) -> Tensor:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
-    """Convolve, rectify and take maxima over windows of `pool` x `pool`.
+    """Convolve, rectify and take maxima over windows of `pool` x `pool`; drop incomplete windows.
 
-    Args:
-        x: Images, (c, C, H, W, n), contiguous.
-        weight: Filters of each client, (c, O, C, k, k); stride 1, no padding (see `pad_images`).
-        bias: Per client, (c, O).
-        pool: Side of the windows; incomplete windows are dropped.
-
-    Returns:
-        (c, O, (H - k + 1) // pool, (W - k + 1) // pool, n).
+    From images (c, C, H, W, n), contiguous, and filters (c, O, C, k, k), stride 1, no padding (see
+    `pad_images`), to (c, O, (H - k + 1) // pool, (W - k + 1) // pool, n).
     """
     x, weight, bias = _lowered(x, weight, bias)
     pooled: Tensor = _Convolve.apply(x, weight, bias, pool)  # type: ignore[no-untyped-call]
@@ -612,7 +538,7 @@ def _run_one(
     return torch.stack(outputs[::-1] if backwards else outputs), state
 
 
-def _sequence(layer: Any, input: Any, hx: Any, parts: int) -> tuple[Tensor, Any]:
+def _sequence(layer: Any, input: Any, hx: Any = None) -> tuple[Tensor, Any]:
     if not isinstance(input, Tensor) or input.dim() != 3:
         shape = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
         raise ValueError(
@@ -622,131 +548,77 @@ def _sequence(layer: Any, input: Any, hx: Any, parts: int) -> tuple[Tensor, Any]
     x = input.transpose(0, 1) if layer.batch_first else input
     if hx is None:
         count = layer.num_layers * (2 if layer.bidirectional else 1)
+        parts = 2 if layer.mode == "LSTM" else 1
         hx = (x.new_zeros(count, x.shape[1], layer.hidden_size),) * parts
     outputs, last = _run(layer, x, (hx,) if isinstance(hx, Tensor) else tuple(hx))
     outputs = outputs.transpose(0, 1) if layer.batch_first else outputs
-    return outputs, last[0] if parts == 1 else last
+    return outputs, last if layer.mode == "LSTM" else last[0]
 
 
-class LSTM(nn.LSTM):
-    """torch.nn.LSTM, step by step."""
-
-    _stream: DropoutStream
-
-    def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Any]:  # type: ignore[override]
-        """Return the outputs, and the last output and state of each layer."""
-        return _sequence(self, input, hx, 2)
-
-
-class GRU(nn.GRU):
-    """torch.nn.GRU, step by step."""
-
-    _stream: DropoutStream
-
-    def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Any]:  # type: ignore[override]
-        """Return the outputs, and the last output of each layer."""
-        return _sequence(self, input, hx, 1)
-
-
-class RNN(nn.RNN):
-    """torch.nn.RNN, step by step."""
-
-    _stream: DropoutStream
-
-    def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Any]:  # type: ignore[override]
-        """Return the outputs, and the last output of each layer."""
-        return _sequence(self, input, hx, 1)
-
-
-def _one_step(layer: Any, cell: Cell, x: Tensor, hx: Any, parts: int) -> tuple[Tensor, ...]:
+def _one_step(layer: Any, input: Tensor, hx: Any = None) -> Any:
+    mode = type(layer).__name__.removesuffix("Cell")
+    mode = f"RNN_{layer.nonlinearity.upper()}" if mode == "RNN" else mode
     if hx is None:
-        hx = (x.new_zeros(*x.shape[:-1], layer.hidden_size),) * parts
+        empty = input.new_zeros(*input.shape[:-1], layer.hidden_size)
+        hx = (empty, empty) if mode == "LSTM" else empty
     state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-    given = functional.linear(x, layer.weight_ih, layer.bias_ih)
-    return cell(given, functional.linear(state[0], layer.weight_hh, layer.bias_hh), state)
+    given = functional.linear(input, layer.weight_ih, layer.bias_ih)
+    recalled = functional.linear(state[0], layer.weight_hh, layer.bias_hh)
+    made = _CELLS[mode](given, recalled, state)
+    return made if mode == "LSTM" else made[0]
 
 
-class LSTMCell(nn.LSTMCell):
-    """torch.nn.LSTMCell by plain products."""
-
-    def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """Return the next output and state."""
-        return _one_step(self, _lstm, input, hx, 2)
-
-
-class GRUCell(nn.GRUCell):
-    """torch.nn.GRUCell by plain products."""
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Return the next output."""
-        return _one_step(self, _gru, input, hx, 1)[0]
-
-
-class RNNCell(nn.RNNCell):
-    """torch.nn.RNNCell by plain products."""
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Return the next output."""
-        cell = _tanh if self.nonlinearity == "tanh" else _relu
-        return _one_step(self, cell, input, hx, 1)[0]
-
-
-class Attention(nn.MultiheadAttention):
-    """torch.nn.MultiheadAttention by plain products, with the client's dropout."""
-
-    _stream: DropoutStream
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the mixed values, and the weights if requested."""
-        if query.dim() != 3:
-            raise ValueError(
-                f"given {tuple(query.shape)}; expected (rows, time, {self.embed_dim}) with "
-                "batch_first=True"
-            )
-        if is_causal and attn_mask is None:
-            raise ValueError("is_causal=True without attn_mask; expected both, as in torch")
-        given = (query, key, value)
-        if not self.batch_first:
-            given = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-        asked, found, mixed = self._projected(*given)
-        scores = asked @ found.mT / math.sqrt(self.head_dim)
-        if attn_mask is not None:
-            if attn_mask.dim() == 3:
-                attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
-            scores = _masked(scores, attn_mask)
-        if key_padding_mask is not None:
-            scores = _masked(scores, key_padding_mask[:, None, None, :])
-        weights = dropped(scores.softmax(-1), self.dropout, self._stream)
-        heads = (weights @ mixed).transpose(1, 2).flatten(2)
-        outputs = functional.linear(heads, self.out_proj.weight, self.out_proj.bias)
-        outputs = outputs if self.batch_first else outputs.transpose(0, 1)
-        if not need_weights:
-            return outputs, None
-        return outputs, weights.mean(dim=1) if average_attn_weights else weights
-
-    def _projected(self, *given: Tensor) -> tuple[Tensor, ...]:
-        # Each (rows, heads, time, head dimension).
-        weights: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        if self._qkv_same_embed_dim:
-            weights = self.in_proj_weight.chunk(3)
-        biases: Any = (None, None, None)
-        if self.in_proj_bias is not None:
-            biases = self.in_proj_bias.chunk(3)
-        made = map(functional.linear, given, weights, biases)
-        return tuple(
-            part.reshape(*part.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
-            for part in made
+def _attention(  # noqa: PLR0913, PLR0917 - the signature of torch
+    layer: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    if query.dim() != 3:
+        raise ValueError(
+            f"given {tuple(query.shape)}; expected (rows, time, {layer.embed_dim}) with "
+            "batch_first=True"
         )
+    if is_causal and attn_mask is None:
+        raise ValueError("is_causal=True without attn_mask; expected both, as in torch")
+    given = (query, key, value)
+    if not layer.batch_first:
+        given = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
+    asked, found, mixed = _projected(layer, *given)
+    scores = asked @ found.mT / math.sqrt(layer.head_dim)
+    if attn_mask is not None:
+        if attn_mask.dim() == 3:
+            attn_mask = attn_mask.reshape(-1, layer.num_heads, *attn_mask.shape[1:])
+        scores = _masked(scores, attn_mask)
+    if key_padding_mask is not None:
+        scores = _masked(scores, key_padding_mask[:, None, None, :])
+    weights = dropped(scores.softmax(-1), layer.dropout, layer._stream)
+    heads = (weights @ mixed).transpose(1, 2).flatten(2)
+    outputs = functional.linear(heads, layer.out_proj.weight, layer.out_proj.bias)
+    outputs = outputs if layer.batch_first else outputs.transpose(0, 1)
+    if not need_weights:
+        return outputs, None
+    return outputs, weights.mean(dim=1) if average_attn_weights else weights
+
+
+def _projected(layer: Any, *given: Tensor) -> tuple[Tensor, ...]:
+    # Each (rows, heads, time, head dimension).
+    weights: Any = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+    if layer._qkv_same_embed_dim:
+        weights = layer.in_proj_weight.chunk(3)
+    biases: Any = (None, None, None)
+    if layer.in_proj_bias is not None:
+        biases = layer.in_proj_bias.chunk(3)
+    made = map(functional.linear, given, weights, biases)
+    return tuple(
+        part.reshape(*part.shape[:-1], layer.num_heads, layer.head_dim).transpose(1, 2)
+        for part in made
+    )
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -755,28 +627,40 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     return scores + mask.to(scores.dtype)
 
 
+_FORWARD: Mapping[type[nn.Module], Callable[..., Any]] = {
+    nn.Dropout: _dropout,
+    nn.Dropout1d: _channel_dropout,
+    nn.Dropout2d: _channel_dropout,
+    nn.Dropout3d: _channel_dropout,
+    nn.AlphaDropout: _alpha_dropout,
+    nn.FeatureAlphaDropout: _channel_alpha_dropout,
+    nn.Embedding: _embedding,
+    nn.EmbeddingBag: _embedding_bag,
+    nn.GroupNorm: _group_norm,
+    nn.PReLU: _prelu,
+    nn.Linear: _mapped,
+    nn.LSTM: _sequence,
+    nn.GRU: _sequence,
+    nn.RNN: _sequence,
+    nn.LSTMCell: _one_step,
+    nn.GRUCell: _one_step,
+    nn.RNNCell: _one_step,
+    nn.MultiheadAttention: _attention,
+}
+
+
+def _replacement(kind: type[nn.Module], **members: Any) -> type[nn.Module]:
+    # The same name, for messages. The lookups of an embedding are recorded in a trial.
+    lookups = {"lookups": None} if kind in (nn.Embedding, nn.EmbeddingBag) else {}
+    return cast(type[nn.Module], type(kind.__name__, (kind,), members | lookups))
+
+
 REPLACED: Mapping[type[nn.Module], type[nn.Module]] = {
-    nn.Dropout: Dropout,
-    nn.Dropout1d: ChannelDropout,
-    nn.Dropout2d: ChannelDropout,
-    nn.Dropout3d: ChannelDropout,
-    nn.AlphaDropout: AlphaDropout,
-    nn.FeatureAlphaDropout: ChannelAlphaDropout,
-    nn.Embedding: Embedding,
-    nn.EmbeddingBag: EmbeddingBag,
-    nn.GroupNorm: GroupNorm,
-    nn.PReLU: PReLU,
-    nn.Linear: Linear,
-    nn.Conv1d: Conv1d,
-    nn.Conv2d: Conv2d,
-    nn.Conv3d: Conv3d,
-    nn.LSTM: LSTM,
-    nn.GRU: GRU,
-    nn.RNN: RNN,
-    nn.LSTMCell: LSTMCell,
-    nn.GRUCell: GRUCell,
-    nn.RNNCell: RNNCell,
-    nn.MultiheadAttention: Attention,
+    **{kind: _replacement(kind, forward=forward) for kind, forward in _FORWARD.items()},
+    **{
+        kind: _replacement(kind, _conv_forward=_convolved)
+        for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    },
 }
 
 
@@ -822,11 +706,14 @@ def _step(layer: Any, names: dict[str, Any], stream: DropoutStream) -> Step | No
         return lambda params, x: layer.forward(x)
     if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
         return lambda params, x: x.flatten(2)
-    if type(layer) is Linear:
+    if type(layer) is REPLACED[nn.Linear]:
         return _linear(names)
     if type(layer) is nn.LayerNorm:
         return _layer_norm(layer, names)
-    return _dropout(layer.p, stream) if type(layer) is Dropout else None
+    if type(layer) is REPLACED[nn.Dropout]:
+        share = cast(float, layer.p)
+        return lambda params, x: dropped(x, share, stream, tuple(x.shape[1:]))
+    return None
 
 
 def _linear(names: dict[str, str]) -> Step:
@@ -851,13 +738,5 @@ def _layer_norm(layer: nn.LayerNorm, names: dict[str, str]) -> Step:
         if "bias" in names:
             x = x + params[names["bias"]].reshape(len(x), *ones, *shape)
         return x
-
-    return step
-
-
-def _dropout(share: float, stream: DropoutStream) -> Step:
-    def step(params: Tree, x: Tensor) -> Tensor:
-        kept = stream.kept(x, tuple(x.shape[1:]), share)
-        return x if kept is None else x * (kept / max(1 - share, 1e-12))
 
     return step

@@ -40,8 +40,6 @@ from coterie.models.base import Model, register_model, row_losses, squeezed
 from coterie.models.layers import (
     REPLACED,
     DropoutStream,
-    Embedding,
-    EmbeddingBag,
     Step,
     chain_of,
     indices_in,
@@ -74,7 +72,7 @@ _UNSAFE = {
 
 
 class MisfitError(ValueError):
-    """An error with a complete message."""
+    """A misfit of module, loss and data, with a complete message."""
 
 
 def replace_batchnorm(module: nn.Module) -> nn.Module:
@@ -117,37 +115,30 @@ def _as_groups(path: str, layer: Any) -> nn.GroupNorm:
     return made
 
 
-def refuse_layers(module: nn.Module) -> None:
-    """Raise ValueError on layers that do not work in a stack, and on tensors as attributes."""
+def _refuse_layers(module: nn.Module) -> None:
+    # Layers that do not work in a stack, and tensors as attributes.
     for path, layer in module.named_modules():
         reason = _refusal(layer)
-        if reason:
-            raise ValueError(f"layer {path or '(the module itself)'!r} ({_called(layer)}) {reason}")
         for name, held in vars(layer).items():
-            if isinstance(held, Tensor):
-                raise ValueError(
-                    f"layer {path or '(the module itself)'!r} ({_called(layer)}) holds the tensor "
-                    f"{name!r} as a plain attribute, which does not move with the module; use "
-                    f"register_buffer({name!r}, ...), or an nn.Parameter if it is trained "
-                    "(and torch.nn.utils.parametrizations instead of the older weight_norm)"
+            if isinstance(held, Tensor) and not reason:
+                reason = (
+                    f"holds the tensor {name!r} as a plain attribute, which does not move with the "
+                    f"module; use register_buffer({name!r}, ...), or an nn.Parameter if it is "
+                    "trained (and torch.nn.utils.parametrizations instead of the older weight_norm)"
                 )
+        if reason:
+            raise ValueError(f"{_where(path, layer)} {reason}")
 
 
-def _called(layer: nn.Module) -> str:
-    return next(
-        (kind for kind, ours in REPLACED.items() if ours is type(layer)), type(layer)
-    ).__name__
-
-
-def _tensors(layer: nn.Module) -> Iterator[Tensor]:
-    yield from layer.parameters(recurse=False)
-    yield from layer.buffers(recurse=False)
+def _where(path: str, layer: nn.Module) -> str:
+    return f"layer {path or '(the module itself)'!r} ({type(layer).__name__})"
 
 
 def _refusal(layer: Any) -> str:
+    tensors = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
     wrong = [
         (
-            any(isinstance(given, _Unsized) for given in _tensors(layer)),
+            any(isinstance(given, _Unsized) for given in tensors),
             "has uninitialised parameters; set its sizes, or call the module once on a row",
         ),
         (
@@ -184,8 +175,7 @@ def _refusal(layer: Any) -> str:
     return next((reason for is_wrong, reason in wrong if is_wrong), "")
 
 
-def check_outputs(outputs: Any, spec: Spec) -> None:
-    """Raise MisfitError on outputs that do not fit the labels."""
+def _check_outputs(outputs: Any, spec: Spec) -> None:
     wanted = (_TRIED,) if spec.outputs == 1 else (_TRIED, spec.outputs)
     if isinstance(outputs, Tensor) and outputs.shape[1:] == wanted:
         return
@@ -203,17 +193,12 @@ def check_outputs(outputs: Any, spec: Spec) -> None:
     )
 
 
-def some_targets(spec: Spec) -> Tensor:
-    """Return targets of two clients."""
-    if spec.task == "multilabel":
-        return torch.zeros(2, _TRIED, spec.outputs)
-    return torch.zeros(2, _TRIED, dtype=torch.int64 if spec.task == "multiclass" else None)
-
-
-def check_losses(losses: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, spec: Spec) -> Tensor:
-    """Return the losses of a trial; raise MisfitError unless there is one number per row."""
+def _check_losses(losses: Losses, outputs: Tensor, spec: Spec) -> Tensor:
+    # The losses of a trial, one number per row.
+    labels = (spec.outputs,) if spec.task == "multilabel" else ()
+    kind = torch.int64 if spec.task == "multiclass" else None
     try:
-        found = losses(outputs, some_targets(spec))
+        found = losses(outputs, torch.zeros(2, _TRIED, *labels, dtype=kind))
     except MisfitError:
         raise
     except Exception as error:
@@ -223,52 +208,44 @@ def check_losses(losses: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, sp
             "of torch functions, without branches on values"
         ) from error
     if found.shape != (2, _TRIED):
-        raise one_per_row(tuple(found.shape[1:]), _TRIED)
+        raise _one_per_row(tuple(found.shape[1:]), _TRIED)
     return found
 
 
-def one_per_row(given: tuple[int, ...], rows: int) -> MisfitError:
-    """Return the error for a loss without one number per row."""
+def _one_per_row(given: tuple[int, ...], rows: int) -> MisfitError:
     return MisfitError(
         f"loss: it returned shape {given} for {rows} rows; expected one number per row, "
         f"({rows},): use reduction='none', and sum over outputs"
     )
 
 
-def mixes_rows() -> MisfitError:
-    """Return the error for a module that mixes rows."""
-    return MisfitError(
-        "the output for a row changes with the other rows of its batch; expected a module that "
-        "treats rows independently, along the first axis: use batch_first=True in recurrent and "
-        "attention layers, and no statistics over rows"
-    )
-
-
-def changes_rows() -> MisfitError:
-    """Return the error for a module that writes into its input."""
-    return MisfitError(
-        "the forward pass changes its input in place; expected a module that leaves the rows "
-        "unchanged: write x = x + 1 for x += 1, and use inplace=False in the first layers"
-    )
-
-
-def changes(name: str) -> MisfitError:
-    """Return the error for a forward pass that changes a buffer."""
-    return MisfitError(
-        f"the forward pass changes the buffer {name!r}, which would mix clients that are computed "
-        "side by side; expected a module whose output depends on its parameters and the row only"
-    )
-
-
+_MIXES_ROWS = (
+    "the output for a row changes with the other rows of its batch; expected a module that treats "
+    "rows independently, along the first axis: use batch_first=True in recurrent and attention "
+    "layers, and no statistics over rows"
+)
+_CHANGES_ROWS = (
+    "the forward pass changes its input in place; expected a module that leaves the rows "
+    "unchanged: write x = x + 1 for x += 1, and use inplace=False in the first layers"
+)
+_CHANGES_BUFFER = (
+    "the forward pass changes the buffer {!r}, which would mix clients that are computed side by "
+    "side; expected a module whose output depends on its parameters and the row only"
+)
 _OWN_DRAWS = (
     "it draws random numbers; use an nn.Dropout layer, which draws from the client's own random "
     "stream, instead of functional.dropout, RReLU (LeakyReLU draws nothing) or torch.rand"
 )
-LOOKS_UP = "functional.embedding"
+_IN_PLACE = (
+    "it writes into an existing tensor, which cannot hold the values of many clients; make a new "
+    "tensor, without changing buffers"
+)
+_NO_KERNEL = "torch has no such kernel; use another layer"
+_LOOKS_UP = "functional.embedding"
 # The first match counts.
 _REASONS = (
     (
-        LOOKS_UP,
+        _LOOKS_UP,
         "it looks up by a function, which in a stack of clients reads the table of the next client "
         "for an index outside its own; use the layers nn.Embedding or nn.EmbeddingBag",
     ),
@@ -283,26 +260,18 @@ _REASONS = (
         "data-dependent control flow",
         "it branches on values, by `if`, `.item()` or `bool()` of a tensor; use torch.where",
     ),
-    (
-        "vmap: inplace",
-        "it writes into an existing tensor, which cannot hold the values of many clients; make a "
-        "new tensor, without changing buffers",
-    ),
-    (
-        "doesn't match the broadcast shape",
-        "it writes into an existing tensor, which cannot hold the values of many clients; make a "
-        "new tensor, without changing buffers",
-    ),
-    ("Batching rule not implemented", "torch has no such kernel; use another layer"),
-    ("vmap: we do not yet support", "torch has no such kernel; use another layer"),
+    ("vmap: inplace", _IN_PLACE),
+    ("doesn't match the broadcast shape", _IN_PLACE),
+    ("Batching rule not implemented", _NO_KERNEL),
+    ("vmap: we do not yet support", _NO_KERNEL),
 )
 
 
-def explained(module: nn.Module, path: list[nn.Module], error: Exception) -> str:
-    """Return which layer failed in a trial, and what to do."""
+def _explained(module: nn.Module, path: list[nn.Module], error: Exception) -> str:
+    # Which layer failed in a trial, and what to do.
     names = {layer: name for name, layer in module.named_modules()}
     at = path[-1] if path else module
-    where = f"layer {names.get(at, '') or '(the module itself)'!r} ({_called(at)})"
+    where = _where(names.get(at, ""), at)
     said = str(error).strip().split("\n")[0]
     for sign, meaning in _REASONS:
         if sign in str(error):
@@ -313,97 +282,38 @@ def explained(module: nn.Module, path: list[nn.Module], error: Exception) -> str
     )
 
 
-class NoUnsafeLookups(TorchFunctionMode):
-    """Rejects lookups by a function; the layers `Embedding` and `EmbeddingBag` pass."""
-
+class _NoUnsafeLookups(TorchFunctionMode):
+    # The layers `Embedding` and `EmbeddingBag` pass.
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call all other functions."""
         if func in _UNSAFE:
-            raise RuntimeError(LOOKS_UP)
+            raise RuntimeError(_LOOKS_UP)
         return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """An embedding that looks up columns of the flattened row, unchanged."""
-
+class _Reading:
+    # An embedding that looks up columns of the flattened row, unchanged.
     name: str
     size: int
     columns: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Lookups:
-    """The indices that one embedding looked up, call by call."""
-
-    name: str
-    layer: Embedding | EmbeddingBag
-    asked: list[Tensor]
+# The indices that each embedding looked up, call by call, by the name of the layer.
+_Lookups = dict[str, list[Tensor]]
 
 
-def _tables(module: nn.Module) -> list[Lookups]:
-    return [
-        Lookups(name, layer, [])
-        for name, layer in module.named_modules()
-        if isinstance(layer, Embedding | EmbeddingBag)
-    ]
-
-
-@contextmanager
-def noted(module: nn.Module) -> Iterator[list[Lookups]]:
-    """Record the lookups of the embeddings of a module."""
-    found = _tables(module)
-    for each in found:
-        each.layer.lookups = each.asked
-    try:
-        yield found
-    finally:
-        for each in found:
-            each.layer.lookups = None
-
-
-def check_trial(lookups: Sequence[Lookups]) -> None:
-    """Raise MisfitError on a table that is too small even for rows of 0 and 1."""
-    for each in lookups:
-        for asked in each.asked:
-            outside = asked[indices_in(asked, each.layer.num_embeddings)[1]]
+def _check_trial(module: nn.Module, lookups: _Lookups) -> None:
+    # A table may be too small even for rows of 0 and 1.
+    for name, calls in lookups.items():
+        size: Any = module.get_submodule(name).num_embeddings
+        for asked in calls:
+            outside = asked[indices_in(asked, size)[1]]
             if len(outside):
                 raise MisfitError(
-                    f"layer {each.name!r} (Embedding) looked up {float(outside[0]):g} for rows of "
-                    f"0 and 1, and its table holds 0 to {each.layer.num_embeddings - 1}; expected "
-                    "indices in the table: raise num_embeddings, or correct the indices that the "
-                    "module computes"
+                    f"layer {name!r} (Embedding) looked up {float(outside[0]):g} for rows of 0 and "
+                    f"1, and its table holds 0 to {size - 1}; expected indices in the table: raise "
+                    "num_embeddings, or correct the indices that the module computes"
                 )
-
-
-def readings(module: nn.Module, apply: Callable[[Tensor], Tensor], spec: Spec) -> list[Reading]:
-    """Return which columns of the rows reach which embeddings unchanged.
-
-    Two rows are tried whose values encode their columns: i + 5 and 2 d + 17 - i for column i of d.
-    An index that decodes to the same column both times comes from there; a constant, or a value
-    that was shifted, scaled or clamped, does not.
-    """
-    if not _tables(module):
-        return []
-    columns, tried = torch.arange(spec.features), []
-    try:
-        for row in (columns + 5, 2 * spec.features + 17 - columns):
-            with torch.no_grad(), noted(module) as found, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                apply(row.float().reshape(1, *spec.shape))
-            tried.append(found)
-    except Exception:
-        # The module rejects such rows; its lookups of other rows are unknown.
-        return []
-    made = []
-    for first, second in zip(*tried, strict=True):
-        decoded = [
-            _decoded(*pair, spec.features) for pair in zip(first.asked, second.asked, strict=False)
-        ]
-        read = torch.unique(torch.cat(decoded)) if decoded else columns[:0]
-        if len(read):
-            made.append(Reading(first.name, first.layer.num_embeddings, read))
-    return made
 
 
 def _decoded(first: Tensor, second: Tensor, features: int) -> Tensor:
@@ -413,8 +323,8 @@ def _decoded(first: Tensor, second: Tensor, features: int) -> Tensor:
     return column[(column == again) & (column >= 0) & (column < features)].long()
 
 
-def check_rows(
-    data: FederatedDataset, reads: Sequence[Reading], asked: Callable[[Tensor], list[Lookups]]
+def _check_rows(
+    data: FederatedDataset, reads: Sequence[_Reading], asked: Callable[[Tensor], _Lookups]
 ) -> None:
     """Raise DataError on rows with indices outside the tables that look them up.
 
@@ -458,16 +368,13 @@ def _outside(found: Tensor, size: int) -> Tensor:
     return torch.cat([bad[:_FEW], ends])
 
 
-def _asks_outside(read: Reading, rows: Tensor, asked: Callable[[Tensor], list[Lookups]]) -> bool:
+def _asks_outside(read: _Reading, rows: Tensor, asked: Callable[[Tensor], _Lookups]) -> bool:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            lookups = asked(rows)
+        lookups = asked(rows)
     except Exception:
         # It would fail in training too.
         return True
-    mine = [given for each in lookups if each.name == read.name for given in each.asked]
-    return any(bool(indices_in(given, read.size)[1].any()) for given in mine)
+    return any(bool(indices_in(given, read.size)[1].any()) for given in lookups[read.name])
 
 
 class Network:
@@ -482,7 +389,7 @@ class Network:
     """
 
     def __init__(self, module: nn.Module, spec: Spec, losses: Losses) -> None:
-        refuse_layers(module)
+        _refuse_layers(module)
         self._stream = DropoutStream()
         self._module = _replaced(module, self._stream)
         self.start = leaves_of(self._module)
@@ -499,7 +406,7 @@ class Network:
         self.head = _head(self._module, *self._try(spec, losses))
         chain = chain_of(self._module, self.start, self._stream)
         self._chain = chain if chain and self._same_chained(chain, spec) else None
-        self.reads = readings(self._module, lambda x: self.apply(self.start, x), spec)
+        self.reads = self._readings(spec)
 
     def apply(self, params: Tree, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """Predict rows of one client."""
@@ -562,13 +469,13 @@ class Network:
         with self._watched() as (path, called), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                with NoUnsafeLookups():
+                with _NoUnsafeLookups():
                     trained = self._try_stack(spec, losses)
                 self._slow = any(_SLOW in str(warning.message) for warning in said)
             except MisfitError:
                 raise
             except Exception as error:
-                raise ValueError(explained(self._module, path, error)) from error
+                raise ValueError(_explained(self._module, path, error)) from error
         return called, trained
 
     def _try_stack(self, spec: Spec, losses: Losses) -> set[str]:
@@ -582,30 +489,26 @@ class Network:
         untouched = x._version
         with torch.enable_grad():
             outputs = self._stacked(params, x, torch.arange(2) if self.draws else None)
-            check_outputs(outputs, spec)
-            found = check_losses(losses, outputs, spec)
+            _check_outputs(outputs, spec)
+            found = _check_losses(losses, outputs, spec)
             grads = torch.autograd.grad(found.sum(), list(params.values()), allow_unused=True)
-        with torch.no_grad(), noted(self._module) as lookups:
+        with torch.no_grad(), self._noted() as lookups:
             given = {**constants, **self.start}
             torch.func.functional_call(self._module, given, (x[0],))
-        check_trial(lookups)
-        same_alone = self._same_alone(x[0])
+        _check_trial(self._module, lookups)
+        with torch.no_grad():
+            whole = self.apply(self.start, x[0])
+            single = torch.cat([self.apply(self.start, row) for row in torch.split(x[0], 1)])
         for name, tensor in constants.items():
             same = torch.equal(_bits(tensor), _bits(before[name]))
             if given[name] is not tensor or not same:
-                raise changes(name)
+                raise MisfitError(_CHANGES_BUFFER.format(name))
         # Checked first: changed rows make the outputs differ too.
         if x._version != untouched:
-            raise changes_rows()
-        if not same_alone:
-            raise mixes_rows()
+            raise MisfitError(_CHANGES_ROWS)
+        if not torch.allclose(whole, single, rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise MisfitError(_MIXES_ROWS)
         return {name for name, grad in zip(params, grads, strict=True) if grad is not None}
-
-    def _same_alone(self, x: Tensor) -> bool:
-        with torch.no_grad():
-            whole = self.apply(self.start, x)
-            single = torch.cat([self.apply(self.start, row) for row in torch.split(x, 1)])
-        return torch.allclose(whole, single, rtol=1e-3, atol=1e-4, equal_nan=True)
 
     def _same_chained(self, chain: list[Step], spec: Spec) -> bool:
         # With parameters that differ by client: zeros would hide errors of the chain.
@@ -616,20 +519,57 @@ class Network:
         }
         seeds = torch.arange(2) if self.draws else None
         with torch.no_grad():
-            wanted, found = (
-                self._stacked(params, x.clone(), seeds),
-                self._chained(chain, params, x.clone(), seeds),
-            )
+            wanted = self._stacked(params, x.clone(), seeds)
+            found = self._chained(chain, params, x.clone(), seeds)
         near = 1e-4 * max(1.0, float(wanted.abs().max()))
         return wanted.shape == found.shape and torch.allclose(
             wanted, found, rtol=1e-3, atol=near, equal_nan=True
         )
 
-    def asked(self, x: Tensor) -> list[Lookups]:
+    def asked(self, x: Tensor) -> _Lookups:
         """Return the lookups of the embeddings for rows of one client."""
-        with torch.no_grad(), noted(self._module) as found:
+        with torch.no_grad(), self._noted() as found, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             self.apply(self.start, x)
         return found
+
+    def _readings(self, spec: Spec) -> list[_Reading]:
+        """Return which columns of the rows reach which embeddings unchanged.
+
+        Two rows are tried whose values encode their columns: i + 5 and 2 d + 17 - i for column i of
+        d. An index that decodes to the same column both times comes from there; a constant, or a
+        value that was shifted, scaled or clamped, does not.
+        """
+        columns = torch.arange(spec.features)
+        rows = (columns + 5, 2 * spec.features + 17 - columns)
+        try:
+            tried = [self.asked(row.float().reshape(1, *spec.shape)) for row in rows]
+        except Exception:
+            # The module rejects such rows; its lookups of other rows are unknown.
+            return []
+        made = []
+        for name, calls in tried[0].items():
+            pairs = zip(calls, tried[1][name], strict=False)
+            found = [columns[:0], *(_decoded(*pair, spec.features) for pair in pairs)]
+            read = torch.unique(torch.cat(found))
+            if len(read):
+                size: Any = self._module.get_submodule(name).num_embeddings
+                made.append(_Reading(name, size, read))
+        return made
+
+    @contextmanager
+    def _noted(self) -> Iterator[_Lookups]:
+        """Record the lookups of the embeddings."""
+        modules: Any = self._module.named_modules()
+        layers = {name: layer for name, layer in modules if hasattr(layer, "lookups")}
+        found: _Lookups = {name: [] for name in layers}
+        for name, layer in layers.items():
+            layer.lookups = found[name]
+        try:
+            yield found
+        finally:
+            for layer in layers.values():
+                layer.lookups = None
 
     @contextmanager
     def _watched(self) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
@@ -786,8 +726,7 @@ class Networked(Model):
 
     def apply(self, params: Tree, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """Predict one client's rows."""
-        network = self._fitting(_shapes(params), tuple(x.shape[1:]))
-        return network.apply(params, x, seed)
+        return self._fitting(_shapes(params), tuple(x.shape[1:])).apply(params, x, seed)
 
     def apply_stacked(self, params: Tree, x: Tensor, seeds: Tensor | None = None) -> Tensor:
         """Predict the rows of many clients at once."""
@@ -805,18 +744,18 @@ class Networked(Model):
         Raises:
             ValueError: If there is none that is trained.
         """
-        found = _network(self, spec).head
-        if not found:
+        network = _network(self, spec)
+        if not network.head:
             raise ValueError(
-                f"model: no linear layer among the parameters {', '.join(self._start(spec))}; "
+                f"model: no linear layer among the parameters {', '.join(network.start)}; "
                 "expected one as the personal part: name the personal layers"
             )
-        return found
+        return network.head
 
     def check_data(self, data: FederatedDataset) -> None:
         """Raise DataError on rows with indices outside the tables of embeddings."""
         network = _network(self, data.spec)
-        check_rows(data, network.reads, network.asked)
+        _check_rows(data, network.reads, network.asked)
 
     def alias(self, spec: Spec, path: str) -> str | None:
         """Return the leaf with which a parameter or layer is tied; None if there is none."""
@@ -824,14 +763,9 @@ class Networked(Model):
         shared = (leaf for name, leaf in aliases.items() if f"{name}.".startswith(f"{path}."))
         return next(shared, None)
 
-    def _start(self, spec: Spec) -> Tree:
-        return _network(self, spec).start
-
     def _fitting(self, shapes: Shapes, row: tuple[int, ...]) -> Network:
-        spec = _SPECS.get((self, row, shapes)) or self._guessed(shapes, row)
-        return _network(self, spec)
-
-    def _guessed(self, shapes: Shapes, row: tuple[int, ...]) -> Spec:
+        if (self, row, shapes) in _SPECS:
+            return _network(self, _SPECS[self, row, shapes])
         # For parameters from a file: find data for which they were made.
         widths = dict.fromkeys(shape[0] for _, shape in reversed(shapes) if shape)
         problem: ValueError | None = None
@@ -840,7 +774,7 @@ class Networked(Model):
                 spec = Spec(row, width, task, 1)  # type: ignore[arg-type]
                 try:
                     if _shapes(_network(self, spec).start) == shapes:
-                        return spec
+                        return _network(self, spec)
                 except ValueError as error:
                     problem = problem or error
         raise ValueError(
@@ -982,7 +916,7 @@ class Module(Networked):
         def one(outputs: Tensor, targets: Tensor) -> Tensor:
             found: Tensor = own(outputs, targets)
             if tuple(found.shape) != (rows,):
-                raise one_per_row(tuple(found.shape), rows)
+                raise _one_per_row(tuple(found.shape), rows)
             return found
 
         # Per client: the function must not see rows of other clients.
@@ -1016,7 +950,7 @@ def _copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:
-        refuse_layers(module)
+        _refuse_layers(module)
         raise ValueError(
             f"model: {type(module).__name__} cannot be copied ({error}); expected a module whose "
             "tensors are parameters and buffers: pass a function that makes it"

@@ -71,17 +71,10 @@ class LocalProblem:
         only: Collection[str] | None = None,
         keep_failed: bool = False,
     ) -> Tree:
-        """Return the solutions of all clients, stacked.
+        """Return the solutions of all clients, stacked; arguments are those of `SGD`.
 
-        Args:
-            start: Stacked parameters to start from.
-            clients: Their rows.
-            rng: The random stream of the batches.
-            round: The round, for the learning rate.
-            anchor: Centre of the proximal term, unstacked or stacked; None for zeros.
-            only: Names of the leaves to train, by SGD; None for all.
-            keep_failed: Return models that are not finite as they are: the clip turns their
-                contribution into zero and counts it. Otherwise such clients keep their start.
+        With `keep_failed`, models that are not finite are returned as they are: the clip turns
+        their contribution into zero and counts it. Otherwise such clients keep their start.
         """
         if only is None and self.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
@@ -94,14 +87,14 @@ class LocalProblem:
         after = dict(start)
         for places, sgd in rates:
             here = places.to(clients.device)
-            part, begun = _some(clients, places), take(start, here)
             some = replace(
                 self,
                 weights=None if self.weights is None else take(self.weights, here),
                 near=None if self.near is None else self.near.at(here),
             )
             centre = None if anchor is None else _rows_of(anchor, start, here)
-            steps = some._steps(sgd, begun, part, rng, round, centre, only)
+            part = clients.at(places)
+            steps = some._steps(sgd, take(start, here), part, rng, round, centre, only)
             for name, leaf in steps.items():
                 after[name] = after[name].index_copy(0, here, leaf)
         return self._guard(start, after, clients, keep_failed)
@@ -155,7 +148,7 @@ class LocalProblem:
         if not bool(doubtful.any()):
             return after
         places = torch.nonzero(doubtful).flatten()
-        some = _some(clients, places.cpu())
+        some = clients.at(places.cpu())
         before = self._losses(take(start, places), some)
         good = sizes.isfinite()
         good[places] &= self._losses(take(after, places), some) <= before
@@ -167,17 +160,6 @@ class LocalProblem:
             losses = self.model.losses(clients.spec.task, outputs, clients.y)
             rows = clients.mask.sum(dim=1).clamp_min(1)
             return torch.where(clients.mask, losses, 0).sum(dim=1) / rows
-
-
-def _some(clients: Clients, places: Tensor) -> Clients:
-    if len(places) == len(clients):
-        return clients
-    return replace(
-        clients,
-        ids=clients.ids[places],
-        starts=clients.starts[places],
-        counts=clients.counts[places],
-    )
 
 
 def _rows_of(anchor: Tree, start: Tree, places: Tensor) -> Tree:

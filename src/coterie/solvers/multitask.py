@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -84,23 +84,13 @@ def fit_multitask(
     bias: bool,
     tol: float = 1e-6,
     most: int = 100_000,
-    start: Tensor | None = None,
 ) -> Fit:
     """Fit all clients together under a norm, to a relative duality gap of `tol`.
 
     A client without rows gets zeros. A binary client with rows of one class has no finite optimal
     bias: with a bias it gets zero weights, which are optimal for the others as well, and the bias
-    at which its mean loss is `tol`.
-
-    Args:
-        clients: All clients; regression or binary rows.
-        penalty: "trace" or "l21".
-        lam: The weight of the norm, > 0.
-        mu: The weight of the squares of the models, >= 0.
-        bias: Whether clients have biases, which are not penalised.
-        tol: The largest relative duality gap.
-        most: The largest number of accelerated steps.
-        start: Models to start from, (m, d), such as those for another `lam`; None for zeros.
+    at which its mean loss is `tol`. Biases are not penalised. `lam` > 0 is the weight of the norm,
+    `mu` >= 0 that of the squares of the models, `most` the largest number of accelerated steps.
 
     Raises:
         ValueError: On values out of range, another task, or rows that are not finite.
@@ -110,7 +100,7 @@ def fit_multitask(
         raise ValueError(f"penalty: given {penalty!r}; expected 'trace' or 'l21'")
     _check_weights(lam=lam, tol=tol, mu=mu)
     norm = _Trace(lam, mu) if penalty == "trace" else _Groups(lam, mu)
-    return _fit(clients, norm, bias=bias, tol=tol, most=most, start=start)
+    return _fit(clients, norm, bias=bias, tol=tol, most=most)
 
 
 def fit_mtrl(
@@ -133,10 +123,10 @@ def fit_mtrl(
 
 def lam_max(clients: Clients, penalty: Penalty, bias: bool) -> float:
     """Return the smallest `lam` at which all weights are zero."""
-    problem = _prepare(clients, bias=bias, tol=1e-6).problem
+    problem, _, _ = _prepare(clients, bias=bias, tol=1e-6)
     if not len(problem):
         return 0.0
-    gradient = problem.gradient(problem.at(np.zeros(int(problem.offsets[-1]))).q)
+    gradient = problem.gradient(problem.at_zero().q)
     norm = _Trace(1.0, 0.0) if penalty == "trace" else _Groups(1.0, 0.0)
     return float(norm.norms(gradient).max(initial=0.0))
 
@@ -157,48 +147,39 @@ def relation_of(weight: Tensor, ridge: float) -> Tensor:
     return related
 
 
-class _Term(Protocol):
-    """The penalty mu/2 |W|^2 + a part with weight lam and a proximal operator."""
+@dataclass(frozen=True)
+class _Trace:
+    """The penalty mu/2 |W|^2 + a part with weight lam and a proximal operator: the trace norm."""
 
-    @property
-    def lam(self) -> float:
-        """The weight of the part."""
-
-    @property
-    def mu(self) -> float:
-        """The weight of the squares."""
-
-    @property
-    def interval(self) -> int:
-        """Steps between computations of the gap."""
+    lam: float
+    mu: float
+    interval: ClassVar[int] = 10  # steps between computations of the gap
 
     def norms(self, matrix: Floats) -> Floats:
         """Return the sizes (singular values, column norms) on which the part is defined."""
+        return np.asarray(np.linalg.svd(matrix, compute_uv=False))
 
     def value(self, weight: Floats) -> float:
         """Return the penalty of models."""
+        size = float(self.norms(weight).sum())
+        return self.mu / 2 * float((weight**2).sum()) + self._part(size)
+
+    def _part(self, size: float) -> float:
+        return self.lam * size
 
     def shrink(self, target: Floats, curvature: float) -> Floats:
         """Minimise curvature/2 |W - target|^2 + the part."""
+        # From a Gram matrix of the smaller side: wrong by about 1e-16 s^2 / threshold, s the
+        # largest singular value.
+        wide = target.shape[0] < target.shape[1]
+        gram = target @ target.T if wide else target.T @ target
+        squares, vectors = np.linalg.eigh(gram)
+        factors = _factors(np.sqrt(np.maximum(squares, 0)), self.lam / curvature)
+        linear = (vectors * factors) @ vectors.T
+        return np.asarray(linear @ target if wide else target @ linear)
 
     def bound(self, problem: "_Problem", point: "_Point", norms: Floats) -> float:
         """Return a lower bound on the objective from derivatives q with sizes `norms` of X'q."""
-
-
-@dataclass(frozen=True)
-class _Norm:
-    lam: float
-    mu: float
-    interval: ClassVar[int] = 10
-
-    def norms(self, matrix: Floats) -> Floats:
-        raise NotImplementedError
-
-    def value(self, weight: Floats) -> float:
-        size = float(self.norms(weight).sum())
-        return self.mu / 2 * float((weight**2).sum()) + self.lam * size
-
-    def bound(self, problem: "_Problem", point: "_Point", norms: Floats) -> float:
         top, best = float(norms.max(initial=0.0)), problem.best_scale(point)
         feasible = min(best, self.lam / top if top > 0 else math.inf)
         scales = {feasible} if self.mu == 0 else {feasible, best, 1.0}
@@ -210,7 +191,7 @@ class _Norm:
         return float((np.maximum(norms - self.lam, 0) ** 2).sum()) / (2 * self.mu)
 
 
-class _Groups(_Norm):
+class _Groups(_Trace):
     interval = 4
 
     def norms(self, matrix: Floats) -> Floats:
@@ -220,33 +201,9 @@ class _Groups(_Norm):
         return np.asarray(target * _factors(self.norms(target), self.lam / curvature))
 
 
-class _Trace(_Norm):
-    def norms(self, matrix: Floats) -> Floats:
-        return np.asarray(np.linalg.svd(matrix, compute_uv=False))
-
-    def shrink(self, target: Floats, curvature: float) -> Floats:
-        # From a Gram matrix of the smaller side: wrong by about 1e-16 s^2 / threshold, s the
-        # largest singular value.
-        wide = target.shape[0] < target.shape[1]
-        gram = target @ target.T if wide else target.T @ target
-        squares, vectors = np.linalg.eigh(gram)
-        factors = _factors(np.sqrt(np.maximum(squares, 0)), self.lam / curvature)
-        linear = (vectors * factors) @ vectors.T
-        return np.asarray(linear @ target if wide else target @ linear)
-
-
-@dataclass(frozen=True)
-class _SquaredTrace:
-    lam: float
-    mu: float
-    interval: ClassVar[int] = 10
-
-    def norms(self, matrix: Floats) -> Floats:
-        return np.asarray(np.linalg.svd(matrix, compute_uv=False))
-
-    def value(self, weight: Floats) -> float:
-        size = float(self.norms(weight).sum())
-        return self.mu / 2 * float((weight**2).sum()) + self.lam / 2 * size * size
+class _SquaredTrace(_Trace):
+    def _part(self, size: float) -> float:
+        return self.lam / 2 * size * size
 
     def shrink(self, target: Floats, curvature: float) -> Floats:
         left, sizes, right = np.linalg.svd(target, full_matrices=False)
@@ -290,48 +247,32 @@ class _Stop:
         return gap <= self.tol * objective + self.floor
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Models (m, d), their objective, a bound on its distance from the minimum, and steps."""
-
-    weight: Floats
-    objective: float
-    gap: float
-    iterations: int
+# Models (m, d), their objective, a bound on its distance from the minimum, and steps.
+_Found = tuple[Floats, float, float, int]
 
 
-def _fit(
-    clients: Clients,
-    term: _Term,
-    *,
-    bias: bool,
-    tol: float,
-    most: int,
-    start: Tensor | None = None,
-) -> Fit:
-    taken = _prepare(clients, bias=bias, tol=tol)
-    problem, weight = taken.problem, _start(clients, taken, start)
-    intercepts, found = taken.bias, _Found(weight, 0.0, 0.0, 0)
+def _fit(clients: Clients, term: _Trace, *, bias: bool, tol: float, most: int) -> Fit:
+    problem, places, intercepts = _prepare(clients, bias=bias, tol=tol)
+    weight = np.zeros((len(places), clients.spec.features))
+    objective, gap, steps = 0.0, 0.0, 0
     if len(problem):
-        zero = problem.at(np.zeros(int(problem.offsets[-1]))).value
-        stop = _Stop(tol, most, _ROUNDING * zero)
-        found = _by_working_sets(problem, term, stop, weight)
-        if not stop.reached(found.gap, found.objective):
-            _unfinished(found, tol, term.lam)
+        stop = _Stop(tol, most, _ROUNDING * problem.at_zero().value)
+        weight, objective, gap, steps = _by_working_sets(problem, term, stop, weight)
+        if not stop.reached(gap, objective):
+            raise RuntimeError(
+                f"relative gap {gap / max(objective, 1e-300):.1e} after {steps} iterations; "
+                f"expected <= {tol:.1e}: raise most, tol or the penalty (now {term.lam:g}), or "
+                "scale the features to similar sizes"
+            )
         if bias:
-            intercepts[taken.places] = problem.at(problem.scores(found.weight)).bias
+            intercepts[places] = problem.at(problem.scores(weight)).bias
     models = np.zeros((len(clients), clients.spec.features))
-    models[taken.places] = found.weight
-    return Fit(
-        torch.from_numpy(models).to(clients.device),
-        torch.from_numpy(intercepts).to(clients.device),
-        found.objective,
-        max(found.gap, 0.0),
-        found.iterations,
-    )
+    models[places] = weight
+    found, biases = (torch.from_numpy(g).to(clients.device) for g in (models, intercepts))
+    return Fit(found, biases, objective, max(gap, 0.0), steps)
 
 
-def _by_working_sets(problem: "_Problem", term: _Term, stop: _Stop, weight: Floats) -> _Found:
+def _by_working_sets(problem: "_Problem", term: _Trace, stop: _Stop, weight: Floats) -> _Found:
     # Only the l2,1 norm makes weights of features zero; the others take all features at once.
     if not isinstance(term, _Groups):
         return _accelerate(problem.compressed(), term, stop, weight)
@@ -344,16 +285,15 @@ def _by_working_sets(problem: "_Problem", term: _Term, stop: _Stop, weight: Floa
         bound = max(bound, term.bound(problem, point, norms))
         gap = value - bound
         if stop.reached(gap, value) or steps >= stop.most:
-            return _Found(weight, value, gap, steps)
+            return weight, value, gap, steps
         chosen = _working_set(weight, norms, term.lam, chosen)
         # The last solve is as accurate as requested; those before need not be.
         last = len(chosen) == problem.features
         target = max(0.3 * stop.tol * value, 0.0 if last else 0.1 * gap)
         inner = _Stop(0.0, stop.most - steps, max(target, stop.floor))
         part = problem.restricted(chosen).compressed()
-        found = _accelerate(part, term, inner, weight[:, chosen])
-        weight[:, chosen] = found.weight
-        steps += max(found.iterations, 1)
+        weight[:, chosen], _, _, took = _accelerate(part, term, inner, weight[:, chosen])
+        steps += max(took, 1)
 
 
 def _working_set(weight: Floats, norms: Floats, lam: float, old: Longs) -> Longs:
@@ -368,7 +308,7 @@ def _working_set(weight: Floats, norms: Floats, lam: float, old: Longs) -> Longs
     return np.concatenate([np.flatnonzero(inside), fresh])
 
 
-def _accelerate(problem: "_Problem", term: _Term, stop: _Stop, weight: Floats) -> _Found:
+def _accelerate(problem: "_Problem", term: _Trace, stop: _Stop, weight: Floats) -> _Found:
     """Minimise the loss plus a penalty from given models.
 
     Momentum is reset when it points uphill. The inverse step size is a curvature, which doubles
@@ -385,7 +325,7 @@ def _accelerate(problem: "_Problem", term: _Term, stop: _Stop, weight: Floats) -
             norms = term.norms(problem.gradient(point.q))
             bound = max(bound, term.bound(problem, point, norms))
             if stop.reached(value - bound, value) or step >= stop.most:
-                return _Found(here, value, value - bound, step)
+                return here, value, value - bound, step
         after = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
         beta = (momentum - 1) / after
         ahead, ahead_scores = here + beta * (here - last), scores + beta * (scores - last_scores)
@@ -405,7 +345,7 @@ def _first_curvature(problem: "_Problem", mu: float) -> float:
 
 
 def _proximal(
-    problem: "_Problem", term: _Term, ahead: Floats, scores: Floats, curvature: float
+    problem: "_Problem", term: _Trace, ahead: Floats, scores: Floats, curvature: float
 ) -> tuple[Floats, Floats, float]:
     point = problem.at(scores)
     gradient = problem.gradient(point.q) + term.mu * ahead
@@ -506,6 +446,10 @@ class _Problem:
         _logistic(scores, self.targets, self.offsets, self.free, bias, q, losses)
         return _Point(float(losses.sum()), q, bias)
 
+    def at_zero(self) -> _Point:
+        """Return the loss of zero weights."""
+        return self.at(np.zeros(int(self.offsets[-1])))
+
     def above_tangent(self, point: _Point, change: Floats, scores: Floats) -> float:
         """Return the distance of the loss from its tangent, less rounding for a difference."""
         if not self.binary:
@@ -577,17 +521,11 @@ def _triangle(rows: Array, y: Floats, free: bool) -> tuple[Floats, Floats, float
     return triangle[:d, :d], triangle[:d, d:], float((triangle[d:, d:] ** 2).sum())
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """The clients of a joint fit, (m,) places among all, and biases of clients of one class."""
+def _prepare(clients: Clients, *, bias: bool, tol: float) -> tuple[_Problem, Longs, Floats]:
+    """Return the problem of clients with rows (with a bias: of two classes).
 
-    problem: _Problem
-    places: Longs
-    bias: Floats
-
-
-def _prepare(clients: Clients, *, bias: bool, tol: float) -> _Taken:
-    """Return the problem of clients with rows (with a bias: of two classes)."""
+    And their places among all, (m,), and biases (c,) of the clients of one class.
+    """
     if clients.spec.task not in ("regression", "binary"):
         raise ValueError(
             f"clients: given the task {clients.spec.task!r}; expected 'regression' or 'binary'"
@@ -621,11 +559,9 @@ def _prepare(clients: Clients, *, bias: bool, tol: float) -> _Taken:
         check_binary(y)
         y = 2 * y - 1
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    shared = _shared(rows, starts, counts)
-    shares = 1 / np.maximum(counts, 1)
-    return _Taken(
-        _Problem(binary, bias, rows, shared, starts, offsets, y, shares), places, intercepts
-    )
+    shared, shares = _shared(rows, starts, counts), 1 / np.maximum(counts, 1)
+    problem = _Problem(binary, bias, rows, shared, starts, offsets, y, shares)
+    return problem, places, intercepts
 
 
 def _shared(rows: Array, starts: Longs, counts: Longs) -> Floats | None:
@@ -639,17 +575,6 @@ def _shared(rows: Array, starts: Longs, counts: Longs) -> Floats | None:
     return first.astype(np.float64)
 
 
-def _start(clients: Clients, taken: _Taken, start: Tensor | None) -> Floats:
-    shape = (len(clients), clients.spec.features)
-    if start is None:
-        return np.zeros((len(taken.places), shape[1]))
-    if tuple(start.shape) != shape or not bool(start.isfinite().all()):
-        raise ValueError(
-            f"start: given shape {tuple(start.shape)}; expected finite models of shape {shape}"
-        )
-    return np.ascontiguousarray(start.cpu().double().numpy()[taken.places])
-
-
 def _check_weights(**weights: float) -> None:
     # The last may be 0.
     for place, (name, value) in enumerate(weights.items(), 1):
@@ -657,14 +582,6 @@ def _check_weights(**weights: float) -> None:
         if not (0 < value < math.inf or (zero and value == 0)):
             least = ">=" if zero else ">"
             raise ValueError(f"{name}: given {value}; expected a finite number {least} 0")
-
-
-def _unfinished(found: _Found, tol: float, lam: float) -> NoReturn:
-    raise RuntimeError(
-        f"relative gap {found.gap / max(found.objective, 1e-300):.1e} after {found.iterations} "
-        f"iterations; expected <= {tol:.1e}: raise most, tol or the penalty (now {lam:g}), or "
-        "scale the features to similar sizes"
-    )
 
 
 def _compiled(function: F) -> F:

@@ -106,20 +106,12 @@ class Posterior:
 
 
 def posterior(clients: Clients, prior: Prior, *, bias: bool, curvature: bool = False) -> Posterior:
-    """Return every client's posterior.
+    """Return every client's posterior, on the device of the rows.
 
     A client without rows has the prior. A client with a NaN or an infinity among its rows (or whose
     mode is not found in 200 Newton steps) gets NaN; others are unaffected. Newton's method stops
-    within 1e-10 of the mode (1e-9 for softmax) in units of the prior, or at rounding.
-
-    Args:
-        clients: Rows, dense or CSR; binary targets are 0 and 1.
-        prior: The prior of all clients.
-        bias: Whether the last weight is a bias.
-        curvature: Whether to return the curvatures too, for one output only.
-
-    Returns:
-        Posteriors, on the device of the rows.
+    within 1e-10 of the mode (1e-9 for softmax) in units of the prior, or at rounding. With `bias`
+    the last weight is a bias; binary targets are 0 and 1; curvatures are for one output only.
 
     Raises:
         ValueError: On a prior that does not fit, targets out of range, or curvatures of several
@@ -138,20 +130,15 @@ def posterior(clients: Clients, prior: Prior, *, bias: bool, curvature: bool = F
 
 
 def leave_one_out(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
-    """Return the loss of every row under its client's mode without that row.
+    """Return the loss of every row under its client's mode without that row, (c, longest).
 
     For regression this is the squared error, exact. For classification it is the log-loss (mean
     over labels, if several) after one Newton step from the mode (Rad and Maleki 2020): with
     a_i = z_i' G^-1 z_i and q_i = p_i (1 - p_i) the score becomes
     eta_i + a_i (p_i - y_i) / (1 - a_i q_i), for softmax class by class with the class's own block,
     which ignores interactions of classes and overestimates the mean loss by a few per cent.
-    With `per_row` the prior stays that of all the client's rows.
-
-    Returns:
-        Losses (c, longest) float64, 0 where padded, on the device of the rows.
-
-    Raises:
-        ValueError: As `posterior`.
+    With `per_row` the prior stays that of all the client's rows. Losses are float64, 0 where
+    padded, on the device of the rows; errors are those of `posterior`.
     """
     _check(clients, prior, bias)
     found = _found(clients, *prior.center.shape, out=True)
@@ -164,14 +151,8 @@ def row_totals(values: Tensor, clients: Clients) -> Tensor:
     """Return sums over each client's own rows, in an order that depends on its row count only.
 
     The rounding of a sum over padded rows depends on the longest client: on others' data, past any
-    clip. These sums are the same to the last bit in any company.
-
-    Args:
-        values: (..., c, longest) float64, one value per row; padding is ignored.
-        clients: The clients of the rows.
-
-    Returns:
-        Sums (..., c), 0 for clients without rows, on the device of the values.
+    clip. These sums are the same to the last bit in any company. `values` are (..., c, longest)
+    float64, and padding is ignored; sums are (..., c), 0 for clients without rows.
     """
     found = np.zeros(tuple(values.shape[:-1]))
     counts = clients.counts.numpy()
@@ -196,17 +177,9 @@ def predictive_std(train: Clients, prior: Prior, rows: Clients, *, bias: bool) -
     """Return the standard deviation of the score of every row under its client's posterior.
 
     This is sqrt(x' V_i x), without the noise of a row: for a prediction interval in regression add
-    the residual variance to its square.
-
-    Args:
-        train: The rows of the posterior.
-        prior: The prior of all clients.
-        rows: The rows to predict, of the same clients in the same order.
-        bias: Whether the last weight is a bias.
-
-    Returns:
-        Standard deviations (c, longest of `rows`), or (c, longest, o) for several outputs, 0 where
-        padded, on the device of the rows.
+    the residual variance to its square. `train` are the rows of the posterior, `rows` those to
+    predict, of the same clients in the same order. The result is (c, longest of `rows`), or
+    (c, longest, o) for several outputs, 0 where padded, on the device of the rows.
 
     Raises:
         ValueError: As `posterior`, or on rows of other clients.

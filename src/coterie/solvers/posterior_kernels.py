@@ -102,12 +102,41 @@ def outer(function: F) -> F:
 
 
 @inner
+def dot(left: Array, right: Array, k: int) -> float:
+    """Return the product of the first k entries, summed in order."""
+    total = 0.0
+    for j in range(k):
+        total += left[j] * right[j]
+    return total
+
+
+# Rows are passed as a matrix and a number: a view of each would cost as much as a short product.
+
+
+@inner
+def dot_row(A: Array, i: int, right: Array, k: int) -> float:
+    """Return the product of row i and a vector."""
+    total = 0.0
+    for j in range(k):
+        total += A[i, j] * right[j]
+    return total
+
+
+@inner
+def square_row(A: Array, i: int, k: int) -> float:
+    """Return the squared norm of row i."""
+    total = 0.0
+    for j in range(k):
+        total += A[i, j] * A[i, j]
+    return total
+
+
+@inner
 def anywhere(std: Array) -> Array:
     """Return which columns have a positive variance in any output."""
     free = np.zeros(std.shape[1], np.bool_)
     for label in range(std.shape[0]):
-        for column in range(std.shape[1]):
-            free[column] |= std[label, column] > 0
+        free |= std[label] > 0
     return free
 
 
@@ -140,15 +169,13 @@ def load(
     else:
         good = _dense_rows(rows.X, start, n, width, columns, k, R)
     if bias and slots[width] >= 0:
-        for i in range(n):
-            R[i, slots[width]] = 1.0
+        R[:n, slots[width]] = 1.0
     return k if good else -1
 
 
 @inner
 def _mark(indptr: Array, indices: Array, start: int, n: int, slots: Array, width: int) -> bool:
-    for column in range(width):
-        slots[column] = -1
+    slots[:width] = -1
     for row in range(start, start + n):
         if not 0 <= indptr[row] <= indptr[row + 1] <= len(indices):
             return False
@@ -177,8 +204,7 @@ def _csr_rows(
 ) -> bool:
     total = 0.0
     for i in range(n):
-        for j in range(k):
-            R[i, j] = 0.0
+        R[i, :k] = 0.0
         for entry in range(indptr[start + i], indptr[start + i + 1]):
             total += 0.0 * data[entry]
             if slots[indices[entry]] >= 0:
@@ -232,9 +258,8 @@ def write(
 
     A column that does not occur keeps its prior.
     """
-    for column in range(found.D.shape[2]):
-        found.D[client, label, column] = 0.0
-        found.V[client, label, column] = share if prior.std[label, column] > 0 else 1.0
+    found.D[client, label] = 0.0
+    found.V[client, label] = np.where(prior.std[label] > 0, share, 1.0)
     for j in range(k):
         if prior.std[label, columns[j]] > 0:
             found.D[client, label, columns[j]] = v[j] * np.sqrt(share)
@@ -259,10 +284,7 @@ def root(B: Array, n: int, k: int, T: Array, S: Array, r: Array, careful: bool) 
         return
     most = 0.0
     for i in range(n):
-        size = 0.0
-        for j in range(k):
-            size += B[i, j] * B[i, j]
-        most = max(most, size)
+        most = max(most, square_row(B, i, k))
     if most > _STEEP and careful:
         _rotated_rows(B, n, k, S, r)
         return
@@ -275,8 +297,7 @@ def root(B: Array, n: int, k: int, T: Array, S: Array, r: Array, careful: bool) 
 def gram(B: Array, n: int, k: int, G: Array) -> None:
     """Write the upper triangle of B'B + I into G, four rows at a time: fewer memory accesses."""
     for a in range(k):
-        for b in range(a, k):
-            G[a, b] = 0.0
+        G[a, a:k] = 0.0
         G[a, a] = 1.0
     whole = n - n % 4
     for i in range(0, whole, 4):
@@ -299,11 +320,7 @@ def _add_row(B: Array, i: int, k: int, G: Array) -> None:
 @inner
 def outer_gram(B: Array, n: int, k: int, G: Array) -> None:
     """Write the upper triangle of B B' + I into G."""
-    flipped = np.empty((k, n))
-    for i in range(n):
-        for j in range(k):
-            flipped[j, i] = B[i, j]
-    gram(flipped, k, n, G)
+    gram(B[:n, :k].T.copy(), k, n, G)
 
 
 @inner
@@ -316,8 +333,7 @@ def cholesky(G: Array, k: int) -> float:
     for a in range(1, k):
         G[a, 0] = G[a, a]
     for a in range(k):
-        pivot = G[a, a]
-        pivot = max(pivot, 1.0)
+        pivot = max(G[a, a], 1.0)
         if a > 0:
             steepest = max(steepest, G[a, 0] / pivot)
         factor = 1.0 / np.sqrt(pivot)
@@ -354,8 +370,7 @@ def invert(U: Array, k: int) -> None:
 def _forward(U: Array, n: int, k: int, B: Array, S: Array, r: Array) -> None:
     # S = U'^-1 B and r <- U'^-1 r.
     for i in range(n):
-        for j in range(k):
-            S[i, j] = B[i, j]
+        S[i, :k] = B[i, :k]
         for c in range(i):
             share = U[c, i]
             for j in range(k):
@@ -371,36 +386,30 @@ def _forward(U: Array, n: int, k: int, B: Array, S: Array, r: Array) -> None:
 def _rotated_columns(B: Array, n: int, k: int, T: Array) -> None:
     # B V with orthogonal columns: G^-1 = V (1 + |column|^2)^-1 V'.
     W = np.zeros((k, n + k))
+    W[:, :n] = B[:n, :k].T
     for j in range(k):
-        for i in range(n):
-            W[j, i] = B[i, j]
         W[j, n + j] = 1.0
     _rotate(W, n)
     for c in range(k):
         size = 1.0
         for i in range(n):
             size += W[c, i] * W[c, i]
-        factor = 1.0 / np.sqrt(size)
-        for j in range(k):
-            T[j, c] = W[c, n + j] * factor
+        T[:k, c] = W[c, n:] * (1.0 / np.sqrt(size))
 
 
 @inner
 def _rotated_rows(B: Array, n: int, k: int, S: Array, r: Array) -> None:
     # Q'B with orthogonal rows: G^-1 = I - B'Q (1 + |row|^2)^-1 Q'B.
     W = np.empty((n, k + 1))
-    for i in range(n):
-        for j in range(k):
-            W[i, j] = B[i, j]
-        W[i, k] = r[i]
+    W[:, :k] = B[:n, :k]
+    W[:, k] = r[:n]
     _rotate(W, k)
     for i in range(n):
         size = 1.0
         for j in range(k):
             size += W[i, j] * W[i, j]
         factor = 1.0 / np.sqrt(size)
-        for j in range(k):
-            S[i, j] = W[i, j] * factor
+        S[i, :k] = W[i, :k] * factor
         r[i] = W[i, k] * factor
 
 
@@ -445,10 +454,7 @@ def apply(T: Array, S: Array, n: int, k: int, g: Array, t: Array) -> None:
         apply_root(T, k, g, t)
         return
     for i in range(n):
-        total = 0.0
-        for j in range(k):
-            total += S[i, j] * g[j]
-        t[i] = total
+        t[i] = dot_row(S, i, g, k)
     for i in range(n):
         share = t[i]
         for j in range(k):
@@ -460,17 +466,13 @@ def apply_root(T: Array, k: int, g: Array, t: Array) -> None:
     """Replace g by T T' g; t is scratch of at least k."""
     _back(T, k, g, t)
     for j in range(k):
-        total = 0.0
-        for c in range(k):
-            total += T[j, c] * t[c]
-        g[j] = total
+        g[j] = dot_row(T, j, t, k)
 
 
 @inner
 def _back(T: Array, k: int, g: Array, t: Array) -> None:
     # t = T'g.
-    for c in range(k):
-        t[c] = 0.0
+    t[:k] = 0.0
     for j in range(k):
         share = g[j]
         for c in range(k):
@@ -482,13 +484,9 @@ def diagonal(T: Array, S: Array, n: int, k: int, out: Array) -> None:
     """Return the diagonal of G^-1."""
     if n >= k:
         for j in range(k):
-            total = 0.0
-            for c in range(k):
-                total += T[j, c] * T[j, c]
-            out[j] = min(total, 1.0)
+            out[j] = min(square_row(T, j, k), 1.0)
         return
-    for j in range(k):
-        out[j] = 1.0
+    out[:k] = 1.0
     for i in range(n):
         for j in range(k):
             out[j] -= S[i, j] * S[i, j]
@@ -516,18 +514,12 @@ def curvature(T: Array, S: Array, n: int, k: int, columns: Array, K: Array, clie
 @inner
 def form(T: Array, S: Array, n: int, k: int, z: Array, t: Array) -> float:
     """Return z' G^-1 z; t is scratch of at least k."""
-    total = 0.0
     if n >= k:
         _back(T, k, z, t)
-        for c in range(k):
-            total += t[c] * t[c]
-        return total
-    for j in range(k):
-        total += z[j] * z[j]
+        return dot(t, t, k)
+    total = dot(z, z, k)
     for i in range(n):
-        part = 0.0
-        for j in range(k):
-            part += S[i, j] * z[j]
+        part = dot_row(S, i, z, k)
         total -= part * part
     return max(total, 0.0)
 
@@ -542,8 +534,7 @@ def widths(
     size, root_share = prior.std.shape[1], np.sqrt(share)
     for i in range(fresh.counts[client]):
         row, beyond = fresh.starts[client] + i, 0.0
-        for j in range(k):
-            z[j] = 0.0
+        z[:k] = 0.0
         first, last = 0, size - prior.bias
         if len(indptr) > 0:
             first, last = indptr[row], indptr[row + 1]
@@ -594,15 +585,9 @@ def squares_part(
 
 @inner
 def _prepare_squares(
-    rows: Rows,
-    client: int,
-    prior: Normal,
-    share: float,
-    columns: Array,
-    k: int,
-    B: Array,
+    rows: Rows, client: int, prior: Normal, share: float, columns: Array, k: int, B: Array,
     rest: Array,
-) -> None:
+) -> None:  # fmt: skip
     n, start = rows.counts[client], rows.starts[client]
     scores(rows, client, prior.center, 0, prior.bias, rest)
     factor = np.sqrt(share) / prior.noise
@@ -617,21 +602,23 @@ def _one_squares(
     B: Array, rest: Array, n: int, k: int, T: Array, S: Array, r: Array, v: Array, t: Array
 ) -> None:
     # The deviation into v and the variances into t, in units of the client's prior.
-    for i in range(n):
-        r[i] = rest[i]
+    r[:n], v[:k] = rest[:n], 0.0
     root(B, n, k, T, S, r, True)
-    for j in range(k):
-        v[j] = 0.0
+    rows = B if n >= k else S
     for i in range(n):
-        if n >= k:
-            for j in range(k):
-                v[j] += B[i, j] * r[i]
-        else:
-            for j in range(k):
-                v[j] += S[i, j] * r[i]
+        for j in range(k):
+            v[j] += rows[i, j] * r[i]
     if n >= k:
         apply(T, S, n, k, v, t)
     diagonal(T, S, n, k, t)
+
+
+@inner
+def _residual(rest: Array, B: Array, i: int, v: Array, k: int) -> float:
+    total = rest[i]
+    for j in range(k):
+        total -= B[i, j] * v[j]
+    return float(total)
 
 
 @inner
@@ -644,9 +631,7 @@ def _write_squares(
         return
     squares, trace = 0.0, 0.0
     for i in range(n):
-        total = rest[i]
-        for j in range(k):
-            total -= B[i, j] * v[j]
+        total = _residual(rest, B, i, v, k)
         squares += total * total
     for j in range(k):
         trace += 1.0 - t[j]
@@ -668,18 +653,14 @@ def _leave_out_squares(
         T, S = np.empty((k, k)), np.empty((0, k))
         _one_squares(B, rest, n, k, T, S, r, v, t)
         for i in range(n):
-            total = rest[i]
-            for j in range(k):
-                total -= B[i, j] * v[j]
-            left = total / max(1.0 - form(T, S, n, k, B[i], t), 1e-15)
+            left = _residual(rest, B, i, v, k) / max(1.0 - form(T, S, n, k, B[i], t), 1e-15)
             out[client, i] = left * left
         return
     M, u = np.empty((n, n)), np.empty(n)
     outer_gram(B, n, k, M)
     cholesky(M, n)
     invert(M, n)
-    for i in range(n):
-        r[i] = rest[i]
+    r[:n] = rest[:n]
     apply_root(M, n, r, u)
     diagonal(M, M, n, n, u)
     for i in range(n):
@@ -758,15 +739,9 @@ def _label_logistic(
 
 @inner
 def _prepare_logistic(
-    rows: Rows,
-    client: int,
-    label: int,
-    prior: Normal,
-    share: float,
-    columns: Array,
-    k: int,
+    rows: Rows, client: int, label: int, prior: Normal, share: float, columns: Array, k: int,
     work: Workspace,
-) -> bool:
+) -> bool:  # fmt: skip
     # Rows in units of the prior and scores of its centre; False if a target is not a class.
     eta, y = work.over_rows[0], work.over_rows[1]
     scores(rows, client, prior.center, label, prior.bias, eta)
@@ -788,23 +763,16 @@ def _newton_logistic(n: int, k: int, work: Workspace) -> bool:
     now = _loss_logistic(eta, y, n)
     for _ in range(_STEPS):
         rounding = _gradient_logistic(n, k, work)
-        for j in range(k):
-            d[j] = g[j]
+        d[:k] = g[:k]
         root(work.B, n, k, work.T, work.S, work.over_rows[5], False)
         apply(work.T, work.S, n, k, d, work.over_columns[1])
-        fall, size = 0.0, 0.0
-        for j in range(k):
-            fall += g[j] * d[j]
-            size += v[j] * v[j]
+        fall, size = dot(g, d, k), dot(v, v, k)
         if not np.isfinite(fall):
             return False
         if fall <= max(_TINY * _TINY * max(1.0, size), rounding):
             return True
         for i in range(n):
-            total = 0.0
-            for j in range(k):
-                total += work.Z[i, j] * d[j]
-            move[i] = total
+            move[i] = dot_row(work.Z, i, d, k)
         now = _descend_logistic(n, k, fall, now, eta, y, move, aside, v, d)
     return False
 
@@ -814,8 +782,7 @@ def _gradient_logistic(n: int, k: int, work: Workspace) -> float:
     # Write the gradient into g and the weighted rows into B; return its squared rounding error.
     eta, y = work.over_rows[0], work.over_rows[1]
     v, g, sizes = work.over_columns[0], work.over_columns[2], work.over_columns[3]
-    for j in range(k):
-        g[j], sizes[j] = v[j], abs(v[j])
+    g[:k], sizes[:k] = v[:k], np.abs(v[:k])
     for i in range(n):
         small = np.exp(-abs(eta[i]))
         over = (1.0 if eta[i] >= 0 else small) / (1.0 + small)
@@ -826,10 +793,7 @@ def _gradient_logistic(n: int, k: int, work: Workspace) -> float:
             g[j] += residual * work.Z[i, j]
             sizes[j] += abs(residual * work.Z[i, j])
             work.B[i, j] = weight * work.Z[i, j]
-    rounding = 0.0
-    for j in range(k):
-        rounding += sizes[j] * sizes[j]
-    return rounding * 1e-30
+    return dot(sizes, sizes, k) * 1e-30
 
 
 @inner
@@ -838,10 +802,7 @@ def _descend_logistic(
     v: Array, d: Array,
 ) -> float:  # fmt: skip
     # Halve the step until the objective decreases sufficiently (Armijo), up to rounding.
-    before = 0.0
-    for j in range(k):
-        before += v[j] * v[j]
-    base, length = now + 0.5 * before, 1.0
+    base, length = now + 0.5 * dot(v, v, k), 1.0
     slack = 1e-13 * (1.0 + abs(base))
     for _ in range(60):
         after = 0.0
@@ -853,8 +814,7 @@ def _descend_logistic(
         if new + 0.5 * after <= base - 1e-4 * length * fall + slack:
             break
         length *= 0.5
-    for i in range(n):
-        eta[i] = aside[i]
+    eta[:n] = aside[:n]
     for j in range(k):
         v[j] -= length * d[j]
     return new
@@ -864,9 +824,14 @@ def _descend_logistic(
 def _loss_logistic(eta: Array, y: Array, n: int) -> float:
     total = 0.0
     for i in range(n):
-        margin = eta[i] if y[i] == 1.0 else -eta[i]
-        total += np.log1p(np.exp(-abs(margin))) + max(-margin, 0.0)
+        total += _row_logistic(eta[i], y[i])
     return total
+
+
+@inner
+def _row_logistic(eta: float, y: float) -> float:
+    margin = eta if y == 1.0 else -eta
+    return float(np.log1p(np.exp(-abs(margin))) + max(-margin, 0.0))
 
 
 @inner
@@ -879,10 +844,7 @@ def _leave_out_logistic(
         over = (1.0 if eta[i] >= 0 else small) / (1.0 + small)
         a = form(work.T, work.S, n, k, work.Z[i], t)
         rest = max(1.0 - a * small / (1.0 + small) ** 2, 1e-15)
-        moved = eta[i] + a * (over - y[i]) / rest
-        margin = moved if y[i] == 1.0 else -moved
-        loss = np.log1p(np.exp(-abs(margin))) + max(-margin, 0.0)
-        out[client, i] += loss / labels
+        out[client, i] += _row_logistic(eta[i] + a * (over - y[i]) / rest, y[i]) / labels
 
 
 class ClassWorkspace(NamedTuple):
@@ -952,8 +914,7 @@ def _label_softmax(
     root(work.B, n, k, work.T, work.S, g, True)
     if len(found.D):
         diagonal(work.T, work.S, n, k, t)
-        for j in range(k):
-            g[j] = work.tall[_V, j, label]
+        g[:k] = work.tall[_V, :k, label]
         write(client, label, k, columns, g, t, prior, share, found)
     if len(found.out):
         _shift(n, k, label, work)
@@ -963,14 +924,9 @@ def _label_softmax(
 
 @inner
 def _prepare_softmax(
-    rows: Rows,
-    client: int,
-    prior: Normal,
-    share: float,
-    columns: Array,
-    k: int,
+    rows: Rows, client: int, prior: Normal, share: float, columns: Array, k: int,
     work: ClassWorkspace,
-) -> bool:
+) -> bool:  # fmt: skip
     # Standard deviations and scores of the prior's centre; False if a target is not a class.
     n, o = rows.counts[client], prior.center.shape[0]
     good = True
@@ -979,8 +935,7 @@ def _prepare_softmax(
         good &= 0 <= work.classes[i] < o
     for label in range(o):
         scores(rows, client, prior.center, label, prior.bias, work.vectors[0])
-        for i in range(n):
-            work.wide[_ETA, i, label] = work.vectors[0, i]
+        work.wide[_ETA, :n, label] = work.vectors[0, :n]
         for j in range(k):
             work.tall[_SCALE, j, label] = prior.std[label, columns[j]] * np.sqrt(share)
     return good
@@ -1076,8 +1031,7 @@ def _soften(eta: Array, i: int, P: Array) -> None:
 def _ahead(n: int, k: int, o: int, work: ClassWorkspace, d: Array, out: Array) -> None:
     # out = X (s d), (n, o).
     for i in range(n):
-        for label in range(o):
-            out[i, label] = 0.0
+        out[i, :o] = 0.0
         for j in range(k):
             x = work.X[i, j]
             for label in range(o):
@@ -1087,9 +1041,7 @@ def _ahead(n: int, k: int, o: int, work: ClassWorkspace, d: Array, out: Array) -
 @inner
 def _back_softmax(n: int, k: int, o: int, work: ClassWorkspace, u: Array, out: Array) -> None:
     # out = s X'u, (k, o).
-    for j in range(k):
-        for label in range(o):
-            out[j, label] = 0.0
+    out[:k] = 0.0
     for i in range(n):
         for j in range(k):
             x = work.X[i, j]
@@ -1159,11 +1111,9 @@ def _precondition(
 @inner
 def _precondition_one(size: int, label: int, work: ClassWorkspace, r: Array, out: Array) -> None:
     g = work.vectors[0]
-    for j in range(size):
-        g[j] = r[j, label]
+    g[:size] = r[:size, label]
     apply_root(work.roots[label], size, g, work.vectors[1])
-    for j in range(size):
-        out[j, label] = g[j]
+    out[:size, label] = g[:size]
 
 
 @inner
@@ -1239,8 +1189,6 @@ def _descend_softmax(
         if change <= slack - 1e-4 * length * fall:
             break
         length *= 0.5
-    for i in range(n):
-        for label in range(o):
-            eta[i, label] = aside[i, label]
+    eta[:n] = aside[:n]
     _add(k, -length, d, v, 1.0)
     return new

@@ -16,7 +16,6 @@ squares and minus the entropy of n |q| over n for the logistic loss.
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numba
@@ -47,12 +46,9 @@ def solve_ridge(clients: Clients, *, anchor: Tree | None, lam: float | Tensor, b
     Args:
         clients: Regression rows, dense or CSR.
         anchor: "weight" (1, d) or stacked (c, 1, d), and with a bias "bias" (1,) or (c, 1); None
-            for zeros.
+            for zeros. The result has the same leaves, stacked, float32.
         lam: Weight of the proximal term, > 0; a tensor (c,) for one per client.
         bias: Whether to fit a bias, penalised like the weights.
-
-    Returns:
-        "weight" (c, 1, d) and, with a bias, "bias" (c, 1), float32, on the device of the rows.
 
     Raises:
         ValueError: On `lam` <= 0, another task than regression or an anchor that does not fit.
@@ -67,15 +63,10 @@ def solve_ridge(clients: Clients, *, anchor: Tree | None, lam: float | Tensor, b
     shift = torch.zeros(len(clients), start.shape[1], dtype=torch.float64, device=clients.device)
     present = torch.nonzero(clients.counts > 0)[:, 0]
     for places in _portions(clients, present, start.shape[1]):
-        block = replace(
-            clients,
-            ids=clients.ids[places],
-            starts=clients.starts[places],
-            counts=clients.counts[places],
-        )
         here = places.to(clients.device)
         own = start[here] if len(start) > 1 else start
-        shift[here] = _shifts(block, own, lams[here] if len(lams) > 1 else lams, bias)
+        own_lams = lams[here] if len(lams) > 1 else lams
+        shift[here] = _shifts(clients.at(places), own, own_lams, bias)
     solved = (start + shift).float()
     features = clients.spec.features
     weight = {"weight": solved[:, None, :features].contiguous()}
@@ -171,9 +162,7 @@ def _sparse_shifts(block: Clients, start: Tensor, lam: Tensor, bias: bool) -> Te
     return torch.stack(shifts)
 
 
-def _solve_one(
-    gram: NDArray[np.float64], right: NDArray[np.float64], lam: Tensor
-) -> NDArray[np.float64]:
+def _solve_one(gram: Floats, right: Floats, lam: Tensor) -> Floats:
     solved = _solve(torch.from_numpy(gram)[None], torch.from_numpy(right)[None], lam)
     return np.asarray(solved[0])
 
@@ -204,12 +193,8 @@ def fit_lasso(
     binary client with rows of one class has no finite optimal bias: with a bias it gets zero
     weights and the bias at which its mean loss is `tol`.
 
-    Args:
-        clients: Regression or binary rows, dense or CSR; binary targets are 0 and 1.
-        lam: The weight of the penalty, > 0.
-        bias: Whether to fit a bias, which is not penalised.
-        tol: The largest relative duality gap.
-        most: The largest number of sweeps per client.
+    A bias is not penalised. `tol` is the largest relative duality gap, `most` the largest number of
+    sweeps per client.
 
     Raises:
         ValueError: On `lam` <= 0, or another task.

@@ -149,21 +149,34 @@ class Problem:
             rows, stack, clients.ids.numpy(), spec.features, spec.outputs, clients.longest
         )
         cost = float(losses.c1), losses.class_weight == "balanced", weights
-        given = _targets(clients)
-        _in_threads(
-            lambda begin, end: fill_stack(rows, stack, spec.features, *given, *cost, begin, end),
-            len(counts),
-            problem.work(1),
-        )
+        problem.in_threads(fill_stack, spec.features, *_targets(clients), *cost, of=len(counts))
         problem._raise_faults()
         return problem
 
     def __len__(self) -> int:
         return len(self.ids) * self.outputs
 
-    def work(self, epochs: int) -> int:
-        """Return the approximate number of multiplications of some epochs."""
-        return int(self.stack.counts.sum()) * self.features * self.outputs * epochs
+    def in_threads(
+        self, kernel: Callable[..., None], *given: Any, epochs: int = 1, of: int | None = None
+    ) -> None:
+        """Call a kernel on all problems (or on `of` clients), in threads if there is enough work.
+
+        Portions are small and taken as threads become free, since clients need very different
+        numbers of steps.
+        """
+        problems = len(self) if of is None else of
+        threads = min(int(numba.get_num_threads()), problems)
+        products = int(self.stack.counts.sum()) * self.features * self.outputs * epochs
+
+        def work(begin: int, end: int) -> None:
+            kernel(self.rows, self.stack, *given, begin, end)
+
+        if problems and (threads < 2 or products < _SMALL):
+            work(0, problems)
+        elif problems:
+            edges = np.linspace(0, problems, min(problems, 16 * threads) + 1).astype(int).tolist()
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(work, edges[:-1], edges[1:]))
 
     def single(self, output: int) -> "Problem":
         """Return the problem of one output."""
@@ -194,21 +207,6 @@ class Problem:
                 f"0 .. {self.features - 1}: rebuild the matrix"
             )
             raise ValueError(f"client {self.ids[place]} has {reason}")
-
-
-def _in_threads(work: Callable[[int, int], object], problems: int, cost: int) -> None:
-    """Call `work(begin, end)` over all problems, in threads if there is enough work.
-
-    Portions are small and taken as threads become free, since clients need very different numbers
-    of steps.
-    """
-    threads = min(int(numba.get_num_threads()), problems)
-    if problems and (threads < 2 or cost < _SMALL):
-        work(0, problems)
-    elif problems:
-        edges = np.linspace(0, problems, min(problems, 16 * threads) + 1).astype(int).tolist()
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, edges[:-1], edges[1:]))
 
 
 def _rows(clients: Clients) -> tuple[Rows, NDArray[np.float64]]:
@@ -315,14 +313,10 @@ def take_steps(  # noqa: PLR0913 - the state of a round and its settings
     shares = _shares(mask, len(clients), problem.longest)
     if epochs < 1:
         raise ValueError(f"epochs: given {epochs}; expected a whole number of at least 1")
-    _check_keys(keys, len(clients))
-    _in_threads(
-        lambda begin, end: take_steps_of(
-            problem.rows, problem.stack, keys, scales, begin_at.numpy(), before.numpy(),
-            after.numpy(), moved.numpy(), shares, paper_mask, epochs, tol, replace, begin, end,
-        ),
-        len(problem),
-        problem.work(epochs),
+    _checked_keys(keys, len(clients))
+    problem.in_threads(
+        take_steps_of, keys, scales, begin_at.numpy(), before.numpy(), after.numpy(),
+        moved.numpy(), shares, paper_mask, epochs, tol, replace, epochs=epochs,
     )  # fmt: skip
     return after.to(start.device), moved.to(start.device)
 
@@ -332,23 +326,13 @@ def certify(clients: Clients, point: Tensor, dual: Tensor, losses: Losses) -> tu
 
     With p_i = point.x_i, a client's part is sum_i [C_i loss(p_i) + C_i loss*(-b_i) + b_i p_i]. If
     the points are the models of the duals, the parts of all clients sum to the gap of the joint
-    problem; for a single SVM it is the gap itself.
-
-    Args:
-        clients: Their rows.
-        point: Models of the margins, (c, o, D) as the `start` of `take_steps`.
-        dual: Signed duals (c, L, o), clipped to their boxes.
-        losses: Losses of rows.
+    problem; for a single SVM it is the gap itself. Arguments are those of `take_steps`.
     """
     at = _points("point", point, clients).numpy()
     problem = Problem.of(clients, losses, bias=point.shape[2] > clients.spec.features)
     held = problem.padded(dual, torch.float64).numpy()
     out = np.zeros((len(clients), problem.outputs, 3))
-    _in_threads(
-        lambda begin, end: find_gaps(problem.rows, problem.stack, at, held, begin, end, out),
-        len(problem),
-        problem.work(1),
-    )
+    problem.in_threads(find_gaps, at, held, out)
     total = torch.from_numpy(out.sum(axis=1))
     return total[:, 0].contiguous(), total[:, 1].contiguous()
 
@@ -387,14 +371,7 @@ def fit_local(
     weight = torch.zeros(len(clients), problem.outputs, problem.features + bias, dtype=dtype)
     dual = problem.padded(torch.zeros(len(clients), 0, problem.outputs), dtype)
     out = np.zeros((len(clients), problem.outputs, 4))
-    _in_threads(
-        lambda begin, end: solve_all(
-            problem.rows, problem.stack, keys, tol, most, weight.numpy(), dual.numpy(), begin, end,
-            out,
-        ),
-        len(problem),
-        problem.work(10),
-    )  # fmt: skip
+    problem.in_threads(solve_all, keys, tol, most, weight.numpy(), dual.numpy(), out, epochs=10)
     over = strict & (out[..., 1] > tol * out[..., 0] + out[..., 3])
     for place, output in np.argwhere(over):
         gap = out[place, output, 1] / out[place, output, 0]
@@ -419,17 +396,8 @@ def fit_joint(  # noqa: PLR0913 - a problem and its tolerances
     """Solve min 1/2 |w|^2 + C2/2 sum_k |v_k|^2 + sum_ik C_ik loss((w + v_k).x_ik) centrally.
 
     Each epoch visits the rows in a new order, a few of one client at a time, with an up-to-date w.
-
-    Args:
-        clients: Their rows.
-        losses: Losses of rows.
-        c2: The weight of the personal parts, > 0; infinite for one SVM of all rows, v_k = 0.
-        bias: Whether the last weight is a bias, penalised like the others.
-        tol: The largest relative duality gap, summed over outputs.
-        most: The largest number of epochs per output.
-        keys: Random streams of the orders, (c,).
-        dtype: The precision; float32 may not reach gaps below 1e-5.
-        strict: Raise on a gap above `tol`; otherwise return the result of `most` epochs.
+    C2 > 0 is the weight of the personal parts; infinite for one SVM of all rows, v_k = 0. The other
+    arguments are those of `fit_local`; `tol` is for the gap summed over outputs.
 
     Raises:
         ValueError: On a client whose rows or targets hold a NaN or an infinity, or invalid values.
@@ -466,10 +434,7 @@ def _checked(keys: Keys | None, clients: Clients, tol: float, most: int) -> Keys
         raise ValueError(f"tol: given {tol}; expected a finite number > 0")
     if most < 1:
         raise ValueError(f"most: given {most}; expected a whole number of at least 1")
-    if keys is None:
-        return Rng.seeded(0).keys(clients.ids)
-    _check_keys(keys, len(clients))
-    return keys
+    return Rng.seeded(0).keys(clients.ids) if keys is None else _checked_keys(keys, len(clients))
 
 
 def _unfinished(who: str, gap: float, tol: float, most: int, c1: float) -> NoReturn:
@@ -517,12 +482,13 @@ def _shares(mask: Tensor | None, clients: int, longest: int) -> NDArray[np.float
     return np.ascontiguousarray(mask.detach().cpu().double().numpy())
 
 
-def _check_keys(keys: Keys, clients: int) -> None:
+def _checked_keys(keys: Keys, clients: int) -> Keys:
     if keys.dtype != np.uint64 or keys.shape != (clients,):
         raise ValueError(
             f"keys: given {keys.dtype} of shape {keys.shape}; expected uint64 of shape "
             f"({clients},), such as rng.keys(clients.ids)"
         )
+    return keys
 
 
 @dataclass
@@ -566,7 +532,7 @@ class _Joint:
         return self
 
     def _epoch(self, keys: Keys, active: Array, limit: float) -> tuple[float, float]:
-        """Visit the active rows once."""
+        # Visit the active rows once.
         key = Rng(int(keys[0])).at("epoch", self.epochs, 0).key
         shared = self.shared.copy()
         largest, gap = visit(
@@ -578,32 +544,19 @@ class _Joint:
         return largest, gap
 
     def _accelerate(self) -> None:
-        """Move all free duals at once."""
-        apart = self.c2 < math.inf
+        # Move all free duals at once.
+        own = self.own if self.c2 < math.inf else self.own[:0]
         accelerate(
             self.problem.rows, self.problem.stack, 0, np.arange(len(self.own)), 1 / self.c2,
-            self.shared, self.own if apart else self.own[:0], self.dual,
-            _TURNS,
+            self.shared, own, self.dual, _TURNS,
         )  # fmt: skip
 
     def _certify(self) -> None:
-        """Recompute the models from the duals, their objective and gap."""
-        problem, clients = self.problem, len(self.own)
-        rows, stack = problem.rows, problem.stack
-        sums, out = np.zeros_like(self.own), np.zeros((clients, 1, 3))
-        cost = problem.work(1)
-        _in_threads(
-            lambda begin, end: rebuild_all(rows, stack, self.dual, sums, begin, end),
-            clients,
-            cost,
-        )
+        # Recompute the models from the duals, their objective and gap.
+        sums, out = np.zeros_like(self.own), np.zeros((len(self.own), 1, 3))
+        self.problem.in_threads(rebuild_all, self.dual, sums)
         self.shared, self.own = sums.sum(axis=0), (sums / self.c2).astype(sums.dtype)
-        at = (self.shared + self.own)[:, None]
-        _in_threads(
-            lambda begin, end: find_gaps(rows, stack, at, self.dual, begin, end, out),
-            clients,
-            cost,
-        )
+        self.problem.in_threads(find_gaps, (self.shared + self.own)[:, None], self.dual, out)
         loss, self.gap, size = out.sum(axis=(0, 1)).tolist()
         self.primal = loss + 0.5 * float((self.shared.astype(np.float64) ** 2).sum())
         if self.c2 < math.inf:

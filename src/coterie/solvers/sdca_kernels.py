@@ -74,18 +74,15 @@ def fill_stack(
         state = _measure(stack.squares, first, n, features, rows)
         for output in range(len(stack.y)):
             y, cost = stack.y[output, base : base + n], stack.cost[output, base : base + n]
-            wrong = 0
-            if kind == CLASSES:
-                _fill_sides(classes, first, output, y)
-            else:
-                wrong = _fill_numbers(values, first, output, kind == SIGNS, y)
+            wrong = _fill_targets(values, classes, first, output, kind, y)
             stack.fault[client, output] = max(wrong, state)
             above, below = _find_sides(y, balanced, weights if kind != CLASSES else weights[:0])
-            _fill_costs(y, c1 * above, c1 * below, cost)
-            if len(weights) and kind == CLASSES:
-                _weigh(classes, first, weights, cost)
-            if not stack.bias:
-                _drop_zeros(stack.squares, first, cost)
+            for i in range(n):
+                cost[i] = c1 * above if y[i] > 0 else c1 * below
+                if len(weights) and kind == CLASSES:
+                    cost[i] *= weights[classes[first + i]]
+                if not stack.bias and stack.squares[first + i] == 0:
+                    cost[i] = 0  # no step changes the loss of a row of zeros
 
 
 @_compiled
@@ -96,26 +93,6 @@ def _find_sides(y: Array, balanced: bool, weights: Array) -> tuple[float, float]
             positive += 1 if y[i] > 0 else 0
         return len(y) / (2.0 * max(positive, 1)), len(y) / (2.0 * max(len(y) - positive, 1))
     return (weights[1], weights[0]) if len(weights) else (1.0, 1.0)
-
-
-@_compiled
-def _fill_costs(y: Array, above: float, below: float, cost: Array) -> None:
-    for i in range(len(y)):
-        cost[i] = above if y[i] > 0 else below
-
-
-@_compiled
-def _weigh(classes: Array, first: int, weights: Array, cost: Array) -> None:
-    for i in range(len(cost)):
-        cost[i] *= weights[classes[first + i]]
-
-
-@_compiled
-def _drop_zeros(squares: Array, first: int, cost: Array) -> None:
-    # No step changes the loss of a row of zeros.
-    for i in range(len(cost)):
-        if squares[first + i] == 0:
-            cost[i] = 0
 
 
 @_compiled
@@ -150,20 +127,19 @@ def _square(row: int, features: int, x: Rows) -> float:
 
 
 @_compiled
-def _fill_sides(classes: Array, first: int, output: int, y: Array) -> None:
-    for i in range(len(y)):
-        y[i] = 1 if classes[first + i] == output else -1
-
-
-@_compiled
-def _fill_numbers(values: Array, first: int, output: int, signs: bool, y: Array) -> int:
+def _fill_targets(
+    values: Array, classes: Array, first: int, output: int, kind: int, y: Array
+) -> int:
     wrong = 0
     for i in range(len(y)):
+        if kind == CLASSES:
+            y[i] = 1 if classes[first + i] == output else -1
+            continue
         value = values[first + i, output]
-        y[i] = 2 * value - 1 if signs else value
+        y[i] = 2 * value - 1 if kind == SIGNS else value
         if not np.isfinite(value):
             wrong = max(wrong, UNREADABLE)
-        elif signs and value * (value - 1) != 0:
+        elif kind == SIGNS and value * (value - 1) != 0:
             wrong = BAD_TARGET
     return wrong
 
@@ -455,7 +431,7 @@ def _weigh_up(
 
 @_compiled
 def find_gaps(
-    x: Rows, stack: Stack, point: Array, dual: Array, begin: int, end: int, out: Array
+    x: Rows, stack: Stack, point: Array, dual: Array, out: Array, begin: int, end: int
 ) -> None:
     """Write loss, gap and size of the problems `begin` .. `end` - 1 into (c, o, 3)."""
     q = np.empty(point.shape[2])
@@ -676,7 +652,7 @@ def _solve(
 @_compiled
 def solve_all(
     x: Rows, stack: Stack, keys: Array, tol: float, most: int, weight: Array, dual: Array,
-    begin: int, end: int, out: Array,
+    out: Array, begin: int, end: int,
 ) -> None:  # fmt: skip
     """Solve the problems `begin` .. `end` - 1; write primal, gap, epochs, rounding to (c, o, 4)."""
     order = np.empty(stack.counts.max(), np.int64)

@@ -93,13 +93,9 @@ class Near:
     weight: float
     toward: Tree
 
-    def at(self, places: Tensor) -> "Near":
+    def at(self, places: Tensor | slice) -> "Near":
         """Return the penalty of the clients at these places."""
         return Near(self.weight, {name: leaf[places] for name, leaf in self.toward.items()})
-
-    def first(self, clients: int) -> "Near":
-        """Return the penalty of the first clients."""
-        return Near(self.weight, {name: leaf[:clients] for name, leaf in self.toward.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,23 +219,19 @@ def _with_bad_losses(grads: list[Tensor], losses: Tensor) -> list[Tensor]:
 def general_gradient(model: Model, task: Task, trained: Collection[str]) -> Gradient:
     """Return every client's gradient by `torch.func`, from the model of one client."""
 
-    def loss(mine: dict[str, Tensor], held: dict[str, Tensor], near: Near, batch: Batch) -> Tensor:
-        seeds = () if batch.seeds is None else (batch.seeds,)
-        outputs = model.apply(mine | held, batch.x, *seeds)
-        losses = model.losses(task, outputs, batch.y)
-        if near.toward:
-            theirs = model.apply(near.toward, batch.x, *seeds)
-            losses = losses + near.weight / 2 * divergence(task, outputs, theirs)
-        return (losses * batch.share).sum()
-
     def gradient(params: dict[str, Tensor], batch: Batch, near: Near | None) -> list[Tensor]:
         mine = {name: params[name].detach() for name in trained}
         held = {name: leaf.detach() for name, leaf in params.items() if name not in mine}
         toward = {} if near is None else dict(near.toward)
-        weight = 0.0 if near is None else near.weight
 
-        def one(mine: dict[str, Tensor], held: Tree, toward: Tree, *batch: Tensor) -> Tensor:
-            return loss(mine, dict(held), Near(weight, toward), Batch(*batch))
+        def one(mine: Tree, held: Tree, toward: Tree, *given: Tensor) -> Tensor:
+            x, y, share, *seeds = given
+            outputs = model.apply({**mine, **held}, x, *seeds)
+            losses = model.losses(task, outputs, y)
+            if near is not None:
+                theirs = model.apply(toward, x, *seeds)
+                losses = losses + near.weight / 2 * divergence(task, outputs, theirs)
+            return (losses * share).sum()
 
         given = [part for part in batch if part is not None]
         found = torch.func.vmap(torch.func.grad(one))(mine, held, toward, *given)
@@ -330,25 +322,22 @@ class Rows:
         return Batch(x.to(share), self.clients.targets[index], share, seeds)
 
 
-# Update leaves in place: (leaves, velocities, anchors, batch) -> None.
-Step = Callable[[dict[str, Tensor], list[Tensor], list[Tensor], Batch], None]
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """All that a recording depends on except values; `maker` makes the step."""
+    """All that a recording depends on except values: equal recipes share a recording."""
 
-    maker: Callable[[], Step]
-    leaves: Shapes
+    sgd: "SGD"
+    model: Model
+    task: Task
     trained: tuple[str, ...]
+    lr: float
+    lam: float
+    precision: Precision
+    leaves: Shapes
     clients: int
     row: tuple[int, ...]
     label: tuple[int, ...]
     label_type: torch.dtype
-    batch: int
-    proximal: bool
-    momentum: bool
-    draws: bool
     device: torch.device
 
 
@@ -373,25 +362,34 @@ class Recording:
             for name, shape in recipe.leaves
         }
         moved = [shape for name, shape in recipe.leaves if name in recipe.trained]
-        self._velocities = [zeros(*shape) for shape in moved] if recipe.momentum else []
-        self._anchors = [zeros(*shape) for shape in moved] if recipe.proximal else []
+        sgd, rows = recipe.sgd, recipe.sgd.batch
+        self._velocities = [zeros(*shape) for shape in moved] if sgd.momentum > 0 else []
+        self._anchors = [zeros(*shape) for shape in moved] if recipe.lam > 0 else []
         self._batch = Batch(
-            zeros(recipe.batch, *recipe.row),
-            zeros(recipe.batch, *recipe.label, dtype=recipe.label_type),
-            zeros(recipe.batch),
-            zeros(dtype=torch.int64) if recipe.draws else None,
+            zeros(rows, *recipe.row),
+            zeros(rows, *recipe.label, dtype=recipe.label_type),
+            zeros(rows),
+            zeros(dtype=torch.int64) if recipe.model.draws else None,
         )
+        gradient = stacked_gradient(recipe.model, recipe.task, recipe.trained)
+
+        def step() -> None:
+            grads = gradient(self._params, self._batch, None)
+            with torch.no_grad():
+                leaves = [self._params[name] for name in recipe.trained]
+                sgd._move(
+                    leaves, grads, self._velocities, self._anchors, weights=recipe.lam, lr=recipe.lr
+                )
+
         self._graph = torch.cuda.CUDAGraph()
-        step = recipe.maker()
-        static = (self._params, self._velocities, self._anchors, self._batch)
         stream = torch.cuda.Stream(recipe.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(recipe.device))
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
-                step(*static)
+                step()
         torch.cuda.current_stream(recipe.device).wait_stream(stream)
         with torch.cuda.graph(self._graph):
-            step(*static)
+            step()
 
     def run(
         self, params: dict[str, Tensor], anchors: list[Tensor], batches: Iterable[Batch]
@@ -499,9 +497,6 @@ class SGD:
             only: Names of the leaves to train; the others keep their values. None for all.
             near: Penalty on the distance from given predictions; None for none.
 
-        Returns:
-            New stacked parameters.
-
         Raises:
             ValueError: If trees do not fit the clients or each other.
         """
@@ -513,9 +508,7 @@ class SGD:
         if plain and self.fast and _is_linear(model) and _fits_kernel(start, clients):
             return self._compiled(start, clients, proximal, keys=keys, steps=steps, lr=lr)
         result = {name: leaf.detach().clone() for name, leaf in start.items()}
-        work = _Work(
-            model, clients.spec.task, tuple(trained), proximal, near, lr, current_precision()
-        )
+        work = _Work(model, clients.spec.task, tuple(trained), proximal, near, lr)
         from coterie.solvers.sgd_kernels import draw_batches
 
         batches = draw_batches(keys, counts, steps, self.batch)
@@ -571,7 +564,7 @@ class SGD:
                 velocities, anchors, weights = (
                     [leaf[:active] for leaf in part] for part in (velocities, anchors, weights)
                 )
-                near = None if near is None else near.first(active)
+                near = None if near is None else near.at(slice(active))
             grads = gradient(working, rows.at(step), near)
             with torch.no_grad():
                 lam = weights or work.proximal.lam
@@ -584,19 +577,20 @@ class SGD:
         usual = work.near is None and not work.proximal.weights
         if not (usual and self.fast and like.is_cuda and even and like.dtype == torch.float32):
             return None
-        targets, spec, lam = rows.clients.targets, rows.clients.spec, work.proximal.lam
+        targets = rows.clients.targets
         recipe = Recipe(
-            maker=_Maker(self, work.model, spec.task, work.lr, lam, work.trained, work.precision),
-            leaves=tuple((name, tuple(leaf.shape[1:])) for name, leaf in params.items()),
+            sgd=self,
+            model=work.model,
+            task=work.task,
             trained=work.trained,
+            lr=work.lr,
+            lam=work.proximal.lam,
+            precision=current_precision(),
+            leaves=tuple((name, tuple(leaf.shape[1:])) for name, leaf in params.items()),
             clients=bucket(len(like)),
-            row=spec.shape,
+            row=rows.clients.spec.shape,
             label=tuple(targets.shape[1:]),
             label_type=targets.dtype,
-            batch=self.batch,
-            proximal=lam > 0,
-            momentum=self.momentum > 0,
-            draws=work.model.draws,
             device=like.device,
         )
         return record(recipe)
@@ -669,32 +663,6 @@ class _Work:
     proximal: Proximal
     near: Near | None
     lr: float
-    precision: Precision
-
-
-@dataclass(frozen=True)
-class _Maker:
-    # Returns the step to record; compared by value, so that equal settings share a recording.
-    sgd: SGD
-    model: Model
-    task: Task
-    lr: float
-    lam: float
-    trained: tuple[str, ...]
-    precision: Precision
-
-    def __call__(self) -> Step:
-        gradient = stacked_gradient(self.model, self.task, self.trained)
-
-        def step(
-            params: dict[str, Tensor], velocities: list[Tensor], anchors: list[Tensor], batch: Batch
-        ) -> None:
-            grads = gradient(params, batch, None)
-            with torch.no_grad():
-                leaves = [params[name] for name in self.trained]
-                self.sgd._move(leaves, grads, velocities, anchors, weights=self.lam, lr=self.lr)
-
-        return step
 
 
 def _portions(

@@ -13,7 +13,8 @@ One file holds all of them because numba's cache does not see changes in other f
 """
 # ruff: noqa: PLR0913, PLR0917 - kernels take flat arrays, one argument each
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -54,14 +55,21 @@ def draw_batches(
     """
     _check_schedule(counts, keys, steps, batch)
     out = np.full((len(keys), int(steps.max(initial=0)), batch), -1, dtype=np.int32)
-    threads = get_num_threads()
-    if out.size < _SMALL:
-        set_num_threads(1)  # waking threads can take longer than the draws
-    try:
+    with few_threads(out.size < _SMALL):
         _draw_all(keys, counts, steps, batch, out, _parts(len(keys)), int(counts.max(initial=0)))
+    return out
+
+
+@contextmanager
+def few_threads(small: bool) -> Iterator[None]:
+    """Use one thread if the work is small: it then takes less time than waking others."""
+    threads = get_num_threads()
+    if small:
+        set_num_threads(1)
+    try:
+        yield
     finally:
         set_num_threads(threads)
-    return out
 
 
 def linear_sgd(
@@ -98,7 +106,7 @@ def linear_sgd(
         keys: Random streams of the batches, (c,).
         steps: Steps of each client, (c,); a client without rows keeps its initial weights.
         batch: Rows per step.
-        lr: Learning rate.
+        lr: Learning rate; like `momentum` and `lam` as `SGD` has checked it.
         momentum: Heavy-ball factor.
         lam: Weight of the proximal term.
         anchor_weight: (o, d), or (c, o, d) for one per client; None for zeros.
@@ -120,7 +128,7 @@ def linear_sgd(
         _check_array("features", features, weight.dtype, (length, weight.shape[2]))
     _check_schedule(counts, keys, steps, batch)
     model = _checked_model(weight, bias, anchor_weight, anchor_bias)
-    rates = _checked_rates(weight.dtype, lr, momentum, lam)
+    rates = tuple(weight.dtype.type(rate) for rate in (lr, momentum, lam))
     fault = np.zeros(len(keys), dtype=np.int8)
     schedule = (keys, steps, batch, *rates, _parts(len(keys)), int(counts.max(initial=0)), fault)
     out = np.array(model[0]) if dense else np.empty_like(model[0]), np.array(model[1])
@@ -241,14 +249,6 @@ def _anchor(
         given = given[None]
     _check_array(name, given, dtype, (clients if len(given) != 1 else 1, *shape))
     return given
-
-
-def _checked_rates(dtype: Any, lr: float, momentum: float, lam: float) -> tuple[Any, ...]:
-    for name, given in (("lr", lr), ("momentum", momentum), ("lam", lam)):
-        if not 0 <= given < np.inf:
-            raise ValueError(f"{name}: given {given}; expected a finite number >= 0")
-    number = np.dtype(dtype).type
-    return number(lr), number(momentum), number(lam)
 
 
 # Compiled code: no checks, no allocation of results. Nothing takes a view of a shared array inside

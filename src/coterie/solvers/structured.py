@@ -22,8 +22,7 @@ the same to the last bit in any company. Rows are dense float32, or CSR if `indp
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar, cast
@@ -35,34 +34,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.tree import Tree
-from coterie.data.federated import Clients
+from coterie.data.federated import Clients, Task
 from coterie.solvers.posterior import Prior, posterior
 from coterie.solvers.ridge import fit_lasso, solve_ridge
+from coterie.solvers.sgd_kernels import few_threads
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rows = tuple[NDArray[np.float32], NDArray[np.float32], Ints, Ints]
 Lift = Literal["flat", "floor", "add"]
 F = TypeVar("F", bound=Callable[..., object])
-_SMALL = 1 << 16
+_SMALL = 1 << 16  # products that one thread computes faster than it wakes others
 _MOST_STORED = 1 << 27  # entries of second moments kept with the data: 1 GiB
 _MOST_FEATURES = 256  # beyond, products by blocks are faster than loops over kept moments
 _FREE = 1e10  # prior variance of an intercept that is not penalised
 _ZERO = 1e-12  # of the largest eigenvalue: rounding left over from a decomposition
 SAME = 1e-9
 """Two numbers are equal if they differ by less than this share of the largest entry."""
-
-
-@contextmanager
-def _few_threads(work: int) -> Iterator[None]:
-    """Use one thread if the work takes less time than waking others."""
-    threads = numba.get_num_threads()
-    if work < _SMALL:
-        numba.set_num_threads(1)
-    try:
-        yield
-    finally:
-        numba.set_num_threads(threads)
 
 
 def _compiled(function: F) -> F:
@@ -315,7 +303,7 @@ def apply(linear: Tensor, models: Tensor) -> Tensor:
         return torch.mul(models, linear)
     out = np.empty(tuple(models.shape))
     rows, matrix = (np.ascontiguousarray(part.double().numpy()) for part in (models, linear))
-    with _few_threads(rows.size * len(matrix)):
+    with few_threads(rows.size * len(matrix) < _SMALL):
         _map_rows(rows, matrix, out)
     return torch.from_numpy(out)
 
@@ -355,7 +343,6 @@ class OwnUnits:
     table: Floats
     bias: bool
     signs: bool = False
-    standard: bool = True
     bounded: bool = False
     stretch: Floats | None = None
 
@@ -370,14 +357,16 @@ class OwnUnits:
         """
         # Conversions of whole arrays are kept with the data and reused by every block.
         rows: Rows = _remember(clients, "rows for kernels", _rows)
-        targets: Floats = _remember(clients, "targets in float64", _targets)
+        targets: Floats = _remember(
+            clients, "targets in float64", lambda given: given.targets.double().cpu().numpy()
+        )
         signs = signs and clients.spec.task == "binary"
         targets = 2 * targets - 1 if signs else targets
         table = np.zeros((len(clients), clients.spec.features + 2))
         starts, counts = clients.starts.numpy(), clients.counts.numpy()
-        with _few_threads(int(counts.sum()) * table.shape[1]):
+        with few_threads(int(counts.sum()) * table.shape[1] < _SMALL):
             _measure(rows, targets, starts, counts, bias, table)
-        return cls(clients, rows, targets, table, bias, signs, not bounded, bounded)
+        return cls(clients, rows, targets, table, bias, signs, bounded)
 
     @property
     def binary(self) -> bool:
@@ -394,7 +383,7 @@ class OwnUnits:
         matrix = np.ascontiguousarray(chosen.double().cpu().numpy())
         starts, counts = self.clients.starts.numpy(), self.clients.counts.numpy()
         flat = np.empty((int(counts.sum()), features))
-        with _few_threads(flat.size):
+        with few_threads(flat.size < _SMALL):
             at_once = matrix.ndim == 1 and not self.bounded
             diagonal = matrix if at_once else np.ones(features)
             _transform(self.rows, starts, counts, self.table, diagonal, flat)
@@ -407,11 +396,10 @@ class OwnUnits:
             # One product per client: in one over all, other row counts could change the last bits.
             for last, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True):
                 flat[last - count : last] = flat[last - count : last] @ matrix
+        task: Task = "binary" if self.binary else "regression"
         return replace(
             self.clients,
-            spec=replace(
-                self.clients.spec, shape=(features,), task="binary" if self.binary else "regression"
-            ),
+            spec=replace(self.clients.spec, shape=(features,), task=task),
             starts=torch.from_numpy(np.cumsum(counts) - counts),
             features=torch.from_numpy(flat.astype(np.float32)),
             targets=self._moved_targets(starts, counts),
@@ -430,26 +418,17 @@ class OwnUnits:
         slots, store = self._stored()
         found = torch.empty(len(self.clients), self.clients.spec.features, dtype=torch.float64)
         kept, others = torch.from_numpy(slots >= 0), torch.from_numpy(slots < 0)
-        if bool(kept.any()):
-            assert store is not None
-            found[kept] = _solve_moments(store, slots[slots >= 0], root)
+        if store is not None and bool(kept.any()):
+            whole = torch.diag(root) if root.dim() == 1 else root
+            out = np.empty((int(kept.sum()), len(root)))
+            with few_threads(out.size * len(root) < _SMALL):
+                _solve_all(store, slots[slots >= 0], np.ascontiguousarray(whole.numpy()), out)
+            found[kept] = torch.from_numpy(out)
         if bool(others.any()):
-            moved = self._some(others).moved(root)
-            fit = solve_ridge(moved, anchor=None, lam=1.0, bias=False)
+            some = replace(self, clients=self.clients.at(others), table=self.table[slots < 0])
+            fit = solve_ridge(some.moved(root), anchor=None, lam=1.0, bias=False)
             found[others] = fit["weight"][:, 0].double().cpu()
         return apply(root, found), torch.zeros(len(found), dtype=torch.float64)
-
-    def _some(self, chosen: Tensor) -> "OwnUnits":
-        """Return the clients in a mask."""
-        if bool(chosen.all()):
-            return self
-        clients = replace(
-            self.clients,
-            ids=self.clients.ids[chosen],
-            starts=self.clients.starts[chosen],
-            counts=self.clients.counts[chosen],
-        )
-        return replace(self, clients=clients, table=self.table[chosen.numpy()])
 
     def solve_sparse(self, lam: float) -> tuple[Tensor, Tensor]:
         """Return minimisers with the penalty lam |w'|_1."""
@@ -457,9 +436,9 @@ class OwnUnits:
 
     def rescaled(self, factors: Tensor) -> "OwnUnits":
         """Return units in which each client's clipped rows are multiplied by a factor."""
-        return replace(self, stretch=factors.double().cpu().numpy(), standard=False)
+        return replace(self, stretch=factors.double().cpu().numpy())
 
-    def _moved_targets(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Tensor:
+    def _moved_targets(self, starts: Ints, counts: Ints) -> Tensor:
         """Return the clients' targets one after another, centred for squares."""
         first = np.repeat(starts - (np.cumsum(counts) - counts), counts)
         gathered = self.targets[first + np.arange(int(counts.sum()))]
@@ -476,7 +455,7 @@ class OwnUnits:
         out = np.zeros_like(at)
         starts, counts = self.clients.starts.numpy(), self.clients.counts.numpy()
         slots, store = self._stored()
-        with _few_threads(int(counts.sum()) * at.shape[1]):
+        with few_threads(int(counts.sum()) * at.shape[1] < _SMALL):
             if store is not None:
                 _moment_gradients(store, slots, at, out)
                 counts = np.where(slots >= 0, 0, counts)
@@ -485,13 +464,12 @@ class OwnUnits:
             out[:, -1] = 0.0  # there is no intercept
         return torch.from_numpy(out)
 
-    def _stored(self) -> tuple[NDArray[np.int64], Floats | None]:
+    def _stored(self) -> tuple[Ints, Floats | None]:
         """Return slots of these clients' stored second moments (-1 for none), and the store."""
         clients, features = self.clients, self.clients.spec.features
         ids, counts = clients.ids.numpy(), clients.counts.numpy()
         # Only public facts decide: the computation of a client must not depend on others.
-        wide = features > _MOST_FEATURES
-        wide = wide or not self.standard
+        wide = features > _MOST_FEATURES or self.bounded or self.stretch is not None
         if self.binary or wide or clients.spec.clients * (features + 1) * features > _MOST_STORED:
             return np.full(len(ids), -1, dtype=np.int64), None
         kept: _Kept = _remember(
@@ -504,7 +482,8 @@ class OwnUnits:
             _find_moments(
                 self.rows, self.targets, starts, counts[wanted], self.table[wanted], fresh
             )
-            kept.add(ids[wanted], fresh)
+            kept.slots[ids[wanted]] = len(kept.moments) + np.arange(len(wanted))
+            kept.moments = np.concatenate([kept.moments, fresh])
         return kept.slots[ids], kept.moments
 
     def model(self, models: Tensor, intercept: Tensor) -> Tree:
@@ -523,7 +502,7 @@ class OwnUnits:
 class _Kept:
     """Second moments of some clients, and the slot of each client."""
 
-    slots: NDArray[np.int64]
+    slots: Ints
     moments: Floats
 
     @classmethod
@@ -531,19 +510,6 @@ class _Kept:
         features = clients.spec.features
         slots = np.full(clients.spec.clients, -1, dtype=np.int64)
         return cls(slots, np.zeros((0, features + 1, features)))
-
-    def add(self, ids: NDArray[np.int64], fresh: Floats) -> None:
-        self.slots[ids] = len(self.moments) + np.arange(len(ids))
-        self.moments = np.concatenate([self.moments, fresh])
-
-
-def _solve_moments(store: Floats, slots: NDArray[np.int64], root: Tensor) -> Tensor:
-    """Return the solutions of clients with stored second moments."""
-    whole = torch.diag(root) if root.dim() == 1 else root
-    out = np.empty((len(slots), len(root)))
-    with _few_threads(len(slots) * len(root) ** 2):
-        _solve_all(store, slots, np.ascontiguousarray(whole.numpy()), out)
-    return torch.from_numpy(out)
 
 
 def _fit_logistic(clients: Clients, bias: bool) -> tuple[Tensor, Tensor]:
@@ -560,10 +526,6 @@ def _remember(clients: Clients, name: str, make: Callable[[Clients], Any]) -> An
     if name not in clients.memory:
         clients.memory[name] = make(clients)
     return clients.memory[name]
-
-
-def _targets(clients: Clients) -> Floats:
-    return clients.targets.cpu().numpy().astype(np.float64)
 
 
 def _rows(clients: Clients) -> Rows:
