@@ -1,9 +1,13 @@
-"""Small data, and equality of datasets."""
+"""Small data, equality of datasets, and calls that are refused."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from coterie.data.federated import FederatedDataset
+from coterie.data.federated import DataError, FederatedDataset
 
 LABELS = np.array([0, 3, 1, 2, 3, 0, 1, 3])
 OWNERS = np.array([0, 0, 0, 0, 1, 1, 1, 1])
@@ -22,3 +26,9 @@ def equal(one: FederatedDataset, other: FederatedDataset) -> bool:
         and np.array_equal(dense(one), dense(other))
         and torch.equal(one.targets, other.targets)
     )
+
+
+def refused(words: str, act: Callable[..., Any], *given: Any, **options: Any) -> None:
+    """Assert that a call raises a DataError whose message matches."""
+    with pytest.raises(DataError, match=words):
+        act(*given, **options)

@@ -9,20 +9,18 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
-from tests.data.samples import equal
+from tests.data.samples import equal, refused
 
 from coterie.cli.flags import data_table
 from coterie.cli.main import build_parser
 from coterie.core.config import ConfigError, from_table, to_table, to_toml
 from coterie.data.config import JSON, DataConfig, find_files
-from coterie.data.federated import DataError
 from coterie.data.load import Source, load
 
 SOURCE = Source(classes=2)
@@ -74,14 +72,12 @@ def test_parts_of_other_names(tmp_path: Path) -> None:
     both = load(tmp_path, Source(classes=2, splits=("train", "validation")))
     assert both.features.reshape(-1).tolist() == [1, 5, 2, 6]
     table(tmp_path / "more.parquet", 3)
-    with pytest.raises(DataError, match=r"named after a part.*more\.parquet is not; rename"):
-        load(tmp_path, SOURCE)
+    refused(r"named after a part.*more\.parquet is not; rename", load, tmp_path, SOURCE)
 
 
 def test_a_name_of_two_parts_is_refused(tmp_path: Path) -> None:
     table(tmp_path / "train_test.parquet", 1)
-    with pytest.raises(DataError, match="several parts"):
-        load(tmp_path, SOURCE)
+    refused("several parts", load, tmp_path, SOURCE)
 
 
 def test_names_that_are_no_parts(tmp_path: Path) -> None:
@@ -177,12 +173,8 @@ def test_a_mark_at_the_beginning_of_json(tmp_path: Path, leaf_file) -> None:
     assert load(path, SOURCE).features.tolist() == whole.features.tolist()
     broken = path.read_bytes()[:-1]
     path.write_bytes(broken)
-    with pytest.raises(DataError, match="line 1, character 94: Expecting"):
-        load(path, SOURCE)
+    refused("line 1, character 94: Expecting", load, path, SOURCE)
     assert json.loads(broken.decode("utf-8-sig") + "}")["users"] == ["a"]
-
-
-# x.
 
 
 def config_of(flags: str) -> DataConfig:
@@ -240,12 +232,6 @@ def test_a_plan_keeps_it_and_an_old_plan_reads_as_before() -> None:
 def test_impossible_numbers_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} = 0: expected a whole number >= 1"):
         from_table(DataConfig, {"name": "a.npz", name: 0}, "data")
-
-
-# The paper's synthetic regression.
-
-
-SMALL: dict[str, Any] = {"clients": 5, "rows": 20, "features": 6}
 
 
 def test_files_are_read_and_refused_without_torch(tmp_path: Path, leaf_file) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from tests.data.samples import refused
 
 from coterie.data import datasets
 from coterie.data.config import DataConfig
@@ -111,8 +112,7 @@ def test_the_shipped_districts_are_those_of_the_source() -> None:
 
 def test_missing_packages_are_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"scikit-learn.*pip install coterie\[examples\]"):
-        digits()
+    refused(r"scikit-learn.*pip install coterie\[examples\]", digits)
 
 
 def test_digits_deal_out_every_image_once() -> None:
@@ -166,14 +166,11 @@ def test_every_name_opens(schools: FederatedDataset) -> None:
 
 
 def test_unknown_names_and_options_are_explained() -> None:
-    with pytest.raises(DataError, match=r"'distrits'.*districts, digits.*path to a file"):
-        datasets.open_named("distrits")
+    refused(r"'distrits'.*districts, digits.*path to a file", datasets.open_named, "distrits")
     with pytest.raises(DataError, match=r"no option 'client'; its options are clients, skew"):
         datasets.open_named("digits", client=3)
-    with pytest.raises(DataError, match="no option 'kind'"):
-        datasets.open_named("synthetic:clusters", kind="mean")
-    with pytest.raises(DataError, match="it has no options"):
-        datasets.open_named("districts", seed=3)
+    refused("no option 'kind'", datasets.open_named, "synthetic:clusters", kind="mean")
+    refused("it has no options", datasets.open_named, "districts", seed=3)
 
 
 def test_the_registry_is_complete_and_declares_test_splits() -> None:

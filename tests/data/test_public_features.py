@@ -26,13 +26,20 @@ from coterie.models import Linear  # noqa: E402
 
 @pytest.fixture(scope="module")
 def fields():
-    return glyphs.fields()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(glyphs, "FONTS", glyphs.FONTS[:3])
+        yield glyphs.fields()
 
 
-def test_fields_are_deterministic_and_every_character_is_there(fields):
-    again = glyphs.fields()
-    assert torch.equal(fields.bone, again.bone)
-    assert fields.bone.shape[:2] == (len(glyphs.FONTS), len(glyphs.CLASSES))
+def test_every_font_has_every_character():
+    prints = np.stack([glyphs._print(path) for path in glyphs.font_files()])
+    assert prints.shape[:2] == (len(glyphs.FONTS), len(glyphs.CLASSES))
+    assert prints.any(axis=(2, 3)).all()
+
+
+def test_fields_are_deterministic_and_no_character_is_lost(fields):
+    assert torch.equal(fields.bone, glyphs.fields().bone)
+    assert fields.bone.shape[:2] == (3, len(glyphs.CLASSES))
     assert (fields.half > 0).all()
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.data.samples import refused
 
 from coterie.cli.main import main
 from coterie.data import tff
-from coterie.data import tff as tff_sqlite
 from coterie.data.federated import DataError
 from coterie.data.load import Source, load
 from coterie.data.tff import parse_example
@@ -194,8 +194,7 @@ def test_packed_sqlite(tmp_path: Path, end, monkeypatch) -> None:
     path.write_bytes(pack(plain))
     check_train(load(path, SOURCE))
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"so.sqlite.*could not be read"):
-        load(path, SOURCE)
+    refused(r"so.sqlite.*could not be read", load, path, SOURCE)
     assert not list((tmp_path / "temporary").iterdir())
 
 
@@ -210,14 +209,13 @@ def test_the_first_clients_are_those_of_the_training_part(
     else:
         parts = {"test": {"00000000": TEST["00000009"], **TEST}, "train": TRAIN}
         path = sqlite_file(tmp_path / "so.sqlite", **parts)
-    monkeypatch.setattr(tff_sqlite, "_ASKED", 1)
+    monkeypatch.setattr(tff, "_ASKED", 1)
     data = load(path, SOURCE, clients=2)
     assert (data.names, data.counts.tolist()) == (("00000001", "00000002"), [2, 1])
     # rows keep the file's order, and the test part comes first in this SQLite file
     assert data.source_split.tolist() == ([0, 1, 0] if kind == "h5" else [1, 0, 0])
     assert "2 of 3 clients kept" in data.notes
-    with pytest.raises(DataError, match="clients = 9: expected 1 to 3"):
-        load(path, SOURCE, clients=9)
+    refused("clients = 9: expected 1 to 3", load, path, SOURCE, clients=9)
 
 
 def test_pieces_do_not_change_the_result(tmp_path: Path, monkeypatch) -> None:
@@ -245,64 +243,50 @@ def test_arrays_and_labels_of_other_sets(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.features, pixels)
     with h5py.File(tmp_path / "emnist.h5", "a") as file:
         file["examples/f2/pixels"], file["examples/f2/label"] = np.ones((1, 3)), [0]
-    with pytest.raises(DataError, match=r"client 'f2': values of shape \(3,\)"):
-        load(tmp_path / "emnist.h5", source)
+    refused(r"client 'f2': values of shape \(3,\)", load, tmp_path / "emnist.h5", source)
 
 
 def test_bad_sqlite_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.sqlite"
     path.write_bytes(b"no data base at all" * 100)
-    with pytest.raises(DataError, match=r"bad.sqlite: could not be read.*fetch it again"):
-        load(path, SOURCE)
+    refused(r"bad.sqlite: could not be read.*fetch it again", load, path, SOURCE)
     path.write_bytes(sqlite_file(tmp_path / "a.sqlite", train=TRAIN).read_bytes()[:5000])
-    with pytest.raises(DataError, match=r"bad.sqlite: "):
-        load(path, SOURCE)
+    refused(r"bad.sqlite: ", load, path, SOURCE)
     path = sqlite_file(tmp_path / "b.sqlite", train={"a": [post("a", "b", "c#"), b"\x0a\x7fabc"]})
-    with pytest.raises(DataError, match=r"b.sqlite: client 'a': no tf.train.Example \(it ends"):
-        load(path, SOURCE)
+    refused(r"b.sqlite: client 'a': no tf.train.Example \(it ends", load, path, SOURCE)
     path = sqlite_file(tmp_path / "c.sqlite", dev=TRAIN)
-    with pytest.raises(DataError, match="the parts are 'dev', expected 'train', 'test'; name them"):
-        load(path, SOURCE)
+    refused("the parts are 'dev', expected 'train', 'test'; name them", load, path, SOURCE)
     base = sqlite3.connect(tmp_path / "d.sqlite")
     base.execute("CREATE TABLE other (a)")
     base.close()
-    with pytest.raises(DataError, match="no table 'examples', the tables are other"):
-        load(tmp_path / "d.sqlite", SOURCE)
+    refused("no table 'examples', the tables are other", load, tmp_path / "d.sqlite", SOURCE)
     path = sqlite_file(tmp_path / "e.sqlite", train={"a": [("sort", "sort", "unknown")]})
-    with pytest.raises(DataError, match=r"no row to read.*1 without a known tag"):
-        load(path, SOURCE)
-    with pytest.raises(DataError, match="no column 'y'"):
-        load(path, Source(text="bag", vocabulary=WORDS))
+    refused(r"no row to read.*1 without a known tag", load, path, SOURCE)
+    refused("no column 'y'", load, path, Source(text="bag", vocabulary=WORDS))
 
 
 def test_bad_hdf5_is_refused(tmp_path: Path, monkeypatch) -> None:
     path = hdf5_file(tmp_path / "bad.h5", TRAIN)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"bad.h5: could not be read.*fetch it again"):
-        load(path, SOURCE)
+    refused(r"bad.h5: could not be read.*fetch it again", load, path, SOURCE)
     import h5py
 
     with h5py.File(path, "w") as file:
         file["other"] = [1]
-    with pytest.raises(DataError, match="no group 'examples', the groups are other"):
-        load(path, SOURCE)
+    refused("no group 'examples', the groups are other", load, path, SOURCE)
     hdf5_file(path, TRAIN)
     with h5py.File(path, "a") as file:
         del file["examples/00000003/title"]
-    with pytest.raises(DataError, match=r"client '00000003' has no 'title', only tags, tokens"):
-        load(path, SOURCE)
+    refused(r"client '00000003' has no 'title', only tags, tokens", load, path, SOURCE)
     with h5py.File(path, "a") as file:
         file["examples/00000003/title"] = [b"a", b"b"]
-    with pytest.raises(DataError, match=r"client '00000003' has .*'title': 2.*same number"):
-        load(path, SOURCE)
+    refused(r"client '00000003' has .*'title': 2.*same number", load, path, SOURCE)
     with h5py.File(path, "w") as file:
         file.create_group("examples")
-    with pytest.raises(DataError, match="no clients in 'examples'"):
-        load(path, SOURCE)
+    refused("no clients in 'examples'", load, path, SOURCE)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(DataError, match=r"needs h5py.*pip install coterie\[hdf5\]"):
-        load(path, SOURCE)
+    refused(r"needs h5py.*pip install coterie\[hdf5\]", load, path, SOURCE)
 
 
 def test_the_command_line_opens_a_dump(tmp_path: Path, capsys) -> None:
@@ -330,13 +314,11 @@ def test_rows_in_a_log_beside_the_file_are_not_lost(tmp_path: Path) -> None:
     base.execute("PRAGMA wal_autocheckpoint=0")
     base.execute("DELETE FROM examples WHERE client_id = '00000001'")
     base.commit()
-    with pytest.raises(DataError, match=r"a\.sqlite-wal.*wal_checkpoint\(TRUNCATE\)"):
-        load(path, SOURCE)
+    refused(r"a\.sqlite-wal.*wal_checkpoint\(TRUNCATE\)", load, path, SOURCE)
     base.close()
     journal = tmp_path / "a.sqlite-journal"
-    journal.write_bytes(tff_sqlite._JOURNAL + b"rest")
-    with pytest.raises(DataError, match="never finished"):
-        load(path, SOURCE)
+    journal.write_bytes(tff._JOURNAL + b"rest")
+    refused("never finished", load, path, SOURCE)
 
 
 @pytest.mark.parametrize(
@@ -360,8 +342,7 @@ def test_rows_in_a_log_beside_the_file_are_not_lost(tmp_path: Path) -> None:
 )
 def test_lost_rows_of_sqlite_are_refused(tmp_path: Path, query, words) -> None:
     path = change(sqlite_file(tmp_path / "a.sqlite", train=TRAIN, test=TEST), query)
-    with pytest.raises(DataError, match=words):
-        load(path, SOURCE)
+    refused(words, load, path, SOURCE)
 
 
 def test_metadata_without_counts(tmp_path: Path) -> None:
@@ -394,8 +375,7 @@ def test_other_layouts_of_hdf5_are_refused(tmp_path: Path, layout) -> None:
         file[layout] = [1, 2]
         if layout.endswith("a"):
             file["examples/c1/y"] = [0, 1]
-    with pytest.raises(DataError, match=r"a\.h5"):
-        load(path, Source(features=("tokens",), classes=2))
+    refused(r"a\.h5", load, path, Source(features=("tokens",), classes=2))
 
 
 @pytest.mark.parametrize("mark", [b"HEAP", b"TREE", b"SNOD", b"GCOL"])
@@ -405,8 +385,7 @@ def test_damaged_hdf5_is_refused(tmp_path: Path, mark) -> None:
     raw = path.read_bytes()
     path.write_bytes(raw.replace(mark, mark[::-1]))
     assert path.read_bytes() != raw
-    with pytest.raises(DataError, match=r"a\.h5: could not be read"):
-        load(path, SOURCE)
+    refused(r"a\.h5: could not be read", load, path, SOURCE)
 
 
 def test_images_of_bytes_in_hdf5(tmp_path: Path) -> None:
@@ -424,8 +403,7 @@ def test_images_of_bytes_in_hdf5(tmp_path: Path) -> None:
     with h5py.File(path, "a") as file:
         del file["examples/b/pixels"]
         file["examples/b/pixels"] = pixels / 255
-    with pytest.raises(DataError, match="client 'b' holds 'pixels' as float64"):
-        load(path, source)
+    refused("client 'b' holds 'pixels' as float64", load, path, source)
 
 
 def test_messages_name_no_first_line(tmp_path: Path) -> None:

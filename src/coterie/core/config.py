@@ -93,6 +93,15 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"[{where}] {error}") from error
 
 
+def convert_fields(value: Any) -> None:
+    """Convert the fields of a frozen dataclass to their declared types, as `from_table` does."""
+    hints = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        given = getattr(value, field.name)
+        if given is not None or field.default is not None:
+            object.__setattr__(value, field.name, _convert(hints[field.name], given, field.name))
+
+
 def _choices_of(hint: Any) -> Any:
     return getattr(hint, "_choices", None) or getattr(hint, "choices", None)
 
@@ -112,8 +121,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if table is not None:
         return from_table(hint, table, where)
     if origin is tuple and isinstance(value, list | tuple):
-        inner = typing.get_args(hint)
-        return tuple(_convert(inner[0], item, where) for item in value)
+        inner = typing.get_args(hint)[0]
+        # a vocabulary may be long
+        plain = inner is str and all(isinstance(item, str) for item in value)
+        return tuple(value if plain else (_convert(inner, item, where) for item in value))
     if isinstance(value, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping):
         inner = typing.get_args(hint)
         return {key: _convert(inner[1], item, f"{where}.{key}") for key, item in value.items()}
@@ -168,10 +179,15 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
             return _convert(option, value, where)
         except ConfigError as error:
             failures.append(str(error))
+    lead = f"{where} = {value!r}: expected "
+    if all(failure.startswith(lead) for failure in failures):
+        failures = [lead + " or ".join(failure.removeprefix(lead) for failure in failures)]
     raise ConfigError("; ".join(failures))
 
 
 def _scalar(hint: Any, value: Any, where: str) -> Any:
+    if getattr(value, "shape", None) == ():
+        value = value.item()  # a number out of an array
     if typing.get_origin(hint) is collections.abc.Callable and isinstance(value, str):
         return _imported(value, where)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):

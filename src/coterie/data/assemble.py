@@ -11,9 +11,9 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +40,16 @@ _Allocate = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
 
 @dataclass(frozen=True)
 class _Range:
-    """The range of the targets.
-
-    `real` is None as long as every file stores integers and real numbers alike; `text` is an
-    example of a target that is text; `kinds` are the different numbers, if they are needed (not
-    None), up to a few more than `_MOST_UNDECLARED`.
-    """
+    """The range of the targets."""
 
     lowest: float = np.inf
     highest: float = -np.inf
     zero: bool = False
     whole: bool = True
     width: int = 1
-    real: bool | None = None
-    text: str | None = None
+    real: bool | None = None  # None: the source stores integers and real numbers alike
+    text: str | None = None  # an example of a target that is text
+    # the different numbers, if needed (not None), up to a few more than _MOST_UNDECLARED
     kinds: frozenset[float] | None = None
 
     def extend(self, batch: Batch) -> "_Range":
@@ -94,39 +90,22 @@ class _Range:
 
 @dataclass(frozen=True)
 class _Target:
-    """How targets are written.
-
-    Attributes:
-        task: The task.
-        outputs: The number of outputs.
-        names: Declared names of the classes.
-        signed: Whether -1 and +1 stand for 0 and 1.
-        declared: Whether the classes were declared.
-        positive: Numbers of the classes that count as 1, against the rest; () without such.
-        found: The range of the labels, if there are more than two, for messages.
-        notes: Notes for the data.
-        assumed: Facts that were read off the rows and are treated as public.
-    """
+    """How targets are written."""
 
     task: Task
     outputs: int
-    names: tuple[str, ...] | None = None
-    signed: bool = False
-    declared: bool = True
-    positive: tuple[int, ...] = ()
-    found: str = ""
+    names: tuple[str, ...] | None = None  # of the classes
+    signed: bool = False  # -1 and +1 stand for 0 and 1
+    declared: bool = True  # whether the classes were
+    positive: tuple[int, ...] = ()  # the classes that count as 1, against the rest
+    found: str = ""  # the range of the labels, if there are more than two, for messages
     notes: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()  # facts read off the rows and treated as public
 
     @property
     def classes(self) -> int:
         """The number of classes a label may take."""
         return self.outputs if self.task == "multiclass" else 2
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one row's target."""
-        return (self.outputs,) if self.task == "multilabel" else ()
 
     @property
     def dtype(self) -> type[np.generic]:
@@ -138,8 +117,7 @@ def _plan_target(table: Table, source: Source, found: _Range) -> _Target:
     """Return how targets are written, by what is declared, else by their range."""
     task = source.task or _task(table, source, found)
     names = source.classes if isinstance(source.classes, tuple) else None
-    if task in ("regression", "multilabel"):
-        names = None
+    names = None if task in ("regression", "multilabel") else names
     if found.text is not None and names is None:
         raise DataError(
             f"{table.where}: targets are text, e.g. {found.text!r}; declare the classes by name, "
@@ -173,18 +151,9 @@ def _as_declared(
     if outputs is None:
         outputs = _count(table, found)
         assumed = assumed or (_undeclared(outputs - 1),)
-    notes += assumed
-    declared = size is not None
-    return _Target(
-        task,
-        outputs,
-        names,
-        signed,
-        declared=declared,
-        found="" if found.two or found.text else f"{found.lowest:g} to {found.highest:g}",
-        notes=notes,
-        assumed=assumed,
-    )
+    between = "" if found.two or found.text else f"{found.lowest:g} to {found.highest:g}"
+    declared, notes = size is not None, notes + assumed
+    return _Target(task, outputs, names, signed, declared, (), between, notes, assumed)
 
 
 def _encode_target(table: Table, batch: Batch, target: _Target) -> NDArray[Any]:
@@ -193,12 +162,10 @@ def _encode_target(table: Table, batch: Batch, target: _Target) -> NDArray[Any]:
         center, scale = table.columns.target
         with np.errstate(over="ignore"):
             y = ((batch.y.astype(np.float64) - center) / scale).astype(np.float32)
-        wrong = np.flatnonzero(~np.isfinite(y))
-        if len(wrong):
-            row = int(wrong[0])
-            raise table.error(
-                batch, row, f"the target is {batch.y[row]}; correct it, or declare a scale for it"
-            )
+        if not np.isfinite(y).all():
+            row = int(np.argmin(np.isfinite(y)))
+            text = f"the target is {batch.y[row]}; correct it, or declare a scale for it"
+            raise table.error(batch, row, text)
         return y.reshape(-1)
     if table.columns.target != (0.0, 1.0):
         raise DataError(
@@ -306,17 +273,16 @@ def _undeclared(highest: int) -> str:
 
 def _named(table: Table, batch: Batch, target: _Target, names: Sequence[str]) -> NDArray[Any]:
     kinds, codes = np.unique(batch.y, return_inverse=True)
-    whole = kinds.dtype.kind in "f" and bool((np.trunc(kinds) == kinds).all())
+    is_real = kinds.dtype.kind == "f" and not (np.trunc(kinds) == kinds).all()
+    whole = kinds.dtype.kind in "fb" and not is_real
     spelled = [str(int(k) if whole and np.isfinite(k) else k) for k in kinds]
-    if kinds.dtype.kind == "b":
-        spelled = [str(int(kind)) for kind in kinds]
     index = {name: at for at, name in enumerate(names)}
     known = np.array([index.get(name, -1) for name in spelled], dtype=np.int64)
     y = known[codes.reshape(-1)]
-    wrong = np.flatnonzero(y < 0)
-    if len(wrong):
-        value = spelled[int(codes.reshape(-1)[wrong[0]])]
-        raise table.error(batch, int(wrong[0]), _outside(repr(value), _listed(names), target))
+    if (y < 0).any():
+        row = int(np.argmax(y < 0))
+        value = spelled[int(codes.reshape(-1)[row])]
+        raise table.error(batch, row, _outside(repr(value), _listed(names), target))
     return y.astype(target.dtype)
 
 
@@ -333,21 +299,15 @@ def _outside(value: str, known: str, target: _Target) -> str:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Counts:
     """Results of the first pass."""
 
-    names: tuple[str, ...]
-    counts: NDArray[np.int64]
     range: _Range
-    has_split: bool
-    dropped: int
-    lost: int
-
-    @property
-    def order(self) -> NDArray[np.int64]:
-        """The clients by number when every name is a whole number, else as they appeared."""
-        return np.array(client_order(self.names), dtype=np.int64)
+    clients: dict[str, int] = field(default_factory=dict)
+    has_split: bool = False
+    dropped: int = 0
+    lost: int = 0
 
 
 @dataclass(frozen=True)
@@ -380,28 +340,32 @@ def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
     survey = _survey(table, source)
     _check(table, source, survey)
     target = _plan_target(table, source, survey.range)
-    order = survey.order
-    names = tuple(survey.names[k] for k in order)
-    offsets = offsets_of(survey.counts[order])
+    listed = tuple(survey.clients)
+    names = tuple(listed[k] for k in client_order(listed))
+    offsets = offsets_of([survey.clients[name] for name in names])
     index = {name: k for k, name in enumerate(names)}
     places = _Places(table.where, index, offsets, offsets[:-1].copy())
     rows = int(offsets[-1])
+    labels = (target.outputs,) if target.task == "multilabel" else ()
     with _allocator(source.memory_map) as allocate:
-        arrays = {"targets": allocate("targets", (rows, *target.shape), target.dtype)}
+        arrays: dict[str, Any] = {"targets": allocate("targets", (rows, *labels), target.dtype)}
         if survey.has_split:
             arrays["split"] = allocate("split", (rows,), np.int8)
         if not (table.sparse or source.sparse):
             arrays["features"] = allocate("features", (rows, *shape), np.float32)
         _fill(table, source, target=target, places=places, arrays=arrays)
     if source.memory_map is not None:
-        arrays = {
-            name: np.load(Path(source.memory_map, f"{name}.npy"), mmap_mode="c") for name in arrays
-        }
+        for name in arrays:
+            arrays[name] = np.load(Path(source.memory_map, f"{name}.npy"), mmap_mode="c")
+    if table.sparse or source.sparse:
+        if len(shape) > 1:
+            raise DataError(f"{table.where}: sparse rows are flat; leave shape = {shape} out")
+        arrays["features"].sum_duplicates()
     return ClientArrays(
         spec=Spec(shape=shape, outputs=target.outputs, task=target.task, clients=len(names)),
         names=names,
         offsets=offsets,
-        features=_finished(arrays["features"], shape, table.where),
+        features=arrays["features"],
         targets=arrays["targets"],
         source_split=np.asarray(arrays["split"]) if "split" in arrays else None,
         title=title,
@@ -413,8 +377,8 @@ def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
 
 
 def _check(table: Table, source: Source, survey: _Counts) -> None:
-    check_names(survey.names, table.where)
-    if not survey.counts.sum():
+    check_names(survey.clients, table.where)
+    if not any(survey.clients.values()):
         lost = f", {survey.lost} {table.lost}" if survey.lost else ""
         raise DataError(
             f"{table.where}: no clients: no row to read ({survey.dropped} dropped for gaps{lost}); "
@@ -431,7 +395,7 @@ def _check(table: Table, source: Source, survey: _Counts) -> None:
         )
 
 
-def check_names(names: Sequence[str], where: str) -> None:
+def check_names(names: Iterable[str], where: str) -> None:
     """Refuse names of clients that are not Unicode text."""
     for name in names:
         try:
@@ -444,23 +408,18 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def _survey(table: Table, source: Source) -> _Counts:
-    counts: dict[str, int] = {}
-    found = _Range(kinds=frozenset() if source.positives else None)
-    split = 0
-    dropped, lost = 0, 0
+    seen = _Counts(_Range(kinds=frozenset() if source.positives else None))
     width: tuple[int, ...] | None = None
     for batch, gaps in _clean(table, source, features=source.missing == "drop"):
         width = _width(table, batch, width)
-        for name, count in zip(
-            batch.names, np.bincount(batch.codes, minlength=len(batch.names)), strict=True
-        ):
-            counts[name] = counts.get(name, 0) + int(count)
-        found = found.extend(batch)
-        split += 0 if batch.split is None else len(batch.rows)
-        dropped += gaps
-        lost += batch.lost
-    sizes = np.array(list(counts.values()), dtype=np.int64)
-    return _Counts(tuple(counts), sizes, found, split > 0, dropped, lost)
+        counts = np.bincount(batch.codes, minlength=len(batch.names)).tolist()
+        for name, count in zip(batch.names, counts, strict=True):
+            seen.clients[name] = seen.clients.get(name, 0) + count
+        seen.range = seen.range.extend(batch)
+        seen.has_split |= batch.split is not None and len(batch.rows) > 0
+        seen.dropped += gaps
+        seen.lost += batch.lost
+    return seen
 
 
 def _width(table: Table, batch: Batch, width: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -471,12 +430,9 @@ def _width(table: Table, batch: Batch, width: tuple[int, ...] | None) -> tuple[i
     if found == (0,):
         raise table.error(batch, 0, "the target is an empty list; give at least one value")
     if width not in (None, found):
-        sizes = [math.prod(one) for one in (found, width or ())]
-        raise table.error(
-            batch,
-            0,
-            f"{sizes[0]} targets, where the first row has {sizes[1]}; give every row the same",
-        )
+        many, first = math.prod(found), math.prod(width or ())
+        text = f"{many} targets, where the first row has {first}; give every row the same"
+        raise table.error(batch, 0, text)
     return found
 
 
@@ -551,19 +507,13 @@ def _gaps(values: Values) -> NDArray[np.bool_]:
 
 def _gap_error(table: Table, batch: Batch, row: int) -> DataError:
     if _gaps(batch.y[row : row + 1])[0] or batch.x is None:
-        return table.error(
-            batch,
-            row,
-            'the target is missing; give it, or leave such rows out with missing="drop"',
-        )
-    column = int(np.flatnonzero(np.isnan(_dense(batch.x, row)))[0])
+        text = 'the target is missing; give it, or leave such rows out with missing="drop"'
+        return table.error(batch, row, text)
+    one = batch.x[row : row + 1]
+    one = one if isinstance(one, np.ndarray) else one.toarray()
+    column = int(np.flatnonzero(np.isnan(one.reshape(-1)))[0])
     name = str(table.columns.names[column])
     return table.error(batch, row, f"column {name!r}: found a gap (NaN or empty); {_GAP}")
-
-
-def _dense(x: Values, row: int) -> NDArray[Any]:
-    one = x[row : row + 1]
-    return np.asarray(one if isinstance(one, np.ndarray) else one.toarray()).reshape(-1)
 
 
 def _scaled(table: Table, batch: Batch, source: Source) -> Values:
@@ -623,30 +573,15 @@ def _too_large(value: Any) -> str:
 
 def _split(table: Table, batch: Batch) -> NDArray[np.int8]:
     split = np.asarray(batch.split)
-    wrong = np.flatnonzero(~np.isin(split, (0, 1)))
-    if len(wrong):
-        raise table.error(
-            batch,
-            int(wrong[0]),
-            f"the split is {_spelled(split[wrong[0]])}; expected 0 (train) or 1 (test), or set "
-            "split to the name of the column that holds them",
-        )
+    wrong = ~np.isin(split, (0, 1))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        # the repr of NumPy includes the type
+        value = repr(str(split[row])) if isinstance(split[row], str) else f"{split[row]}"
+        found = "missing" if value in ("None", "nan") else value.removesuffix(".0")
+        text = f"the split is {found}; expected 0 (train) or 1 (test), or set split to the name of "
+        raise table.error(batch, row, text + "the column that holds them")
     return split.astype(np.int8)
-
-
-def _spelled(value: Any) -> str:
-    """Return a number as text; the repr of NumPy includes its type."""
-    if isinstance(value, str):
-        return repr(str(value))
-    return "missing" if value is None or np.isnan(value) else f"{value:g}"
-
-
-def _finished(features: Values, shape: tuple[int, ...], where: str) -> Values:
-    if not isinstance(features, np.ndarray):
-        if len(shape) > 1:
-            raise DataError(f"{where}: sparse rows are flat; leave shape = {shape} out")
-        features.sum_duplicates()
-    return features
 
 
 def _notes(table: Table, source: Source, survey: _Counts) -> Iterator[str]:
@@ -692,23 +627,19 @@ def _text_error(array: NDArray[Any], where: str) -> DataError:
             float(value)
         except (TypeError, ValueError, OverflowError):
             column = "".join(f", column {number}" for number in at[1:])
+            text = str(value)
+            text = text if len(text) <= 60 else f"{text[:60]}..."
             return DataError(
-                f"{where}: row {at[0]} (from 0){column}: found {_shortly(value)!r}, expected a "
-                "number; correct it, or code the column as numbers"
+                f"{where}: row {at[0]} (from 0){column}: found {text!r}, expected a number; "
+                "correct it, or code the column as numbers"
             )
     return DataError(f"{where}: {array.dtype} values that are no numbers; convert them")
 
 
-def _shortly(value: Any, most: int = 60) -> str:
-    text = str(value)
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
 def targets_of(given: Any, where: str) -> NDArray[Any]:
     """Return targets: numbers, or text with None as a gap."""
-    array = np.asarray(given.to_numpy()) if hasattr(given, "to_numpy") else None
-    if array is None:
-        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    given = given.to_numpy() if hasattr(given, "to_numpy") else given
+    array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     if array.dtype.kind == "O" and not any(isinstance(value, str) for value in array.flat):
         array = np.asarray(values_of(array, where))
     if array.dtype.kind not in "fiubOU" or array.ndim not in (1, 2):

@@ -18,25 +18,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from coterie.core.config import ConfigError, convert_fields
 from coterie.core.rng import derive_key
-from coterie.data.federated import TASKS, ClientArrays, DataError, FederatedDataset, Task
+from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Task
 
 DEFAULT_TEST_SHARE = 0.25
 PARQUET = (".parquet",)
 HDF5 = (".h5", ".hdf5")
 JSON = (".json",)
 
-_LISTS = (
-    *("target", "features", "classes", "positive", "shape"),
-    *("splits", "vocabulary", "tags", "size"),
-)
-_OPTIONS = {
-    "task": (None, *TASKS),
-    "missing": ("error", "drop"),
-    "text": (None, "bag", "indices"),
-    "tokens": (None, "words", "spaces", "characters"),
-    "bag": ("mean", "counts", "binary"),
-}
 _PACKINGS = (".gz", ".xz", ".bz2", ".lzma", ".zlib", ".zip", ".zst")
 _DATA = (
     *(*PARQUET, *HDF5, *JSON, ".jsonl", ".csv", ".tsv", ".npz", ".mat"),
@@ -116,12 +106,11 @@ class Source:
     size: tuple[int, ...] = (84, 84)
 
     def __post_init__(self) -> None:
-        for name in _LISTS:
-            value = getattr(self, name)
-            object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
-        self._check_types()
-        sound = isinstance(self.clip, int | float | np.number) and np.isfinite(self.clip)
-        if self.clip is not None and not (sound and self.clip > 0):
+        try:
+            convert_fields(self)
+        except ConfigError as error:
+            raise DataError(str(error)) from error
+        if self.clip is not None and not 0 < self.clip < np.inf:
             raise DataError(f"clip = {self.clip!r}: expected a finite number above 0")
         constants = (*self.center.values(), *self.scale.values())
         if not np.isfinite(constants).all() or 0 in self.scale.values():
@@ -133,25 +122,9 @@ class Source:
             raise DataError("sparse rows are kept in memory: set sparse or memory_map, not both")
         self._check_names()
         self._check_positive()
-        self._check_options()
+        self._check_parts()
         self._check_text()
-        self._check_images()
-
-    def _check_types(self) -> None:
-        for name in ("levels", "center", "scale"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise DataError(f"{name} = {getattr(self, name)!r}: expected values by column")
-        if not isinstance(self.classes, int | tuple | None):
-            raise DataError(f"classes = {self.classes!r}: expected how many, or a list of names")
-        odd = [name for name, levels in self.levels.items() if not isinstance(levels, tuple | list)]
-        if odd:
-            raise DataError(f"levels of {odd[0]!r} = {self.levels[odd[0]]!r}: expected a list")
-        for name in ("vocabulary", "tags", "features", "splits", "target"):
-            value = getattr(self, name)
-            listed = value if isinstance(value, tuple) else (value,)
-            wrong = [one for one in listed if not isinstance(one, str)]
-            if wrong:
-                raise DataError(f"{name} holds {wrong[0]!r}: expected text; write it in quotes")
+        self._check_tags()
 
     def _check_names(self) -> None:
         groups = {"features": self.features, "target": self.targets}
@@ -161,7 +134,7 @@ class Source:
         if isinstance(self.classes, tuple):
             groups["classes"] = self.classes
         for kind, names in groups.items():
-            if isinstance(names, str) or len(set(names)) < len(names):
+            if len(set(names)) < len(names):
                 raise DataError(f"{kind} = {names!r}: expected a list of names, none given twice")
         taken = (*self.targets, *self.features)
         if not self.targets_are_clients and self.client in taken:
@@ -175,14 +148,8 @@ class Source:
     def _check_positive(self) -> None:
         if self.positive is None:
             return
-        given = self.positive if isinstance(self.positive, tuple) else (self.positive,)
-        sound = all(isinstance(one, int | str | np.integer) for one in given)
-        if not sound or any(one is True or one is False or one == "" for one in given):
-            raise DataError(
-                f"positive = {self.positive!r}: expected a class, or several, each a whole number "
-                "or a name"
-            )
-        if not given or len(set(self.positives)) < len(given):
+        names = self.positives
+        if "" in names or not 0 < len(names) == len(set(names)):
             raise DataError(
                 f"positive = {self.positive!r}: expected at least one class, none given twice"
             )
@@ -192,22 +159,24 @@ class Source:
                 "leave one of them out"
             )
 
-    def _check_options(self) -> None:
-        for name, known in _OPTIONS.items():
-            if (value := getattr(self, name)) not in known:
-                listed = ", ".join(option for option in known if option is not None)
-                raise DataError(f"{name} = {value!r}: choose one of {listed}")
-        for name in ("length", "vocabulary_size"):
-            value = getattr(self, name)
-            if value is not None and (not _is_whole(value) or value < 1):
-                raise DataError(f"{name} = {value!r}: expected a whole number >= 1")
+    def _check_parts(self) -> None:
         if not 1 <= len(self.splits) <= 2 or len(set(self.splits)) < len(self.splits):
             raise DataError(
                 f"splits = {self.splits!r}: expected the name of the training part, or of the "
                 "training and the test part"
             )
+        if self.images is not None and (self.text is not None or self.sparse):
+            raise DataError("images are dense: leave text and sparse out, or images")
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise DataError(
+                f"size = {self.size!r}: expected height and width, two whole numbers, each at "
+                "least 1"
+            )
 
     def _check_text(self) -> None:
+        for name, value in (("length", self.length), ("vocabulary_size", self.vocabulary_size)):
+            if value is not None and value < 1:
+                raise DataError(f"{name} = {value!r}: expected a whole number >= 1")
         if self.text is None and (self.vocabulary or self.length is not None):
             raise DataError(
                 'vocabulary and length are for text; set text = "bag" or text = "indices" too'
@@ -225,7 +194,6 @@ class Source:
             )
         if self.text == "bag" and self.memory_map is not None:
             raise DataError("bags of words are sparse and kept in memory: leave memory_map out")
-        self._check_tags()
 
     def _check_tags(self) -> None:
         if not self.tags:
@@ -238,20 +206,10 @@ class Source:
         if len(self.targets) > 1 or self.targets_are_clients:
             raise DataError(f"target = {self.target!r}: with tags, name the one column of tags")
 
-    def _check_images(self) -> None:
-        if self.images is not None and (self.text is not None or self.sparse):
-            raise DataError("images are dense: leave text and sparse out, or images")
-        pair = isinstance(self.size, tuple) and len(self.size) == 2
-        if not pair or not all(_is_whole(side) and side >= 1 for side in self.size):
-            raise DataError(
-                f"size = {self.size!r}: expected height and width, two whole numbers, each at "
-                "least 1"
-            )
-
     @property
     def targets(self) -> tuple[str, ...]:
         """The target columns."""
-        return (self.target,) if isinstance(self.target, str) else tuple(self.target)
+        return (self.target,) if isinstance(self.target, str) else self.target
 
     @property
     def positives(self) -> tuple[str, ...]:
@@ -264,9 +222,7 @@ class Source:
     @property
     def class_count(self) -> int | None:
         """How many classes are declared, if any."""
-        if self.classes is None or isinstance(self.classes, int):
-            return self.classes
-        return len(self.classes)
+        return len(self.classes) if isinstance(self.classes, tuple) else self.classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,13 +298,11 @@ class DataConfig:
     ) -> tuple[FederatedDataset, FederatedDataset]:
         """Return training and test rows: split inside clients, reduced and standardised.
 
-        Args:
-            data: Rows that are already loaded, such as those of one site; None opens them.
+        `data` are rows that are already loaded, such as those of one site; None opens them.
         """
         train, test = self._split(self.open() if data is None else data)
-        return self._scale(
-            train if self.validation is None else self._take_validation(train)[0], test
-        )
+        train = train if self.validation is None else self._take_validation(train)[0]
+        return self._scale(train, test)
 
     def split_validation(self) -> tuple[FederatedDataset, FederatedDataset]:
         """Return the training rows of `split` and the validation rows."""
@@ -385,20 +339,16 @@ class DataConfig:
     ) -> tuple[FederatedDataset, FederatedDataset]:
         from coterie.data.scaling import standardise_clients
 
-        if self.standardise == "client":
-            train, scaled = standardise_clients(train, test)
-            assert scaled is not None
-            return train, scaled
-        return train, test
+        if self.standardise != "client":
+            return train, test
+        train, scaled = standardise_clients(train, test)
+        assert scaled is not None
+        return train, scaled
 
 
 def find_twice(names: Sequence[str]) -> str | None:
     """Return the first name that is given twice, or None."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @contextmanager
@@ -445,12 +395,8 @@ def find_files(folder: Path, ends: tuple[str, ...], splits: Sequence[str]) -> Fo
     They lie in the folder itself, in a folder for each part (`train/`, `test/`), or in `data/`, as
     on the Hugging Face Hub. Files side by side belong to the part that their names contain
     (`train-00000-of-00001.parquet`, `so_test.h5`), if any does. No file is skipped silently: a file
-    that is packed or lies too deep is refused, and other data is listed in a note.
-
-    Args:
-        folder: The folder.
-        ends: The suffixes of the format, in lower case.
-        splits: Names of the parts.
+    that is packed or lies too deep is refused, and other data is listed in a note. `ends` are the
+    suffixes of the format, in lower case.
 
     Raises:
         DataError: Some files look as if they belonged to the data and would be left out.
@@ -458,55 +404,45 @@ def find_files(folder: Path, ends: tuple[str, ...], splits: Sequence[str]) -> Fo
     inside = [(folder / name, split) for split, name in enumerate(splits)]
     inside = [(part, split) for part, split in inside if part.is_dir() and _direct(part, ends)]
     direct = _direct(folder, ends)
+    files: list[tuple[Path, int | None]]
     if inside and (len(inside) == len(splits) or not direct):
-        return _by_folder(folder, inside, ends, splits)
-    if direct:
-        return _by_name(folder, direct, ends, splits)
-    data = folder / "data"
-    found = find_files(data, ends, splits) if data.is_dir() else Found()
-    beside = [path.name for path in _visible(folder) if path != data and _is_data(path)]
-    return Found(found.files, (*_left_out(beside), *found.notes)) if found.files else found
+        read = [part for part, _ in inside]
+        files = [(file, split) for part, split in inside for file in _direct(part, ends)]
+    elif direct:
+        read = [folder]
+        files = _named_parts(folder, direct, splits)
+    else:
+        data = folder / "data"
+        found = find_files(data, ends, splits) if data.is_dir() else Found()
+        beside = _left_out(folder, {data}) if found.files else ()
+        return Found(found.files, (*beside, *found.notes))
+    for place in read:
+        _refuse_strays(place, ends)
+    parts = {split for _, split in files}
+    absent = [name for split, name in enumerate(splits) if split not in parts]
+    notes = _left_out(folder, {*read, *(file for file, _ in files)})
+    if absent and parts != {None}:
+        notes += (f"no files of the part {', '.join(absent)}",)
+    # one part alone stands for no parts at all
+    return Found(tuple((file, split if len(parts) > 1 else None) for file, split in files), notes)
 
 
-def _by_folder(
-    folder: Path, inside: list[tuple[Path, int]], ends: tuple[str, ...], splits: Sequence[str]
-) -> Found:
-    for part, _ in inside:
-        _refuse_strays(part, ends)
-    files = [(file, split) for part, split in inside for file in _direct(part, ends)]
-    read = {part.name for part, _ in inside}
-    left = [path.name for path in _visible(folder) if path.name not in read and _is_data(path)]
-    return Found(_single(files), (*_left_out(left), *_absent(splits, [s for _, s in inside])))
-
-
-def _by_name(
-    folder: Path, direct: list[Path], ends: tuple[str, ...], splits: Sequence[str]
-) -> Found:
-    _refuse_strays(folder, ends)
-    others = [path.name for path in _visible(folder) if path not in direct and _is_data(path)]
-    files: list[tuple[Path, int | None]] = [(file, _part(file, splits)) for file in direct]
-    named = sorted({split for _, split in files if split is not None})
-    if not named:
-        return Found(tuple(files), _left_out(others))
-    odd = [file for file, split in files if split is None]
-    known = [file for file in odd if any(_is_part(file, name) for name in _PARTS)]
-    if len(known) < len(odd):
-        lost = next(file for file in odd if file not in known)
-        sure = next(file for file, split in files if split is not None)
-        raise DataError(
-            f"{folder}: {sure.name} is named after a part ({', '.join(splits)}), {lost.name} is "
-            "not; rename one of them, set splits to the names used, or name one file"
-        )
+def _named_parts(
+    folder: Path, direct: list[Path], splits: Sequence[str]
+) -> list[tuple[Path, int | None]]:
+    """Return the part of each file by its name; all files, without part, if none is named so."""
+    files = [(file, _part(file, splits)) for file in direct]
     taken = [(file, split) for file, split in files if split is not None]
-    taken.sort(key=lambda pair: (pair[1], pair[0].name))
-    left = [*(file.name for file in known), *others]
-    return Found(_single(taken), (*_left_out(left), *_absent(splits, named)))
-
-
-def _single(files: Sequence[tuple[Path, int]]) -> tuple[tuple[Path, int | None], ...]:
-    """Take one part alone for no parts at all."""
-    several = len({split for _, split in files}) > 1
-    return tuple((file, split if several else None) for file, split in files)
+    if not taken:
+        return files
+    for file, split in files:
+        if split is None and not any(_is_part(file, name) for name in _PARTS):
+            raise DataError(
+                f"{folder}: {taken[0][0].name} is named after a part ({', '.join(splits)}), "
+                f"{file.name} is not; rename one of them, set splits to the names used, or name "
+                "one file"
+            )
+    return sorted(taken, key=lambda pair: (pair[1], pair[0].name))
 
 
 def _part(file: Path, splits: Sequence[str]) -> int | None:
@@ -564,11 +500,8 @@ def _is_data(path: Path) -> bool:
     return next(_below(path, ends), None) is not None if path.is_dir() else _ends(path, ends)
 
 
-def _left_out(names: Sequence[str]) -> tuple[str, ...]:
+def _left_out(folder: Path, read: set[Path]) -> tuple[str, ...]:
+    """Return a note on the data in a folder that is not read."""
+    names = [path.name for path in _visible(folder) if path not in read and _is_data(path)]
     more = f", ... ({len(names)} in all)" if len(names) > _LISTED else ""
     return (f"files left out: {', '.join(names[:_LISTED])}{more}",) if names else ()
-
-
-def _absent(splits: Sequence[str], found: Sequence[int]) -> tuple[str, ...]:
-    lost = [name for split, name in enumerate(splits) if split not in found]
-    return (f"no files of the part {', '.join(lost)}",) if lost else ()

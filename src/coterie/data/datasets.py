@@ -22,19 +22,12 @@ from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Sp
 
 @dataclass(frozen=True)
 class Dataset:
-    """A built-in dataset.
+    """A built-in dataset."""
 
-    Attributes:
-        make: The function that makes the data, as "module:function"; its arguments are options.
-        description: One line.
-        test: The default test split, rows or a share of each client, unless the source has one.
-        fixed: Arguments that are set by the name.
-    """
-
-    make: str
+    make: str  # the function that makes the data, "module:function"; its arguments are options
     description: str
-    test: int | float = DEFAULT_TEST_SHARE
-    fixed: dict[str, Any] = field(default_factory=dict)
+    test: int | float = DEFAULT_TEST_SHARE  # rows or a share of each client, the default split
+    fixed: dict[str, Any] = field(default_factory=dict)  # arguments that are set by the name
 
     @property
     def function(self) -> Callable[..., Any]:

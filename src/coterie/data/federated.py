@@ -128,14 +128,11 @@ class Clients:
         else:
             picked = self.features[index.reshape(-1).numpy()].toarray()
             found = torch.from_numpy(picked).reshape(*index.shape, -1)
-        return torch.where(_expand(mask, found), found, torch.zeros_like(found))
+        return _masked(found, mask)
 
     def labels(self, index: Tensor, mask: Tensor) -> Tensor:
         """Gather flat targets by number, zeros where the mask is false."""
-        import torch
-
-        found = self.targets[index.to(self.device)]
-        return torch.where(_expand(mask, found), found, torch.zeros_like(found))
+        return _masked(self.targets[index.to(self.device)], mask)
 
 
 @dataclass(frozen=True)
@@ -210,11 +207,7 @@ class ClientArrays:
         return hasattr(self.features, "indptr")
 
     def only(self, ids: Sequence[int] | NDArray[np.int64]) -> Self:
-        """Keep whole clients, in the order given, such as training clients or held-out clients.
-
-        Args:
-            ids: Numbers of clients from 0, none twice.
-        """
+        """Keep whole clients, by number from 0 and in the order given."""
         chosen = np.asarray(ids)
         whole = chosen.ndim == 1 and len(chosen) > 0 and chosen.dtype.kind in "iu"
         if not whole or len(np.unique(chosen)) < len(chosen):
@@ -243,13 +236,7 @@ class ClientArrays:
             )
         return self if clients == len(self) else self.only(np.arange(clients))
 
-    def _take(
-        self,
-        index: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        spec: Spec,
-        names: Sequence[str],
-    ) -> Self:
+    def _take(self, index: Any, offsets: Any, spec: Spec, names: Sequence[str]) -> Self:
         return replace(
             self,
             spec=spec,
@@ -334,10 +321,8 @@ class FederatedDataset(ClientArrays):
     def split(self, test: float | int, seed: int) -> tuple[FederatedDataset, FederatedDataset]:
         """Split inside every client, at random; a client always keeps a row for training.
 
-        Args:
-            test: A share of each client's rows (float, rounded to the nearest row), or a number
-                of rows per client (int).
-            seed: Seed of the split.
+        `test` is a share of each client's rows (float, rounded to the nearest row), or a number of
+        rows per client (int).
         """
         if not (0 < test < 1 or (isinstance(test, int) and test >= 1)):
             raise DataError(
@@ -376,11 +361,8 @@ class FederatedDataset(ClientArrays):
     def at_most(self, rows: int, seed: int) -> FederatedDataset:
         """Keep at most `rows` rows of each client, drawn at random.
 
-        Rows keep their order, and the rows of a smaller number are among those of a larger one.
-
-        Args:
-            rows: The most rows of a client.
-            seed: Seed of the draw; its random stream differs from that of `split`.
+        Rows keep their order, and the rows of a smaller number are among those of a larger one. The
+        random stream differs from that of `split`.
         """
         if rows < 1:
             raise DataError(f"rows = {rows}: expected at least 1 row of each client")
@@ -423,8 +405,11 @@ def _stream(seed: int) -> Rng:
     return Rng.seeded(seed)
 
 
-def _expand(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.reshape(*mask.shape, *([1] * (like.dim() - mask.dim()))).to(like.device)
+def _masked(found: Tensor, mask: Tensor) -> Tensor:
+    import torch
+
+    wide = mask.reshape(*mask.shape, *([1] * (found.dim() - mask.dim()))).to(found.device)
+    return torch.where(wide, found, torch.zeros_like(found))
 
 
 def describe(data: ClientArrays) -> dict[str, Any]:
@@ -472,11 +457,10 @@ def _classes(data: ClientArrays) -> NDArray[np.int64]:
     """Count the labels that occur in each client."""
     y = np.asarray(data.targets if isinstance(data.targets, np.ndarray) else data.targets.cpu())
     owner = data.owners
+    size = max(data.spec.outputs, 2)
     if data.spec.task == "multilabel":
         rows, labels = np.nonzero(y)
-        pairs = owner[rows] * data.spec.outputs + labels
-        size = data.spec.outputs
+        pairs = owner[rows] * size + labels
     else:
-        size = max(data.spec.outputs, 2)
         pairs = owner * size + y.astype(np.int64)
     return np.bincount(np.unique(pairs) // size, minlength=len(data))

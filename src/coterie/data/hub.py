@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from coterie.data.tables import (
     arrow_column,
     arrow_errors,
     arrow_piece,
-    with_constants,
+    concatenate,
 )
 
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # ends Arrow's stream format
@@ -46,8 +47,7 @@ def is_dataset(given: Any) -> bool:
 def refusal(given: Any) -> DataError:
     """Return the error for an object that is no dataset."""
     parts = list(given.values()) if isinstance(given, Mapping) else [given]
-    streamed = any(hasattr(part, "column_names") and hasattr(part, "features") for part in parts)
-    if streamed:
+    if any(hasattr(part, "column_names") and hasattr(part, "features") for part in parts):
         return DataError(
             f"cannot load {type(given).__name__}: it is streamed, but rows are read twice; "
             "load it without streaming=True, or save it and give the folder"
@@ -89,39 +89,18 @@ def _file(where: str, parts: Mapping[str, File], source: Source) -> File:
             f"{where}: the parts are {', '.join(parts) or 'none'}, expected "
             f"{', '.join(source.splits)}; name them with splits"
         )
-    first = chosen[0][1]
-    if any(set(part.names) != set(first.names) for _, part in chosen):
-        raise DataError(f"{where}: the parts have different columns; give every part the same")
     left = [name for name in parts if name not in source.splits]
-    own = (source.split,) if len(chosen) > 1 and source.split not in first.names else ()
-
-    def pieces(columns: Sequence[str]) -> Iterator[Piece]:
-        wanted = [name for name in columns if name not in own]
-        for split, part in chosen:
-            for piece in part.pieces(wanted):
-                yield with_constants(piece, **dict.fromkeys(own, split))
-
-    return File(
-        where,
-        (*own, *first.names),
-        pieces,
-        labels=first.labels,
-        notes=(f"parts left out: {', '.join(left)}",) if left else (),
-    )
+    notes = (f"parts left out: {', '.join(left)}",) if left else ()
+    return concatenate(where, chosen, source.split, notes)
 
 
 def _object(given: Any, where: str) -> File:
     if not is_dataset(given):
         raise DataError(f"{where}: expected datasets with column_names and features inside")
-    names = tuple(given.column_names)
-    features = given.features or {}
+    names, features = tuple(given.column_names), given.features or {}
     plain = _without_format(given)
     small = {name for name in names if _is_small(features.get(name))}
-    labels = {
-        name: tuple(getattr(features[name], "names", None) or ())
-        for name in names
-        if name in features
-    }
+    labels = {name: tuple(getattr(features.get(name), "names", None) or ()) for name in names}
 
     def pieces(columns: Sequence[str]) -> Iterator[Piece]:
         # other columns would be decoded too, images among them
@@ -182,30 +161,24 @@ def _data_files(path: Path, listed: Any) -> list[Path]:
 
 
 def _arrow_part(where: str, files: Sequence[Path], features: Any) -> File:
-    with _stream(files[0]) as reader:
-        names = tuple(reader.schema.names)
-    for path in files[1:]:
-        with _stream(path) as reader:
-            lost = set(names) ^ set(reader.schema.names)
-        if lost:
-            raise DataError(
-                f"{path}: columns differ from {files[0].name}: {', '.join(sorted(lost))} in "
-                "one of them only; save the dataset again"
-            )
     features = features if isinstance(features, dict) else {}
     labels = {
         name: tuple(kind.get("names") or ())
         for name, kind in features.items()
         if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"
     }
+    joined = concatenate(where, [(None, _arrow_file(path)) for path in files], "")
+    return replace(joined, labels=labels)
 
+
+def _arrow_file(path: Path) -> File:
     def pieces(columns: Sequence[str]) -> Iterator[Piece]:
-        for path in files:
-            with _stream(path) as reader:
-                for batch in reader:
-                    yield arrow_piece(batch, columns)
+        with _stream(path) as reader:
+            for batch in reader:
+                yield arrow_piece(batch, columns)
 
-    return File(where, names, pieces, labels=labels)
+    with _stream(path) as reader:
+        return File(str(path), tuple(reader.schema.names), pieces)
 
 
 @contextmanager

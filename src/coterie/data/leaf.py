@@ -13,8 +13,9 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from coterie.data.tables import (
     plan_columns,
     unknown_level,
 )
-from coterie.data.text_images import Coder, Values, plan_coder
+from coterie.data.text_images import Coder, Fail, Values, array_coder, plan_coder, to_array
 
 LEAF_CHARACTERS: tuple[str, ...] = tuple(
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -83,6 +84,7 @@ class _File:
     path: Path
     split: int | None
     strict: bool = True
+    targets: "Mapping[str, _User]" = field(default_factory=dict)  # users without x, in their order
 
     def check(self) -> None:
         """Refuse a file that is nested too deeply, or has a top-level key twice."""
@@ -120,25 +122,44 @@ class _File:
         with self._opened() as file:
             return next(ijson.get_backend("python").items(file, "users"), None)
 
-    def head(self) -> tuple[Any, Any]:
-        """Return `users` and `num_samples`, None where absent."""
+    def first(self, key: str) -> Any:
+        """Return the value of `users` or `num_samples`, None where absent."""
         if not self.strict:
-            whole = self._parsed()
-            return whole.get("users"), whole.get("num_samples")
-        return self._first("users"), self._first("num_samples")
-
-    def _first(self, key: str) -> Any:
+            return self._parsed().get(key)
         with self._opened() as file:
             return next(ijson.items(file, key, use_float=True), None)
 
-    def users(self) -> Iterator[tuple[str, Any]]:
-        """Yield the name and the content of each user, in the order of the file."""
+    def users(self) -> "Iterator[_User]":
+        """Yield the users with their rows, in the order of the file."""
         if not self.strict:
             whole = self._parsed().get("user_data")
-            yield from whole.items() if isinstance(whole, dict) else ()
+            yield from starmap(self._user, whole.items() if isinstance(whole, dict) else ())
             return
         with self._opened() as file:
-            yield from ijson.kvitems(file, "user_data", use_float=True, map_type=_Object)
+            items = ijson.kvitems(file, "user_data", use_float=True, map_type=_Object)
+            yield from starmap(self._user, items)
+
+    def _user(self, name: str, content: Any) -> "_User":
+        where = f"{self.path}: client {name!r}"
+        if not isinstance(content, dict) or not {"x", "y"} <= set(content):
+            raise DataError(f"{where}: user_data holds no x and y for it; add them or take it out")
+        if isinstance(content, _Object) and content.twice is not None:
+            raise DataError(f"{where}: {content.twice!r} is given twice; give it once")
+        for key in "xy":
+            if not isinstance(content[key], list):
+                kind = next((text for kind, text in _KINDS if isinstance(content[key], kind)), "")
+                raise DataError(
+                    f"{where}: {key} is {kind or 'a number'}; expected a list with one item per row"
+                )
+        x, y = content["x"], content["y"]
+        if len(x) != len(y):
+            raise DataError(f"{where}: x has {len(x)} rows, y {len(y)}; give one target per row")
+        try:
+            return _User(where, name, x, targets_of(y, where))
+        except DataError:
+            raise
+        except ValueError as error:
+            raise DataError(f"{where}: targets of unequal widths; give each the same") from error
 
     def _opened(self) -> Any:
         file = self.path.open("rb")
@@ -157,15 +178,10 @@ class _File:
 class _User:
     """One user of one file; x is empty where only y is kept."""
 
-    path: Path
+    where: str  # the file and the user, for messages
     name: str
     x: list[Any]
     y: NDArray[Any]
-
-    @property
-    def where(self) -> str:
-        """The file and the user, for messages."""
-        return f"{self.path}: client {self.name!r}"
 
     @property
     def size(self) -> int:
@@ -174,79 +190,60 @@ class _User:
         return len(self.y) * (len(first) if isinstance(first, list | str) else 1)
 
 
-@dataclass(frozen=True)
-class _Index:
-    """One file, and its users with their targets, in the order of `users`."""
-
-    file: _File
-    users: Mapping[str, _User]
-
-    def rows(self) -> Iterator[_User]:
-        """Yield the users with their rows, in the order of the file."""
-        yield from map(partial(_user, self.file.path), self.file.users())
-
-
 def open_leaf(path: Path, source: Source, clients: int | None = None) -> Table:
     """Open a LEAF file or folder; `clients` takes the first of them."""
-    where, found = str(path), _files(path, source)
-    indexes = [_index(_File(file, split)) for file, split in found.files]
-    _refuse_duplicates(indexes)
-    names = list(dict.fromkeys(name for index in indexes for name in index.users))
-    wanted = names if clients is None else first_clients(names, clients, where)
-    notes = (*found.notes, *kept_note(len(wanted), len(names)))
-    coder = plan_coder(source, where)
-    if coder is not None:
-        rows: _Encode = partial(_coded, coder, _text_position(source, where))
-        shape, columns = coder.shape, coder_columns(coder, source, where)
-        notes += coder.notes
-    else:
-        shape, columns = _plan_numbers(indexes, frozenset(wanted), source, where)
-        rows = partial(_encoded, source, shape, columns)
-        shape = shape if columns.picks is None else (len(columns.names),)
-    return Table(
-        where,
-        shape,
-        columns,
-        partial(_read, indexes, wanted, rows),
-        "row {} (from 0) of its user_data".format,
-        notes,
-        sparse=coder is not None and coder.sparse,
-    )
-
-
-def _files(path: Path, source: Source) -> Found:
-    """List the files with the part of each."""
-    if path.is_file():
-        return Found(((path, None),))
-    found = find_files(path, JSON, source.splits)
+    where, found = str(path), Found(((path, None),))
+    if path.is_dir():
+        found = find_files(path, JSON, source.splits)
     if not found.files:
         raise DataError(
             f"{path}: no LEAF json here; expected *.json, or train/*.json and test/*.json, or "
             "*.parquet, *.h5, or a folder saved by datasets"
         )
-    return found
+    files = [_with_targets(_File(file, split)) for file, split in found.files]
+    _refuse_duplicates(files)
+    names = list(dict.fromkeys(name for file in files for name in file.targets))
+    wanted = names if clients is None else first_clients(names, clients, where)
+    notes = (*found.notes, *kept_note(len(wanted), len(names)))
+    coder, position = plan_coder(source, where), 0
+    if coder is not None:
+        position, columns = _text_position(source, where), coder_columns(coder, source, where)
+    else:
+        chosen = frozenset(wanted)
+        users = (user for file in files for user in file.users() if user.name in chosen)
+        coder, columns = _plan_numbers(users, source, where)
+    rows = partial(_coded, coder, columns, position)
+    return Table(
+        where,
+        coder.shape if columns.picks is None else (len(columns.names),),
+        columns,
+        partial(_read, files, wanted, rows),
+        "row {} (from 0) of its user_data".format,
+        (*notes, *coder.notes),
+        sparse=coder.sparse,
+    )
 
 
-def _index(file: _File) -> _Index:
+def _with_targets(file: _File) -> _File:
     """Check a file, and read the targets of its users."""
     file.check()
     try:
-        return _strict_index(file)
+        return _read_targets(file)
     except ijson.JSONError as error:
         if file.path.stat().st_size > _WHOLE:
             found = " ".join(str(error).split())
             raise DataError(
                 f"{file.path}: not whole JSON ({found}); it is truncated or damaged: fetch it again"
             ) from error
-    return _strict_index(replace(file, strict=False))
+    return _read_targets(replace(file, strict=False))
 
 
-def _strict_index(file: _File) -> _Index:
+def _read_targets(file: _File) -> _File:
     path = file.path
     with reading(path):
-        users, counts = file.head()
+        users, counts = file.first("users"), file.first("num_samples")
         found: dict[str, _User] = {}
-        for user in map(partial(_user, path), file.users()):
+        for user in file.users():
             if user.name in found:
                 raise DataError(f"{path}: {user.name!r} is given twice; name each client once")
             found[user.name] = replace(user, x=[])
@@ -261,7 +258,7 @@ def _strict_index(file: _File) -> _Index:
     if file.strict and any("?" in name for name in names):
         check_names([str(name) for name in file.names()], str(path))
     _check_counts(path, names, counts or [None] * len(names), found)
-    return _Index(file, {name: found[name] for name in names})
+    return replace(file, targets={name: found[name] for name in names})
 
 
 def _check_counts(
@@ -288,58 +285,29 @@ def _check_counts(
             )
 
 
-def _refuse_duplicates(indexes: Sequence[_Index]) -> None:
+def _refuse_duplicates(files: Sequence[_File]) -> None:
     seen: dict[tuple[str, int | None], Path] = {}
-    for index in indexes:
-        for name in index.users:
-            key = (name, index.file.split)
-            if key in seen:
+    for file in files:
+        for name in file.targets:
+            first = seen.setdefault((name, file.split), file.path)
+            if first != file.path:
                 raise DataError(
-                    f"{index.file.path}: duplicate client {name!r}, already in {seen[key]}; name "
-                    "each client once in a split"
+                    f"{file.path}: duplicate client {name!r}, already in {first}; name each client "
+                    "once in a split"
                 )
-            seen[key] = index.file.path
-
-
-def _user(path: Path, item: tuple[str, Any]) -> _User:
-    """Check the content of one user."""
-    name, content = item
-    where = f"{path}: client {name!r}"
-    if not isinstance(content, dict) or not {"x", "y"} <= set(content):
-        raise DataError(f"{where}: user_data holds no x and y for it; add them or take it out")
-    if isinstance(content, _Object) and content.twice is not None:
-        raise DataError(f"{where}: {content.twice!r} is given twice; give it once")
-    for key in "xy":
-        if not isinstance(content[key], list):
-            raise DataError(
-                f"{where}: {key} is {_kind(content[key])}; expected a list with one item per row"
-            )
-    x, y = content["x"], content["y"]
-    if len(x) != len(y):
-        raise DataError(f"{where}: x has {len(x)} rows, y {len(y)}; give one target per row")
-    try:
-        return _User(path, name, x, targets_of(y, where))
-    except DataError:
-        raise
-    except ValueError as error:
-        raise DataError(f"{where}: targets of unequal widths; give each the same") from error
-
-
-def _kind(value: Any) -> str:
-    return next((text for kind, text in _KINDS if isinstance(value, kind)), "a number")
 
 
 def _read(
-    indexes: Sequence[_Index], wanted: Sequence[str], rows: _Encode, features: bool
+    files: Sequence[_File], wanted: Sequence[str], rows: _Encode, features: bool
 ) -> Iterator[Batch]:
     # All clients first: their order is that of `users`, and those without rows stay.
     yield Batch(NONE, wanted, NONE, None, NONE)
     chosen = frozenset(wanted)
-    for index in indexes:
-        users = index.rows() if features else iter(index.users.values())
+    for file in files:
+        users = file.users() if features else iter(file.targets.values())
         # filter, unlike a generator expression, does not hold a user while the next one is read
         for group in _groups(filter(lambda user: user.name in chosen, users)):
-            whole = _batch(group, index.file.split)
+            whole = _batch(group, file.split)
             if not features or not len(whole.y):
                 yield whole
                 continue
@@ -382,8 +350,10 @@ def _batch(group: Sequence[_User], split: int | None) -> Batch:
     )
 
 
-def _coded(coder: Coder, position: int, group: Sequence[_User]) -> Iterator[tuple[int, Values]]:
-    """Encode rows that are text or names of images, as many together as the coder takes."""
+def _coded(
+    coder: Coder, columns: Columns, position: int, group: Sequence[_User]
+) -> Iterator[tuple[int, Values]]:
+    """Encode rows, as many together as the coder takes."""
     owners = [(user, at) for user in group for at in range(len(user.x))]
     for start in range(0, len(owners), coder.step):
         part = owners[start : start + coder.step]
@@ -392,6 +362,9 @@ def _coded(coder: Coder, position: int, group: Sequence[_User]) -> Iterator[tupl
             user, at = part[row]
             return DataError(f"{user.where}, row {at} (from 0): {found}")
 
+        def fail_column(row: int, column: str, found: str, fail: Fail = fail) -> DataError:
+            return fail(row, f"column {column!r}: {found}")
+
         rows = [user.x[at] for user, at in part]
         if coder.kind == "text":
             # a row that is a list holds its text at one position, as in Sent140
@@ -399,7 +372,7 @@ def _coded(coder: Coder, position: int, group: Sequence[_User]) -> Iterator[tupl
                 row[position] if isinstance(row, list) and position < len(row) else row
                 for row in rows
             ]
-        yield start, coder.encode([rows], fail)
+        yield start, columns.encode(coder.encode([rows], fail), fail_column)
 
 
 def _text_position(source: Source, where: str) -> int:
@@ -413,86 +386,39 @@ def _text_position(source: Source, where: str) -> int:
     return int(source.features[0])
 
 
-def _plan_numbers(
-    indexes: Sequence[_Index], wanted: frozenset[str], source: Source, where: str
-) -> tuple[tuple[int, ...], Columns]:
-    """Return the shape of a row of the first user that has one, and the columns."""
-    users = (user for index in indexes for user in index.rows())
-    first = next((user for user in users if user.x and user.name in wanted), None)
+def _plan_numbers(users: Iterator[_User], source: Source, where: str) -> tuple[Coder, Columns]:
+    """Return the coder of numbers, or text of declared characters, and the columns."""
+    first = next((user for user in users if user.x), None)
     if first is None:
-        return (0,), Columns(range(0))
-    shape = _numbers(first, source, None).shape[1:]
-    columns = range(int(np.prod(shape)))
-    # text has no columns that options could name
-    named = not isinstance(first.x[0], str)
-    return shape, plan_columns(columns, source, where=where) if named else Columns(columns)
-
-
-def _encoded(
-    source: Source, shape: tuple[int, ...], columns: Columns, group: Sequence[_User]
-) -> Iterator[tuple[int, Values]]:
-    """Encode rows that are numbers, or text of declared characters."""
-    parts = [
-        columns.encode(_numbers(user, source, shape), partial(_fail, user))
-        for user in group
-        if user.x
-    ]
-    yield 0, np.concatenate(parts)
-
-
-def _numbers(user: _User, source: Source, shape: tuple[int, ...] | None) -> NDArray[np.float64]:
-    """Return a user's rows as one array."""
-    rows: Any = user.x
-    if any(isinstance(row, str) for row in rows):
-        rows = _characters(user, source)
-    try:
-        x = np.array(rows, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise _bad_rows(user, rows) from error
-    x = x[:, None] if x.ndim == 1 else x
-    if shape is not None and x.shape[1:] != shape:
-        raise DataError(
-            f"{user.where}: rows of shape {x.shape[1:]}, where the first client has {shape}; give "
-            "every row the same number of values"
-        )
-    return x
-
-
-def _characters(user: _User, source: Source) -> list[list[int]]:
+        return array_coder("x", (0,), pixels=False), Columns(range(0))
     levels = source.levels.get("x", ())
-    index = {character: at for at, character in enumerate(levels)}
-    for at, row in enumerate(user.x):
-        if not levels or not isinstance(row, str):
-            raise DataError(
-                f"{user.where}, row {at} (from 0): found {str(row)[:40]!r}, expected numbers; "
-                "for text declare its characters, levels={'x': (...)}, and the classes, or set "
-                "text= and a public vocabulary=; for names of images set images= to their folder"
+    codes = {character: at for at, character in enumerate(levels)}
+
+    def values(row: Any, at: int, fail: Fail) -> Any:
+        if not isinstance(row, str):
+            return row if isinstance(row, list | None) else [row]
+        if not levels:
+            raise fail(
+                at,
+                f"found {row[:40]!r}, expected numbers; for text declare its characters, "
+                "levels={'x': (...)}, and the classes, or set text= and a public vocabulary=; for "
+                "names of images set images= to their folder",
             )
-        lost = next((character for character in row if character not in index), None)
+        lost = next((character for character in row if character not in codes), None)
         if lost is not None:
-            raise _fail(user, at, "x", unknown_level(lost, levels))
-    return [[index[character] for character in row] for row in user.x]
+            raise fail(at, f"column 'x': {unknown_level(lost, levels)}")
+        return [codes[character] for character in row]
 
+    def encode(columns: Sequence[Sequence[Any]], fail: Fail) -> Values:
+        return coder.encode([[values(row, at, fail) for at, row in enumerate(columns[0])]], fail)
 
-def _bad_rows(user: _User, rows: list[Any]) -> DataError:
-    """Return the error for a row that is no list of numbers, or has another width."""
-    width = np.shape(rows[0]) if not isinstance(rows[0], list) else (len(rows[0]),)
-    for at, row in enumerate(rows):
-        where = f"{user.where}, row {at} (from 0)"
-        try:
-            values = np.array(row, dtype=np.float64)
-        except (TypeError, ValueError, OverflowError):
-            return DataError(
-                f"{where}: found {str(row)[:60]}, expected numbers; correct the row, or set text= "
-                "and a public vocabulary= for text"
-            )
-        if values.shape[:1] != width:
-            return DataError(
-                f"{where}: {len(np.atleast_1d(values))} values, where the first row has "
-                f"{width[0] if width else 1}; give every row the same number"
-            )
-    return DataError(f"{user.where}: rows of unequal shapes; give every row the same")
+    def fail_first(row: int, found: str) -> DataError:
+        return DataError(f"{first.where}, row {row} (from 0): {found}")
 
-
-def _fail(user: _User, row: int, column: str, found: str) -> DataError:
-    return DataError(f"{user.where}, row {row} (from 0), column {column!r}: {found}")
+    shape = to_array(values(first.x[0], 0, fail_first), None, 0, fail_first).shape
+    coder = array_coder("x", shape, pixels=False)
+    # text has no columns that options could name
+    plan = partial(plan_columns, source=source, where=where)
+    columns = range(int(np.prod(shape)))
+    found = Columns(columns) if isinstance(first.x[0], str) else plan(columns)
+    return replace(coder, encode=encode), found

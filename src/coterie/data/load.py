@@ -72,7 +72,7 @@ def load(
 def read(
     given: str | Path | Any, source: Source | None = None, *, clients: int | None = None
 ) -> ClientArrays:
-    """Read data as `load` does, into NumPy arrays; torch is not imported."""
+    """Return the data of `load` as NumPy arrays; torch is not imported."""
     source = source or Source()
     if not isinstance(given, str | Path):
         if not is_dataset(given):
@@ -165,13 +165,12 @@ def from_arrays(  # noqa: PLR0913  (the common options by name, the others in so
     """
     source = source or Source()
     source = replace(source, task=task or source.task, classes=classes or source.classes)
-    columns = columns if columns is not None else getattr(X, "columns", None)
     table = _flat_table(
         _array_rows(values_of(X, title), title),
         targets_of(y, title),
         _owners(clients, names, title),
         split=None if split is None else values_of(split, title),
-        columns=None if columns is None else [str(name) for name in columns],
+        columns=columns if columns is not None else getattr(X, "columns", None),
         source=source,
         where=title,
     )
@@ -205,25 +204,20 @@ def from_targets(
     source = replace(source or Source(), target=tuple(names), targets_are_clients=True)
     rows, y = _array_rows(values_of(X, title), title), targets_of(Y, title)
     nobody = (("",), np.zeros(rows.shape[0], dtype=np.int64))
-    listed = None if columns is None else [str(name) for name in columns]
-    table = _flat_table(rows, y, nobody, columns=listed, source=source, where=title)
+    table = _flat_table(rows, y, nobody, columns=columns, source=source, where=title)
     return assemble(table, source, title=title).tensors()
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of features that can be read more than once, a slice at a time.
-
-    `place` returns the place of a row, for messages. A source that is not `typed` stores whole and
-    real targets alike.
-    """
+    """Rows of features that can be read more than once, a slice at a time."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: Callable[[], Iterator[Values]]
     sparse: bool = False
     place: Callable[[int], str] = "row {} (from 0)".format
-    typed: bool = True
+    typed: bool = True  # else whole and real targets are stored alike
 
 
 def _flat_table(
@@ -232,7 +226,7 @@ def _flat_table(
     clients: Owners,
     *,
     split: Values | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Any = None,
     source: Source,
     where: str,
 ) -> Table:
@@ -251,21 +245,20 @@ def _flat_table(
             f"{where}: features and levels choose columns of flat, dense rows, but rows are "
             f"{'sparse' if rows.sparse else shape}; leave them out"
         )
-    plan = plan_columns(range(width) if columns is None else columns, source, where=where)
+    names = range(width) if columns is None else [str(name) for name in columns]
+    plan = plan_columns(names, source, where=where)
     pixels = rows.dtype == np.uint8 and len(shape) > 1
     real = y.dtype.kind == "f" if rows.typed else None
 
     def read(features: bool) -> Iterator[Batch]:
         for batch in _batches(rows if features else None, y, clients, split, real):
-            if batch.x is None:
-                yield batch
-                continue
 
             def fail(row: int, column: str, found: str, batch: Batch = batch) -> DataError:
                 return table.error(batch, row, f"column {column!r}: {found}")
 
-            x = plan.encode(batch.x, fail)
-            yield replace(batch, x=np.float32(x) / np.float32(255) if pixels else x)
+            x = None if batch.x is None else plan.encode(batch.x, fail)
+            scaled = pixels and x is not None
+            yield replace(batch, x=np.float32(x) / np.float32(255) if scaled else x)
 
     shape = shape if plan.picks is None else (len(plan.names),)
     notes = (PIXELS,) if pixels else ()
@@ -309,15 +302,13 @@ def _array_rows(x: Values, where: str) -> _Rows:
 
 
 def _owners(clients: Any, names: Sequence[str] | None, where: str) -> Owners:
-    """Return the names of the clients and, for each row, an index into them.
-
-    Labels are integers or text; with `names`, they are indices into these.
-    """
-    clients = clients.detach().cpu() if hasattr(clients, "detach") else clients
-    clients = clients.numpy() if hasattr(clients, "numpy") else clients
-    labels = clients.to_numpy() if hasattr(clients, "to_numpy") else clients
+    """Return `Owners` of integers or text; with `names`, of indices into these."""
+    labels = clients
+    for step in ("detach", "cpu", "numpy", "to_numpy"):
+        labels = getattr(labels, step)() if hasattr(labels, step) else labels
     if not isinstance(labels, np.ndarray):
-        labels = _objects(labels)
+        # np.asarray would turn [1, "1"] into two equal texts
+        labels = np.fromiter(labels, dtype=object)
     if labels.ndim != 1:
         raise DataError(f"{where}: clients has shape {labels.shape}; expected one label per row")
     if names is not None:
@@ -336,14 +327,6 @@ def _owners(clients: Any, names: Sequence[str] | None, where: str) -> Owners:
             "all labels as one type"
         )
     return spelled, codes
-
-
-def _objects(labels: Any) -> NDArray[Any]:
-    # np.asarray would turn [1, "1"] into two equal texts
-    listed = list(labels)
-    array = np.empty(len(listed), dtype=object)
-    array[:] = listed
-    return array
 
 
 def _label(label: Any, row: int, where: str) -> int | str:
@@ -386,38 +369,26 @@ def _open_npz(path: Path, source: Source, unlabelled: "_Unlabelled | None" = Non
     client = unlabelled.client_of(source.client in small) if unlabelled else None
     needed = [*targets, *([] if "X_data" in present else ["X"])]
     needed += [] if source.targets_are_clients or client is not None else [source.client]
-    remedy = "name the client of all rows with --client" if unlabelled else "set client and target"
-    _require(path, needed, present, remedy)
+    if absent := [name for name in needed if name not in present]:
+        remedy = "name the client of all rows with --client"
+        raise DataError(
+            f"{path}: no array {absent[0]!r}, the arrays are {', '.join(sorted(present))}; add it, "
+            f"or {remedy if unlabelled else 'set client and target'}"
+        )
     rows = _sparse_rows(small, where) if "X_data" in present else _streamed_rows(path)
     columns = small.get("feature_names")
     if columns is not None and columns.shape != (int(np.prod(rows.shape[1:])),):
         columns = None
-    if unlabelled is not None and columns is not None:
+    if unlabelled and columns is not None:
         source = replace(source, features=file_columns(source, unlabelled.columns))
     owners: Owners = ((client or "",), np.zeros(rows.shape[0], dtype=np.int64))
     if source.client in needed:
         owners = _owners(small[source.client], None, where)
     parts = [targets_of(small[name], where) for name in targets]
     parts = parts or [np.arange(rows.shape[0], dtype=np.float64)]
-    return _flat_table(
-        rows,
-        parts[0] if len(parts) == 1 else np.column_stack(parts),
-        owners,
-        split=None if unlabelled else small.get(source.split),
-        columns=None if columns is None else [str(name) for name in columns],
-        source=source,
-        where=where,
-    )
-
-
-def _require(path: Path, needed: Sequence[str], present: set[str], remedy: str) -> None:
-    """Raise DataError if an array is missing."""
-    for name in needed:
-        if name not in present:
-            raise DataError(
-                f"{path}: no array {name!r}, the arrays are {', '.join(sorted(present))}; add it, "
-                f"or {remedy}"
-            )
+    y = parts[0] if len(parts) == 1 else np.column_stack(parts)
+    split = None if unlabelled else small.get(source.split)
+    return _flat_table(rows, y, owners, split=split, columns=columns, source=source, where=where)
 
 
 def _sparse_rows(small: Mapping[str, NDArray[Any]], where: str) -> _Rows:
@@ -463,10 +434,9 @@ def _streamed_rows(path: Path) -> _Rows:
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    return np.lib.format.read_array_header_2_0(file)
+    first = np.lib.format.read_magic(file) == (1, 0)
+    form = np.lib.format
+    return form.read_array_header_1_0(file) if first else form.read_array_header_2_0(file)
 
 
 def _open_mat(path: Path, source: Source) -> Table:
@@ -488,28 +458,18 @@ def _open_mat(path: Path, source: Source) -> Table:
     if len({y.shape[1:] for _, y in held}) > 1:
         raise DataError(f"{path}: clients have different numbers of targets; give each the same")
     offsets = offsets_of([x.shape[0] for x, _ in cells])
-    dtype = held[0][0].dtype if held else np.dtype(np.float64)
-    dense = all(isinstance(x, np.ndarray) for x, _ in cells)
     owner = np.repeat(np.arange(len(cells)), np.diff(offsets))
-
-    def place(row: int) -> str:
-        return f"row {row - offsets[owner[row]]} (from 0) of its cell"
-
     rows = _Rows(
         (int(offsets[-1]), *shape),
-        dtype,
+        held[0][0].dtype if held else np.dtype(np.float64),
         lambda: iter([x for x, _ in held]),
-        sparse=not dense,
-        place=place,
+        sparse=not all(isinstance(x, np.ndarray) for x, _ in cells),
+        place=lambda row: f"row {row - offsets[owner[row]]} (from 0) of its cell",
         typed=False,  # MATLAB stores both as doubles
     )
-    return _flat_table(
-        rows,
-        np.concatenate([y for _, y in held] or [np.zeros(0)]),
-        ([str(at) for at in range(len(cells))], owner),
-        source=source,
-        where=str(path),
-    )
+    y = np.concatenate([y for _, y in held] or [np.zeros(0)])
+    names = [str(at) for at in range(len(cells))]
+    return _flat_table(rows, y, (names, owner), source=source, where=str(path))
 
 
 def _cells(path: Path) -> list[tuple[Values, NDArray[Any]]]:
@@ -582,14 +542,9 @@ def load_unlabelled(
     """Read rows to be predicted, as training data were read; a target column is ignored.
 
     The row number takes the place of the target: rows are sorted by client, and predictions are
-    returned in the order of the file.
-
-    Args:
-        path: A table, an npz with X (and client), or another file of rows with named columns.
-        source: How the training data were read.
-        columns: The features of the training, in order, where they had names.
-        client: The client of all rows, even if the file names others.
-        owner: The client of all rows if the file names none.
+    returned in the order of the file. `columns` are the features of the training, where they had
+    names. `client` is the client of all rows, even if the file names others; `owner` if it names
+    none.
 
     Raises:
         DataError: If the file cannot be read; if it has no client column and none is given.
@@ -600,9 +555,14 @@ def load_unlabelled(
     if path.name.lower().endswith(".npz"):
         table = _open_npz(path, plain, options)
     else:
-        file = _numbered(_open_predicted(path, plain), source, options)
+        file = _open_rows(path, plain, None)
+        if file is None:
+            raise DataError(
+                f"{path}: rows to be predicted are read from {', '.join(_PREDICTED)}; save them as "
+                "CSV or Parquet"
+            )
         plain = replace(plain, features=file_columns(plain, columns))
-        table = open_columns(file, plain)
+        table = open_columns(_numbered(file, source, options), plain)
     data = assemble(table, plain, title=path.name).tensors()
     if len(data.targets) > _MOST_ROWS:
         raise DataError(f"{path}: {len(data.targets)} rows; give at most {_MOST_ROWS} in one file")
@@ -639,16 +599,6 @@ def file_columns(source: Source, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(levels.get(column, column) for column in columns))
 
 
-def _open_predicted(path: Path, source: Source) -> File:
-    file = _open_rows(path, source, None)
-    if file is None:
-        raise DataError(
-            f"{path}: rows to be predicted are read from {', '.join(_PREDICTED)}; save them as CSV "
-            "or Parquet"
-        )
-    return file
-
-
 def _numbered(file: File, source: Source, options: _Unlabelled) -> File:
     """Add the row number as the target, and the client of all rows where one is given."""
     client = options.client_of(source.client in file.names)
@@ -670,7 +620,7 @@ def _numbered(file: File, source: Source, options: _Unlabelled) -> File:
             rows = piece.num_rows
             made = {_ROW: pa.array(np.arange(first, first + rows, dtype=np.float64))}
             made |= {} if client is None else {source.client: pa.array([client] * rows)}
-            yield Piece({**{name: piece.column(name) for name in wanted}, **made}, rows)
+            yield Piece({**piece.columns, **made}, rows)
             first += rows
 
     clients = file.clients if client is None else ()

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,8 +47,6 @@ _NAMED_EMPTY = 5  # clients without rows listed in a message
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # names that a flag takes unquoted
 
 Integers = NDArray[np.int64]
-_Beyond = tuple[Integers, Integers, Integers, Integers]
-"""Cells, with their rows beyond a limit, those far beyond, and those above less those below."""
 
 
 def standardise_clients(
@@ -61,11 +60,8 @@ def standardise_clients(
     standard deviations, implied zeros counted, but not centred, since that would fill them.
 
     Scaled features are cut at +-15, the public limit of the scaling contract, since a column that
-    hardly varies in training may have any value later.
-
-    Args:
-        train: The training rows, from which the constants are taken.
-        test: Rows of the same clients, scaled by the constants of their client's training rows.
+    hardly varies in training may have any value later. `test` are rows of the same clients, scaled
+    by the constants of their client's training rows.
 
     Raises:
         DataError: If `test` has other clients or other columns than `train`.
@@ -125,21 +121,15 @@ def apply_constants(
 ) -> FederatedDataset:
     """Scale features to (x - center) / scale, cut at +-clip, and targets likewise, uncut.
 
-    The constants must be public: declared without reading the rows.
-
-    Args:
-        data: The rows to scale.
-        center: One number, or one per feature; zero for sparse features.
-        scale: One positive number, or one per feature.
-        clip: The largest absolute value left in the scaled features.
-        target_center: Subtracted from targets; regression only.
-        target_scale: Divides targets; regression only.
+    The constants must be public: declared without reading the rows. `center` and `scale` are one
+    number, or one per feature; sparse features have center 0, and only regression targets scale.
 
     Raises:
         DataError: If a constant cannot be applied to this data.
     """
     centers, scales = _constants(data, center, scale, clip)
-    if data.spec.task != "regression" and (target_center, target_scale) != (0.0, 1.0):
+    scaled_target = (target_center, target_scale) != (0.0, 1.0)
+    if data.spec.task != "regression" and scaled_target:
         raise DataError(f"{data.title}: {data.spec.task} targets are labels and cannot be scaled")
     if not (np.isfinite(target_center) and np.isfinite(target_scale) and target_scale > 0):
         raise DataError(
@@ -149,10 +139,9 @@ def apply_constants(
     features, notes = _cut(replace(data, features=_divided(data, centers, scales)), clip)
     cut = "" if clip is None else f", cut at +-{clip:g}"
     note = f"features scaled by declared constants{cut}"
-    if data.spec.task == "regression" and (target_center, target_scale) != (0.0, 1.0):
-        note += f"; target (y - {target_center:g}) / {target_scale:g}"
     targets = data.targets
-    if data.spec.task == "regression":
+    if scaled_target:
+        note += f"; target (y - {target_center:g}) / {target_scale:g}"
         targets = ((targets.double() - target_center) / target_scale).float()
     return replace(data, features=features, targets=targets, notes=(*data.notes, note, *notes))
 
@@ -184,7 +173,7 @@ def _cut(scaled: FederatedDataset, clip: float | None) -> tuple[Features, tuple[
 
 def _constants(
     data: FederatedDataset, center: ArrayLike, scale: ArrayLike, clip: float | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> Moments:
     try:
         centers, scales = (
             np.broadcast_to(np.asarray(given, dtype=np.float64), data.spec.shape).reshape(-1)
@@ -221,13 +210,7 @@ def _row_blocks(data: FederatedDataset) -> Iterator[slice]:
         yield slice(start, min(rows, start + step))
 
 
-def _dense_moments(
-    train: FederatedDataset,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return each client's column means and standard deviations, (clients, features) each.
-
-    Constant columns have an infinite scale, and so become 0.
-    """
+def _dense_moments(train: FederatedDataset) -> Moments:
     flat = _flat(train)
     center = np.zeros((len(train), train.spec.features))
     scale = np.full_like(center, np.inf)
@@ -241,13 +224,9 @@ def _dense_moments(
         center[ids] = np.add.reduceat(rows, starts, axis=0) / counts[:, None]
         rows -= np.repeat(center[ids], counts, axis=0)
         np.square(rows, out=rows)
-        deviation = np.sqrt(np.add.reduceat(rows, starts, axis=0) / counts[:, None])
-        scale[ids] = _infinite_if_zero(deviation)
+        scale[ids] = np.sqrt(np.add.reduceat(rows, starts, axis=0) / counts[:, None])
+    scale[scale == 0] = np.inf  # so that constant columns become 0
     return center, scale
-
-
-def _infinite_if_zero(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(deviation == 0, np.inf, deviation)
 
 
 def _client_blocks(data: FederatedDataset, ids: Integers, size: int = _BLOCK) -> Iterator[Integers]:
@@ -259,12 +238,10 @@ def _client_blocks(data: FederatedDataset, ids: Integers, size: int = _BLOCK) ->
 def _scale_rows(
     data: FederatedDataset, center: NDArray[np.float64], scale: NDArray[np.float64]
 ) -> Tensor:
-    flat = _flat(data)
-    owner = data.owners
+    flat, owner = _flat(data), data.owners
     out = np.empty(flat.shape, dtype=np.float32)
     for rows in _row_blocks(data):
-        centred = flat[rows] - center[owner[rows]]
-        out[rows] = _bounded(centred, scale[owner[rows]])
+        out[rows] = _bounded(flat[rows] - center[owner[rows]], scale[owner[rows]])
     return _like(data, out)
 
 
@@ -293,7 +270,8 @@ def _sparse_cells(train: FederatedDataset) -> tuple[Integers, NDArray[np.float64
     square = np.bincount(inverse, weights=(values - mean[inverse]) ** 2, minlength=len(cells))
     # Entries that are not stored are zeros, each mean^2 away from the mean.
     deviation = np.sqrt((square + (counts - stored) * mean**2) / np.maximum(counts, 1))
-    return cells, _infinite_if_zero(deviation)
+    deviation[deviation == 0] = np.inf
+    return cells, deviation
 
 
 def _scale_cells(
@@ -313,14 +291,11 @@ def _scale_entries(data: FederatedDataset, scale: NDArray[np.float64]) -> sparse
     return scaled
 
 
-def _with_values(data: FederatedDataset, values: NDArray[np.floating]) -> sparse.csr_matrix:
-    assert not isinstance(data.features, Tensor)
-    parts = (
-        values.astype(np.float32),
-        data.features.indices.copy(),
-        data.features.indptr.copy(),
-    )
-    return sparse.csr_matrix(parts, shape=data.features.shape)
+def _with_values(data: FederatedDataset, values: NDArray[np.floating]) -> Any:
+    features: Any = data.features
+    scaled = features.copy()
+    scaled.data = values.astype(np.float32)
+    return scaled
 
 
 def scaling_hint(data: FederatedDataset, clients: int = 200) -> str | None:
@@ -332,12 +307,12 @@ def scaling_hint(data: FederatedDataset, clients: int = 200) -> str | None:
     if rows == 0 or not isinstance(data.features, Tensor):
         return None
     sizes = data.features[:rows].flatten(1).double().square().mean(dim=0).sqrt()
-    target = float(data.targets[:rows].double().square().mean().sqrt())
+    largest, target = float(sizes.max()), float(data.targets[:rows].double().square().mean().sqrt())
     off = []
-    if float(sizes.max()) > 10:
-        off.append(f"some features have size {float(sizes.max()):.3g}")
-    if 0 < float(sizes.max()) < 0.1:
-        off.append(f"all features are below {float(sizes.max()):.3g}")
+    if largest > 10:
+        off.append(f"some features have size {largest:.3g}")
+    if 0 < largest < 0.1:
+        off.append(f"all features are below {largest:.3g}")
     if data.spec.task == "regression" and (target > 10 or 0 < target < 0.1):
         off.append(f"targets have size {target:.3g}")
     if not off:
@@ -353,10 +328,8 @@ def scaling_hint(data: FederatedDataset, clients: int = 200) -> str | None:
 class Unscaled:
     """The cells (client, column) that break the contract, by client and then by column.
 
-    Attributes:
-        clients: Indices of clients.
-        columns: Columns from 0; the number of features is the target.
-        shares: The share of the client's own rows that lie beyond the limit.
+    The number of features is the column of the target. `shares` are those of the client's own rows
+    that lie beyond the limit.
     """
 
     clients: Integers
@@ -381,12 +354,7 @@ def unscaled(
     a client breaks the contract by chance with probability below 1e-7. Indicators, shares and small
     counts always pass. In a client of one or two rows, all must lie beyond ten times the limit
     (2e-6 at most). A column that is constant in a client passes or fails as a whole: declare a clip
-    where a few clients may lie far out.
-
-    Args:
-        clients: The clients; each is checked by itself.
-        limit: The largest absolute value of a feature of about unit size.
-        target_limit: That of a regression target; classes are not checked.
+    where a few clients may lie far out. Classes are not checked.
     """
     width, counts = clients.spec.features, clients.counts.numpy()
     cells, found, far, net = _tally(clients, limit, target_limit)
@@ -424,13 +392,9 @@ def refuse_unscaled(
 
 
 def cut_note(data: FederatedDataset, clip: float) -> str | None:
-    """Return a note if a declared clip cuts most of a client's own rows, else None.
+    """Return a note if a declared clip would cut most of a client's own rows, else None.
 
     This is no error: a clip is made for a client that lies far out as a whole.
-
-    Args:
-        data: Scaled features, not yet cut.
-        clip: The absolute value at which they will be cut.
     """
     found = _survey(data, clip, np.inf)
     if not found.owners:
@@ -444,8 +408,6 @@ def cut_note(data: FederatedDataset, clip: float) -> str | None:
 
 @dataclass
 class _Survey:
-    """Summary of what breaks the contract over all clients."""
-
     columns: set[int]
     owners: set[int]
     first: list[str]
@@ -502,68 +464,68 @@ def _remedy(data: FederatedDataset, columns: set[int]) -> str:
     return ", and ".join(ways)
 
 
-def _tally(clients: Clients, limit: float, target_limit: float) -> _Beyond:
-    """Count by cell, client * (features + 1) + column, the rows beyond a limit, and far beyond."""
+def _tally(clients: Clients, limit: float, target_limit: float) -> Integers:
+    """Return cells, with their rows beyond a limit, far beyond, and above less below it, (4, n).
+
+    A cell is client * (features + 1) + column.
+    """
     counts, starts = clients.counts.numpy(), clients.starts.numpy()
     owner = np.repeat(np.arange(len(counts)), counts)
     rows = np.arange(len(owner)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
     factor = np.where(counts[owner] > _MORE, 1.0, _SMALL).astype(np.float32)
     step = max(1, _BLOCK // max(1, clients.spec.features))
-    none = np.empty(0, dtype=np.int64)
-    parts: list[_Beyond] = [_counted(none, none > 0, none)]
+    total = np.empty((4, 0), dtype=np.int64)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        parts.append(_features(clients, rows[part], owner[part], limit * factor[part]))
+        found = [_features(clients, rows[part], owner[part], limit * factor[part])]
         if clients.spec.task == "regression":
             limits = target_limit * factor[part], _FAR * max(limit, target_limit) * factor[part]
-            parts.append(_targets(clients, rows[part], owner[part], limits))
-    # A client may continue in the next chunk: add up the counts of each cell.
-    cells, place = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-    found, far, net = (
-        np.bincount(place, np.concatenate([part[which] for part in parts]), len(cells))
-        for which in (1, 2, 3)
-    )
-    return cells, found.astype(np.int64), far.astype(np.int64), net.astype(np.int64)
+            found.append(_targets(clients, rows[part], owner[part], *limits))
+        # A client may continue in the next chunk: add up the counts of each cell.
+        listed = np.concatenate([total, *found], axis=1)
+        cells, place = np.unique(listed[0], return_inverse=True)
+        sums = [np.bincount(place, weights, len(cells)) for weights in listed[1:]]
+        total = np.stack([cells, *sums]).astype(np.int64)
+    return total
 
 
 def _features(
     clients: Clients, rows: Integers, owner: Integers, limits: NDArray[np.float32]
-) -> _Beyond:
-    cells = owner * (clients.spec.features + 1)
+) -> Integers:
     if not isinstance(clients.features, Tensor):
         picked = clients.features[rows]
         picked.sum_duplicates()
-        place = np.repeat(np.arange(len(rows)), np.diff(picked.indptr))
+        place, column = _entry_rows(picked), picked.indices
         over = np.abs(picked.data) / limits[place]
-        column = picked.indices
     else:
         index = torch.from_numpy(rows).to(clients.device)
         values = clients.features[index].reshape(len(rows), -1).abs().cpu().numpy()
         place, column = np.nonzero(values > limits[:, None])
         over = values[place, column] / limits[place]
     beyond = over > 1
-    either = np.ones(np.count_nonzero(beyond), dtype=np.int64)  # the side is not used for features
-    return _counted(cells[place[beyond]] + column[beyond], over[beyond] > _FAR, either)
+    cells = owner[place[beyond]] * (clients.spec.features + 1) + column[beyond]
+    # the side is not used for features
+    return np.stack([cells, np.ones_like(cells), over[beyond] > _FAR, np.ones_like(cells)])
 
 
 def _targets(
     clients: Clients,
     rows: Integers,
     owner: Integers,
-    limits: tuple[NDArray[np.float32], NDArray[np.float32]],
-) -> _Beyond:
+    near: NDArray[np.float32],
+    far: NDArray[np.float32],
+) -> Integers:
     width = clients.spec.features
     values = clients.targets[torch.from_numpy(rows).to(clients.device)].cpu().numpy()
-    sizes = np.abs(values)
-    beyond = sizes > limits[0]
-    far, side = (sizes > limits[1])[beyond], np.sign(values[beyond]).astype(np.int64)
-    return _counted(owner[beyond] * (width + 1) + width, far, side)
+    beyond = np.abs(values) > near
+    cells = owner[beyond] * (width + 1) + width
+    over = (np.abs(values) > far)[beyond]
+    return np.stack([cells, np.ones_like(cells), over, np.sign(values[beyond]).astype(np.int64)])
 
 
-def _counted(cells: Integers, far: NDArray[np.bool_], side: Integers) -> _Beyond:
-    unique, place, found = np.unique(cells, return_inverse=True, return_counts=True)
-    many, net = (np.bincount(place, of, len(unique)).astype(np.int64) for of in (far, side))
-    return unique, found, many, net
+def _entry_rows(rows: sparse.csr_matrix) -> Integers:
+    """Return the row of every stored entry."""
+    return np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
 
 
 def refuse_degenerate(data: FederatedDataset) -> None:
@@ -581,22 +543,17 @@ def refuse_degenerate(data: FederatedDataset) -> None:
 
 
 def refuse_labels(data: FederatedDataset) -> None:
-    """Raise an error for binary and multilabel targets other than 0 and 1.
-
-    Raises:
-        DataError: States the client and row of such a target.
-    """
+    """Raise an error for binary and multilabel targets other than 0 and 1."""
     if data.spec.task not in ("binary", "multilabel"):
         return
-    for start, targets, _ in _target_chunks(data):
-        wrong = np.argwhere((targets != 0) & (targets != 1))
-        if len(wrong):
-            raise DataError(
-                f"{data.title}: {_place(data, start + int(wrong[0][0]))}: found the target "
-                f"{targets[tuple(wrong[0])]:g}, expected 0 or 1, since the task is "
-                f"{data.spec.task}; correct the row, or name the classes that count as 1 with "
-                "positive="
-            )
+    targets = data.targets.cpu().numpy()
+    wrong = np.argwhere((targets != 0) & (targets != 1))
+    if len(wrong):
+        raise DataError(
+            f"{data.title}: {_place(data, int(wrong[0][0]))}: found the target "
+            f"{targets[tuple(wrong[0])]:g}, expected 0 or 1, since the task is {data.spec.task}; "
+            "correct the row, or name the classes that count as 1 with positive="
+        )
 
 
 def find_zero_rows(data: FederatedDataset) -> Integers:
@@ -611,9 +568,8 @@ def find_zero_rows(data: FederatedDataset) -> Integers:
         if isinstance(rows, Tensor):
             zero = ~rows.reshape(len(rows), -1).any(dim=1).cpu().numpy()
         else:
-            owner = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
             zero = np.ones(rows.shape[0], dtype=bool)
-            zero[owner[rows.data != 0]] = False
+            zero[_entry_rows(rows)[rows.data != 0]] = False
         found.append(start + np.flatnonzero(zero))
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
@@ -629,23 +585,10 @@ def one_class_clients(data: FederatedDataset) -> Integers:
             f"{data.title}: the task is {data.spec.task}, expected binary or multiclass: its rows "
             "have no class to compare"
         )
-    filled = data.counts > 0
-    first = np.zeros(len(data))
-    first[filled] = data.targets[torch.from_numpy(data.offsets[:-1][filled])].cpu().numpy()
-    mixed = np.zeros(len(data), dtype=bool)
-    for _, targets, owner in _target_chunks(data):
-        mixed[owner[targets != first[owner]]] = True
-    return np.flatnonzero(filled & ~mixed)
-
-
-def _target_chunks(
-    data: FederatedDataset,
-) -> Iterator[tuple[int, NDArray[np.float64], Integers]]:
-    """Yield the first row's number, the targets and each row's client of consecutive rows."""
-    for start in range(0, len(data.targets), _CHUNK):
-        targets = data.targets[start : start + _CHUNK].cpu().numpy().astype(np.float64)
-        rows = np.arange(start, start + len(targets))
-        yield start, targets, np.searchsorted(data.offsets, rows, side="right") - 1
+    targets, owners = data.targets.cpu().numpy(), data.owners
+    other = targets != targets[data.offsets[owners]]
+    mixed = np.bincount(owners[other], minlength=len(data)) > 0
+    return np.flatnonzero((data.counts > 0) & ~mixed)
 
 
 def _place(data: FederatedDataset, row: int) -> str:
@@ -667,34 +610,23 @@ def _refuse_empty(data: FederatedDataset) -> None:
 
 
 def _refuse_not_finite(data: FederatedDataset) -> None:
-    row = _first_not_finite(data)
-    if row is None:
-        return
-    raise DataError(
-        f"{data.title}: {_place(data, row)}: found a feature or target that is infinite or not a "
-        "number, expected finite numbers; correct the row or drop it"
-    )
-
-
-def _first_not_finite(data: FederatedDataset) -> int | None:
-    features, targets = data.features, data.targets
-    for start in range(0, len(targets), _CHUNK):
+    for start in range(0, len(data.targets), _CHUNK):
         part = slice(start, start + _CHUNK)
-        good = _finite(targets[part])
-        if isinstance(features, Tensor):
-            good &= _finite(features[part])
+        rows, good = data.features[part], _finite(data.targets[part])
+        if isinstance(rows, Tensor):
+            good &= _finite(rows)
         else:
-            rows = features[part]
-            owner = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
-            good[torch.from_numpy(owner[~np.isfinite(rows.data)])] = False
+            good[torch.from_numpy(_entry_rows(rows)[~np.isfinite(rows.data)])] = False
         if not good.all():
-            return start + int(torch.argmin(good.int()))
-    return None
+            row = start + int(torch.argmin(good.int()))
+            raise DataError(
+                f"{data.title}: {_place(data, row)}: found a feature or target that is infinite or "
+                "not a number, expected finite numbers; correct the row or drop it"
+            )
 
 
 def _finite(rows: Tensor) -> Tensor:
-    found = torch.isfinite(rows)
-    return found.reshape(len(rows), -1).all(dim=1)
+    return torch.isfinite(rows).reshape(len(rows), -1).all(dim=1)
 
 
 def _refuse_constant(data: FederatedDataset) -> None:
@@ -720,14 +652,8 @@ def embed(
     budget is spent. The map gets rows client by client, always `block` at a time, padded with
     zeros, so the features of a row do not depend on the number of rows of any client.
 
-    Args:
-        data: Dense or sparse rows, on any device.
-        features: A function or `torch.nn.Module` from rows (n, *shape), float32, to features
-            (n, d). A module is used in evaluation mode and must be on the device of the rows.
-        block: Rows at a time.
-
-    Returns:
-        The same clients with rows of d features.
+    `features` is a function or `torch.nn.Module` from rows (n, *shape), float32, to features
+    (n, d). A module is used in evaluation mode and must be on the device of the rows.
 
     Raises:
         DataError: If the map does not return d finite numbers for each row.
@@ -739,8 +665,9 @@ def embed(
         width = _mapped(features, empty, None, data).shape[1]
         rows = torch.empty((int(data.offsets[-1]), width), device=data.targets.device)
         for start, stop in _chunks(data.offsets, block):
+            part: Any = data.features[start:stop]
             whole = empty.clone()
-            whole[: stop - start] = _dense_rows(data, start, stop)
+            whole[: stop - start] = torch.from_numpy(part.toarray()) if data.is_sparse else part
             rows[start:stop] = _mapped(features, whole, width, data)[: stop - start]
     if not bool(rows.isfinite().all()):
         row = int((~rows.isfinite().all(dim=1)).nonzero()[0])
@@ -750,8 +677,7 @@ def embed(
         )
     name = getattr(features, "__name__", type(features).__name__)
     note = f"rows of shape {data.spec.shape} turned into {width} features by {name}"
-    spec = replace(data.spec, shape=(width,))
-    notes = (*data.notes, note)
+    spec, notes = replace(data.spec, shape=(width,)), (*data.notes, note)
     return replace(data, spec=spec, features=rows, mapped=None, notes=notes, columns=())
 
 
@@ -773,12 +699,6 @@ def _chunks(offsets: NDArray[np.int64], block: int) -> Iterator[tuple[int, int]]
     for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         for start in range(begin, end, block):
             yield start, min(start + block, end)
-
-
-def _dense_rows(data: FederatedDataset, start: int, stop: int) -> Tensor:
-    if isinstance(data.features, Tensor):
-        return data.features[start:stop]
-    return torch.from_numpy(data.features[start:stop].toarray())
 
 
 def _mapped(

@@ -15,9 +15,11 @@ smaller federation are the first of a larger one.
 """
 
 import math
+import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import numpy as np
 import torch
@@ -26,15 +28,7 @@ from scipy import sparse as scipy_sparse
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
-from coterie.data.federated import (
-    TASKS,
-    DataError,
-    Features,
-    FederatedDataset,
-    Spec,
-    Task,
-    offsets_of,
-)
+from coterie.data.federated import TASKS, DataError, FederatedDataset, Spec, Task, offsets_of
 
 Kind = Literal["mean", "low_rank", "group_sparse", "clusters", "shift_scale"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -88,9 +82,7 @@ class ClientNames(Sequence[str]):
             return (self.total, self.prefix) == (other.total, other.prefix)
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
-        return len(other) == self.total and all(
-            mine == theirs for mine, theirs in zip(self, other, strict=True)
-        )
+        return len(other) == self.total and all(map(operator.eq, self, other))
 
     def __hash__(self) -> int:
         return hash(tuple(self))
@@ -115,15 +107,13 @@ class Synthetic:
     cluster: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _Size:
+class _Size(NamedTuple):
     clients: int
     outputs: int
     features: int
 
 
-@dataclass(frozen=True)
-class _Weights:
+class _Weights(NamedTuple):
     own: Floats  # (clients, outputs, features)
     shared: Floats  # (outputs, features), or (centres, outputs, features)
     cluster: NDArray[np.int64] | None = None
@@ -180,8 +170,10 @@ def synthetic(  # noqa: PLR0913 - a generator is its options
     Raises:
         DataError: If an option is out of range or belongs to another kind.
     """
+    _check(kind, task, sparse, density)
+    _check_range(1, clients=clients, features=features)
+    _check_range(0, spread=spread, noise=noise)
     size = _Size(clients, _outputs(task, outputs), features)
-    _check(kind, size, spread=spread, noise=noise, sparse=sparse, density=density)
     extent = _extent(kind, size, {"rank": rank, "active": active, "centres": centres})
     rng = Rng.seeded(seed).at("synthetic", kind)
     weights = _MODELS[kind](size, extent, spread, rng.at("weights").numpy())
@@ -191,7 +183,7 @@ def synthetic(  # noqa: PLR0913 - a generator is its options
         weights = _Weights(weights.own * stretch, weights.shared * stretch, weights.cluster)
     counts = _counts(rows, clients, rng.at("counts").numpy())
     owner = np.repeat(np.arange(clients), counts)
-    inputs: Features
+    inputs: Any
     if sparse:
         filled = max(1, round((0.1 if density is None else density) * features))
         inputs, scores = _sparse_rows(owner, weights.own, filled, unit_rows, rng.at("rows"))
@@ -199,7 +191,7 @@ def synthetic(  # noqa: PLR0913 - a generator is its options
         moments = _moments(size, rng.at("moments")) if kind == "shift_scale" else None
         inputs, scores = _dense_rows(owner, weights.own, moments, unit_rows, rng.at("rows"))
     scores += bias[owner]
-    scores += _noise(scores.shape, noise, rng.at("noise"))
+    scores += _normal(rng.at("noise"), scores.shape) * np.float32(noise)
     data = FederatedDataset(
         spec=Spec(shape=(features,), outputs=size.outputs, task=task, clients=clients),
         names=ClientNames(clients),
@@ -217,13 +209,12 @@ def synthetic(  # noqa: PLR0913 - a generator is its options
     )
 
 
-def _tree(weight: Floats, bias: Floats) -> Tree:
+def _tree(weight: Floats, bias: Floats | None = None) -> Tree:
+    bias = np.zeros(weight.shape[:-1], np.float32) if bias is None else bias
     return {"weight": torch.from_numpy(weight), "bias": torch.from_numpy(bias)}
 
 
 def _outputs(task: str, outputs: int | None) -> int:
-    if task not in TASKS:
-        raise DataError(f"task = {task!r}: expected one of {', '.join(TASKS)}")
     several = task in ("multiclass", "multilabel")
     chosen = (3 if several else 1) if outputs is None else outputs
     if chosen < 1 or (several and chosen < 2) or (not several and chosen > 1):
@@ -233,19 +224,22 @@ def _outputs(task: str, outputs: int | None) -> int:
     return chosen
 
 
-def _check(
-    kind: str, size: _Size, *, spread: float, noise: float, sparse: bool, density: float | None
-) -> None:
-    if kind not in KINDS:
-        raise DataError(f"kind = {kind!r}: expected one of {', '.join(KINDS)}")
-    if size.clients < 1 or size.features < 1:
-        raise DataError(f"{size.clients} clients with {size.features} features: expected 1 or more")
-    if not (spread >= 0 and noise >= 0):
-        raise DataError(f"spread = {spread}, noise = {noise}: expected numbers of 0 or more")
+def _check(kind: str, task: str, sparse: bool, density: float | None) -> None:
+    for name, value, known in (("kind", kind, KINDS), ("task", task, TASKS)):
+        if value not in known:
+            raise DataError(f"{name} = {value!r}: expected one of {', '.join(known)}")
     if density is not None and not (sparse and 0 < density <= 1):
         raise DataError(f"density = {density}: expected above 0, at most 1, with sparse = True")
     if sparse and kind == "shift_scale":
         raise DataError("shift_scale would fill sparse rows; use another kind, or dense rows")
+
+
+def _check_range(low: float, high: float = sys.float_info.max, **values: float) -> None:
+    """Raise DataError for a value outside of [low, high]."""
+    for name, value in values.items():
+        if not low <= value <= high:
+            upto = " or more" if high == sys.float_info.max else f" to {high:g}"
+            raise DataError(f"{name} = {value}: expected {low:g}{upto}")
 
 
 def _extent(kind: str, size: _Size, given: dict[str, int | None]) -> int:
@@ -260,8 +254,8 @@ def _extent(kind: str, size: _Size, given: dict[str, int | None]) -> int:
             raise DataError(f"{name} = {value} is not an option of the kind {kind!r}")
     asked = given.get(own)
     value = default if asked is None else asked
-    if own and not 1 <= value <= most:
-        raise DataError(f"{own} = {value}: expected 1 to {most}")
+    if own:
+        _check_range(1, most, **{own: value})
     return value
 
 
@@ -279,8 +273,8 @@ def _scatter(
 ) -> tuple[Floats, Floats]:
     """Draw one shared vector of norm about 1, and one per client at distance about spread."""
     unit = np.float32(1 / np.sqrt(width))
-    shared = generator.standard_normal((size.outputs, width), dtype=np.float32) * unit
-    own = generator.standard_normal((size.clients, size.outputs, width), dtype=np.float32)
+    shared = _normal(generator, (size.outputs, width)) * unit
+    own = _normal(generator, (size.clients, size.outputs, width))
     own *= np.float32(spread) * unit
     own += shared
     return own, shared
@@ -291,7 +285,7 @@ def _mean(size: _Size, extent: int, spread: float, generator: np.random.Generato
 
 
 def _low_rank(size: _Size, extent: int, spread: float, generator: np.random.Generator) -> _Weights:
-    basis = generator.standard_normal((extent, size.features), dtype=np.float32)
+    basis = _normal(generator, (extent, size.features))
     basis /= np.float32(np.sqrt(size.features))
     own, shared = _scatter(generator, size, extent, spread)
     return _Weights(own @ basis, shared @ basis)
@@ -310,10 +304,9 @@ def _group_sparse(
 
 def _clusters(size: _Size, extent: int, spread: float, generator: np.random.Generator) -> _Weights:
     unit = np.float32(1 / np.sqrt(size.features))
-    centres = generator.standard_normal((extent, size.outputs, size.features), dtype=np.float32)
-    centres *= unit
+    centres = _normal(generator, (extent, size.outputs, size.features)) * unit
     cluster = generator.permutation(np.arange(size.clients) % extent)
-    own = generator.standard_normal((size.clients, *centres.shape[1:]), dtype=np.float32)
+    own = _normal(generator, (size.clients, *centres.shape[1:]))
     own *= np.float32(spread) * unit
     own += centres[cluster]
     return _Weights(own, centres, cluster)
@@ -336,26 +329,21 @@ def _biases(
     if spread is None:
         return np.zeros((size.clients, size.outputs), np.float32), np.zeros(shape, np.float32)
     generator = rng.numpy()
-    shared = generator.standard_normal(shape, dtype=np.float32)
-    shared *= np.float32(0.5)
-    own = generator.standard_normal((size.clients, size.outputs), dtype=np.float32)
-    own *= np.float32(spread / 2)
+    shared = _normal(generator, shape) * np.float32(0.5)
+    own = _normal(generator, (size.clients, size.outputs)) * np.float32(spread / 2)
     own += shared if weights.cluster is None else shared[weights.cluster]
     return own, shared
 
 
 def _moments(size: _Size, rng: Rng) -> tuple[Floats, Floats]:
     generator, shape = rng.numpy(), (size.clients, size.features)
-    shift = generator.standard_normal(shape, dtype=np.float32)
-    width = generator.standard_normal(shape, dtype=np.float32)
-    width *= np.float32(0.5)
-    return shift, np.exp(width, out=width)
+    shift = _normal(generator, shape)
+    return shift, np.exp(_normal(generator, shape) * np.float32(0.5))
 
 
-def _noise(shape: tuple[int, ...], scale: float, rng: Rng) -> Floats:
-    drawn = rng.numpy().standard_normal(shape, dtype=np.float32)
-    drawn *= np.float32(scale)
-    return drawn
+def _normal(stream: Rng | np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    generator = stream.numpy() if isinstance(stream, Rng) else stream
+    return generator.standard_normal(shape, dtype=np.float32)
 
 
 def _blocks(rows: int, width: int) -> Iterator[slice]:
@@ -373,7 +361,7 @@ def _dense_rows(
 ) -> tuple[torch.Tensor, Floats]:
     """Draw rows (rows, features) and their scores (rows, outputs)."""
     _, outputs, features = weight.shape
-    x = rng.numpy().standard_normal((len(owner), features), dtype=np.float32)
+    x = _normal(rng, (len(owner), features))
     scores = np.empty((len(owner), outputs), dtype=np.float32)
     for rows in _blocks(len(owner), outputs * features):
         if moments is not None:
@@ -395,7 +383,7 @@ def _sparse_rows(
     # float32 times a width may round up to the width itself.
     columns = np.minimum((columns * np.diff(edges)).astype(np.int32), np.diff(edges) - 1)
     columns += edges[:-1].astype(columns.dtype)
-    values = rng.numpy().standard_normal((len(owner), filled), dtype=np.float32)
+    values = _normal(rng, (len(owner), filled))
     values *= np.float32(np.sqrt(features / filled))
     scores = np.empty((len(owner), outputs), dtype=np.float32)
     for rows in _blocks(len(owner), outputs * filled):
@@ -441,29 +429,18 @@ def mpmtl_low_rank(
     At the defaults, with the best penalties, local ridge regression has test nMSE 0.478 +- 0.009
     and the trace norm without privacy 0.239 +- 0.007 (8 seeds).
 
-    Args:
-        clients: The number of clients.
-        train: Training rows of each.
-        test: Test rows of each.
-        features: The number of features.
-        rank: Of W.
-        noise: Standard deviation of the noise on targets. The paper's is 1, which leaves a test
-            nMSE of about 1 / (1 + s^2) = 0.165 to the true models here. Its non-private 0.014 means
-            that its own Sigma was larger; noise = 0.22 gives 0.0146 (local training: 0.107).
-        seed: Seed of everything.
+    The noise on targets has standard deviation `noise`. The paper's is 1, which leaves a test nMSE
+    of about 1 / (1 + s^2) = 0.165 to the true models here. Its non-private 0.014 means that its own
+    Sigma was larger; noise = 0.22 gives 0.0146 (local training: 0.107).
 
-    Returns:
-        The data and truth; `shared` are the groups' models s A direction, stacked, and `cluster`
-        the clients' groups.
+    `shared` are the groups' models s A direction, stacked, and `cluster` the clients' groups.
 
     Raises:
         DataError: If an option is out of range.
     """
-    _check_counts(clients=clients, train=train, features=features)
-    _check_counts(0, test=test)
-    _check_noise(noise)
-    if not 1 <= rank <= features:
-        raise DataError(f"rank = {rank}: expected 1 to features = {features}")
+    _check_range(1, clients=clients, train=train, features=features)
+    _check_range(0, test=test, noise=noise)
+    _check_range(1, features, rank=rank)
     rng = Rng.seeded(seed).at("mpmtl", "low_rank")
     basis = rng.at("basis").numpy().standard_normal((features, rank))
     directions = np.concatenate([np.eye(rank), -np.eye(rank)])
@@ -496,28 +473,14 @@ def mpmtl_group_sparse(
     """Generate the group-sparse simulation: all clients use the same few features.
 
     The first `active` weights of every client are independent and uniform on [-50, -1] and
-    [1, 50], the others 0.
-
-    Args:
-        clients: The number of clients.
-        train: Training rows of each.
-        test: Test rows of each.
-        features: The number of features.
-        active: Features in use.
-        noise: Standard deviation of the noise on targets.
-        seed: Seed of everything.
-
-    Returns:
-        The data and truth; `shared` is the models' mean, 0.
+    [1, 50], the others 0. `shared` is the models' mean, 0.
 
     Raises:
         DataError: If an option is out of range.
     """
-    _check_counts(clients=clients, train=train, features=features)
-    _check_counts(0, test=test)
-    _check_noise(noise)
-    if not 1 <= active <= features:
-        raise DataError(f"active = {active}: expected 1 to features = {features}")
+    _check_range(1, clients=clients, train=train, features=features)
+    _check_range(0, test=test, noise=noise)
+    _check_range(1, features, active=active)
     rng = Rng.seeded(seed).at("mpmtl", "group_sparse")
     # One draw gives size and sign, so that a client's draws are consecutive.
     drawn = rng.at("weights").numpy().uniform(-1, 1, (clients, active))
@@ -549,17 +512,6 @@ def figure2(seed: int = 0) -> NDArray[np.float64]:
     return models
 
 
-def _check_counts(least: int = 1, **values: int) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise DataError(f"{name} = {value}: expected a whole number of {least} or more")
-
-
-def _check_noise(noise: float) -> None:
-    if not 0 <= noise < math.inf:
-        raise DataError(f"noise = {noise}: expected a standard deviation of 0 or more")
-
-
 def _generate(
     what: str,
     *,
@@ -585,19 +537,15 @@ def _generate(
         "rows have l2 norm 1; true models have no intercept",
     )
     data = _regression(x, y, split, title=f"mpmtl:{what.partition(',')[0]}", notes=notes)
-    truth = {"weight": torch.from_numpy(own[:, None]), "bias": torch.zeros(len(own), 1)}
-    centre = torch.from_numpy(shared.astype(np.float32))
-    scattered = {"weight": centre, "bias": torch.zeros(centre.shape[:-1])}
-    return Synthetic(data=data, truth=truth, shared=scattered, cluster=cluster)
+    return Synthetic(data, _tree(own[:, None]), _tree(shared.astype(np.float32)), cluster)
 
 
 def _unit_rows(weight: Floats, count: int, noise: float, rng: Rng) -> tuple[Floats, Floats]:
     """Draw the rows (clients, count, features) and targets (clients, count) of all clients."""
     clients, features = weight.shape
-    x = rng.at("rows").numpy().standard_normal((clients, count, features), dtype=np.float32)
+    x = _normal(rng.at("rows"), (clients, count, features))
     x /= np.linalg.norm(x, axis=2, keepdims=True)
-    y = rng.at("noise").numpy().standard_normal((clients, count), dtype=np.float32)
-    y *= np.float32(noise)
+    y = _normal(rng.at("noise"), (clients, count)) * np.float32(noise)
     y += np.einsum("knd,kd->kn", x, weight)
     return x, y
 
@@ -646,26 +594,17 @@ def mtlsvm_regression(
     its best penalties (0.66, 0.82 and 0.94 if `unequal`); the true models have 0.99 (5 seeds,
     standard errors up to 0.01, 0.02 for one model of unequal clients).
 
-    Args:
-        clients: The number of clients.
-        rows: Rows of each, training and test together.
-        features: The number of features.
-        test: Test rows of each: a share of its rows (float), or their number (int). They are
-            declared as the source's split.
-        snr_db: Signal-to-noise ratio in decibels; inf is no noise.
-        unequal: Whether clients differ in mean and variance of their rows.
-        relatedness: Correlation of clients' models, from 0 (nothing in common) to 1 (one model).
-        seed: Seed of everything.
-
-    Returns:
-        The data and truth; `shared` is sqrt(r) w.
+    Each client has `rows` rows, training and test together: `test` is a share of them (float), or
+    their number (int), declared as the source's split. `shared` is sqrt(r) w.
 
     Raises:
         DataError: If an option is out of range.
     """
     held = _test_rows(rows, test)
-    _check_counts(clients=clients, features=features)
-    _check_relation(snr_db, relatedness)
+    _check_range(1, clients=clients, features=features)
+    _check_range(0, 1, relatedness=relatedness)
+    if not -math.inf < snr_db:
+        raise DataError(f"snr_db = {snr_db}: expected decibels, such as 20; inf for no noise")
     rng = Rng.seeded(seed).at("mtlsvm", "regression")
     shared = _normal(rng.at("shared"), (1, features)) * math.sqrt(relatedness / features)
     own = _normal(rng.at("own"), (clients, features)) * math.sqrt((1 - relatedness) / features)
@@ -679,18 +618,14 @@ def mtlsvm_regression(
         x += (LARGEST_MEAN * drawn[:, 0]).astype(np.float32)[:, None, None]
     noise = deviation * np.linalg.norm(own, axis=1) * np.float32(10 ** (-snr_db / 20))
     y = np.einsum("knd,kd->kn", x, own) + _normal(rng.at("noise"), (clients, rows)) * noise[:, None]
-    what = f"{'unequal' if unequal else 'equal'} clients, relatedness {relatedness:g}"
-    what = f"{what}, {snr_db:g} dB, seed {seed}"
     notes = (
-        f"generated: {what}; after Ponomarenko-Timofeev et al., MTL-SVM",
+        f"generated: {'unequal' if unequal else 'equal'} clients, relatedness {relatedness:g}, "
+        f"{snr_db:g} dB, seed {seed}; after Ponomarenko-Timofeev et al., MTL-SVM",
         "true models have no intercept",
     )
     split = (np.arange(rows) >= rows - held).astype(np.int8)
-    return Synthetic(
-        data=_regression(x, y, split, title="mtlsvm:regression", notes=notes),
-        truth={"weight": torch.from_numpy(own[:, None]), "bias": torch.zeros(clients, 1)},
-        shared={"weight": torch.from_numpy(shared), "bias": torch.zeros(1)},
-    )
+    data = _regression(x, y, split, title="mtlsvm:regression", notes=notes)
+    return Synthetic(data, _tree(own[:, None]), _tree(shared))
 
 
 def _test_rows(rows: int, test: float | int) -> int:
@@ -703,14 +638,3 @@ def _test_rows(rows: int, test: float | int) -> int:
             "test rows that leaves at least 1 of the rows for training"
         )
     return int(held)
-
-
-def _check_relation(snr_db: float, relatedness: float) -> None:
-    if not -math.inf < snr_db:
-        raise DataError(f"snr_db = {snr_db}: expected decibels, such as 20; inf for no noise")
-    if not 0 <= relatedness <= 1:
-        raise DataError(f"relatedness = {relatedness}: expected a number from 0 to 1")
-
-
-def _normal(rng: Rng, shape: tuple[int, ...]) -> Floats:
-    return rng.numpy().standard_normal(shape, dtype=np.float32)

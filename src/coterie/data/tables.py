@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -51,28 +51,16 @@ _INTEGER = r"^\s*[+-]?\d+\s*$"
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive rows of a source.
-
-    Attributes:
-        rows: The number of each row in the source, as `Table.place` takes it.
-        names: Clients of this batch, in order of appearance; some may have no row.
-        codes: The client of each row, as an index into `names`.
-        x: Features, (n, *shape) or CSR; NaN is a gap. None if only targets were requested.
-        y: Targets, (n,) or (n, targets): numbers (NaN is a gap) or text (None is a gap).
-        split: 0 train or 1 test for each row.
-        real: Whether the targets are written as real numbers, not as integers; None where the
-            source stores both alike.
-        lost: The number of rows that the reader left out here; `Table.lost` gives the reason.
-    """
+    """Consecutive rows of a source; `rows` are their numbers, as `Table.place` takes them."""
 
     rows: NDArray[np.int64]
-    names: Sequence[str]
-    codes: NDArray[np.int64]
-    x: Values | None
-    y: NDArray[Any]
-    split: NDArray[Any] | None = None
-    real: bool | None = None
-    lost: int = 0
+    names: Sequence[str]  # clients in order of appearance; some may have no row
+    codes: NDArray[np.int64]  # the client of each row, as an index into names
+    x: Values | None  # (n, *shape) or CSR, NaN is a gap; None if only targets were requested
+    y: NDArray[Any]  # (n,) or (n, targets): numbers (NaN is a gap) or text (None is a gap)
+    split: NDArray[Any] | None = None  # 0 train or 1 test for each row
+    real: bool | None = None  # targets are written as real numbers; None: stored as integers are
+    lost: int = 0  # rows that the reader left out here, for the reason Table.lost
 
     def take(self, keep: NDArray[Any]) -> "Batch":
         """Return some of the rows, in order."""
@@ -88,23 +76,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Columns:
-    """How the columns of a source become features: which, one-hot levels, constants.
+    """How the columns of a source become features: which, one-hot levels, constants."""
 
-    Attributes:
-        names: Names of the features, after one-hot coding.
-        picks: The columns taken, in order; None takes all unchanged.
-        levels: Declared levels, by position in `picks`.
-        center: Constants by feature, or None.
-        scale: Constants by feature, or None.
-        target: The center and scale of the target.
-    """
-
-    names: Names
-    picks: tuple[int, ...] | None = None
-    levels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    center: NDArray[np.float64] | None = None
+    names: Names  # of the features, after one-hot coding
+    picks: tuple[int, ...] | None = None  # the columns taken, in order; None takes all unchanged
+    levels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by position in picks
+    center: NDArray[np.float64] | None = None  # by feature
     scale: NDArray[np.float64] | None = None
-    target: tuple[float, float] = (0.0, 1.0)
+    target: tuple[float, float] = (0.0, 1.0)  # its center and scale
 
     def encode(self, x: Values, fail: Callable[[int, str, str], DataError]) -> Values:
         """Return the declared columns of rows, with categorical ones expanded.
@@ -132,31 +111,18 @@ class Columns:
 
 @dataclass(frozen=True)
 class Table:
-    """A source as batches that can be read twice.
-
-    Attributes:
-        where: The source's name for messages.
-        shape: The shape of one row of features.
-        columns: What the features are.
-        read: Yields batches; its argument selects whether features are included.
-        place: Returns the place of a row, e.g. "line 7".
-        notes: Notes for the data.
-        sparse: Whether features are CSR.
-        guessed: Whether integers are recognised by their text only, as in CSV.
-        lost: Why the reader leaves rows out, e.g. "without a known tag".
-        declared: The options with what the source's own layout declares; None: as given.
-    """
+    """A source as batches that can be read twice; `where` is its name for messages."""
 
     where: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one row of features
     columns: Columns
-    read: Callable[[bool], Iterator[Batch]]
+    read: Callable[[bool], Iterator[Batch]]  # its argument: whether features are included
     place: Callable[[int], str] = "row {} (from 0)".format
     notes: tuple[str, ...] = ()
     sparse: bool = False
-    guessed: bool = False
-    lost: str = ""
-    declared: Source | None = None
+    guessed: bool = False  # integers are recognised by their text only, as in CSV
+    lost: str = ""  # why the reader leaves rows out
+    declared: Source | None = None  # the options, with what the source's own layout declares
 
     def error(self, batch: Batch, row: int, found: str) -> DataError:
         """Return the error for one row of a batch."""
@@ -176,7 +142,8 @@ def plan_columns(names: Names, source: Source, *, where: str, numbered: bool = T
         name = str(names[pick])
         wide += [f"{name}={level}" for level in levels[pick]] if pick in levels else [name]
     features: Names = names if picks is None else wide
-    own = {"y", *source.targets} - (set() if isinstance(names, range) else set(names))
+    known = () if isinstance(names, range) else names
+    own = _target_names(source, known)
 
     def constants(given: Mapping[str, float], neutral: float) -> NDArray[np.float64] | None:
         wanted = {name: value for name, value in given.items() if name not in own}
@@ -188,13 +155,18 @@ def plan_columns(names: Names, source: Source, *, where: str, numbered: bool = T
         {at: levels[pick] for at, pick in enumerate(picks or ()) if pick in levels},
         center=constants(source.center, 0.0),
         scale=constants(source.scale, 1.0),
-        target=target_constants(source, () if isinstance(names, range) else names),
+        target=target_constants(source, known),
     )
+
+
+def _target_names(source: Source, columns: Sequence[str]) -> list[str]:
+    """Return the names that stand for the target among the constants."""
+    return sorted({"y", *source.targets} - set(columns))
 
 
 def target_constants(source: Source, columns: Sequence[str]) -> tuple[float, float]:
     """Return the declared center and scale of the target, the units of a prediction."""
-    own = sorted({"y", *source.targets} - set(columns))
+    own = _target_names(source, columns)
     return (
         next((source.center[name] for name in own if name in source.center), 0.0),
         next((source.scale[name] for name in own if name in source.scale), 1.0),
@@ -205,8 +177,7 @@ def feature_constants(
     source: Source, columns: Sequence[str], width: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the declared centers and scales by feature, (width,) each."""
-    own = {"y", *source.targets} - set(columns)
-    names = {name: at for at, name in enumerate(columns)}
+    own, names = _target_names(source, columns), {name: at for at, name in enumerate(columns)}
     found = []
     for given, neutral in ((source.center, 0.0), (source.scale, 1.0)):
         values = np.full(width, neutral)
@@ -320,10 +291,6 @@ class Piece:
     columns: Mapping[str, Any]
     num_rows: int
 
-    def column(self, name: str) -> Any:
-        """Return a column."""
-        return self.columns[name]
-
     def values(self, name: str) -> list[Any]:
         """Return the values of a column as Python objects."""
         column = self.columns[name]
@@ -332,28 +299,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class File:
-    """Rows with named columns that can be read more than once.
-
-    Attributes:
-        where: The name for messages.
-        names: The columns.
-        pieces: Yields some columns of consecutive rows.
-        place: Returns the place of a row (from 1).
-        clients: All clients in order, where the file lists them.
-        labels: Names of the classes of columns whose layout declares them.
-        notes: Notes for the data.
-        tokens: How its text is cut, unless the options set it.
-        guessed: Whether integers are recognised by their text only, as in CSV.
-    """
+    """Rows with named columns that can be read more than once; see `Table`."""
 
     where: str
     names: tuple[str, ...]
-    pieces: Callable[[Sequence[str]], Iterator[Piece]]
+    pieces: Callable[[Sequence[str]], Iterator[Piece]]  # some columns of consecutive rows
     place: Callable[[int], str] = "row {} (from 1)".format
-    clients: tuple[str, ...] = ()
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    clients: tuple[str, ...] = ()  # all of them in order, where the file lists them
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # classes, by column
     notes: tuple[str, ...] = ()
-    tokens: str = "words"
+    tokens: str = "words"  # how its text is cut, unless the options set it
     guessed: bool = False
 
     def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, Piece]]:
@@ -389,38 +344,62 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     kind, depth = column.type, 0
     while pa.types.is_list(kind):
         kind, depth = kind.value_type, depth + 1
-    small = pa.uint8()
-    for _ in range(depth):
-        small = pa.list_(small)
+    small = reduce(lambda inner, _: pa.list_(inner), range(depth), pa.uint8())
     return column.cast(small) if pa.types.is_integer(kind) else column
 
 
-def arrow_piece(batch: pa.RecordBatch, columns: Sequence[str], **constants: Any) -> Piece:
-    """Return some columns of a record batch, and columns of one constant value.
+def arrow_piece(batch: pa.RecordBatch, columns: Sequence[str]) -> Piece:
+    """Return some columns of a record batch.
 
     Extension types are read as they are stored: a package may have registered types of its own.
     """
     taken = {name: batch.column(name) for name in columns}
-    taken = {
-        name: column.storage if isinstance(column.type, pa.BaseExtensionType) else column
-        for name, column in taken.items()
-    }
-    return with_constants(Piece(taken, batch.num_rows), **constants)
+    for name, column in taken.items():
+        if isinstance(column.type, pa.BaseExtensionType):
+            taken[name] = column.storage
+    return Piece(taken, batch.num_rows)
 
 
-def with_constants(piece: Piece, **constants: Any) -> Piece:
-    """Return a piece with further columns, each of one constant value."""
-    made = {name: pa.array([value] * piece.num_rows) for name, value in constants.items()}
-    return Piece({**piece.columns, **made}, piece.num_rows) if made else piece
+def concatenate(
+    where: str,
+    parts: Sequence[tuple[int | None, File]],
+    split: str,
+    notes: tuple[str, ...] = (),
+) -> File:
+    """Join files with the same columns; a column `split` is added if they belong to several parts.
+
+    Raises:
+        DataError: The files have different columns.
+    """
+    first = parts[0][1]
+    for _, part in parts[1:]:
+        if lost := set(first.names) ^ set(part.names):
+            raise DataError(
+                f"{part.where}: columns differ from {Path(first.where).name}: "
+                f"{', '.join(sorted(lost))} in one of them only; give each the same columns"
+            )
+    several = len({number for number, _ in parts}) > 1
+    own = (split,) if several and split not in first.names else ()
+
+    def pieces(columns: Sequence[str]) -> Iterator[Piece]:
+        wanted = [name for name in columns if name not in own]
+        for number, part in parts:
+            for piece in part.pieces(wanted):
+                added = {name: pa.array([number] * piece.num_rows) for name in own}
+                yield Piece({**piece.columns, **added}, piece.num_rows)
+
+    return replace(first, where=where, names=(*own, *first.names), pieces=pieces, notes=notes)
 
 
 def open_file(path: Path, source: Source) -> File:
     """Open a table, or a folder of Parquet files with the same columns."""
     if path.is_dir():
-        return _open_folder(path, source)
+        found = find_files(path, PARQUET, source.splits)
+        parts = [(split, open_file(file, source)) for file, split in found.files]
+        return concatenate(str(path), parts, source.split, found.notes)
     names = _header(path)
     if path.name.lower().endswith(PARQUET):
-        return File(str(path), names, partial(_parquet_pieces, [(path, None)], None))
+        return File(str(path), names, partial(_parquet_pieces, path))
     return File(
         str(path),
         names,
@@ -428,21 +407,6 @@ def open_file(path: Path, source: Source) -> File:
         lambda row: f"line {_line(path, row + 1)}",
         guessed=True,
     )
-
-
-def _open_folder(path: Path, source: Source) -> File:
-    found = find_files(path, PARQUET, source.splits)
-    headers = {file: _header(file) for file, _ in found.files}
-    first, names = next(iter(headers.items()))
-    for file, others in headers.items():
-        if set(others) != set(names):
-            raise DataError(
-                f"{file}: columns {', '.join(others)}, where {first.name} has "
-                f"{', '.join(names)}; give every file the same columns"
-            )
-    split = source.split if found.parts > 1 and source.split not in names else None
-    names = names if split is None else (split, *names)
-    return File(str(path), names, partial(_parquet_pieces, found.files, split), notes=found.notes)
 
 
 def _header(path: Path) -> tuple[str, ...]:
@@ -480,16 +444,10 @@ def _csv_pieces(path: Path, columns: Sequence[str]) -> Iterator[Piece]:
             yield arrow_piece(batch, columns)
 
 
-def _parquet_pieces(
-    files: Sequence[tuple[Path, int | None]], split: str | None, columns: Sequence[str]
-) -> Iterator[Piece]:
-    """Yield pieces; `split` is the column that holds the part of a file, if one is added."""
-    wanted = [name for name in columns if name != split]
-    for path, part in files:
-        constants = {} if split is None else {split: part}
-        with arrow_errors(path), parquet.ParquetFile(path) as opened:
-            for batch in opened.iter_batches(batch_size=_BATCH, columns=wanted):
-                yield arrow_piece(batch, wanted, **constants)
+def _parquet_pieces(path: Path, columns: Sequence[str]) -> Iterator[Piece]:
+    with arrow_errors(path), parquet.ParquetFile(path) as opened:
+        for batch in opened.iter_batches(batch_size=_BATCH, columns=list(columns)):
+            yield arrow_piece(batch, columns)
 
 
 @contextmanager
@@ -602,10 +560,11 @@ def _chosen(
         raise DataError(f"{file.where}: no numeric column for features; declare features or levels")
     text = ", ".join(name for name, kind in left_out.items() if not kind)
     rest = ", ".join(f"{name} ({kind})" for name, kind in left_out.items() if kind)
-    notes: tuple[str, ...] = ()
-    notes += (f"text columns without declared levels left out: {text}",) if text else ()
-    notes += (f"columns that are neither numbers nor text left out: {rest}",) if rest else ()
-    return tuple(features), notes
+    notes = {
+        f"text columns without declared levels left out: {text}": text,
+        f"columns that are neither numbers nor text left out: {rest}": rest,
+    }
+    return tuple(features), tuple(note for note, listed in notes.items() if listed)
 
 
 def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str], dict[str, str]]:
@@ -619,7 +578,7 @@ def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str
     taken: list[str] = []
     left_out: dict[str, str] = {}
     for name in names:
-        column = first[1].column(name)
+        column = first[1].columns[name]
         if isinstance(column, list):
             left_out[name] = "values of several kinds"
             continue
@@ -641,7 +600,7 @@ def _array_coder(file: File, source: Source, others: Sequence[str]) -> Coder | N
         return None
     name = source.features[0]
     first = next(file.batches([name]), None)
-    column = None if first is None else first[1].column(name)
+    column = None if first is None else first[1].columns[name]
     kind = getattr(column, "type", pa.list_(pa.float64()))
     if first is None or not pa.types.is_nested(kind) or pa.types.is_struct(kind):
         return None
@@ -689,7 +648,7 @@ class _Reader:
             return DataError(f"{file.where}: {file.place(first + row)}{client}: {found}")
 
         if not self.source.targets_are_clients:
-            names, codes = self._clients(piece.column(self.source.client), fail)
+            names, codes = self._clients(piece.columns[self.source.client], fail)
         y, real, keep = self._targets(piece, fail)
         rows = np.arange(first, first + piece.num_rows)
         whole = Batch(rows, names, codes, None, y, self._split(piece, fail), real)
@@ -701,16 +660,19 @@ class _Reader:
         values = [piece.values(name) for name in self.features]
         for start in range(0, piece.num_rows, self.coder.step):
             part = start + np.flatnonzero(keep[start : start + self.coder.step])
+
+            def fail_part(row: int, found: str, part: NDArray[np.int64] = part) -> DataError:
+                return fail(int(part[row]), found)
+
             chosen = [[column[at] for at in part] for column in values]
-            moved = partial(_moved, fail, part)
-            yield replace(whole.take(part), x=self.coder.encode(chosen, moved))
+            yield replace(whole.take(part), x=self.coder.encode(chosen, fail_part))
 
     def _check_types(self, piece: Piece, wanted: bool) -> None:
         """Refuse columns that Arrow cannot hold where numbers or names are expected."""
         plain = [*self._keys, *(self.source.targets if self.tags is None else ())]
         plain += self.features if wanted and self.coder is None else ()
         for name in plain:
-            if isinstance(piece.column(name), list):
+            if isinstance(piece.columns[name], list):
                 raise DataError(
                     f"{self.file.where}: column {name!r} holds values of several kinds, or none "
                     "that are numbers or text; leave it out, or read it with images= or text="
@@ -747,7 +709,7 @@ class _Reader:
         classes, task = self.source.classes, self.source.task
         parts, real = [], False
         for name in self.source.targets:
-            column = piece.column(name)
+            column = piece.columns[name]
             if isinstance(classes, tuple) and task not in ("regression", "multilabel"):
                 parts.append(_class_names(_texts(column, name, fail), classes))
                 continue
@@ -760,7 +722,7 @@ class _Reader:
         name, splits = self.source.split, self.source.splits
         if name not in self.file.names:
             return None
-        column = _decoded(piece.column(name))
+        column = _decoded(piece.columns[name])
         if not _is_text(column.type):
             return _numbers(column, name, fail)
         numbered = column
@@ -775,10 +737,6 @@ class _Reader:
             )
 
         return _numbers(numbered, name, fail_split)
-
-
-def _moved(fail: Fail, rows: NDArray[np.int64], row: int, found: str) -> DataError:
-    return fail(int(rows[row]), found)
 
 
 def _class_names(text: pa.Array, classes: tuple[str, ...]) -> NDArray[Any]:
@@ -801,7 +759,7 @@ def _matrix(
     x = np.empty((piece.num_rows, len(columns.names)))
     at = 0
     for position, name in enumerate(features):
-        column = piece.column(name)
+        column = piece.columns[name]
         if position not in columns.levels:
             x[:, at] = _numbers(column, name, fail)
             at += 1

@@ -52,24 +52,14 @@ _IMAGES = 256  # images held together
 
 @dataclass(frozen=True)
 class Coder:
-    """How values become the features of a row.
+    """How columns of values become rows of features."""
 
-    Attributes:
-        shape: The shape of one row.
-        encode: Turns columns of values into rows; its second argument makes errors.
-        kind: What the values are, for messages.
-        columns: The columns that are read, where the file has columns.
-        sparse: Whether rows are CSR.
-        step: The most rows to take at a time.
-        notes: Notes for the data.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one row
     encode: Callable[[Sequence[Sequence[Any]], Fail], Values]
-    kind: str
-    columns: tuple[str, ...] = ()
+    kind: str  # what the values are, for messages
+    columns: tuple[str, ...] = ()  # that are read, where the file has columns
     sparse: bool = False
-    step: int = 1 << 15
+    step: int = 1 << 15  # the most rows to take at a time
     notes: tuple[str, ...] = ()
 
 
@@ -84,11 +74,13 @@ def plan_coder(source: Source, where: str, tokens: str = "words") -> Coder | Non
         raise DataError(f"{where}: images = {source.images!r}: no such folder; check the path")
     images = Images(folder, *source.size)
     note = f"images as RGB from 0 to 1, resized to {source.size[0]} x {source.size[1]}"
-
-    def encode(columns: Sequence[Sequence[Any]], fail: Fail) -> Values:
-        return images.encode(columns[0], fail)
-
-    return Coder(images.shape, encode, "images", step=_IMAGES, notes=(note,))
+    return Coder(
+        images.shape,
+        lambda columns, fail: images.encode(columns[0], fail),
+        "images",
+        step=_IMAGES,
+        notes=(note,),
+    )
 
 
 def _text_coder(source: Source, tokens: str) -> Coder:
@@ -135,21 +127,25 @@ def array_coder(column: str, shape: tuple[int, ...], pixels: bool) -> Coder:
     def encode(columns: Sequence[Sequence[Any]], fail: Fail) -> Values:
         x = np.empty((len(columns[0]), *shape))
         for row, value in enumerate(columns[0]):
-            x[row] = _array(value, shape, row, fail)
+            x[row] = to_array(value, shape, row, fail)
         return x / 255 if pixels else x
 
     notes = (PIXELS,) if pixels else ()
     return Coder(shape, encode, "arrays", (column,), step=1 << 10, notes=notes)
 
 
-def _array(value: Any, shape: tuple[int, ...], row: int, fail: Fail) -> NDArray[np.float64]:
-    if value is None:
+def to_array(
+    value: Any, shape: tuple[int, ...] | None, row: int, fail: Fail
+) -> NDArray[np.float64]:
+    """Return the numbers of one row, of the given shape; None is a gap and becomes NaN."""
+    if value is None and shape is not None:
         return np.full(shape, np.nan)
     try:
         found = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise fail(row, f"found {str(value)[:60]} where numbers belong; correct the row") from None
-    if found.shape != shape:
+        found_text = f"found {str(value)[:60]} where numbers belong; correct the row, or set text= "
+        raise fail(row, found_text + "and a public vocabulary= for text") from None
+    if found.shape != (found.shape if shape is None else shape):
         raise fail(
             row,
             f"values of shape {found.shape}, where the first row has {shape}; give every row the "
@@ -171,19 +167,12 @@ def tokenise(text: str, tokens: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Text:
-    """How text becomes a row.
+    """How text becomes a row; see the options of `Source`."""
 
-    Attributes:
-        index: The position of each public word.
-        tokens: How text is cut.
-        bag: What a bag holds.
-        length: The number of words in a row of indices; None makes bags.
-    """
-
-    index: Mapping[str, int]
+    index: Mapping[str, int]  # the position of each public word
     tokens: str
     bag: str = "mean"
-    length: int | None = None
+    length: int | None = None  # of a row of indices; None makes bags
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -195,14 +184,16 @@ class Text:
         from scipy import sparse
 
         words = [[] if text is None else tokenise(text, self.tokens) for text in texts]
-        x = self._bags(words) if self.length is None else self._indices(words, self.length)
         gaps = [row for row, text in enumerate(texts) if text is None]
+        if self.length is not None:
+            indices = self._indices(words, self.length)
+            indices[gaps, 0] = np.nan
+            return indices
+        x = self._bags(words)
         if gaps:
             # the bag of a gap has no words, so its entry is new
-            holes = sparse.csr_matrix(
-                (np.full(len(gaps), np.nan), (gaps, np.zeros(len(gaps), int))), shape=x.shape
-            )
-            x = x + holes if self.length is None else np.where(np.isnan(holes.toarray()), np.nan, x)
+            places = (gaps, np.zeros(len(gaps), int))
+            x = x + sparse.csr_matrix((np.full(len(gaps), np.nan), places), shape=x.shape)
         return x
 
     def _bags(self, words: Sequence[Sequence[str]]) -> Values:
@@ -327,13 +318,7 @@ def _first(line: str, tokens: str) -> str:
 
 @dataclass(frozen=True)
 class Images:
-    """How images become rows.
-
-    Attributes:
-        folder: The folder that names are relative to; None where rows hold the images.
-        height: Rows of pixels.
-        width: Columns of pixels.
-    """
+    """How images become rows; names are relative to the folder, None where rows hold images."""
 
     folder: Path | None
     height: int

@@ -18,7 +18,6 @@ import importlib
 import lzma
 import shutil
 import sqlite3
-import struct
 import tempfile
 import weakref
 import zlib
@@ -44,13 +43,14 @@ PACKED: dict[str, Any] = {
     ".xz": lzma.open,
     ".gz": gzip.open,
     ".bz2": bz2.open,
-    ".zlib": None,
+    ".zlib": open,
 }
 _ROWS = 1 << 12  # rows of small clients that make one piece
 _ASKED = 400  # clients in one query
 _JOURNAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"  # begins a journal that is to be rolled back
 _COUNTS = "SELECT split_name, client_id, num_examples FROM client_metadata"
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
+_VARINT, _BYTES = 0, 2  # wire types of protocol buffers
+_FIXED = {1: 8, 5: 4}  # wire types of a fixed size
 Counts = Mapping[tuple[str, str], int]
 """Rows by (part, client)."""
 
@@ -67,13 +67,10 @@ def open_hdf5(path: Path, source: Source, clients: int | None) -> File:
     with _hdf5(first) as file:
         names = tuple(_group(first, file, named[first][0]))
     own = (source.client, *((source.split,) if len(parts) > 1 else ()))
+    pieces = partial(_hdf5_pieces, parts, frozenset(chosen), source)
+    notes = (*(kept_note(len(chosen), len(named[first])) if clients else ()), *found.notes)
     return File(
-        str(path),
-        (*own, *names),
-        partial(_hdf5_pieces, parts, frozenset(chosen), source),
-        clients=tuple(chosen),
-        notes=(*(kept_note(len(chosen), len(named[first])) if clients else ()), *found.notes),
-        tokens="spaces",
+        str(path), (*own, *names), pieces, clients=tuple(chosen), notes=notes, tokens="spaces"
     )
 
 
@@ -190,21 +187,16 @@ class _Pile:
     """Collects rows of small clients into pieces."""
 
     def __init__(self, source: Source, columns: Sequence[str]) -> None:
-        self.source, self.columns = source, list(columns)
+        self.source, self.rows = source, 0
         self.own = [name for name in columns if name not in (source.client, source.split)]
-        self.clear()
-
-    def clear(self) -> None:
-        """Start the next piece."""
-        self.values: dict[str, list[Any]] = {name: [] for name in self.columns}
-        self.rows = 0
+        self.values: dict[str, list[Any]] = {name: [] for name in columns}
 
     def add(
         self, client: str, split: int, rows: int, values: dict[str, list[Any]]
     ) -> Iterator[Piece]:
         """Add rows of one client; yield a piece when there are enough."""
         given = {**values, self.source.client: [client] * rows, self.source.split: [split] * rows}
-        for name in self.columns:
+        for name in self.values:
             self.values[name] += given[name]
         self.rows += rows
         if self.rows >= _ROWS:
@@ -215,14 +207,12 @@ class _Pile:
         if self.rows:
             columns = {name: arrow_column(held) for name, held in self.values.items()}
             yield Piece(columns, self.rows)
-        self.clear()
+        self.values, self.rows = {name: [] for name in self.values}, 0
 
 
 def is_sqlite(name: str) -> bool:
     """Return whether a lower-case name is that of a SQLite file, optionally compressed."""
-    return name.removesuffix(next((end for end in PACKED if name.endswith(end)), "")).endswith(
-        SQLITE
-    )
+    return name.endswith((*SQLITE, *(end + packing for end in SQLITE for packing in PACKED)))
 
 
 @dataclass(frozen=True)
@@ -268,15 +258,12 @@ def open_sqlite(path: Path, source: Source, clients: int | None) -> File:
     chosen = first_clients(sorted(taken), clients, str(path))
     names = _sqlite_columns(base, parts)
     left = [name for name in splits if name not in parts]
-    note = (f"parts left out: {', '.join(left)}",) if left else ()
+    notes = kept_note(len(chosen), len(taken)) if clients else ()
+    notes += (f"parts left out: {', '.join(left)}",) if left else ()
     own = (source.client, *((source.split,) if len(parts) > 1 else ()))
+    pieces = partial(_sqlite_pieces, base, parts, chosen if clients else None, source, counts)
     return File(
-        str(path),
-        (*own, *names),
-        partial(_sqlite_pieces, base, parts, chosen if clients else None, source, counts),
-        clients=tuple(chosen),
-        notes=(*(kept_note(len(chosen), len(taken)) if clients else ()), *note),
-        tokens="spaces",
+        str(path), (*own, *names), pieces, clients=tuple(chosen), notes=notes, tokens="spaces"
     )
 
 
@@ -371,7 +358,8 @@ def _sqlite_pieces(
     found: Counter[tuple[str, str]] = Counter()
     query = "SELECT split_name, client_id, serialized_example_proto FROM examples WHERE"
     query += f" split_name IN ({', '.join('?' * len(parts))})"
-    for some in _groups(chosen):
+    for at in range(0, len(chosen) if chosen else 1, _ASKED):
+        some = chosen[at : at + _ASKED] if chosen else ()
         # a column without a type distinguishes integers from text
         group = [*some, *(int(name) for name in some if _is_integer(name))]
         asked = f" AND client_id IN ({', '.join('?' * len(group))})" if group else ""
@@ -385,12 +373,6 @@ def _sqlite_pieces(
     if counts is not None:
         _compare(base, counts, found, parts, frozenset(chosen) if chosen else None)
     yield from pile.rest()
-
-
-def _groups(chosen: Sequence[str] | None) -> list[Sequence[str]]:
-    if not chosen:
-        return [()]
-    return [chosen[at : at + _ASKED] for at in range(0, len(chosen), _ASKED)]
 
 
 def _is_integer(name: str) -> bool:
@@ -424,26 +406,16 @@ def _unpack(path: Path) -> _Database:
     folder = tempfile.mkdtemp(prefix="coterie-")
     base = _Database(path, Path(folder) / "base.sqlite")
     weakref.finalize(base, shutil.rmtree, folder, ignore_errors=True)
-    with reading(path), base.file.open("wb") as out:
+    with reading(path), base.file.open("wb") as out, PACKED[end](path, "rb") as packed:
+        engine = zlib.decompressobj() if end == ".zlib" else None
         try:
-            if (opener := PACKED[end]) is not None:
-                with opener(path, "rb") as packed:
-                    shutil.copyfileobj(packed, out, 1 << 20)
-            else:
-                _inflate(path, out)
+            while chunk := packed.read(1 << 20):
+                out.write(engine.decompress(chunk) if engine else chunk)
         except lzma.LZMAError as error:
             raise ValueError(error) from error
+        if engine and not engine.eof:
+            raise EOFError("it ends too early")
     return base
-
-
-def _inflate(path: Path, out: Any) -> None:
-    engine = zlib.decompressobj()
-    with path.open("rb") as packed:
-        while chunk := packed.read(1 << 20):
-            out.write(engine.decompress(chunk))
-    out.write(engine.flush())
-    if not engine.eof:
-        raise EOFError("it ends too early")
 
 
 def parse_example(data: bytes) -> dict[str, list[Any]]:
@@ -481,20 +453,15 @@ def _unpacked(kind: int, value: bytes | int) -> list[Any]:
     """Return one value, or several that are packed."""
     if kind == 1:
         return [value]
-    if kind == 2:
-        raw = value if isinstance(value, bytes) else struct.pack("<I", value)
-        return list(np.frombuffer(raw, dtype="<f4").tolist())
     if isinstance(value, int):
-        return [_signed(value)]
-    at, values = 0, []
+        return [value - (1 << 64) if value >= 1 << 63 else value]
+    if kind == 2:
+        return list(np.frombuffer(value, dtype="<f4").tolist())
+    at, values = 0, list[Any]()
     while at < len(value):
         number, at = _varint(value, at)
-        values.append(_signed(number))
+        values += _unpacked(kind, number)
     return values
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def _nested(data: bytes, wanted: int) -> Iterator[bytes]:
@@ -512,23 +479,16 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
         key, at = _varint(data, at)
         kind = key & 7
         if kind == _VARINT:
-            value: bytes | int
-            value, at = _varint(data, at)
-        elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
-            value, at = int.from_bytes(_slice(data, at, size), "little"), at + size
-        elif kind == _BYTES:
-            size, at = _varint(data, at)
-            value, at = _slice(data, at, size), at + size
-        else:
+            number, at = _varint(data, at)
+            yield key >> 3, number
+            continue
+        if kind != _BYTES and kind not in _FIXED:
             raise ValueError(f"a field of the unknown type {kind}")
-        yield key >> 3, value
-
-
-def _slice(data: bytes, at: int, size: int) -> bytes:
-    if at + size > len(data):
-        raise ValueError("it ends too early")
-    return data[at : at + size]
+        size, at = _varint(data, at) if kind == _BYTES else (_FIXED[kind], at)
+        if at + size > len(data):
+            raise ValueError("it ends too early")
+        yield key >> 3, data[at : at + size]
+        at += size
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
