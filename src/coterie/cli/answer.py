@@ -536,7 +536,7 @@ def draw(answer: Answer, paths: list[str]) -> None:
             raise ValueError(f"--plot {path}: expected a name that ends in {', '.join(_KINDS)}")
         check_file(Path(path), "--plot")
     chart = _chart(answer)
-    how = {".html": {"inline": True}, ".png": {"ppi": 144}}
+    how: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"ppi": 144}}
     for path in paths:
         chart.save(path, **how.get(Path(path).suffix.lower(), {}))
 

@@ -72,7 +72,7 @@ def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _lay_flags(table: dict[str, Any], arguments: argparse.Namespace, section: str = "") -> None:
     for flag, path in _PATHS.items():
-        value = getattr(arguments, flag, None)
+        value: Any = getattr(arguments, flag, None)
         absent = value is None or (value is False and flag != "history")  # --no-history
         if path.startswith(section) and not absent:
             assign(table, path, _READ[flag](value) if flag in _READ else value)

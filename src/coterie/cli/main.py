@@ -93,7 +93,7 @@ def _module(frame: Any) -> str:
 
 def entry() -> Any:
     """Run as a script."""
-    sys.meta_path.insert(0, _HidePandas)  # type: ignore[arg-type]  # a finder needs no more
+    sys.meta_path.insert(0, _HidePandas)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± must not fail a run

@@ -57,7 +57,7 @@ class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
         noise, if the method has it (pfeb; others raise NotImplementedError). About 90 % of targets
         are within prediction +- 1.645 std. Needs the training rows, which no pickle holds.
         """
-        values = self._outputs(X, clients) * self.target_scale + self.target_center
+        values: Floats = self._outputs(X, clients) * self.target_scale + self.target_center
         if not return_std:
             return values
         return values, self._std(X, clients) * self.target_scale
