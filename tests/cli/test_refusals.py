@@ -34,10 +34,11 @@ REFUSED = {
     "calibrate --clients 5 --rounds 1 --epsilon -1": "epsilon = -1",
     "verfy nowhere": "did you mean verify?",
 }
-QUICK = ("--version", "--help", "run --help", "data show rows.csv", "completion bash")
+QUICK = ("--version", "--help", "run --help", "data show rows.csv", "completion bash", "methods")
 _CODE = """
 import contextlib, io, json, sys
-from coterie.cli.main import main
+from coterie.cli.main import _HidePandas, main
+sys.meta_path.insert(0, _HidePandas)  # as the entry point does
 found = {}
 for line in json.loads(sys.argv[1]):
     err = io.StringIO()
@@ -46,7 +47,7 @@ for line in json.loads(sys.argv[1]):
             status = main(line.split())
         except SystemExit as end:
             status = end.code
-    heavy = [name for name in ("torch", "numba") if name in sys.modules]
+    heavy = [name for name in ("torch", "numba", "pandas") if name in sys.modules]
     found[line] = (status, err.getvalue(), heavy)
 print(json.dumps(found))
 """
@@ -73,7 +74,7 @@ def test_bad_input_is_refused_in_one_line_without_torch(answers, line):
 
 
 @pytest.mark.parametrize("line", QUICK)
-def test_quick_commands_do_not_import_torch(answers, line):
+def test_quick_commands_import_neither_torch_nor_pandas(answers, line):
     status, message, heavy = answers[line]
     assert (status, heavy) == (0, []), message
 

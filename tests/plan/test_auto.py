@@ -257,8 +257,8 @@ def test_tuning_with_it_chooses_a_plan_that_says_what_was_picked():
 
 
 def test_methods_lists_it_first(coterie):
-    _, out, _ = coterie("methods")
-    assert out.startswith("auto: ") and "    method.model = " in out
+    assert coterie("methods")[1].startswith("auto: ")
+    assert "    method.model = " in coterie("methods auto")[1]
     found = json.loads(coterie("methods --json")[1])
     assert found["auto"]["settings"] == {"model": {"kind": "linear", "bias": True}}
 

@@ -172,8 +172,9 @@ def table_file(path, *, clients, seed, names="n{}", order=("a", "b", "note", "sc
     return str(path)
 
 
-@pytest.fixture
-def wards(tmp_path):
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("wards")
     source = {"client": "ward", "target": "score", "task": "regression"}
     source["features"] = ["a", "b"]
     train = table_file(tmp_path / "train.csv", clients=8, seed=0, names="w{}")

@@ -546,7 +546,7 @@ def test_ctrl_c_before_the_first_result(coterie_, monkeypatch):
         ("--grid method.lam=1,2 --folds 10", "more than 9 training rows"),
         ("--grid method.lam=1,2 --noise-multiplier 3", "give epsilon"),
         ("--grid method.lam=1,2 --out kept.toml", "kept.toml exists"),
-        ("--grid method.lam=1,2 --out no/such.toml", "not a folder"),
+        ("--grid method.lam=1,2 --out no/such.toml", "no such folder"),
     ],
 )
 def test_mistakes_are_one_line(coterie_, flags, told):

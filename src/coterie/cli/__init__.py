@@ -1,8 +1,1 @@
-"""The command line: one module a command; `coterie.cli.main` is the entry point."""
-
-
-def entry() -> None:
-    """Run the command line."""
-    from coterie.cli.main import entry
-
-    entry()
+"""The command line: one module per command; `coterie.cli.main` is the entry point."""

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, add_view, command
+from coterie.cli.options import JSON, VIEW, Commands, add_flags, aligned, command
 
 if TYPE_CHECKING:
     from coterie.privacy.events import Relation
@@ -16,8 +16,13 @@ _MOST_CLIENTS = 1_000_000_000_000
 _STATED = ("view", "views", "epsilon_per_participation")
 
 
-def add(commands: Commands, name: str = "account") -> None:
-    """Add `account` (noise to epsilon) or `calibrate` (epsilon to noise)."""
+def add(commands: Commands) -> None:
+    """Add `account` (noise to epsilon) and `calibrate` (epsilon to noise)."""
+    for name in ("account", "calibrate"):
+        _add(commands, name)
+
+
+def _add(commands: Commands, name: str) -> None:
     calibrating = name == "calibrate"
     given = "--epsilon 2" if calibrating else "--noise-multiplier 10"
     parser = command(
@@ -25,25 +30,24 @@ def add(commands: Commands, name: str = "account") -> None:
         name,
         "the noise that a budget needs" if calibrating else "the epsilon that noise gives",
         f"coterie {name} --clients 205 --cohort 100 --rounds 1000 {given} --delta 1e-5 --json",
+        action=_print,
     )
-    parser.add_argument("--clients", type=int, required=True, help="number of clients")
-    parser.add_argument("--cohort", type=float, help="expected clients per round (default: all)")
-    parser.add_argument("--rounds", type=int, required=True, help="number of releases")
-    if calibrating:
-        parser.add_argument("--epsilon", type=float, required=True, help="the budget")
-    else:
-        parser.add_argument(
-            "--noise-multiplier", type=float, required=True, help="noise of the sum over the clip"
-        )
-    parser.add_argument("--delta", type=float, help="default min(1e-5, 1/(10 clients))")
-    parser.add_argument(
-        "--noise",
-        choices=("gaussian", "local"),
-        help="added by the server (default), or by each client to its own contribution",
-    )
-    add_view(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(action=_print)
+    asked = ("--epsilon", "the budget")
+    if not calibrating:
+        asked = ("--noise-multiplier", "noise of the sum over the clip")
+    for flag, kind, text in (
+        ("--clients", int, "number of clients"),
+        ("--rounds", int, "number of releases"),
+        (asked[0], float, asked[1]),
+    ):
+        parser.add_argument(flag, type=kind, required=True, help=text)
+    flags = {
+        "--cohort NUMBER:float": "expected clients per round (default: all)",
+        "--delta NUMBER:float": "default min(1e-5, 1/(10 clients))",
+        "--noise {gaussian,local}": "added by the server (default), or by each client to its own "
+        "contribution",
+    }
+    add_flags(parser, flags | VIEW | JSON)
 
 
 def _print(arguments: argparse.Namespace) -> None:
@@ -145,28 +149,21 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def describe(found: dict[str, Any]) -> str:
     """Return the result as text."""
+    from coterie.privacy.guarantee import round_up
+
+    def bound(epsilon: float | str) -> str:
+        return epsilon if isinstance(epsilon, str) else round_up(epsilon, 6)
+
     rows = [
-        (f"epsilon ({found['view']})", _bound(found["epsilon"])),
-        ("delta", _number(found["delta"])),
-        ("noise multiplier", _number(found["noise_multiplier"])),
+        (f"epsilon ({found['view']})", bound(found["epsilon"])),
+        ("delta", f"{found['delta']:.6g}"),
+        ("noise multiplier", f"{found['noise_multiplier']:.6g}"),
         *(
-            (f"epsilon ({view.replace('_', ' ')})", _bound(e))
+            (f"epsilon ({view.replace('_', ' ')})", bound(e))
             for view, e in found["views"].items()
             if view not in ("coalition_of_all_others", found["view"].replace(" ", "_"))
         ),
         ("relation", found["relation"]),
         ("accountant", found["accountant"]),
     ]
-    width = max(len(name) for name, _ in rows)
-    table = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
-    return f"{table}\n\n{found['statement']}"
-
-
-def _bound(epsilon: float | str) -> str:
-    from coterie.privacy.guarantee import round_up
-
-    return epsilon if isinstance(epsilon, str) else round_up(epsilon, 6)
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
+    return "\n".join([*aligned(rows), "", found["statement"]])

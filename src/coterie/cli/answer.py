@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.account import make_sampler
-from coterie.cli.options import check_file
+from coterie.cli.options import aligned, check_file
 from coterie.plan.advice import (
     CLIP,
     ERROR,
@@ -329,7 +329,7 @@ def _lines(answer: Answer, advice: Advice, *, plots: bool) -> list[str]:
     if answer.about:
         about = answer.about
         lines += [f"{about['data'] or 'The plan'}: {about['chosen'] or about['method']}."]
-    lines += ["", *_aligned(_rows(answer, advice))]
+    lines += ["", *aligned(_rows(answer, advice))]
     if advice.remedies:
         lines += ["", "What would help", *(f"  {remedy}" for remedy in advice.remedies)]
     if answer.forecast is not None:
@@ -415,20 +415,20 @@ def _limits(found: Forecast, epsilon: float | None) -> list[str]:
     at = "at this noise" if epsilon is None else f"at epsilon {epsilon:g}"
     within = found.within
     rounds, clients, least = within["rounds"], within["clients"], within["epsilon"]
+
+    def most(count: str) -> str:
+        return "none is few enough" if count == "0" else f"at most {count}"
+
     rows = [
-        ("rounds", "" if rounds is None else _most(_many(int(rounds), found.facts.rounds))),
+        ("rounds", "" if rounds is None else most(_many(int(rounds), found.facts.rounds))),
         ("clients", "" if clients is None else f"at least {clients:,}"),
         ("epsilon", "" if least is None else f"at least {round_up(least, 3)}"),
-        ("shared parameters", _most(f"{within['parameters']:,}")),
+        ("shared parameters", most(f"{within['parameters']:,}")),
     ]
     return [
         f"To keep the noise of a mean within {ERROR:g} of the clipping norm {at}, change one of",
-        *(f"  {line}" for line in _aligned([(name, value) for name, value in rows if value])),
+        *(f"  {line}" for line in aligned([(name, value) for name, value in rows if value])),
     ]
-
-
-def _most(count: str) -> str:
-    return "none is few enough" if count == "0" else f"at most {count}"
 
 
 def _many(rounds: int, planned: int) -> str:
@@ -446,11 +446,6 @@ def _row(advice: Advice) -> dict[str, Any]:
         "clients_for_small_gain": advice.needs["small gain"]["clients"],
         "clients_to_join": advice.needs["join"]["clients"],
     }
-
-
-def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
-    width = max(len(name) for name, _ in rows)
-    return [f"{name:<{width}}  {value}" for name, value in rows]
 
 
 def lined(rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -535,21 +530,15 @@ def _short(value: float) -> str:
 
 
 def draw(answer: Answer, paths: list[str]) -> None:
-    """Write the plots to files, by Vega-Altair (extra `report`).
-
-    Raises:
-        ValueError: If a file has another ending, there is nothing to plot, or Altair is missing.
-    """
+    """Write the plots to files, by Vega-Altair (extra `report`)."""
     for path in paths:
         if Path(path).suffix.lower() not in _KINDS:
             raise ValueError(f"--plot {path}: expected a name that ends in {', '.join(_KINDS)}")
         check_file(Path(path), "--plot")
     chart = _chart(answer)
+    how: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"ppi": 144}}
     for path in paths:
-        if Path(path).suffix.lower() == ".html":
-            chart.save(path, inline=True)
-        else:
-            chart.save(path, **({"ppi": 144} if path.lower().endswith(".png") else {}))
+        chart.save(path, **how.get(Path(path).suffix.lower(), {}))
 
 
 def _chart(answer: Answer) -> Any:
@@ -580,7 +569,7 @@ def _chart(answer: Answer) -> Any:
         ("clients", "noise of a released mean over the clip"),
         f"Noise against clients, {facts.parameters:,} shared parameters",
     )
-    limit = alt.Chart(_values(((1.0, ERROR),))).mark_rule(strokeDash=[4, 4])
+    limit = alt.Chart(alt.InlineData(values=[{"y": ERROR}])).mark_rule(strokeDash=[4, 4])
     return alt.hconcat(epsilon, noise + limit.encode(y=alt.Y("y:Q")))
 
 
@@ -589,19 +578,19 @@ def _panel(points: Points, here: tuple[float, float], axes: tuple[str, str], tit
     import altair as alt
 
     across, up = axes
-    x = alt.X("x:Q", title=across, scale=alt.Scale(type="log"))
-    y = alt.Y("y:Q", title=up, scale=alt.Scale(type="log"))
-    shown = [
-        alt.Tooltip("x:Q", title=across, format=","),
-        alt.Tooltip("y:Q", title=up, format=".3"),
-    ]
-    line = alt.Chart(_values(points)).mark_line(point=True)
-    dot = alt.Chart(_values((here,))).mark_point(size=160, filled=True, color="#d62728")
-    both = line.encode(x=x, y=y, tooltip=shown) + dot.encode(x=x, y=y, tooltip=shown)
+    log = alt.Scale(type="log")
+
+    def chart(points: Points) -> Any:
+        values = alt.InlineData(values=[{"x": x, "y": y} for x, y in points])
+        return alt.Chart(values).encode(
+            x=alt.X("x:Q", title=across, scale=log),
+            y=alt.Y("y:Q", title=up, scale=log),
+            tooltip=[
+                alt.Tooltip("x:Q", title=across, format=","),
+                alt.Tooltip("y:Q", title=up, format=".3"),
+            ],
+        )
+
+    dot = chart((here,)).mark_point(size=160, filled=True, color="#d62728")
+    both = chart(points).mark_line(point=True) + dot
     return both.properties(width=340, height=240, title=title)
-
-
-def _values(points: Points) -> Any:
-    import altair as alt
-
-    return alt.InlineData(values=[{"x": x, "y": y} for x, y in points])

@@ -1,22 +1,31 @@
 """`coterie compare`: methods x epsilons x seeds in parallel processes, and their differences."""
 
 import argparse
-import json
 import math
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, add_plan, add_tracking, check_flags, command
+from coterie.cli.options import (
+    SET,
+    TRACKING,
+    Commands,
+    add_flags,
+    add_plan,
+    check_flags,
+    command,
+    new_folder,
+    print_json,
+    refuse_with_resume,
+)
 from coterie.cli.tune import ProgressBar, make_grid
 
 if TYPE_CHECKING:
     from coterie.tune.compare import Comparison, Ended, Row, Spent
-    from coterie.tune.frontier import Findings, Pair, Point
+    from coterie.tune.frontier import Findings, Point
 
 _MORE = """\
 Every cell (method, epsilon, seed) is a run folder; the comparison's folder also has
@@ -30,10 +39,6 @@ settings), epsilons, seeds or repeats, workers, grid, search, trials, folds, pub
 
 Write a setting of one method with its label: --set pmtl.method.lam=1, --grid pmtl.method.lam=0.1,1.
 The exit status is 1 if a cell failed; --resume tries it again."""
-_WITH_RESUME = (
-    "resume", "workers", "json", "quiet", "no_report", "track", "track_dir", "offline", "command",
-    "action",
-)  # fmt: skip
 
 
 def add(commands: Commands) -> None:
@@ -45,100 +50,70 @@ def add(commands: Commands) -> None:
         "coterie compare --data districts --methods local,fedavg,pmtl,pfeb,mtlsvm "
         "--epsilons 0.5,1,2,4 --seeds 3",
         _MORE,
+        action=compare,
     )
-    compared = parser.add_argument_group("compared")
-    compared.add_argument(
-        "--methods", metavar="NAME,NAME", help="default local,fedavg,pmtl,auto (`coterie methods`)"
-    )
-    compared.add_argument(
-        "--epsilons", metavar="NUMBER,NUMBER", help="default 0.5,1,2,4; inf for no privacy"
-    )
-    compared.add_argument(
-        "--seeds", metavar="N|A,B,C", help="number of simulations, or their seeds (default 3)"
-    )
-    compared.add_argument(
-        "--repeats", type=int, metavar="N", help="instead of seeds: real noise, each run a release"
-    )
-    _add_selection(parser.add_argument_group("settings chosen in every cell"))
+    compared = {
+        "--methods NAME,NAME": "default local,fedavg,pmtl,auto (`coterie methods`)",
+        "--epsilons NUMBER,NUMBER": "default 0.5,1,2,4; inf for no privacy",
+        "--seeds N|A,B,C": "number of simulations, or their seeds (default 3)",
+        "--repeats N:int": "instead of seeds: real noise, each run a release",
+    }
+    chosen = {
+        "--grid KEY=VALUE,VALUE...": "values to choose from, by cross-validation inside clients; "
+        "epsilon does not cover the choice, and the table states it",
+        "--search {grid,optuna}": "default grid: all of them",
+        "--trials N:int": "number of Optuna's proposals",
+        "--folds N:int": "of every client's rows (default 5)",
+        "--public": "declare the data public: tuning on it is free",
+        "--charge-tuning": "choose by charged private runs",
+    }
+    run = {
+        "--out DIR": "default runs/compare-DATA-TIME",
+        "--resume DIR": "resume a comparison",
+        "--workers N:int": "processes (default: one per core; 0: this one)",
+        **SET,
+        "--device DEVICE": "cpu (default) or cuda",
+        "--block N:int": "clients computed at a time",
+        "--no-report": "do not write report.html",
+        **TRACKING,
+        "--json": "end with one JSON object on stdout",
+        "--quiet": "no progress on stderr",
+    }
+    add_flags(parser.add_argument_group("compared"), compared)
+    add_flags(parser.add_argument_group("settings chosen in every cell"), chosen)
     add_plan(parser)
-    _hide(parser, "method", "finetune", "noise_multiplier")
-    _add_run(parser.add_argument_group("run"))
-    parser.set_defaults(action=compare, epsilon=None)
-
-
-def _hide(parser: argparse.ArgumentParser, *flags: str) -> None:
-    """Leave the flags of a single run out of the help: errors name the right ones."""
-    for action in parser._actions:
-        if action.dest in flags:
+    for action in parser._actions:  # flags of a single run: errors name the right ones
+        if action.dest in ("method", "finetune", "noise_multiplier"):
             action.help = argparse.SUPPRESS
-
-
-def _add_selection(chosen: argparse._ArgumentGroup) -> None:
-    chosen.add_argument(
-        "--grid",
-        metavar="KEY=VALUE,VALUE",
-        action="append",
-        default=[],
-        help="values to choose from, by cross-validation inside clients; epsilon does not cover "
-        "the choice, and the table states it",
-    )
-    chosen.add_argument("--search", choices=("grid", "optuna"), help="default grid: all of them")
-    chosen.add_argument("--trials", type=int, help="number of Optuna's proposals")
-    chosen.add_argument("--folds", type=int, help="of every client's rows (default 5)")
-    chosen.add_argument(
-        "--public", action="store_true", help="declare the data public: tuning on it is free"
-    )
-    chosen.add_argument(
-        "--charge-tuning", action="store_true", help="choose by charged private runs"
-    )
-
-
-def _add_run(run: argparse._ArgumentGroup) -> None:
-    run.add_argument("--out", metavar="DIR", help="default runs/compare-DATA-TIME")
-    run.add_argument("--resume", metavar="DIR", help="resume a comparison")
-    run.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: one per core; 0: this one)"
-    )
-    run.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
-    )
-    run.add_argument("--device", help="cpu (default) or cuda")
-    run.add_argument("--block", type=int, help="clients computed at a time")
-    run.add_argument("--no-report", action="store_true", help="do not write report.html")
-    add_tracking(run)
-    run.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
-    run.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_flags(parser.add_argument_group("run"), run)
+    parser.set_defaults(epsilon=None)
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Carry out `coterie compare`."""
     check_flags(arguments)
     from coterie.cli.tracked import tracked
-    from coterie.core.config import ConfigError
     from coterie.core.signals import stop_status, stoppable
     from coterie.tracking import check_kinds
     from coterie.tune.compare import carry_out, finished
 
     check_kinds(arguments.track)
     folder, comparison = _open(arguments)
+    options = comparison.options
+    if arguments.workers is not None:
+        options = replace(options, workers=arguments.workers)
     if not arguments.quiet:
         for note in comparison.notes:
             print(f"note: {note}", file=sys.stderr)
-    workers = comparison.options.workers if arguments.workers is None else arguments.workers
-    if workers is not None and workers < 0:
-        raise ConfigError(
-            f"--workers {workers}: expected a number of processes, or 0 for this process only"
-        )
-    bar = ProgressBar("comparing", quiet=arguments.quiet)
     try:
-        with stoppable(partial(_interrupted, folder)):
-            ended = carry_out(folder, workers=workers, observe=bar)
+        with (
+            ProgressBar("comparing", quiet=arguments.quiet) as bar,
+            stoppable(partial(_interrupted, folder)),
+        ):
+            ended = carry_out(folder, workers=options.workers, observe=bar)
     except KeyboardInterrupt:
-        bar.close()
         print(_interrupted(folder), file=sys.stderr)
         return stop_status()
-    finally:
-        bar.close()
     status = _show(folder, comparison, ended, arguments)
     return tracked(finished(folder), arguments, group=folder) or status
 
@@ -153,23 +128,17 @@ def _interrupted(folder: Path) -> str:
 
 def _open(arguments: argparse.Namespace) -> "tuple[Path, Comparison]":
     """Claim a new folder, or read the comparison to resume."""
-    from coterie.core.config import ConfigError
     from coterie.tune.compare import PLAN, claim_folder, make_comparison, read_comparison
 
     if arguments.resume is not None:
-        given = [
-            f"--{name.replace('_', '-')}"
-            for name, value in vars(arguments).items()
-            if name not in _WITH_RESUME and value is not None and value is not False and value != []
-        ]
-        if given:
-            raise ConfigError(f"--resume keeps all settings; leave out {', '.join(given)}")
+        refuse_with_resume(arguments)
         folder = Path(arguments.resume)
         if not (folder / PLAN).exists():
-            raise ConfigError(f"{folder} holds no comparison ({PLAN} is missing); check --resume")
+            raise ValueError(f"{folder} holds no comparison ({PLAN} is missing); check --resume")
         return folder, read_comparison(folder)
     comparison = make_comparison(_table(arguments))
-    folder = Path(arguments.out) if arguments.out else _new_folder(comparison)
+    stem = Path(comparison.base["data"]["name"]).stem
+    folder = Path(arguments.out) if arguments.out else new_folder(f"compare-{stem}")
     claim_folder(folder, comparison)
     return folder, comparison
 
@@ -177,25 +146,24 @@ def _open(arguments: argparse.Namespace) -> "tuple[Path, Comparison]":
 def _table(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the plan's table with [compare]; flags take precedence."""
     from coterie.cli.flags import plan_table
-    from coterie.core.config import ConfigError
 
     if arguments.finetune is not None:
-        raise ConfigError(
+        raise ValueError(
             "--finetune belongs to one method: give it in [compare] methods, as {kind = "
             '"finetune", how = "mean", base = {kind = "fedavg"}}'
         )
     if arguments.method is not None and arguments.methods is not None:
-        raise ConfigError(
+        raise ValueError(
             f"--method {arguments.method} and --methods {arguments.methods}: give only --methods"
         )
     if arguments.seeds is not None and arguments.repeats is not None:
-        raise ConfigError("--seeds and --repeats: give seeds for simulations, or repeats")
+        raise ValueError("--seeds and --repeats: give seeds for simulations, or repeats")
     table = plan_table(arguments)
     if arguments.method is None and table["method"].get("kind") == "auto":
         del table["method"]["kind"]
     compare = table.setdefault("compare", {})
     if not isinstance(compare, dict):
-        raise ConfigError(f"compare = {compare!r}: expected a table, such as [compare]")
+        raise ValueError(f"compare = {compare!r}: expected a table, such as [compare]")
     compare |= _flags(arguments)
     for given, other in (("repeats", "seeds"), ("seeds", "repeats")):
         if getattr(arguments, given) is not None:
@@ -207,33 +175,24 @@ def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
     from coterie.cli.flags import literal
     from coterie.tune.tune import Range
 
-    def listed(text: str | None) -> list[Any] | None:
-        return None if text is None else [literal(part.strip()) for part in text.split(",")]
+    def listed(text: str | None) -> list[Any]:
+        return [literal(part.strip()) for part in text.split(",")] if text else []
 
     seeds = listed(arguments.seeds)
-    grid = {
-        key: f"{values.low}..{values.high}" if isinstance(values, Range) else list(values)
-        for key, values in make_grid(arguments.grid).items()
-    }
     given: dict[str, Any] = {
         "methods": arguments.methods and [name.strip() for name in arguments.methods.split(",")],
-        "epsilons": listed(arguments.epsilons),
-        "seeds": seeds[0] if seeds is not None and len(seeds) == 1 else seeds,
+        "epsilons": listed(arguments.epsilons) or None,
+        "seeds": seeds[0] if len(seeds) == 1 else seeds or None,
         "public": arguments.public or None,
         "charge": arguments.charge_tuning or None,
-        "grid": grid or None,
+        "grid": {
+            key: f"{values.low}..{values.high}" if isinstance(values, Range) else list(values)
+            for key, values in make_grid(arguments.grid).items()
+        }
+        or None,
         **{name: getattr(arguments, name) for name in ("repeats", "search", "trials", "folds")},
     }
     return {key: value for key, value in given.items() if value is not None}
-
-
-def _new_folder(comparison: "Comparison") -> Path:
-    stem = Path(comparison.base["data"]["name"]).stem.replace(":", "-")
-    base = Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = base, 2
-    while folder.exists():
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return folder
 
 
 def _show(
@@ -245,7 +204,6 @@ def _show(
     """Write the table and the report, and print the results."""
     from rich.console import Console
 
-    from coterie.core.config import ConfigError
     from coterie.tune import compare as library
     from coterie.tune.frontier import find
     from coterie.tune.frontier import sentences as describe
@@ -257,14 +215,14 @@ def _show(
     spent = library.privacy_spent(places)
     if not done:
         more = f" {spent.text()}" if spent != library.Spent() else ""
-        raise ConfigError(f"no cell could be run; {next(_troubles(rows))}.{more}")
+        raise ValueError(f"no cell could be run; {next(_troubles(rows))}.{more}")
     found = find(rows, folder)
     sentences = list(describe(found))
     report = None if arguments.no_report else _report(done, folder, sentences)
     failed = any(row["status"].startswith("failed") for row in rows)
     if arguments.json:
-        summary = _summary(found, rows, spent) | {"table": str(table), "folder": str(folder)}
-        print(json.dumps(summary | {"report": report and str(report)}, allow_nan=False))
+        files = {"table": str(table), "folder": str(folder), "report": report and str(report)}
+        print_json(_summary(found, rows, spent) | files)
         return int(failed)
     Console().print(_frontier(found, rows))
     for line in (_legend(found, rows), "", *sentences, *_troubles(rows)):
@@ -307,7 +265,7 @@ def _frontier(found: "Findings", rows: "Sequence[Row]") -> Any:
     body: list[tuple[Cell, ...]] = []
     for label in dict.fromkeys(point.label for point in found.points):
         at = {point.epsilon: point for point in found.points if point.label == label}
-        local = Number(next(iter(at.values())).local)
+        local = Number(next(iter(at.values())).local_value)
         scores = (_score(at.get(epsilon)) for epsilon in found.epsilons)
         body.append(((label, *_tuning_notes(label, rows)), local, *scores))
     title = f"{first['data']}: {first['clients']} clients, test {found.metric}"
@@ -333,7 +291,7 @@ def _score(point: "Point | None") -> str:
     if point is None:
         return Number(math.nan).text()
     error = point.standard_error if 0 < point.standard_error < math.inf else math.nan
-    return Number(point.value, error, digits=4).text() + ("*" if point.is_best else "")
+    return Number(point.value, error, digits=4).text() + ("*" if point.best else "")
 
 
 def _legend(found: "Findings", rows: "Sequence[Row]") -> str:
@@ -341,7 +299,7 @@ def _legend(found: "Findings", rows: "Sequence[Row]") -> str:
     better = "smaller" if found.smaller_is_better else "larger"
     over = "clients and seeds" if max(point.seeds for point in found.points) > 1 else "clients"
     parts = [f"mean ± standard error over {over}, {better} is better"]
-    if any(point.is_best for point in found.points):
+    if any(point.best for point in found.points):
         parts.append("* is the best at its epsilon")
     done = [row for row in rows if row["status"] == "done"]
     return "; ".join([*parts, *_guarantee_notes(done), *_tuning_warnings(done)]) + "."
@@ -391,66 +349,32 @@ def _troubles(rows: "Sequence[Row]") -> Iterator[str]:
 
 
 def _summary(found: "Findings", rows: "Sequence[Row]", spent: "Spent") -> dict[str, Any]:
-    """Return frontier and differences as one strict JSON object."""
-    from coterie.evaluation.metrics import json_number
+    """Return frontier and differences as one JSON object."""
     from coterie.tune.frontier import FALSE_ALARMS
 
     done = [row for row in rows if row["status"] == "done"]
     tuning = {row["label"]: row["tuning"] for row in done}
+    keys = ("label", "epsilon_asked", "seed", "status", "run")
+    other = {
+        status: [{k: row[k] for k in keys} for row in rows if row["status"].startswith(status)]
+        for status in ("refused", "failed")
+    }
     return {
         "data": rows[0]["data"],
         "metric": found.metric or None,
         "smaller_is_better": found.smaller_is_better,
-        "epsilons": [json_number(epsilon) for epsilon in found.epsilons],
+        "epsilons": found.epsilons,
         "frontier": [
-            {**_point_json(point), "tuning": tuning.get(point.label)} for point in found.points
+            {**asdict(point), "tuning": tuning.get(point.label)} for point in found.points
         ],
-        "differences": [_pair_json(pair) for pair in found.pairs],
+        "differences": [pair.to_json() for pair in found.pairs],
         "false_alarms": FALSE_ALARMS,
         "simulation": any(row["simulation"] for row in rows),
         "tuning": tuning,
         "cells": len(rows),
         "done": len(done),
-        "refused": _with_status(rows, "refused"),
-        "failed": _with_status(rows, "failed"),
+        **other,
         "together": spent.together,
         "unfinished_but_counted": [str(place) for place in spent.unfinished],
         "posted_but_not_counted": {str(place): why for place, why in spent.uncounted},
-    }
-
-
-def _with_status(rows: "Sequence[Row]", status: str) -> list[dict[str, Any]]:
-    from coterie.evaluation.metrics import json_number
-
-    keys = ("label", "epsilon_asked", "seed", "status", "run")
-    found = [{key: row[key] for key in keys} for row in rows if row["status"].startswith(status)]
-    for row in found:
-        asked = row["epsilon_asked"]
-        row["epsilon_asked"] = None if asked is None else json_number(asked)
-    return found
-
-
-def _point_json(point: "Point") -> dict[str, Any]:
-    from coterie.evaluation.metrics import json_number
-
-    found = {one.name: getattr(point, one.name) for one in fields(point)}
-    found["best"], found["local_value"] = found.pop("is_best"), found.pop("local")
-    return {k: json_number(v) if isinstance(v, float) else v for k, v in found.items()}
-
-
-def _pair_json(pair: "Pair") -> dict[str, Any]:
-    from coterie.evaluation.metrics import json_number
-
-    difference = pair.difference
-    return {
-        "epsilon": json_number(pair.epsilon),
-        "first": pair.first,
-        "second": pair.second,
-        "difference": json_number(difference.mean),
-        "standard_error": json_number(difference.standard_error),
-        "clients": difference.clients,
-        "seeds": difference.seeds,
-        "p": difference.p,
-        "p_adjusted": difference.adjusted,
-        "larger_than_noise": difference.is_significant,
     }

@@ -4,7 +4,7 @@ shtab makes the script from the parser, so that it knows every flag.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from coterie.cli.options import Commands, command, names
@@ -21,17 +21,23 @@ _FILES = ("FILE", "PLAN")
 _NAMED = {"--method": "methods", "--model": "models"}
 
 
-def add(commands: Commands, build: Callable[[], argparse.ArgumentParser]) -> None:
-    """Add `completion`, for the parser that `build` makes."""
+def add(commands: Commands) -> None:
+    """Add `completion`."""
     parser = command(
         commands,
         "completion",
         "a script that completes commands, flags and names in your shell",
         "coterie completion bash",
         _MORE,
+        action=_print,
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-    parser.set_defaults(action=lambda arguments: print(script(build(), arguments.shell)))
+
+
+def _print(arguments: argparse.Namespace) -> None:
+    from coterie.cli.main import build_parser
+
+    print(script(build_parser(), arguments.shell))
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from coterie.cli.options import Commands, add_source, check_flags, command
+from coterie.cli.options import JSON, Commands, add_source, check_flags, command
 
 
 def add(commands: Commands) -> None:
@@ -19,10 +19,10 @@ def add(commands: Commands) -> None:
         "show",
         "clients, rows per client, features, classes (for the data's owner; not private)",
         "coterie data show exam.csv --client-column school --target score",
+        flags=JSON,
+        action=_show,
     )
     add_source(show, positional=True)
-    show.add_argument("--json", action="store_true", help="print one JSON object")
-    show.set_defaults(action=_show)
 
 
 def _show(arguments: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, command
+from coterie.cli.options import JSON, Commands, aligned, command
 from coterie.core.environment import TELEMETRY_OFF, is_offline
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ _KNOWN = ((1.0, 4.377), (0.5, 1.993), (0.26805, 1.0))
 
 def add(commands: Commands) -> None:
     """Add `doctor`."""
-    parser = command(
+    command(
         commands,
         "doctor",
         "versions, devices, and a self-test of noise and accounting in seconds",
         "coterie doctor",
         _MORE,
+        flags=JSON,
+        action=doctor,
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(action=doctor)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -85,22 +85,18 @@ def doctor(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             mark = "ok  " if check.passed else "FAIL"
             print(f"  {mark}  {check.name:<22}  {check.found}", flush=True)
-    passed = all(check.passed for check in checks) and not found["folders"]["problems"]
+    problems = found["folders"]["problems"]
+    passed = all(check.passed for check in checks) and not problems
     seconds = time.perf_counter() - started
     if arguments.json:
         found |= {"checks": [asdict(check) for check in checks], "seconds": seconds}
         print(json.dumps({"passed": passed, **found}, indent=2))
     else:
-        print(f"\n{_verdict(passed, found['folders']['problems'])} ({seconds:.1f} s)")
+        wrong = "; ".join(problems) or (
+            "do not run anything private on this machine, and report the failed checks"
+        )
+        print(f"\n{'all checks passed' if passed else f'FAILED: {wrong}'} ({seconds:.1f} s)")
     return 0 if passed else 1
-
-
-def _verdict(passed: bool, problems: list[str]) -> str:
-    if passed:
-        return "all checks passed"
-    if problems:
-        return f"FAILED: {'; '.join(problems)}"
-    return "FAILED: do not run anything private on this machine, and report the failed checks"
 
 
 def _versions() -> dict[str, str]:
@@ -113,11 +109,8 @@ def _extras() -> dict[str, dict[str, Any]]:
     for extra, packages in _EXTRAS.items():
         versions = {name: _version(name) for name in packages}
         whole = None not in versions.values()
-        found[extra] = {
-            "installed": whole,
-            "versions": versions,
-            "install": None if whole else f"pip install 'coterie[{extra}]'",
-        }
+        install = None if whole else f"pip install 'coterie[{extra}]'"
+        found[extra] = {"installed": whole, "versions": versions, "install": install}
     return found
 
 
@@ -131,12 +124,11 @@ def _version(package: str) -> str | None:
 def _devices() -> dict[str, Any]:
     import torch
 
-    cuda = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "threads": torch.get_num_threads(),
-        "cuda": cuda,
+        "cuda": [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())],
     }
 
 
@@ -167,35 +159,28 @@ def _switches() -> dict[str, str | bool]:
 
 def _text(found: dict[str, Any]) -> str:
     """Return versions, devices and folders as text."""
-    versions, devices, folders = found["versions"], found["devices"], found["folders"]
-    cuda = ", ".join(devices["cuda"]) or "none"
-    cache = "" if folders["numba_cache_writable"] else " (every run compiles its solvers)"
-    kept = "writable" if folders["numba_cache_writable"] else f"NOT writable{cache}"
-    lines = [
-        "versions   " + ", ".join(f"{name} {number}" for name, number in versions.items()),
-        *(f"{'extras' if turn == 0 else '':<9}  {line}" for turn, line in enumerate(_lines(found))),
-        f"devices    {devices['system']}, {devices['cores']} cores, {devices['threads']} threads, "
-        f"CUDA: {cuda}",
-        f"folders    compiled solvers: {kept}; {folders['free_bytes'] / 1e9:.1f} GB free here",
-        f"switches   {_off(found['switches'])}",
-        "",
-        "self-test",
-    ]
-    return "\n".join(lines)
-
-
-def _lines(found: dict[str, Any]) -> list[str]:
+    devices, folders, switches = found["devices"], found["folders"], found["switches"]
     whole = [name for name, extra in found["extras"].items() if extra["installed"]]
     missing = [extra["install"] for extra in found["extras"].values() if not extra["installed"]]
-    return [", ".join(whole) or "none installed", *(f"missing: {line}" for line in missing)]
-
-
-def _off(switches: dict[str, Any]) -> str:
-    changed = [name for name, value in TELEMETRY_OFF.items() if switches[name] != value]
-    text = "telemetry of all dependencies off"
-    if changed:
-        text = f"telemetry NOT switched off by {', '.join(changed)}"
-    return f"{text}; {'offline' if switches['offline'] else 'the network may be used'}"
+    kept = "writable"
+    if not folders["numba_cache_writable"]:
+        kept = "NOT writable (every run compiles its solvers)"
+    on = [name for name, value in TELEMETRY_OFF.items() if switches[name] != value]
+    telemetry = f"NOT switched off by {', '.join(on)}" if on else "of all dependencies off"
+    network = "offline" if switches["offline"] else "the network may be used"
+    rows = [
+        ("versions", ", ".join(f"{name} {number}" for name, number in found["versions"].items())),
+        ("extras", ", ".join(whole) or "none installed"),
+        *(("", f"missing: {line}") for line in missing),
+        (
+            "devices",
+            f"{devices['system']}, {devices['cores']} cores, {devices['threads']} threads, CUDA: "
+            f"{', '.join(devices['cuda']) or 'none'}",
+        ),
+        ("folders", f"compiled solvers: {kept}; {folders['free_bytes'] / 1e9:.1f} GB free here"),
+        ("switches", f"telemetry {telemetry}; {network}"),
+    ]
+    return "\n".join([*aligned(rows), "", "self-test"])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from coterie.cli.options import Commands, check_file, check_run, command
+from coterie.cli.options import JSON, Commands, add_flags, check_file, check_run, command
 
 _MORE = """\
 The file holds that client's model, its own means and standard deviations if features are
@@ -28,17 +28,19 @@ def add(commands: Commands) -> None:
         "one client's model as a file: safetensors, torch or ONNX",
         'coterie export runs/districts-pfeb --client "district 1010" --out model.safetensors',
         _MORE,
+        action=export,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
     who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--client", metavar="NAME", help="the client")
-    who.add_argument("--all", metavar="DIR", help="one file per client, in this folder")
-    parser.add_argument(
-        "--format", choices=tuple(_SUFFIX), default="safetensors", help="default safetensors"
+    add_flags(
+        who, {"--client NAME": "the client", "--all DIR": "one file per client, in this folder"}
     )
-    parser.add_argument("--out", metavar="FILE", help="default NAME with the format's suffix")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(action=export)
+    flags = {
+        "--format {safetensors,torch,onnx}": "default safetensors",
+        "--out FILE": "default NAME with the format's suffix",
+    }
+    add_flags(parser, flags | JSON)
+    parser.set_defaults(format="safetensors")
 
 
 def export(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 import argparse
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from coterie.cli.account import make_sampler
 from coterie.cli.options import NO_DATA
 from coterie.core.config import ConfigError, assign, read_toml, to_table
 
+_BUDGET = ("epsilon", "noise_multiplier")
 _SHAPES = {
     "--set": ("KEY=VALUE", "method.lam=0.3"),
     "--grid": ("KEY=VALUE,VALUE", "method.lam=0.1,0.3,1"),
@@ -18,32 +19,81 @@ _SHAPES = {
 }
 
 
+_FILES = (
+    "target", "features", "task", "classes", "positive", "missing", "text", "vocabulary",
+    "length", "tags", "images", "targets_are_clients",
+)  # fmt: skip
+_PATHS = {
+    "data": "data.name",
+    **{name: f"data.{name}" for name in ("test", "standardise", "clients", "rows")},
+    "client_column": "data.source.client",
+    **{name: f"data.source.{name}" for name in _FILES},
+    **{n: f"privacy.{n}" for n in ("delta", "clip", "relation", "noise", *_BUDGET)},
+    **{name: f"speed.{name}" for name in ("device", "block", "store", "precision")},
+    **{name: f"stragglers.{name}" for name in ("wait", "hardware")},
+    **{name: name for name in ("rounds", "simulation_seed", "newcomers", "history")},
+}
+"""The key of a plan that each flag sets."""
+
+
 def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
     """Lay flags over the TOML plan, and `--set` over both."""
     table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
     table.pop("charged", None)  # of the run that was chosen: another one is not
     _check_tables(table)
-    _overlay(table, "data", data_table(arguments))
-    _lay_method(table, arguments)
-    _lay_privacy(table, arguments)
+    method, privacy = table.setdefault("method", {}), table.setdefault("privacy", {})
+    if arguments.method is not None and method.get("kind") != arguments.method:
+        table["method"] = method = {"kind": arguments.method}
+    if arguments.model is not None:
+        method["model"] = {"kind": arguments.model}
+    if any(getattr(arguments, name) is not None for name in _BUDGET):
+        for name in _BUDGET:
+            privacy.pop(name, None)
+    _lay_flags(table, arguments)
     _lay_sampler(table, arguments)
-    speeds = ("device", "block", "store", "precision")
-    speed = {name: getattr(arguments, name, None) for name in speeds}
-    _overlay(table, "speed", speed)
-    for name in ("rounds", "simulation_seed", "newcomers"):
-        if getattr(arguments, name, None) is not None:
-            table[name] = getattr(arguments, name)
     if getattr(arguments, "no_local", False):
         table["compare_with_local"] = False
     if getattr(arguments, "baselines", None) is not None:
         table["baselines"] = list(dict.fromkeys(("local", *arguments.baselines)))
-    _lay_clock(table, arguments)
     for setting in arguments.set:
         _assign(table, setting)
     _check_tables(table)
     _lay_defaults(table)
     _lay_finetuning(table, arguments)
     return table
+
+
+def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the plan's choice of data, as far as flags say it."""
+    table: dict[str, Any] = {}
+    _lay_flags(table, arguments, "data.")
+    return dict(table.get("data", {}))
+
+
+def _lay_flags(table: dict[str, Any], arguments: argparse.Namespace, section: str = "") -> None:
+    for flag, path in _PATHS.items():
+        value: Any = getattr(arguments, flag, None)
+        absent = value is None or (value is False and flag != "history")  # --no-history
+        if path.startswith(section) and not absent:
+            assign(table, path, _READ[flag](value) if flag in _READ else value)
+    for text in arguments.levels:
+        name, values = pair(text, "--levels")
+        assign(table, "data.source.levels", {**_levels(table), name: values.split(",")})
+    for text in arguments.option:
+        name, value = pair(text, "--option")
+        assign(table, f"data.options.{name}", literal(value))
+
+
+def _levels(table: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(table.get("data", {}).get("source", {}).get("levels", {}))
+
+
+def _listed(text: str) -> str | list[str]:
+    return text.split(",") if "," in text else text
+
+
+def _classes(text: str) -> int | list[str]:
+    return int(text) if text.isdecimal() else text.split(",")
 
 
 def _check_tables(table: Mapping[str, Any]) -> None:
@@ -57,15 +107,15 @@ def _check_tables(table: Mapping[str, Any]) -> None:
 
 def _lay_defaults(table: dict[str, Any]) -> None:
     """Fill in what is not set by the plan, a flag or `--set`."""
-    if "name" not in table["data"]:
+    if "name" not in table.get("data", {}):
         raise ConfigError(NO_DATA)
-    method, privacy, seed = table["method"], table["privacy"], table.get("simulation_seed")
-    method.setdefault("kind", "auto")
+    table["method"].setdefault("kind", "auto")
     from coterie.plan.plan import fill_kinds
 
     fill_kinds(table)
-    if not {"epsilon", "noise_multiplier"} & privacy.keys():
-        privacy["epsilon"] = 1.0
+    if not set(_BUDGET) & table["privacy"].keys():
+        table["privacy"]["epsilon"] = 1.0
+    seed = table.get("simulation_seed")
     if isinstance(seed, int) and seed >= 0:
         table["data"].setdefault("split_seed", seed)
 
@@ -84,26 +134,6 @@ def _lay_sampler(table: dict[str, Any], arguments: argparse.Namespace) -> None:
     table["sampler"] = to_table(sampler)
 
 
-def _lay_clock(table: dict[str, Any], arguments: argparse.Namespace) -> None:
-    wait = getattr(arguments, "wait", None)
-    clock = {
-        "wait": None if wait is None else literal(wait),
-        "hardware": getattr(arguments, "hardware", None),
-    }
-    if any(value is not None for value in clock.values()):
-        _overlay(table, "stragglers", clock)
-    if getattr(arguments, "history", None) is not None:
-        table["history"] = arguments.history
-
-
-def _lay_method(table: dict[str, Any], arguments: argparse.Namespace) -> None:
-    method = table.setdefault("method", {})
-    if arguments.method is not None and method.get("kind") != arguments.method:
-        table["method"] = method = {"kind": arguments.method}
-    if arguments.model is not None:
-        method["model"] = {"kind": arguments.model}
-
-
 def _lay_finetuning(table: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Put finetuning around the method; `finetune.KEY` are its settings."""
     given, how = table.pop("finetune", {}), getattr(arguments, "finetune", None)
@@ -119,69 +149,6 @@ def _lay_finetuning(table: dict[str, Any], arguments: argparse.Namespace) -> Non
             "plain, mean, kl or ewc"
         )
     table["method"] = {"kind": "finetune", **given, "base": table["method"]}
-
-
-def _lay_privacy(table: dict[str, Any], arguments: argparse.Namespace) -> None:
-    privacy = {name: getattr(arguments, name) for name in ("delta", "clip", "relation", "noise")}
-    if arguments.epsilon is not None or arguments.noise_multiplier is not None:
-        given = table.setdefault("privacy", {})
-        given.pop("epsilon", None)
-        given.pop("noise_multiplier", None)
-        privacy |= {"epsilon": arguments.epsilon, "noise_multiplier": arguments.noise_multiplier}
-    _overlay(table, "privacy", privacy)
-
-
-def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the plan's choice of data, as far as flags say it."""
-    source: dict[str, Any] = {
-        "client": arguments.client_column,
-        "target": _listed(arguments.target),
-        "features": arguments.features and arguments.features.split(","),
-        "task": arguments.task,
-        "classes": _classes(arguments.classes),
-        "positive": _listed(arguments.positive),
-        "missing": arguments.missing,
-        **{key: getattr(arguments, key, None) for key in ("text", "vocabulary", "length", "tags")},
-        "images": getattr(arguments, "images", None),
-        "targets_are_clients": arguments.targets_are_clients or None,
-    }
-    for text in arguments.levels:
-        name, values = pair(text, "--levels")
-        source["levels"] = {**(source.get("levels") or {}), name: values.split(",")}
-    options = {
-        name: literal(value) for name, value in (pair(o, "--option") for o in arguments.option)
-    }
-    table: dict[str, Any] = {
-        "name": arguments.data,
-        "test": getattr(arguments, "test", None),
-        "standardise": getattr(arguments, "standardise", None),
-        "clients": arguments.clients,
-        "rows": getattr(arguments, "rows", None),
-        "options": options or None,
-        "source": {key: value for key, value in source.items() if value is not None} or None,
-    }
-    return {key: value for key, value in table.items() if value is not None}
-
-
-def _listed(text: str | None) -> str | list[str] | None:
-    return text.split(",") if text and "," in text else text
-
-
-def _classes(text: str | None) -> int | list[str] | None:
-    if text is None or text.isdecimal():
-        return None if text is None else int(text)
-    return text.split(",")
-
-
-def _overlay(table: dict[str, Any], section: str, values: Mapping[str, Any]) -> None:
-    place = table.setdefault(section, {})
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            _overlay(place, key, value)
-        elif value is not None:
-            place[key] = value
-    if not place and section == "speed":
-        del table[section]
 
 
 def _assign(table: dict[str, Any], setting: str) -> None:
@@ -207,3 +174,13 @@ def literal(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+_READ: dict[str, Callable[[str], Any]] = {
+    "target": _listed,
+    "positive": _listed,
+    "features": lambda text: text.split(","),
+    "classes": _classes,
+    "wait": literal,
+}
+"""How the text of a flag is read."""

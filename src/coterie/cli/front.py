@@ -112,6 +112,12 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+def did_you_mean(word: str, known: Sequence[str], among: str = "one of ") -> str:
+    """Return what was probably meant, or what is expected, as text."""
+    near = closest(word, known)
+    return f"did you mean {near}?" if near else f"expected {among}{', '.join(known)}"
+
+
 def _entry(name: str, about: str, width: int) -> str:
     """Return a name and its help, wrapped to the terminal."""
     indent = " " * (width + 4)
@@ -128,10 +134,8 @@ def _explain(message: str) -> str:
         return message
     place, given, listed = found.groups()
     known = [name.strip("' ") for name in listed.split(",")]
-    near = closest(given, known)
-    meant = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
     what = "command" if place in _COMMANDS else place
-    return f"unknown {what} {given!r}: {meant}"
+    return f"unknown {what} {given!r}: {did_you_mean(given, known)}"
 
 
 def _dashed(message: str, given: Sequence[str]) -> str:

@@ -14,25 +14,14 @@ from importlib import import_module
 from typing import Any
 
 from coterie import __version__
-from coterie.cli import account, completion, run
 from coterie.cli.front import Front, Parser
 from coterie.cli.options import add_offline
 from coterie.core.environment import go_offline, is_offline, telemetry_off
 
 _MODULES = (
-    "plan",
-    "methods",
-    "data",
-    "report",
-    "compare",
-    "tune",
-    "onboard",
-    "verify",
-    "export",
-    "predict",
-    "doctor",
-    "deploy",
-)
+    "run", "account", "plan", "methods", "data", "report", "compare", "tune", "onboard", "verify",
+    "export", "predict", "doctor", "deploy", "completion",
+)  # fmt: skip
 _ERRORS = {
     "coterie.privacy.ledger": "LedgerError",
     "coterie.deploy.processes": "FederationError",
@@ -70,13 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    run.add(commands)
-    run.add_demo(commands)
-    account.add(commands, "account")
-    account.add(commands, "calibrate")
     for name in _MODULES:
         import_module(f"coterie.cli.{name}").add(commands)
-    completion.add(commands, build_parser)
     return parser
 
 
@@ -88,8 +72,28 @@ def _is_user_error(error: Exception) -> bool:
     return isinstance(error, (ValueError, OSError, *own))
 
 
+class _HidePandas:
+    """Hides pandas from pyarrow, which imports it (2 s) wherever it is installed and needs none."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> None:
+        """Raise ImportError if pyarrow, on behalf of coterie, looks for pandas."""
+        if name == "pandas":
+            frame = sys._getframe(1)
+            while _module(frame).startswith("importlib") and frame.f_back:
+                frame = frame.f_back
+            # Compiled code has no frame of its own: the nearest one is that of its caller.
+            if _module(frame).startswith(("coterie.", "pyarrow.")):
+                raise ModuleNotFoundError("No module named 'pandas'", name=name)
+
+
+def _module(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
 def entry() -> Any:
     """Run as a script."""
+    sys.meta_path.insert(0, _HidePandas)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± must not fail a run

@@ -1,11 +1,18 @@
 """`coterie onboard`: models for new clients from a finished run and their own rows."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, add_source, check_flags, check_run, command
+from coterie.cli.options import (
+    JSON,
+    Commands,
+    add_source,
+    check_flags,
+    check_run,
+    command,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from coterie.serve.onboard import Onboarded
@@ -19,12 +26,12 @@ def add(commands: Commands) -> None:
         "models for clients who arrive after training; they release nothing",
         "coterie onboard runs/har-mtlsvm --data new.npz --out new-clients",
         "Rows are read and scaled as in training; settings that contradict its plan are refused.",
+        flags=JSON,
+        action=onboard,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
-    add_source(parser, positional=False)
+    add_source(parser)
     parser.add_argument("--out", metavar="DIR", required=True, help="where to write the models")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(action=onboard)
     commands._name_parser_map["join"] = parser  # the command's former name
 
 
@@ -33,7 +40,6 @@ def onboard(arguments: argparse.Namespace) -> int:
     folder, out = check_run(arguments.run), Path(arguments.out)
     check_flags(arguments)
     from coterie.cli.flags import data_table
-    from coterie.evaluation.metrics import json_number
     from coterie.run.summary import promised
     from coterie.serve import onboard as library
 
@@ -49,15 +55,15 @@ def onboard(arguments: argparse.Namespace) -> int:
         "clients": len(found.names),
         "took_part": None if found.known is None else len(found.known),
         "metric": found.score.metric,
-        "value": json_number(found.score.value),
-        "local_value": json_number(found.local.value),
-        "share_better_than_local": json_number(share),
+        "value": found.score.value,
+        "local_value": found.local.value,
+        "share_better_than_local": share,
         "models": str(out),
         **promised(found.guarantee, found.selection),
         **found.notes,
     }
     if arguments.json:
-        print(json.dumps(summary, allow_nan=False))
+        print_json(summary)
         return 0
     count = "1 new client" if len(found.names) == 1 else f"{len(found.names)} new clients"
     print(

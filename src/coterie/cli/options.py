@@ -1,27 +1,39 @@
 """Flags that several commands share, and their checks, which import neither torch nor numpy."""
 
 import argparse
+import json
 import math
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.front import closest
+from coterie.cli.front import did_you_mean
 from coterie.core.environment import entry_points
 from coterie.privacy import noise_names
 
 Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
 NO_DATA = "no data: give --data NAME|FILE, for example --data districts"
+_WITH_RESUME = (
+    "resume", "workers", "json", "quiet", "no_report", "track", "track_dir", "command", "action",
+)  # fmt: skip
 BASELINES = ("local", "local_star", "centralised", "mixed")
 
 
 def command(
-    commands: Commands, name: str, help: str, example: str, more: str = ""
+    commands: Commands,
+    name: str,
+    help: str,
+    example: str,
+    more: str = "",
+    *,
+    flags: Mapping[str, str] | None = None,
+    action: Action | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command with its help, an example, and `--offline`."""
+    """Add a command with its help, an example, its flags, and `--offline`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
@@ -30,84 +42,82 @@ def command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_offline(parser)
+    add_flags(parser, flags or {})
+    parser.set_defaults(action=action)
     return parser
+
+
+def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str]) -> None:
+    """Add flags by their shape and help.
+
+    Shapes are "--json" (a switch), "--out DIR", "--rounds N:int" (with a type), "--task {a,b}" (a
+    choice) and "--set KEY=VALUE..." (may be repeated).
+    """
+    types = {"int": int, "float": float, "share": share, "": str}
+    for shape, text in flags.items():
+        flag, _, value = shape.partition(" ")
+        how: dict[str, Any] = {"help": text}
+        if not value:
+            how["action"] = "store_true"
+        elif value.startswith("{"):
+            how["choices"] = tuple(value[1:-1].split(","))
+        elif value.endswith("..."):
+            how |= {"metavar": value[:-3], "action": "append", "default": []}
+        else:
+            how["metavar"], _, kind = value.partition(":")
+            how["type"] = types[kind]
+        parser.add_argument(*flag.split("/"), **how)
 
 
 def add_offline(parser: argparse.ArgumentParser) -> None:
     """Add `--offline`, which may stand before a command or among its flags."""
-    parser.add_argument(
-        "--offline",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="refuse every connection that leaves this machine (also COTERIE_OFFLINE=1)",
-    )
+    text = "refuse every connection that leaves this machine (also COTERIE_OFFLINE=1)"
+    parser.add_argument("--offline", action="store_true", default=argparse.SUPPRESS, help=text)
 
 
-def add_view(parser: argparse._ActionsContainer) -> None:
-    """Add the neighbouring relation and who takes part."""
-    parser.add_argument(
-        "--relation",
-        choices=("zero_out", "replace"),
-        default=None,
-        help="neighbours: a client's contributions zeroed (default) or replaced by another's",
-    )
-    parser.add_argument(
-        "--sampling", choices=("poisson", "everyone", "fixed"), help="default poisson"
-    )
-    parser.add_argument(
-        "--cohort-visible", action="store_true", help="the adversary observes the cohort"
-    )
-
-
-def add_tracking(group: argparse._ArgumentGroup) -> None:
-    """Add `--track`, for commands that make runs."""
-    group.add_argument(
-        "--track",
-        metavar="mlflow|tensorboard",
-        action="append",
-        default=[],
-        help="also log the finished run there: settings, epsilon and scores by round, certificate "
-        "and report; never models (may be repeated)",
-    )
-    group.add_argument(
-        "--track-dir",
-        metavar="DIR",
-        help="where to (default: MLFLOW_TRACKING_URI or ./mlruns; RUN/tensorboard)",
-    )
+VIEW = {
+    "--relation {zero_out,replace}": "neighbours: a client's contributions zeroed (default) or "
+    "replaced by another's",
+    "--sampling {poisson,everyone,fixed}": "default poisson",
+    "--cohort-visible": "the adversary observes the cohort",
+}
+"""The neighbouring relation and who takes part."""
+TRACKING = {
+    "--track mlflow|tensorboard...": "also log the finished run there: settings, epsilon and "
+    "scores by round, certificate and report; never models (may be repeated)",
+    "--track-dir DIR": "where to (default: MLFLOW_TRACKING_URI or ./mlruns; RUN/tensorboard)",
+}
+SET = {"--set KEY=VALUE...": "e.g. method.lam=0.3"}
+JSON = {"--json": "print one JSON object"}
 
 
 def add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add plan, method, data and budget without epsilon; return the budget's group."""
-    parser.add_argument("--plan", metavar="FILE", help="a TOML plan; flags override it")
-    parser.add_argument(
-        "--method",
-        metavar="NAME",
-        help="see `coterie methods` (default auto: chosen by rule, with the reason)",
+    finetune = "finetune every client's model after the last round, at no privacy cost; settings: "
+    add_flags(
+        parser,
+        {
+            "--plan FILE": "a TOML plan; flags override it",
+            "--method NAME": "see `coterie methods` (default auto: chosen by rule, with reasons)",
+            "--model NAME": "linear, mlp, cnn, femnist_cnn, ... (see `coterie methods`)",
+            "--finetune {plain,mean,kl,ewc}": f"{finetune}--set finetune.lam=1",
+        },
     )
-    parser.add_argument(
-        "--model", metavar="NAME", help="linear, mlp, cnn, femnist_cnn, ... (see `coterie methods`)"
-    )
-    parser.add_argument(
-        "--finetune",
-        choices=("plain", "mean", "kl", "ewc"),
-        help="finetune every client's model after the last round, at no privacy cost; settings: "
-        "--set finetune.lam=1",
-    )
-    add_source(parser, positional=False)
+    add_source(parser)
+    noise = f"kind of noise: {', '.join(noise_names())} (default gaussian; local: by each client)"
     budget = parser.add_argument_group("budget")
-    budget.add_argument("--noise-multiplier", type=float, help="instead of --epsilon")
-    budget.add_argument("--delta", type=float, help="default min(1e-5, 1/(10 clients))")
-    budget.add_argument(
-        "--noise",
-        metavar="KIND",
-        help=f"kind of noise: {', '.join(noise_names())} (default gaussian; local: by each client)",
+    add_flags(
+        budget,
+        {
+            "--noise-multiplier NUMBER:float": "instead of --epsilon",
+            "--delta NUMBER:float": "default min(1e-5, 1/(10 clients))",
+            "--noise KIND": noise,
+            "--clip NUMBER:float": "bound on a client's contribution (default: the method's)",
+            "--rounds N:int": "default: as many as the budget affords",
+            "--cohort NUMBER:float": "expected clients per round (default: all)",
+            **VIEW,
+        },
     )
-    budget.add_argument(
-        "--clip", type=float, help="bound on a client's contribution (default: the method's)"
-    )
-    budget.add_argument("--rounds", type=int, help="default: as many as the budget affords")
-    budget.add_argument("--cohort", type=float, help="expected clients per round (default: all)")
-    add_view(budget)
     return budget
 
 
@@ -120,19 +130,20 @@ def reword(parser: argparse.ArgumentParser, **texts: tuple[str, str]) -> None:
 
 def add_work(run: argparse._ArgumentGroup) -> None:
     """Add seed, settings, device, and what is printed."""
-    run.add_argument(
-        "--simulation-seed", type=int, help="reproducible noise: a simulation that protects nobody"
+    add_flags(
+        run,
+        {
+            "--simulation-seed N:int": "reproducible noise: a simulation that protects nobody",
+            **SET,
+            "--device DEVICE": "cpu (default) or cuda",
+            "--precision {float32,bfloat16}": "of matrix products in networks",
+            "--block N:int": "clients computed side by side (default: by size)",
+            "--store {memory,disk}": "where personal models live",
+            "--no-local": "do not train the local baseline",
+            "--json": "end with one JSON object on stdout",
+            "--quiet": "no progress on stderr",
+        },
     )
-    run.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
-    )
-    run.add_argument("--device", help="cpu (default) or cuda")
-    run.add_argument(
-        "--precision", choices=("float32", "bfloat16"), help="of matrix products in networks"
-    )
-    run.add_argument("--block", type=int, help="clients computed side by side (default: by size)")
-    run.add_argument("--store", choices=("memory", "disk"), help="where personal models live")
-    run.add_argument("--no-local", action="store_true", help="do not train the local baseline")
     run.add_argument(
         "--baselines",
         nargs="?",
@@ -141,11 +152,9 @@ def add_work(run: argparse._ArgumentGroup) -> None:
         metavar="LIST",
         help="also score these baselines: local_star, centralised, mixed (default: all)",
     )
-    run.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
-    run.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
-def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
+def add_source(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
     """Add the flags that say which data to read, and how."""
     group = parser.add_argument_group("data")
     named = "districts, digits, synthetic:KIND, mpmtl:KIND, mtlsvm:regression"
@@ -153,48 +162,93 @@ def add_source(parser: argparse.ArgumentParser, *, positional: bool) -> None:
     if positional:
         group.add_argument("data", metavar="NAME|FILE", help=helped)
     else:
-        group.add_argument("--data", metavar="NAME|FILE", help=helped)
-        group.add_argument("--test", type=share, help="test rows: a share, or rows per client")
-        group.add_argument(
-            "--standardise", choices=("none", "client"), help="scale by each client's own rows"
-        )
-        group.add_argument("--rows", type=int, help="use at most so many training rows per client")
-    group.add_argument("--clients", type=int, help="use the first N clients")
-    _add_columns(group)
+        add_flags(group, {"--data NAME|FILE": helped, **_SPLIT})
+    add_flags(group, _COLUMNS)
 
 
-def _add_columns(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--client-column", metavar="COLUMN", help="default client")
-    group.add_argument("--target", metavar="COLUMN[,COLUMN]", help="default y")
-    group.add_argument("--features", metavar="COLUMN,COLUMN", help="default: all other columns")
-    group.add_argument("--task", choices=("regression", "binary", "multiclass", "multilabel"))
-    group.add_argument("--classes", metavar="N|A,B,C", help="declared classes")
-    group.add_argument(
-        "--positive", metavar="A[,B]", help="classes that count as 1; the others as 0"
+_SPLIT = {
+    "--test SHARE|N:share": "test rows: a share, or rows per client",
+    "--standardise {none,client}": "scale by each client's own rows",
+    "--rows N:int": "use at most so many training rows per client",
+}
+_COLUMNS = {
+    "--clients N:int": "use the first N clients",
+    "--client-column COLUMN": "default client",
+    "--target COLUMN[,COLUMN]": "default y",
+    "--features COLUMN,COLUMN": "default: all other columns",
+    "--task {regression,binary,multiclass,multilabel}": "default: by the target",
+    "--classes N|A,B,C": "declared classes",
+    "--positive A[,B]": "classes that count as 1; the others as 0",
+    "--levels COLUMN=A,B,C...": "declared levels",
+    "--text {bag,indices}": "for text columns: bag of words, or word indices",
+    "--vocabulary FILE": "public vocabulary, one word per line (for --text)",
+    "--length N:int": "words or characters per row (--text indices)",
+    "--tags FILE": "public list of the tags that are classes",
+    "--images DIR": "folder of the image files named in rows",
+    "--missing {error,drop}": "rows with missing values",
+    "--targets-are-clients": "each target column is a client",
+    "--option KEY=VALUE...": "option of a named data set",
+}
+
+
+def new_folder(stem: str) -> Path:
+    """Return a new path below runs/, named by a stem and the time."""
+    base = Path("runs") / f"{stem.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
+
+
+def refuse_with_resume(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for flags that would change a run or comparison that is resumed."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(arguments).items()
+        if name not in _WITH_RESUME
+        and value is not None
+        and value is not False  # by identity: 0 is a value too
+        and value != []
+    ]
+    if given:
+        raise ValueError(f"--resume continues with the plan as it is; leave out {', '.join(given)}")
+
+
+def progress_bar() -> Any:
+    """Return a started progress bar on stderr."""
+    from rich import progress
+    from rich.console import Console
+
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
     )
-    group.add_argument(
-        "--levels", metavar="COLUMN=A,B,C", action="append", default=[], help="declared levels"
-    )
-    group.add_argument(
-        "--text", choices=("bag", "indices"), help="for text columns: bag of words, or word indices"
-    )
-    group.add_argument(
-        "--vocabulary", metavar="FILE", help="public vocabulary, one word per line (for --text)"
-    )
-    group.add_argument("--length", type=int, help="words or characters per row (--text indices)")
-    group.add_argument("--tags", metavar="FILE", help="public list of the tags that are classes")
-    group.add_argument("--images", metavar="DIR", help="folder of the image files named in rows")
-    group.add_argument("--missing", choices=("error", "drop"), help="rows with missing values")
-    group.add_argument(
-        "--targets-are-clients", action="store_true", help="each target column is a client"
-    )
-    group.add_argument(
-        "--option",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="option of a named data set",
-    )
+    bar.start()
+    return bar
+
+
+def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return one line per row, with the second column aligned."""
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+def print_json(found: Mapping[str, Any]) -> None:
+    """Print one strict JSON object: infinity is "inf", not-a-number is null."""
+    print(json.dumps(_strict(found), allow_nan=False))
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _strict(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(one) for one in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(value)
 
 
 def share(text: str) -> float | int:
@@ -206,11 +260,7 @@ def share(text: str) -> float | int:
 
 
 def check_file(path: Path, flag: str) -> Path:
-    """Return a path that a file can be written to.
-
-    Raises:
-        ValueError: If it is a folder, or its folder does not exist.
-    """
+    """Return a path that a file can be written to; raise ValueError if it cannot."""
     if path.is_dir():
         raise ValueError(f"{flag} {path}: is a folder; name a file in it")
     if not path.parent.is_dir():
@@ -237,15 +287,19 @@ def check_flags(arguments: argparse.Namespace) -> None:
     if "data" in given:
         check_data(given["data"])
     if "method" in given:
-        _check_name("--method", given["method"], "methods")
+        check_name("--method ", given["method"], "methods")
     if "model" in given and ":" not in given["model"]:
-        _check_name("--model", given["model"], "models")
+        check_name("--model ", given["model"], "models")
     _check_numbers(given)
     if "plan" in given and not Path(given["plan"]).is_file():
         raise ValueError(f"{given['plan']}: cannot be read (no such file); check the path")
     if "resume" in given:
         check_run(given["resume"])
-    _check_pairs(given)
+    from coterie.cli.flags import pair
+
+    for name in ("set", "grid", "option", "levels"):
+        for text in given.get(name, ()):
+            pair(text, f"--{name}")
 
 
 def check_data(data: str) -> None:
@@ -254,8 +308,7 @@ def check_data(data: str) -> None:
     kinds = {name.partition(":")[0] for name in known}
     if data.partition(":")[0] in kinds or "://" in data or Path(data).exists():
         return
-    near = closest(data, known)
-    meant = f"did you mean {near}?" if near else f"expected a file, or one of {', '.join(known)}"
+    meant = did_you_mean(data, known, "a file, or one of ")
     raise ValueError(f"{data}: no such file, and no data set of that name; {meant}")
 
 
@@ -266,20 +319,12 @@ def check_run(folder: str) -> Path:
     return Path(folder)
 
 
-def _check_name(flag: str, given: str, kind: str) -> None:
+def check_name(flag: str, given: str, kind: str) -> None:
+    """Raise ValueError for an unknown name of a method or model."""
     known = names()[kind]
     if given not in known:
-        near = closest(given, known)
-        meant = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
-        raise ValueError(f"{flag} {given}: no such {kind[:-1]}; {meant}")
-
-
-def _check_pairs(given: Mapping[str, Any]) -> None:
-    from coterie.cli.flags import pair
-
-    for name in ("set", "grid", "option", "levels"):
-        for text in given.get(name, ()):
-            pair(text, f"--{name}")
+        meant = did_you_mean(given, known)
+        raise ValueError(f"{flag}{given}: no such {kind[:-1]}; {meant}")
 
 
 def _check_numbers(given: Mapping[str, Any]) -> None:
@@ -296,27 +341,32 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
 
 def names() -> Mapping[str, list[str]]:
     """Return the names of methods, models and data, read from source: importing is slow."""
-    package = files("coterie")
-    methods = {"auto", *_registered(package.joinpath("methods"), "register")}
-    methods |= {point.name for point in entry_points(group="coterie.methods")}
-    data = package.joinpath("data")
-    catalogue = data.joinpath("datasets.py").read_text(encoding="utf-8")
-    kinds = re.search(r"^Kind = Literal\[(.*?)\]", _read(data, "synthetic.py"), re.S | re.M)
-    found = re.findall(r'^    "([a-z_:]+)":', catalogue, re.M)
+    data = _sources("data")
+    kinds = re.search(r"^Kind = Literal\[(.*?)\]", data["synthetic.py"], re.S | re.M)
+    found = re.findall(r'^    "([a-z_:]+)":', data["datasets.py"], re.M)
     found += [f"synthetic:{kind}" for kind in re.findall(r'"(\w+)"', kinds[1] if kinds else "")]
+    plugins = {point.name for point in entry_points(group="coterie.methods")}
+    models = "".join(_sources("models").values())
     return {
-        "methods": sorted(methods),
-        "models": sorted(_registered(package.joinpath("models"), "register_model")),
+        "methods": sorted({*method_texts(), *plugins}),
+        "models": sorted(re.findall(r'^@register_model\(\s*"(\w+)"', models, re.M)),
         "data": sorted(found),
     }
 
 
-def _registered(folder: Any, decorator: str) -> set[str]:
-    """Return the names that the files of a folder register."""
-    sources = (entry for entry in folder.iterdir() if entry.name.endswith(".py"))
-    pattern = re.compile(rf'^@{decorator}\(\s*"(\w+)"', re.M)
-    return {name for entry in sources for name in pattern.findall(entry.read_text("utf-8"))}
+def method_texts() -> dict[str, tuple[str, str]]:
+    """Return summary and releases of the methods of this package, "auto" first, from source."""
+    sources = _sources("methods")
+    auto = re.search(r'^class Auto\(.*?^    """(.*?)$', sources["auto.py"], re.S | re.M)
+    found = {"auto": (auto[1] if auto else "", "")}
+    pattern = re.compile(r'^@register\(\s*"(\w+)"(.*?)^class .*?^    """(.*?)$', re.S | re.M)
+    for name, texts, summary in sorted(pattern.findall("\n".join(sources.values()))):
+        releases = re.search(r'releases="(.*?)"', texts)
+        found[name] = (summary.removesuffix('"""'), releases[1] if releases else "")
+    return found
 
 
-def _read(folder: Any, name: str) -> str:
-    return str(folder.joinpath(name).read_text(encoding="utf-8"))
+def _sources(package: str) -> dict[str, str]:
+    folder = files("coterie").joinpath(package)
+    found = (entry for entry in folder.iterdir() if entry.name.endswith(".py"))
+    return {entry.name: entry.read_text("utf-8") for entry in found}

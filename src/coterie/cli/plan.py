@@ -2,7 +2,16 @@
 
 import argparse
 
-from coterie.cli.options import Commands, add_plan, check_flags, command, reword
+from coterie.cli.options import (
+    JSON,
+    SET,
+    Commands,
+    add_flags,
+    add_plan,
+    check_flags,
+    command,
+    reword,
+)
 
 _MORE = """\
 Without --data and --plan, only given numbers are used: --clients, and --parameters or --features
@@ -28,36 +37,23 @@ def add(commands: Commands) -> None:
         "whether joining pays and what it costs, before any data is read",
         "coterie plan --clients 550 --epsilon 1 --parameters 10",
         _MORE,
+        action=_print,
     )
-    budget = add_plan(parser)
+    add_flags(add_plan(parser), {"--epsilon NUMBER:float": "for the whole run (default 1)"})
     reword(
         parser,
         clients=("N", "number of clients; with --data: use the first N"),
         features=("N|COLUMN,COLUMN", "number of features; with --data: which (default: all)"),
         noise_multiplier=("NUMBER", "instead of --epsilon, which then limits the rounds"),
     )
-    budget.add_argument("--epsilon", type=float, help="for the whole run (default 1)")
-    parser.add_argument(
-        "--parameters",
-        "--numbers",
-        type=int,
-        metavar="N",
-        help="instead of data: shared parameters, such as features + 1",
-    )
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="draw epsilon against rounds and noise against clients (.html, .svg or .png)",
-    )
-    parser.add_argument("--no-plot", action="store_true", help="no plots in the terminal")
-    parser.add_argument("--full", action="store_true", help="also answers that take some seconds")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="e.g. method.lam=0.3"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(action=_print)
+    flags = {
+        "--parameters/--numbers N:int": "instead of data: shared parameters, such as features + 1",
+        "--plot FILE...": "draw epsilon against rounds and noise against clients (.html, .svg or "
+        ".png)",
+        "--no-plot": "no plots in the terminal",
+        "--full": "also answers that take some seconds",
+    }
+    add_flags(parser, flags | SET | JSON)
 
 
 def _print(arguments: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, check_data, check_file, command
+from coterie.cli.options import JSON, Commands, add_flags, check_data, check_file, command
 
 if TYPE_CHECKING:
     from coterie.serve.predict import Predictions
@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
         "predictions for the rows of a file, each by its client's own model",
         "coterie predict runs/districts-pfeb --data new.csv --out predictions.csv",
         _MORE,
+        action=predict,
     )
     parser.add_argument(
         "model", metavar="RUN|MODEL", help="the folder of a finished run, or an exported model"
@@ -37,26 +38,17 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--data", metavar="FILE", required=True, help="rows: csv, parquet, npz, ... or a data name"
     )
-    parser.add_argument("--client", metavar="NAME", help="treat every row as this client's")
-    parser.add_argument(
-        "--client-column", metavar="COLUMN", help="names clients (default: as in training)"
-    )
-    parser.add_argument(
-        "--unknown-clients",
-        "--newcomers",
-        choices=("refuse", "shared"),
-        default="refuse",
-        help="clients that the run does not know: refuse them (default), or use the shared model",
-    )
-    parser.add_argument(
-        "--std", action="store_true", help="also standard deviations (pfeb; needs training rows)"
-    )
-    parser.add_argument(
-        "--trust", action="store_true", help="run the code that an exported module names"
-    )
-    parser.add_argument("--out", metavar="FILE", help=".csv or .parquet (default: CSV on stdout)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(action=predict)
+    flags = {
+        "--client NAME": "treat every row as this client's",
+        "--client-column COLUMN": "names clients (default: as in training)",
+        "--unknown-clients/--newcomers {refuse,shared}": "clients that the run does not know: "
+        "refuse them (default), or use the shared model",
+        "--std": "also standard deviations (pfeb; needs training rows)",
+        "--trust": "run the code that an exported module names",
+        "--out FILE": ".csv or .parquet (default: CSV on stdout)",
+    }
+    add_flags(parser, flags | JSON)
+    parser.set_defaults(unknown_clients="refuse")
 
 
 def predict(arguments: argparse.Namespace) -> int:

@@ -10,14 +10,17 @@ from coterie.cli.options import Commands, check_run, command
 def add(commands: Commands) -> None:
     """Add `report`."""
     parser = command(
-        commands, "report", "one HTML page for one run or several", "coterie report runs/*"
+        commands,
+        "report",
+        "one HTML page for one run or several",
+        "coterie report runs/*",
+        flags={
+            "--out FILE": "default RUN/report.html of the first run",
+            "--figures DIR": "also write every chart of the page as PNG and SVG",
+        },
+        action=_write,
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
-    parser.add_argument("--out", metavar="FILE", help="default RUN/report.html of the first run")
-    parser.add_argument(
-        "--figures", metavar="DIR", help="also write every chart of the page as PNG and SVG"
-    )
-    parser.set_defaults(action=_write)
 
 
 def _write(arguments: argparse.Namespace) -> None:

@@ -4,9 +4,10 @@ import argparse
 
 from coterie.cli.options import (
     NO_DATA,
+    TRACKING,
     Commands,
+    add_flags,
     add_plan,
-    add_tracking,
     add_work,
     check_flags,
     check_run,
@@ -16,15 +17,15 @@ from coterie.cli.options import (
 
 
 def add(commands: Commands) -> None:
-    """Add `run`."""
+    """Add `run` and `demo`."""
     parser = command(
         commands,
         "run",
         "train one model per client under a budget, from flags or a TOML plan",
         "coterie run --data districts --epsilon 1",
+        action=_run,
     )
-    budget = add_plan(parser)
-    budget.add_argument(
+    add_plan(parser).add_argument(
         "--epsilon",
         type=_epsilons,
         metavar="NUMBER[,NUMBER]",
@@ -32,15 +33,12 @@ def add(commands: Commands) -> None:
         "local training and training without privacy",
     )
     run = parser.add_argument_group("run")
-    run.add_argument("--out", metavar="DIR", help="run folder (default runs/DATA-METHOD-TIME)")
-    run.add_argument("--resume", metavar="DIR", help="resume an interrupted run")
     run.add_argument(
         "--wait",
         metavar="SECONDS|all|75%",
         help="put clients on a virtual clock: a round waits so long, for all of them, or for about "
         "this share; more settings: --set stragglers.KEY=VALUE",
     )
-    run.add_argument("--hardware", choices=("equal", "spread"), help="clients' speed on that clock")
     run.add_argument(
         "--history",
         action=argparse.BooleanOptionalAction,
@@ -54,24 +52,27 @@ def add(commands: Commands) -> None:
         help="clients to hold out of training and onboard afterwards; they release nothing",
     )
     run.add_argument("--newcomers", type=share, help=argparse.SUPPRESS)
+    flags = {
+        "--out DIR": "run folder (default runs/DATA-METHOD-TIME)",
+        "--resume DIR": "resume an interrupted run",
+        "--hardware {equal,spread}": "clients' speed on that clock",
+    }
+    add_flags(run, flags | TRACKING)
     add_work(run)
-    add_tracking(run)
-    parser.set_defaults(action=_run)
-
-
-def add_demo(commands: Commands) -> None:
-    """Add `demo`."""
-    parser = command(
+    demo = {
+        "--data NAME|FILE": "default districts",
+        "--epsilon NUMBER:float": "default 1",
+        "--out DIR": "default runs/demo-TIME",
+        "--simulation-seed N:int": "reproducible, protects nobody",
+    }
+    command(
         commands,
         "demo",
         "local, FedAvg, PMTL and the default method side by side on real data, with a report",
         "coterie demo --epsilon 1",
-    )
-    parser.add_argument("--data", default="districts", help="default districts")
-    parser.add_argument("--epsilon", type=float, default=1.0, help="default 1")
-    parser.add_argument("--out", metavar="DIR", help="default runs/demo-TIME")
-    parser.add_argument("--simulation-seed", type=int, help="reproducible, protects nobody")
-    parser.set_defaults(action=_demo)
+        flags=demo,
+        action=_demo,
+    ).set_defaults(data="districts", epsilon=1.0)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -14,9 +14,9 @@ def tracked(runs: Runs, arguments: argparse.Namespace, group: Path | None = None
     `group` is the folder of a comparison that the runs belong to, which may have labels for them.
     """
     status = 0
-    for kind in dict.fromkeys(getattr(arguments, "track", None) or ()):
+    for kind in dict.fromkeys(arguments.track):
         try:
-            places = _log(runs, kind, getattr(arguments, "track_dir", None), group)
+            places = _log(runs, kind, arguments.track_dir, group)
         except Exception as error:  # any error of a tracker: the runs are paid for
             kept = group or next(iter(runs))
             print(
@@ -26,7 +26,7 @@ def tracked(runs: Runs, arguments: argparse.Namespace, group: Path | None = None
             )
             status = 1
         else:
-            if not getattr(arguments, "quiet", False):
+            if not arguments.quiet:
                 print(f"tracked by {kind}: {', '.join(places)}", file=sys.stderr)
     return status
 

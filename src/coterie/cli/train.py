@@ -4,7 +4,6 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from coterie.cli.flags import plan_table
+from coterie.cli.options import new_folder, refuse_with_resume
 from coterie.cli.tracked import tracked
 from coterie.cli.watch import Watch
 from coterie.core.config import ConfigError, to_table
@@ -35,7 +35,7 @@ from coterie.tracking import check_kinds
 
 MEMBERS = "members.json"
 _BASELINE = "not-private"
-_WITH_RESUME = ("resume", "json", "quiet", "track", "track_dir", "command", "action")
+_DEMO = ("local", "fedavg", "pmtl", "auto")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,12 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _several(arguments)
     if arguments.resume is not None:
         folder = Path(arguments.resume)
-        _refuse_with_resume(arguments)
+        refuse_with_resume(arguments)
         if (folder / MEMBERS).exists():
             return _run_members(folder, arguments)
         plan = Plan.load(folder / "plan.toml")
         if (folder / "result.json").exists():
-            _show_finished(folder, as_json=arguments.json)
+            _show(folder, *_read_finished(folder), as_json=arguments.json)
             return tracked([folder], arguments)
         if (folder / "federation.toml").exists():
             # It would continue with rows of this machine, in the ledger of the sites' rows.
@@ -68,16 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_one(plan: Plan, folder: Path, arguments: argparse.Namespace) -> int:
-    watch = Watch(quiet=arguments.quiet)
     try:
-        scoring = None if arguments.json else watch.scoring
-        result = execute(plan, folder=folder, observer=watch.open, scoring=scoring)
+        with Watch(quiet=arguments.quiet) as watch:
+            scoring = None if arguments.json else watch.scoring
+            result = execute(plan, folder=folder, observer=watch.open, scoring=scoring)
     except KeyboardInterrupt:
-        watch.close()
         print(_last_line(folder), file=sys.stderr)
         return stop_status()
-    finally:
-        watch.close()
     status = _show(folder, result.summary, result.outcome.guarantee, as_json=arguments.json)
     return tracked([folder], arguments) or status
 
@@ -101,7 +98,9 @@ def _several(arguments: argparse.Namespace) -> int:
             "another --out"
         )
     free = Privacy(epsilon=math.inf, delta=base.privacy.delta, relation=base.privacy.relation)
-    plans = {f"epsilon-{e:g}": _with_epsilon(base, e) for e in budgets}
+    plans = {
+        f"epsilon-{e:g}": replace(base, privacy=replace(base.privacy, epsilon=e)) for e in budgets
+    }
     known = _known_method(base)
     local = known.baselines().local or Local(model=base.method.model)
     last = known.baselines().centralised or known
@@ -114,10 +113,6 @@ def _several(arguments: argparse.Namespace) -> int:
         json.dumps({name: to_table(plan) for name, plan in members.items()}).encode(),
     )
     return _run_members(folder, arguments)
-
-
-def _with_epsilon(base: Plan, epsilon: float) -> Plan:
-    return replace(base, privacy=replace(base.privacy, epsilon=epsilon))
 
 
 def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
@@ -158,26 +153,17 @@ def _train(part: Path, table: Mapping[str, Any], arguments: argparse.Namespace) 
         return True
     if not arguments.quiet:
         print(f"training {table['method']['kind']} ({part.name}) ...", file=sys.stderr)
-    watch = Watch(quiet=arguments.quiet, brief=True)
     try:
-        scoring = None if arguments.json else watch.scoring
-        execute(Plan.from_table(table), folder=part, observer=watch.open, scoring=scoring)
+        with Watch(quiet=arguments.quiet, brief=True) as watch:
+            scoring = None if arguments.json else watch.scoring
+            execute(Plan.from_table(table), folder=part, observer=watch.open, scoring=scoring)
     except (ValueError, RuntimeError) as error:
         if part.name != _BASELINE:
             raise
         # The private runs have spent their budget: show their table in any case.
         print(f"no run without privacy to compare with: {error}", file=sys.stderr)
         return False
-    finally:
-        watch.close()
     return True
-
-
-def _show_finished(folder: Path, *, as_json: bool) -> int:
-    """Show a finished run from its files; nothing is computed again."""
-    summary, guarantee = _read_finished(folder)
-    _show(folder, summary, guarantee, as_json=as_json)
-    return 0
 
 
 def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
@@ -249,10 +235,9 @@ def _print_tuning(summary: Mapping[str, Any]) -> None:
 
 def demo(arguments: argparse.Namespace) -> int:
     """Carry out `coterie demo`: three methods and what auto chooses, with a report."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    out = Path(arguments.out or f"runs/demo-{stamp}")
-    results, folders = [], []
-    for method in ("local", "fedavg", "pmtl", "auto"):
+    out = Path(arguments.out) if arguments.out else new_folder("demo")
+    results = []
+    for method in _DEMO:
         table: dict[str, Any] = {
             "data": {"name": arguments.data},
             "method": {"kind": method},
@@ -262,37 +247,18 @@ def demo(arguments: argparse.Namespace) -> int:
             table["simulation_seed"] = arguments.simulation_seed
             table["data"]["split_seed"] = arguments.simulation_seed
         print(f"training {method} on {arguments.data} ...", file=sys.stderr)
-        watch = Watch(quiet=False)
-        try:
-            folder, plan = out / method, Plan.from_table(table)
-            found = execute(plan, folder=folder, observer=watch.open, scoring=watch.scoring)
-            results.append(found)
-            folders.append(folder)
-        finally:
-            watch.close()
-    report = out / "report.html"
-    write_report(folders, report)
+        with Watch(quiet=False) as watch:
+            plan = Plan.from_table(table)
+            results.append(
+                execute(plan, folder=out / method, observer=watch.open, scoring=watch.scoring)
+            )
+    report = write_report([out / method for method in _DEMO], out / "report.html")
     summaries = [result.summary for result in results]
     _show_tables(summaries)
     print(results[-1].outcome.guarantee.statement())
     _print_caveats(summaries)
     print(f"\n{spent_together([result.outcome.guarantee for result in results])}\nreport: {report}")
     return 0
-
-
-def _refuse_with_resume(arguments: argparse.Namespace) -> None:
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name, value in vars(arguments).items()
-        if name not in _WITH_RESUME
-        and value is not None
-        and value is not False  # by identity: 0 is a value too
-        and value != []
-    ]
-    if given:
-        raise ConfigError(
-            f"--resume continues with the plan as it is; leave out {', '.join(given)}"
-        )
 
 
 def _known_method(plan: Plan) -> Method:
@@ -303,10 +269,4 @@ def _known_method(plan: Plan) -> Method:
 
 
 def _new_folder(plan: Plan) -> Path:
-    stem = Path(plan.data.name).stem.replace(":", "-")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{stem}-{_known_method(plan).kind}-{stamp}"
-    folder, number = base, 2
-    while folder.exists():
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return folder
+    return new_folder(f"{Path(plan.data.name).stem}-{_known_method(plan).kind}")

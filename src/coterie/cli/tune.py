@@ -1,23 +1,33 @@
 """`coterie tune`: settings chosen by cross-validation, or by charged private runs."""
 
 import argparse
-import json
 import shlex
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import Commands, add_plan, add_work, check_flags, command
+from coterie.cli.options import (
+    Commands,
+    add_flags,
+    add_plan,
+    add_work,
+    check_file,
+    check_flags,
+    command,
+    print_json,
+    progress_bar,
+)
 
 if TYPE_CHECKING:
     from coterie.tune.charge import Offer, Selected
     from coterie.tune.tune import Grid, Progress, Trial, Tuned
 
 _SHOWN, _REFUSED = 10, 3
+_OF_TRIALS = ("settings", "mean", "standard_error", "folds", "refused")
 _NOT_PRIVATE = "scores are functions of clients' rows without noise: protect them like the rows"
 _RECIPIENT = (
     "The chosen run's folder states the first epsilon: share that folder only. Its recipients must "
@@ -40,96 +50,63 @@ def add(commands: Commands) -> None:
         "coterie tune --data synthetic --method pmtl --grid method.lam=0.1,0.3,1 "
         "--grid privacy.clip=0.25,0.5",
         _MORE,
+        action=tune,
     )
-    _add_search(parser.add_argument_group("grid"))
-    _add_charge(parser.add_argument_group("charge"))
-    budget = add_plan(parser)
-    budget.add_argument("--epsilon", type=float, help="of one run; inf for no privacy")
+    search = {
+        "--grid KEY=VALUE,VALUE...": "values of a setting of the plan to try; several make all "
+        "combinations; a range such as method.lam=0.01..10 with --search optuna",
+        "--search {grid,optuna}": "all combinations (default), or TPE",
+        "--trials N:int": "number of Optuna's proposals (default 30)",
+        "--folds N:int": "of every client's rows (default 5)",
+        "--seed N:int": "of folds and trial noise (default 0)",
+        "--public": "declare the data public: tuning on it is free",
+    }
+    charge = {
+        "--charge": "choose by private runs, and charge each of them",
+        "--runs NUMBER:float": "expected number (default 10)",
+        "--eta NUMBER:float": "shape of their number: 1 geometric (default), 0 logarithmic",
+        "--score-bound NUMBER:float": "the largest error that counts (default 1)",
+        "--score-noise NUMBER:float": "noise multiplier of a score (default: half a run's mu)",
+        "--validation SHARE:float": "share of rows to score on (default 0.25)",
+        "--dry-run": "print the privacy cost, and stop",
+    }
+    add_flags(parser.add_argument_group("grid"), search)
+    add_flags(parser.add_argument_group("charge"), charge)
+    add_flags(add_plan(parser), {"--epsilon NUMBER:float": "of one run; inf for no privacy"})
     run = parser.add_argument_group("run")
-    run.add_argument(
-        "--out", metavar="PATH", help="the plan (tuned.toml); with --charge a folder (selected)"
-    )
+    add_flags(run, {"--out PATH": "the plan (tuned.toml); with --charge a folder (selected)"})
     add_work(run)
-    parser.set_defaults(action=tune)
-
-
-def _add_search(grid: argparse._ArgumentGroup) -> None:
-    grid.add_argument(
-        "--grid",
-        metavar="KEY=VALUE,VALUE",
-        action="append",
-        default=[],
-        help="values of a setting of the plan to try; several make all combinations; a range such "
-        "as method.lam=0.01..10 with --search optuna",
-    )
-    grid.add_argument(
-        "--search",
-        choices=("grid", "optuna"),
-        default="grid",
-        help="all combinations (default), or TPE",
-    )
-    grid.add_argument("--trials", type=int, help="number of Optuna's proposals (default 30)")
-    grid.add_argument("--folds", type=int, default=5, help="of every client's rows (default 5)")
-    grid.add_argument("--seed", type=int, default=0, help="of folds and trial noise (default 0)")
-    grid.add_argument(
-        "--public", action="store_true", help="declare the data public: tuning on it is free"
-    )
-
-
-def _add_charge(charge: argparse._ArgumentGroup) -> None:
-    charge.add_argument(
-        "--charge", action="store_true", help="choose by private runs, and charge each of them"
-    )
-    charge.add_argument("--runs", type=float, default=10.0, help="expected number (default 10)")
-    charge.add_argument(
-        "--eta", type=float, default=1.0, help="shape of their number: 1 geometric, 0 logarithmic"
-    )
-    charge.add_argument(
-        "--score-bound", type=float, default=1.0, help="the largest error that counts (default 1)"
-    )
-    charge.add_argument(
-        "--score-noise", type=float, help="noise multiplier of a score (default: half a run's mu)"
-    )
-    charge.add_argument(
-        "--validation", type=float, default=0.25, help="share of rows to score on (default 0.25)"
-    )
-    charge.add_argument("--dry-run", action="store_true", help="print the privacy cost, and stop")
+    parser.set_defaults(search="grid", folds=5, seed=0, runs=10.0, eta=1.0)
+    parser.set_defaults(score_bound=1.0, validation=0.25)
 
 
 def tune(arguments: argparse.Namespace) -> int:
     """Carry out `coterie tune`."""
     check_flags(arguments)
     from coterie.cli.flags import plan_table
-    from coterie.core.config import ConfigError, to_table, to_toml
+    from coterie.core.config import to_table, to_toml
     from coterie.tune import tune as library
 
     if arguments.charge:
         return _charge(arguments, plan_table(arguments), _grid(arguments))
     if arguments.dry_run:
-        raise ConfigError("--dry-run prints the cost of --charge: add --charge, or leave it out")
+        raise ValueError("--dry-run prints the cost of --charge: add --charge, or leave it out")
     out = Path(arguments.out or "tuned.toml")
-    _check_out(out)
+    if out.exists():
+        raise FileExistsError(f"{out} exists; choose another --out, or remove it")
+    check_file(out, "--out")
     table, grid = plan_table(arguments), _grid(arguments)
+    names = ("folds", "seed", "public", "search", "trials")
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     bar = ProgressBar("tuning", quiet=arguments.quiet)
     try:
-        found = library.tune(
-            table,
-            grid,
-            folds=arguments.folds,
-            seed=arguments.seed,
-            public=arguments.public,
-            search=arguments.search,
-            trials=arguments.trials,
-            observe=bar,
-        )
+        with bar:
+            found = library.tune(table, grid, observe=bar, **given)
     except KeyboardInterrupt:
-        bar.close()
         if any(trial.folds for trial in bar.trials):
             _show(table, bar.trials, arguments, out)
         print("interrupted: nothing is written; stdout has the best so far", file=sys.stderr)
         return 130
-    finally:
-        bar.close()
     with out.open("x", encoding="utf-8") as file:
         file.write(to_toml(to_table(found.plan)))
     _show(table, found.table, arguments, out, found)
@@ -155,14 +132,13 @@ def make_grid(texts: Sequence[str]) -> "Grid":
     {'rounds': Range(low=1, high=50)}
     """  # noqa: E501
     from coterie.cli.flags import literal, pair
-    from coterie.core.config import ConfigError
     from coterie.tune.tune import Range
 
     grid: dict[str, list[Any] | Range] = {}
     for text in texts:
         key, values = pair(text, "--grid")
         if key in grid:
-            raise ConfigError(f"--grid {key} is given twice: list all its values once")
+            raise ValueError(f"--grid {key} is given twice: list all its values once")
         ends = [literal(part.strip()) for part in values.split("..")]
         if len(ends) == 2 and all(type(end) in (int, float) for end in ends):
             grid[key] = Range(ends[0], ends[1])
@@ -174,40 +150,33 @@ def make_grid(texts: Sequence[str]) -> "Grid":
     return grid
 
 
-def _check_out(out: Path) -> None:
-    if out.exists():
-        raise FileExistsError(f"{out} exists; choose another --out, or remove it")
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"{out.parent} is not a folder; make it, or choose another --out")
-
-
 class ProgressBar:
     """A progress bar on stderr with the time left and the best trial; keeps the trials."""
 
     def __init__(self, title: str, *, quiet: bool) -> None:
         self.trials: list[Trial] = []
-        self._title, self._bar = title, None if quiet else _rich_bar()
+        self._title, self._bar = title, None if quiet else progress_bar()
+        self._task = self._bar and self._bar.add_task(title, total=None)
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the bar."""
         if self._bar is not None:
-            self._task = self._bar.add_task(title, total=None)
-            self._bar.start()
+            self._bar.stop()
 
     def __call__(self, progress: "Progress") -> None:
         """Show the progress."""
         self.trials = progress.trials
-        if self._bar is None:
-            return
-        text = self._title
-        if progress.trials:
-            text += f"  {_best(progress.trials[0])}"
-        self._bar.update(
-            self._task, total=progress.total, completed=progress.done, description=text
-        )
-
-    def close(self) -> None:
-        """Remove the bar."""
         if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+            best = f"  {_best(progress.trials[0])}" if progress.trials else ""
+            self._bar.update(
+                self._task,
+                total=progress.total,
+                completed=progress.done,
+                description=self._title + best,
+            )
 
 
 def _best(trial: "Trial") -> str:
@@ -216,20 +185,6 @@ def _best(trial: "Trial") -> str:
 
     score = Number(trial.mean, trial.standard_error, digits=4).text()
     return f"best so far {trial.metric} {score} ({settings_text(trial.settings)[:60]})"
-
-
-def _rich_bar() -> Any:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True))
 
 
 def _show(
@@ -247,9 +202,8 @@ def _show(
     from coterie.tune.tune import settings_text
 
     if arguments.json:
-        summary = _summary(table, trials, found)
-        summary |= {"folds": arguments.folds, "plan": None if found is None else str(out)}
-        print(json.dumps(summary, allow_nan=False))
+        files = {"folds": arguments.folds, "plan": None if found is None else str(out)}
+        print_json(_summary(table, trials, found) | files)
         return
     data, method = table["data"]["name"], table["method"]["kind"]
     print(
@@ -272,28 +226,18 @@ def _show(
 def _summary(
     table: Mapping[str, Any], trials: Sequence["Trial"], found: "Tuned | None"
 ) -> dict[str, Any]:
-    from coterie.evaluation.metrics import json_number
     from coterie.run.summary import TUNING
 
     best = trials[0]
     return {
         "data": table["data"]["name"],
         "method": table["method"]["kind"],
-        "epsilon": json_number(table["privacy"]["epsilon"]),
+        "epsilon": table["privacy"]["epsilon"],
         "metric": best.metric,
         "best": best.settings,
-        "mean": json_number(best.mean),
-        "standard_error": json_number(best.standard_error),
-        "trials": [
-            {
-                "settings": trial.settings,
-                "mean": json_number(trial.mean),
-                "standard_error": json_number(trial.standard_error),
-                "folds": [json_number(score) for score in trial.folds],
-                "refused": trial.refused,
-            }
-            for trial in trials
-        ],
+        "mean": best.mean,
+        "standard_error": best.standard_error,
+        "trials": [{name: getattr(trial, name) for name in _OF_TRIALS} for trial in trials],
         "tuning": None if found is None else TUNING[found.plan.tuned],
         "not_private": _NOT_PRIVATE,
         "interrupted": found is None,
@@ -366,42 +310,34 @@ def _ends(settings: Mapping[str, Any], grid: "Grid") -> list[str]:
 
 
 def _charge(arguments: argparse.Namespace, table: dict[str, Any], grid: "Grid") -> int:
-    from coterie.core.config import ConfigError
     from coterie.tune.charge import Scoring, offer, select
 
     if arguments.search != "grid":
-        raise ConfigError(
+        raise ValueError(
             f"--charge with --search {arguments.search}: proposals that depend on scores are not "
             "covered; --charge draws settings from a grid at random: leave --search out"
         )
-    asked: dict[str, Any] = {
-        "runs": arguments.runs,
-        "eta": arguments.eta,
-        "public": arguments.public,
-        "scoring": Scoring(
-            noise_multiplier=arguments.score_noise,
-            bound=arguments.score_bound,
-            rows=arguments.validation,
-        ),
-    }
+    scoring = Scoring(
+        noise_multiplier=arguments.score_noise,
+        bound=arguments.score_bound,
+        rows=arguments.validation,
+    )
+    asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("runs", "eta", "public")}
     if arguments.dry_run:
-        print(_offer_text(arguments, offer(table, grid, **asked)))
+        _print_offer(arguments, offer(table, grid, scoring=scoring, **asked))
         return 0
     folder = Path(arguments.out or "selected")
-    bar = ProgressBar("private runs", quiet=arguments.quiet)
     try:
-        found = select(table, grid, folder=folder, observe=bar, **asked)
+        with ProgressBar("private runs", quiet=arguments.quiet) as bar:
+            found = select(table, grid, folder=folder, observe=bar, scoring=scoring, **asked)
     except KeyboardInterrupt:
-        bar.close()
         print(f"interrupted: the same command resumes {folder}; no draw changes", file=sys.stderr)
         return 130
-    finally:
-        bar.close()
-    print(_selected_text(arguments, found))
+    _print_selected(arguments, found)
     return 0
 
 
-def _offer_text(arguments: argparse.Namespace, found: "Offer") -> str:
+def _print_offer(arguments: argparse.Namespace, found: "Offer") -> None:
     from coterie.privacy.guarantee import round_up
     from coterie.privacy.selection import ALL_RUNS, CHOSEN
     from coterie.tune.tune import settings_text
@@ -409,14 +345,14 @@ def _offer_text(arguments: argparse.Namespace, found: "Offer") -> str:
     guarantee, refused = found.guarantee, found.refused
     foreseen = guarantee.forecast()
     if arguments.json:
-        others = [{"share": o.share, "runs": o.runs, "epsilon": o.epsilon} for o in foreseen]
         summary = {
             "candidates": found.settings,
             "refused": [{"settings": one.settings, "why": one.refused} for one in refused],
             "guarantee": guarantee.to_json(),
-            "other_clients": others,
+            "other_clients": [asdict(one) for one in foreseen],
         }
-        return json.dumps(summary, allow_nan=False)
+        print_json(summary)
+        return
     lines = [
         f"{len(found.settings)} settings, {guarantee.law.mean:g} runs expected; one run with its "
         f"score: epsilon = {round_up(guarantee.of_runs([0]).epsilon)} at delta = "
@@ -440,17 +376,18 @@ def _offer_text(arguments: argparse.Namespace, found: "Offer") -> str:
         "",
         "No budget is spent yet: leave --dry-run out to start.",
     ]
-    return "\n".join(lines)
+    print("\n".join(lines))
 
 
-def _selected_text(arguments: argparse.Namespace, found: "Selected") -> str:
+def _print_selected(arguments: argparse.Namespace, found: "Selected") -> None:
     from coterie.tune.tune import settings_text
 
     record = found.record
     if arguments.json:
         summary = {key: record[key] for key in ("guarantee", "words", "runs", "note")}
         summary |= {"best": found.best, "run": str(found.run), "tuned": found.plan.tuned}
-        return json.dumps(summary, allow_nan=False)
+        print_json(summary)
+        return
     scored = sorted(record["runs"], key=lambda run: -run["score"])
     lines = [
         f"private runs: {len(found.scores)}; noisy score ({arguments.score_bound:g} minus the mean "
@@ -462,4 +399,4 @@ def _selected_text(arguments: argparse.Namespace, found: "Selected") -> str:
         _RECIPIENT,
         f"\nrun {found.run}, its report: coterie report {shlex.quote(str(found.run))}",
     ]
-    return "\n".join(lines)
+    print("\n".join(lines))

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.cli.options import Commands, command
+from coterie.cli.options import JSON, Commands, command
 
 if TYPE_CHECKING:
     from coterie.verify import Verdict
@@ -36,10 +36,10 @@ def add(commands: Commands) -> None:
         "recompute a finished run's guarantee; check its releases, counts and hashes",
         "coterie verify runs/exam-pmtl-20260101-120000",
         _MORE,
+        flags=JSON,
+        action=verify,
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of one or more runs")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(action=verify)
 
 
 def verify(arguments: argparse.Namespace) -> int:

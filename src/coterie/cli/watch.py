@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 from numba.core.event import Listener, register, unregister
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from coterie.cli.options import progress_bar
 from coterie.data.federated import FederatedDataset
 from coterie.data.scaling import scaling_hint
-from coterie.engine.simulate import Observer, set_clock
-from coterie.engine.simulate import Progress as RoundProgress
+from coterie.engine.simulate import Observer, Progress, set_clock
 from coterie.evaluation.baselines import TITLES
 from coterie.evaluation.score import mean_loss
 from coterie.methods.base import Shape
@@ -34,10 +32,19 @@ class Watch:
     """An observer of rounds that shows a progress bar."""
 
     def __init__(self, *, quiet: bool, brief: bool = False) -> None:
-        self._quiet = quiet
-        self._brief = brief
-        self._bar: Progress | None = None
+        self._quiet, self._brief = quiet, brief
+        self._bar: Any = None
         self._compiling = _Compiling(self._print)
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            unregister("numba:compile", self._compiling)  # type: ignore[no-untyped-call]
+            self._bar.stop()
+            self._bar = None
 
     def open(self, plan: Plan, data: FederatedDataset) -> Observer:
         """Start the bar of a run."""
@@ -47,32 +54,24 @@ class Watch:
             print(line, file=sys.stderr)
         for hint in _hints(plan, data):
             print(f"hint: {hint}", file=sys.stderr)
-        self._plan = plan
-        self._data = data
-        self._seen = 0.0
-        self._loss = math.nan
+        self._plan, self._data = plan, data
+        self._seen, self._loss = 0.0, math.nan
         ids = np.arange(data.spec.clients)
         self._ids = ids[:: max(1, len(ids) // _WATCHED_CLIENTS)].astype(np.int64)
         self._marks = self._spend()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._bar.start()
+        self._bar = progress_bar()
         register("numba:compile", self._compiling)  # type: ignore[no-untyped-call]
-        self._task = self._bar.add_task(self._plan.method.kind, total=self._plan.posts)
+        self._task = self._bar.add_task(plan.method.kind, total=plan.posts)
         return self
 
-    def __call__(self, progress: RoundProgress) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Show a round."""
         if self._bar is None:
             return
         last = progress.round == progress.rounds
         if last or time.monotonic() - self._seen > 1.0:
-            self._loss = self._measure(progress)
+            models = progress.models(self._plan.method, self._data)
+            self._loss = mean_loss(self._plan.method.model, models, self._data, self._ids)
             self._seen = time.monotonic()
         spent = next(e for mark, e in self._marks if mark >= progress.round)
         text = f"{self._plan.method.kind}  loss {self._loss:.4g}"
@@ -93,13 +92,6 @@ class Watch:
         else:  # above the bar
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            unregister("numba:compile", self._compiling)  # type: ignore[no-untyped-call]
-            self._bar.stop()
-            self._bar = None
-
     def _spend(self) -> list[tuple[int, float]]:
         """Return epsilon after some of the rounds; the next mark is an upper bound."""
         posts, clients = self._plan.posts, self._data.spec.clients
@@ -109,10 +101,6 @@ class Watch:
             guarantee.events, guarantee.participation, guarantee.relation, guarantee.delta, marks
         )
         return list(zip(marks, spent, strict=True))
-
-    def _measure(self, progress: RoundProgress) -> float:
-        models = progress.models(self._plan.method, self._data)
-        return mean_loss(self._plan.method.model, models, self._data, self._ids)
 
 
 class _Compiling(Listener):
@@ -164,8 +152,7 @@ def _baseline_names(plan: Plan) -> str:
 
 def _hints(plan: Plan, data: FederatedDataset) -> Iterator[str]:
     """Yield hints for the data's owner, before anything is spent."""
-    scaled = scaling_hint(data)
-    if scaled is not None:
+    if (scaled := scaling_hint(data)) is not None:
         yield scaled
     yield from (f"{data.title}: {note}" for note in data.assumed)
     yield from plan.method.notes(data=data).data
@@ -175,7 +162,6 @@ def _hints(plan: Plan, data: FederatedDataset) -> Iterator[str]:
     yield from plan.method.notes(private=plan.private).caveats
     if plan.stragglers is not None:
         note = set_clock(plan.stragglers, plan, data).note()
-        if note is not None and plan.private:
-            note = "few clients, or none, may answer in time: a release may be pure noise"
         if note is not None:
-            yield note
+            pure = "few clients, or none, may answer in time: a release may be pure noise"
+            yield pure if plan.private else note

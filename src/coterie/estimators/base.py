@@ -5,7 +5,7 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from coterie.core.config import ConfigError, from_table
+from coterie.core.config import from_table
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take, to
 from coterie.data.config import Source
@@ -45,7 +45,7 @@ from coterie.serve.predict import model_outputs
 
 Hashes = NDArray[np.uint64]
 _TYPES = (np.float64, np.float32)
-_CALLER = 4  # frames between a warning and the call of fit
+_CALLER = 3  # frames between a warning and the call of fit
 _UNPICKLED = ("outcome_", "_train")
 """In memory only: the run with its open files, and rows of clients."""
 _NESTED = "method__"
@@ -88,6 +88,11 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     _shared: Tree
     _spec: Spec
 
+    def _store(self, given: Mapping[str, Any]) -> None:
+        """Set the parameters, untouched, from the arguments of `__init__`."""
+        for name in self._get_param_names():
+            setattr(self, name, given[name])
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters; if deep, also `method_settings` as `method__name`."""
         found: dict[str, Any] = super().get_params(deep=deep)
@@ -96,7 +101,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             found |= {f"{_NESTED}{key}": value for key, value in given.items()}
         return found
 
-    def set_params(self, **params: Any) -> "Federated":
+    def set_params(self, **params: Any) -> Self:
         """Set parameters; `method__name` is one of `method_settings`."""
         nested = {key: params.pop(key) for key in list(params) if key.startswith(_NESTED)}
         super().set_params(**params)
@@ -105,43 +110,31 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             self.method_settings = {**(self.method_settings or {}), **added}
         return self
 
-    def onboard(self, X: Any, y: Any, clients: Any = None) -> "Federated":
+    def onboard(self, X: Any, y: Any, clients: Any = None) -> Self:
         """Add clients after training: each fits its own part of the model to its own rows.
 
-        They release nothing, so it costs no privacy, and `epsilon_` does not change.
-
-        Args:
-            X: Rows of the new clients.
-            y: Their targets.
-            clients: The id of each row's client, unless a column of X holds them; none of them may
-                have taken part in training.
-
-        Raises:
-            ValueError: If a client has a model already, or the method cannot onboard.
+        They release nothing, so it costs no privacy, and `epsilon_` does not change. Raises
+        ValueError if a client has a model already, or the method cannot onboard.
         """
         check_is_fitted(self)
         X, clients = self._split_clients(X, clients)
         X, targets = self._checked(X, y, reset=False)
         labels = read_ids(clients, X.shape[0])
         new = number(labels)
-        known = [label for label in new.ids if label in self._ids.places]
-        if known:
+        if known := [label for label in new.ids if label in self._ids.places]:
             raise ValueError(
                 f"client {known[0]!r} has a model already: give rows of new clients only, or fit "
                 "again"
             )
-        codes = new.codes(labels)
-        if self._moments is not None:
+        codes, moments = new.codes(labels), self._moments
+        if moments is not None:
             own = client_moments(X, codes)
             X = scale_rows(X, codes, *own)
-            pairs = zip(self._moments, own, strict=True)
-            center, scale = (np.concatenate(pair) for pair in pairs)
+            moments = np.concatenate([moments[0], own[0]]), np.concatenate([moments[1], own[1]])
         data = self._data(X, targets, codes, new)
         method, seed = self.plan_.method, self.plan_.simulation_seed
         models = to(onboard(method, self._shared, self._spec, data, seed), "cpu")
-        self._models = _with_models(self._models, models)
-        if self._moments is not None:
-            self._moments = center, scale
+        self._models, self._moments = _with_models(self._models, models), moments
         self._ids = ClientIds((*self._ids.ids, *new.ids))
         self.clients_ = self._ids.array
         return self
@@ -167,8 +160,11 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         """Return the kind of the checked targets."""
         raise NotImplementedError
 
-    def _fit(self, X: Any, y: Any, clients: Any, refused: Mapping[str, Any]) -> None:
-        """Validate, plan and run."""
+    def fit(self, X: Any, y: Any, clients: Any = None, **refused: Any) -> Self:
+        """Train one model per client; `clients` holds any hashable id per row, None for one client.
+
+        `sample_weight` raises a TypeError.
+        """
         if refused:
             weights = "sample_weight" in refused
             raise TypeError(NO_WEIGHTS if weights else f"fit does not know {list(refused)}")
@@ -186,6 +182,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         train = replace(self._data(rows, targets, codes, self._ids), assumed=self._kind.assumed)
         self._keep(self._run(method, train), train)
         self._warn(X, targets, codes)
+        return self
 
     def _split_clients(self, X: Any, clients: Any) -> tuple[Any, Any]:
         """Return rows and ids; the ids may be a column of X."""
@@ -384,7 +381,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             f"clients {named} did not take part in training: the shared model predicts their rows; "
             "call onboard with their rows for models of their own",
             NewClientWarning,
-            stacklevel=_CALLER + 2,
+            stacklevel=_CALLER + 3,
         )
 
 
@@ -426,11 +423,7 @@ def in_given_order(by_client: torch.Tensor, owners: Integers) -> Floats:
 
 
 def method_of(method: Any, model: Any, settings: Mapping[str, Any] | None) -> Method:
-    """Return the method of a name or a value, with a model and settings.
-
-    Raises:
-        ValueError: For unknown names and invalid settings.
-    """
+    """Return the method of a name or a value; raise ValueError for unknown names or settings."""
     if not isinstance(settings, Mapping | None):
         raise ValueError(f"method_settings = {settings!r}: expected settings by name, or None")
     given = dict(settings or {})
@@ -443,7 +436,7 @@ def method_of(method: Any, model: Any, settings: Mapping[str, Any] | None) -> Me
             f"method = {method!r}: expected a name such as 'auto' or 'pmtl', or a method such as "
             "coterie.PMTL(lam=0.3)"
         )
-    _check_settings(method, type(method), given)
+    _check_settings(method.kind, type(method), given)
     return replace(method, **given) if given else method  # type: ignore[type-var]
 
 
@@ -456,14 +449,11 @@ def _named_method(name: str, given: dict[str, Any]) -> Method:
     _check_settings(name, known[name], given)
     objects = {key: value for key, value in given.items() if _is_object(value)}
     plain = {key: value for key, value in given.items() if key not in objects}
-    try:
-        made = from_table(Method, {"kind": name, **plain}, "method")  # type: ignore[type-abstract]
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
+    made = from_table(Method, {"kind": name, **plain}, "method")  # type: ignore[type-abstract]
     return replace(made, **objects) if objects else made  # type: ignore[type-var]
 
 
-def _check_settings(method: Any, kind: type[Method], given: Mapping[str, Any]) -> None:
+def _check_settings(name: str, kind: type[Method], given: Mapping[str, Any]) -> None:
     settings = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(set(given) - settings - {"model"})
     if unknown and kind is Auto:
@@ -472,9 +462,8 @@ def _check_settings(method: Any, kind: type[Method], given: Mapping[str, Any]) -
             "and has no settings but the model; name the method"
         )
     if unknown:
-        named = method if isinstance(method, str) else method.kind
         raise ValueError(
-            f"method_settings has {unknown[0]!r}, which {named} does not know: expected among "
+            f"method_settings has {unknown[0]!r}, which {name} does not know: expected among "
             f"{', '.join(sorted(settings))}"
         )
 

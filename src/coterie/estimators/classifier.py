@@ -105,36 +105,7 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         random_state: Any = None,
         device: str = "cpu",
     ) -> None:
-        self.method = method
-        self.model = model
-        self.method_settings = method_settings
-        self.epsilon = epsilon
-        self.delta = delta
-        self.relation = relation
-        self.noise_multiplier = noise_multiplier
-        self.clip = clip
-        self.noise = noise
-        self.rounds = rounds
-        self.cohort = cohort
-        self.classes = classes
-        self.standardise = standardise
-        self.on_pooled = on_pooled
-        self.client_column = client_column
-        self.row_shape = row_shape
-        self.random_state = random_state
-        self.device = device
-
-    def fit(self, X: Any, y: Any, clients: Any = None, **refused: Any) -> "CoterieClassifier":
-        """Train one model per client.
-
-        Args:
-            X: Rows, dense or sparse.
-            y: The class of each row.
-            clients: The id of each row's client, any hashable value; None for one client.
-            refused: `sample_weight` raises a TypeError.
-        """
-        self._fit(X, y, clients, refused)
-        return self
+        self._store(locals())
 
     def predict(self, X: Any, clients: Any = None) -> NDArray[Any]:
         """Return the class of each row, by its own client's model."""

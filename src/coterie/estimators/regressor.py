@@ -46,54 +46,18 @@ class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
         random_state: Any = None,
         device: str = "cpu",
     ) -> None:
-        self.method = method
-        self.model = model
-        self.method_settings = method_settings
-        self.epsilon = epsilon
-        self.delta = delta
-        self.relation = relation
-        self.noise_multiplier = noise_multiplier
-        self.clip = clip
-        self.noise = noise
-        self.rounds = rounds
-        self.cohort = cohort
-        self.target_center = target_center
-        self.target_scale = target_scale
-        self.standardise = standardise
-        self.on_pooled = on_pooled
-        self.client_column = client_column
-        self.row_shape = row_shape
-        self.random_state = random_state
-        self.device = device
-
-    def fit(self, X: Any, y: Any, clients: Any = None, **refused: Any) -> "CoterieRegressor":
-        """Train one model per client.
-
-        Args:
-            X: Rows, dense or sparse.
-            y: The target of each row.
-            clients: The id of each row's client, any hashable value; None for one client.
-            refused: `sample_weight` raises a TypeError.
-        """
-        self._fit(X, y, clients, refused)
-        return self
+        self._store(locals())
 
     def predict(
         self, X: Any, clients: Any = None, return_std: bool = False
     ) -> Floats | tuple[Floats, Floats]:
         """Return the prediction for each row, by its own client's model.
 
-        Args:
-            X: Rows.
-            clients: The client of each row; None if there is one client.
-            return_std: Also return the predictive standard deviation of each row, including
-                residual noise, if the method has it (pfeb). About 90 % of targets are within
-                prediction +- 1.645 std. Needs the training rows, which are not part of a pickle.
-
-        Raises:
-            NotImplementedError: If the method has no uncertainty.
+        With `return_std` also the predictive standard deviation of each row, including residual
+        noise, if the method has it (pfeb; others raise NotImplementedError). About 90 % of targets
+        are within prediction +- 1.645 std. Needs the training rows, which no pickle holds.
         """
-        values = self._outputs(X, clients) * self.target_scale + self.target_center
+        values: Floats = self._outputs(X, clients) * self.target_scale + self.target_center
         if not return_std:
             return values
         return values, self._std(X, clients) * self.target_scale

@@ -80,11 +80,7 @@ class ClientIds:
 
 
 def read_ids(clients: Any, rows: int) -> list[Hashable]:
-    """Return one id per row; the integer 1 and the float 1.0 are the same id.
-
-    Raises:
-        ValueError: If there is not one hashable id per row.
-    """
+    """Return one hashable id per row; the integer 1 and the float 1.0 are the same id."""
     given = clients.to_numpy() if hasattr(clients, "to_numpy") else clients
     if isinstance(given, str) or not hasattr(given, "__len__"):
         raise ValueError(f"clients = {given!r}: expected one id for each of the {rows} rows")
@@ -113,11 +109,7 @@ def number(labels: Sequence[Hashable]) -> ClientIds:
 
 
 def split_column(X: Any, column: Any) -> tuple[Any, Any]:
-    """Return the rows without the column of ids, and the ids.
-
-    Raises:
-        ValueError: If there is no such column.
-    """
+    """Return the rows without the column of ids, and the ids."""
     if hasattr(X, "columns"):
         if column not in list(X.columns):
             raise ValueError(
@@ -176,11 +168,7 @@ class PerClientScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  #
         return self
 
     def transform(self, X: Any, clients: Any = None) -> Any:
-        """Scale rows by the moments of their own client.
-
-        Raises:
-            ValueError: For rows of a client that was not fitted.
-        """
+        """Scale rows by the moments of their own client, which must have been fitted."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=_TYPES, reset=False)
         codes = self._codes(clients, X.shape[0])
@@ -350,14 +338,8 @@ def find_pooled(X: Any, y: Floats | None = None, codes: Integers | None = None) 
     that reach them more than once (shares, pixels). Scaling that was fitted on other rows too,
     before a split for example, leaves no mark.
 
-    Args:
-        X: Rows of all clients, dense or CSR.
-        y: Targets of a regression, or None.
-        codes: The number of each row's client: columns with mean 0 in every client were centred
-            per client and are left out. None to keep them.
-
-    Returns:
-        What was found; None for nothing.
+    `codes` are the numbers of the rows' clients: columns with mean 0 in every client were centred
+    per client and are left out. `y` are targets of a regression.
     """
     if X.shape[0] < _FEWEST_ROWS:
         return None

@@ -59,24 +59,15 @@ _EXAMPLE_ROWS = 3  # rows that a program is traced with
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Public metadata of a run's models.
+    """Public metadata of a run's models."""
 
-    Attributes:
-        model: The model class with its settings.
-        spec: Shape of a row, outputs and task; of one client.
-        source: How files are read; vocabularies in place of file names.
-        columns: Names of the features, if they have names.
-        classes: Names of the classes or labels; () for regression.
-        scaled: Whether features are standardised per client.
-        guarantee: The guarantee of the run, as in `coterie run --json`.
-    """
-
-    model: Model
-    spec: Spec
-    source: Source
-    columns: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
-    scaled: bool = False
+    model: Model  # the model class with its settings
+    spec: Spec  # shape of a row, outputs and task; of one client
+    source: Source  # how files are read; vocabularies in place of file names
+    columns: tuple[str, ...] = ()  # names of the features, if they have names
+    classes: tuple[str, ...] = ()  # names of the classes or labels; () for regression
+    scaled: bool = False  # whether features are standardised per client
+    # The guarantee of the run, as in `coterie run --json`
     guarantee: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,64 +85,58 @@ class ClientModel:
 
 
 def read_info(folder: Path) -> tuple[Plan, ModelInfo]:
-    """Read the plan of a finished run, and the public metadata of its models.
-
-    Raises:
-        ConfigError: If the folder holds no finished run.
-    """
+    """Read the plan of a finished run, and the public metadata of its models."""
     _check_folder(folder)
     run_plan = Plan.load(folder / "plan.toml")
-    facts = _facts(folder, run_plan)
+    # Runs of older versions have no facts of their rows.
+    facts = read_facts(folder) or facts_of(
+        _split(folder, replace(run_plan.data, standardise="none"))[0]
+    )
     spec = Spec(tuple(facts["shape"]), facts["outputs"], facts["task"], 1)
-    source, columns = run_plan.data.source, tuple(facts["columns"])
+    guarantee, selection, result = read_guarantee(folder)
+    model: Any = run_plan.method.model
     info = ModelInfo(
-        model=_without_start(run_plan.method.model),
+        # A file of initial parameters is not needed, and others do not have it.
+        model=model if getattr(model, "start", None) is None else replace(model, start=None),
         spec=spec,
-        source=_without_files(source),
-        columns=columns,
-        classes=_classes(source, spec, signed=bool(facts.get("signed"))),
+        source=_without_files(run_plan.data.source),
+        columns=tuple(facts["columns"]),
+        classes=_classes(run_plan.data.source, spec, signed=bool(facts.get("signed"))),
         scaled=run_plan.data.standardise == "client",
-        guarantee=_guarantee(folder),
+        guarantee={
+            **promised(guarantee, selection),
+            **{key: result.get(key) for key in ("tuning", "caveats")},
+        },
     )
     return run_plan, info
 
 
 def read_clients(folder: Path, names: Sequence[str]) -> list[ClientModel]:
-    """Read the models of some clients of a finished run.
-
-    Raises:
-        ValueError: If a client is unknown, or a model needs its client's training rows and they
-            are missing.
-    """
+    """Read the models of some clients of a finished run."""
     run_plan, info = read_info(folder)
-    params = [client_model(folder, name, _place(folder, name)) for name in names]
-    if not info.scaled:
-        return [ClientModel(name, info, tree) for name, tree in zip(names, params, strict=True)]
-    center, scale = _moments(folder, run_plan, names)
-    return [
-        ClientModel(name, info, tree, (center[at], scale[at]))
-        for at, (name, tree) in enumerate(zip(names, params, strict=True))
-    ]
+    held = set(held_out(folder))
+    params = [client_model(folder, n, FOLDER if n in held else "models") for n in names]
+    moments: Sequence[Moments | None] = [None] * len(names)
+    if info.scaled:
+        moments = list(zip(*_moments(folder, run_plan, names), strict=True))
+    return [ClientModel(n, info, p, m) for n, p, m in zip(names, params, moments, strict=True)]
 
 
 def all_clients(folder: Path) -> list[str]:
     """Return the names of all clients of a finished run, held-out clients last."""
     _check_folder(folder)
-    known = client_names(folder)
-    held = client_names(folder, FOLDER) if (folder / FOLDER / "clients.json").exists() else []
-    return [*known, *held]
+    return [*client_names(folder), *held_out(folder)]
+
+
+def held_out(folder: Path) -> list[str]:
+    """Return the names of the clients that a run held out and onboarded afterwards."""
+    return client_names(folder, FOLDER) if (folder / FOLDER / "clients.json").exists() else []
 
 
 def training_rows(folder: Path, run_plan: Plan, *, scaled: bool) -> FederatedDataset:
     """Read the training rows of a run again, including those of held-out clients.
 
-    Args:
-        folder: The run folder.
-        run_plan: Its plan, which names the data.
-        scaled: Whether to standardise them, if the run does.
-
-    Raises:
-        ValueError: If they are missing or differ from those of the run.
+    `scaled` standardises them, if the run does. Raises ValueError if rows are missing or changed.
     """
     train, _ = _split(folder, run_plan.data)
     kept = train
@@ -174,21 +159,22 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _facts(folder: Path, run_plan: Plan) -> dict[str, Any]:
-    """Read the public facts of the rows; runs of older versions do not have them."""
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return the public facts of a run's rows; {} if it has none (runs of older versions)."""
     try:
-        kept = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-        return dict(kept["facts"])
+        return dict(json.loads((folder / "data.json").read_text(encoding="utf-8"))["facts"])
     except (OSError, ValueError, KeyError, TypeError):
-        return facts_of(_split(folder, replace(run_plan.data, standardise="none"))[0])
+        return {}
 
 
-def _guarantee(folder: Path) -> dict[str, Any]:
+def read_guarantee(folder: Path) -> tuple[Guarantee, dict[str, Any] | None, dict[str, Any]]:
+    """Return the guarantee of a finished run, its charged selection, and its result."""
     try:
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        found = promised(Guarantee.from_json(stated), stated.get("selection"))
-        return {**found, **{key: result.get(key) for key in ("tuning", "caveats")}}
+        guarantee, selection = Guarantee.from_json(stated), stated.get("selection")
+        promised(guarantee, selection)  # raises here, so that the error names the run
+        return guarantee, selection, dict(result)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: no finished run ({error!r}); {how_to_resume(folder)}, or restore "
@@ -206,11 +192,6 @@ def _moments(folder: Path, run_plan: Plan, names: Sequence[str]) -> Moments:
     return client_moments(rows.only([index[name] for name in names]))
 
 
-def _place(folder: Path, name: str) -> str:
-    held = (folder / FOLDER / "clients.json").exists() and name in client_names(folder, FOLDER)
-    return FOLDER if held else "models"
-
-
 def _split(folder: Path, choice: DataConfig) -> tuple[FederatedDataset, FederatedDataset]:
     try:
         return choice.split()
@@ -224,18 +205,11 @@ def _split(folder: Path, choice: DataConfig) -> tuple[FederatedDataset, Federate
 
 def _without_files(source: Source) -> Source:
     """Return the reading options without names of files, which others do not have."""
-    if not source.text:
-        return replace(source, memory_map=None, tags=())
-    words = read_words(
-        source.vocabulary, source.vocabulary_size, "vocabulary", source.tokens or "words"
-    )
+    words: Any = source.vocabulary
+    if source.text:
+        kind = source.tokens or "words"
+        words = read_words(words, source.vocabulary_size, "vocabulary", kind)
     return replace(source, memory_map=None, tags=(), vocabulary=words)
-
-
-def _without_start(model: Model) -> Model:
-    """Return the model without the file of its initial parameters."""
-    started = getattr(model, "start", None)
-    return replace(model, start=None) if started is not None else model  # type: ignore[type-var]
 
 
 def _classes(source: Source, spec: Spec, *, signed: bool) -> tuple[str, ...]:
@@ -292,14 +266,9 @@ def metadata(model: ClientModel) -> dict[str, str]:
 
 
 def load_client(path: Path, *, trust: bool = False) -> ClientModel:
-    """Read an exported safetensors model.
+    """Read an exported safetensors model; `trust` imports and runs a module that it names.
 
-    Args:
-        path: A file that `coterie export` wrote.
-        trust: Whether to import and run a module that the file names.
-
-    Raises:
-        ValueError: If it is another kind of file, is damaged, or names code without `trust`.
+    Raises ValueError if it is another kind of file, is damaged, or names code without `trust`.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -437,11 +406,7 @@ def save_torch(path: Path, model: ClientModel) -> None:
 
 
 def save_onnx(path: Path, model: ClientModel) -> None:
-    """Write an ONNX graph with the input "rows" and the output "outputs".
-
-    Raises:
-        ValueError: If onnx or onnxscript is not installed.
-    """
+    """Write an ONNX graph with the input "rows" and the output "outputs"."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(
@@ -460,11 +425,7 @@ def save_onnx(path: Path, model: ClientModel) -> None:
 
 
 def _program(model: ClientModel) -> Any:
-    """Trace a model for any number of rows.
-
-    Raises:
-        ValueError: If torch cannot trace it.
-    """
+    """Return the program of a model for any number of rows."""
     predictor = copy.deepcopy(Predictor(model)).eval()
     example = torch.zeros(_EXAMPLE_ROWS, *model.info.spec.shape)
     rows = torch.export.Dim("rows", min=1)

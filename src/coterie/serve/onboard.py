@@ -8,7 +8,6 @@ Rows must be read and scaled as in training: `choose` takes that from the run's 
 refuses rows that are read differently.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 
 import torch
 
-from coterie.core.config import ConfigError, from_table, read_toml, to_table
-from coterie.core.files import how_to_resume
+from coterie.core.config import from_table, read_toml, to_table
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take
 from coterie.data.config import DataConfig
@@ -34,6 +32,7 @@ from coterie.methods.base import Method
 from coterie.plan.plan import Plan
 from coterie.privacy.guarantee import Guarantee
 from coterie.run.folder import check_model
+from coterie.serve.export import read_facts, read_guarantee
 from coterie.serve.predict import read_shared
 
 _MAY_DIFFER = ("client", "target", "split", "splits", "missing", "memory_map", "images")
@@ -45,40 +44,26 @@ _FILES = ("vocabulary", "tags")
 
 @dataclass(frozen=True)
 class Onboarded:
-    """Models of new clients, with scores on their own held-out rows.
+    """Models of new clients, with scores on their own held-out rows."""
 
-    Attributes:
-        models: One model per client, stacked.
-        names: The clients.
-        score: The score of these models.
-        local: The score of the local baseline.
-        guarantee: The guarantee of the run.
-        notes: The run's caveats and tuning label.
-        known: Clients that also took part in training; None if the run has no names.
-        selection: The charged selection in the run's certificate, if any.
-    """
-
-    models: Tree
-    names: list[str]
-    score: Score
-    local: Score
-    guarantee: Guarantee
-    notes: dict[str, Any]
+    models: Tree  # one model per client, stacked
+    names: list[str]  # the clients
+    score: Score  # the score of these models
+    local: Score  # the score of the local baseline
+    guarantee: Guarantee  # the guarantee of the run
+    notes: dict[str, Any]  # the run's caveats and tuning label
+    # Clients that also took part in training; None if the run has no names
     known: list[str] | None = None
+    # The charged selection in the run's certificate, if any
     selection: dict[str, Any] | None = None
 
 
 def choose(folder: Path, table: Mapping[str, Any]) -> DataConfig:
     """Return the data config of new clients: as in training, unless the table differs.
 
-    Args:
-        folder: The folder of a finished run.
-        table: Where the rows are (`name`), and other keys of a plan's `data`.
-
-    Raises:
-        ConfigError: If the folder holds no run, or the table is invalid.
+    The table says where the rows are (`name`), and may have other keys of a plan's `data`.
     """
-    kept, facts = Plan.load(folder / "plan.toml").data, _facts(folder)
+    kept, facts = Plan.load(folder / "plan.toml").data, read_facts(folder)
     given = dict(table)
     given.setdefault("standardise", kept.standardise)
     name = str(given.get("name", ""))
@@ -97,20 +82,13 @@ def choose(folder: Path, table: Mapping[str, Any]) -> DataConfig:
 
 
 def onboard(folder: Path, choice: DataConfig, out: Path | None = None) -> Onboarded:
-    """Fit models of new clients from a finished run and their own rows.
+    """Fit models of new clients from a finished run and their own rows; write them to `out`.
 
-    Args:
-        folder: The folder of a finished run.
-        choice: Their rows; see `choose`.
-        out: Where to write the models.
-
-    Raises:
-        ConfigError: If the folder holds no finished run.
-        ValueError: If the rows differ from the run's in kind, or in how they are read.
+    Raises ValueError if rows differ from the run's in kind, or in how they are read (`choose`).
     """
     run_plan = Plan.load(folder / "plan.toml")
-    shared, stated, result = _read(folder)
-    guarantee = Guarantee.from_json(stated)
+    guarantee, selection, result = read_guarantee(folder)
+    shared = read_shared(folder)
     _check_choice(folder, run_plan.data, choice)
     train, test = choice.split()
     _check_rows(folder, train, result)
@@ -126,7 +104,7 @@ def onboard(folder: Path, choice: DataConfig, out: Path | None = None) -> Onboar
         guarantee=guarantee,
         notes={key: result.get(key) for key in ("caveats", "tuning")},
         known=_known(folder, names),
-        selection=stated.get("selection"),
+        selection=selection,
     )
     if out is not None:
         write_models(out, found.models, found.names)
@@ -145,28 +123,6 @@ def _known(folder: Path, names: list[str]) -> list[str] | None:
     return [name for name in names if name in trained]
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    """Read the public facts of the training rows; runs of older versions do not have them."""
-    try:
-        return dict(json.loads((folder / "data.json").read_text(encoding="utf-8"))["facts"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _read(folder: Path) -> tuple[Tree, dict[str, Any], dict[str, Any]]:
-    try:
-        shared = read_shared(folder)
-        stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        Guarantee.from_json(stated)  # raises here, so that the error names the run
-        return shared, dict(stated), dict(result)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{folder}: no finished run ({error!r}); {how_to_resume(folder)}, or restore "
-            "shared.npz and guarantee.json"
-        ) from error
-
-
 def _check_choice(folder: Path, kept: DataConfig, given: DataConfig) -> None:
     """Raise if rows are scaled or read differently than in training.
 
@@ -176,7 +132,8 @@ def _check_choice(folder: Path, kept: DataConfig, given: DataConfig) -> None:
     if kept.name not in NAMES:
         for name in to_table(kept.source).keys() | to_table(given.source).keys():
             if name not in _MAY_DIFFER:
-                pairs[f"source.{name}"] = (getattr(kept.source, name), getattr(given.source, name))
+                own = "positives" if name == "positive" else name
+                pairs[f"source.{name}"] = (getattr(kept.source, own), getattr(given.source, own))
     for name in sorted(pairs):
         ours, theirs = pairs[name]
         if not _is_same(name.removeprefix("source."), ours, theirs):
@@ -192,14 +149,7 @@ def _is_same(name: str, ours: Any, theirs: Any) -> bool:
         return True
     if name in _FILES and isinstance(ours, str) and isinstance(theirs, str):
         return ours == theirs or _content(ours) == _content(theirs)
-    if name == "positive":
-        ours, theirs = (_texts(value) for value in (ours, theirs))
     return bool(to_table(ours) == to_table(theirs))  # lists for tuples, at any depth
-
-
-def _texts(value: Any) -> list[str]:
-    given = value if isinstance(value, tuple) else () if value is None else (value,)
-    return [str(one) for one in given]
 
 
 def _content(path: str) -> bytes | str:
@@ -221,7 +171,8 @@ def _check_rows(folder: Path, train: FederatedDataset, result: Mapping[str, Any]
             f"{folder} is a run on a {result['task']} task, but the new clients' rows are "
             f"{train.spec.task}: give rows of the same task (--task)"
         )
-    ours, theirs = list(_facts(folder).get("columns") or ()), [str(one) for one in train.columns]
+    ours = list(read_facts(folder).get("columns") or ())
+    theirs = [str(one) for one in train.columns]
     if ours and theirs and ours != theirs and len(ours) == len(theirs):
         at = next(at for at, name in enumerate(ours) if name != theirs[at])
         raise ValueError(

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.config import ConfigError
+from coterie.core.files import how_to_resume
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, stack, take
 from coterie.data.config import DataConfig
@@ -30,27 +32,27 @@ from coterie.evaluation.predict import BLOCK, decide, outputs_by_block
 from coterie.methods.base import Method, predictive_std, shared_leaves
 from coterie.models import Model
 from coterie.plan.plan import Plan
-from coterie.serve.export import ClientModel, ModelInfo, all_clients, read_info, training_rows
+from coterie.serve.export import (
+    ClientModel,
+    ModelInfo,
+    all_clients,
+    held_out,
+    read_info,
+    training_rows,
+)
 
 UnknownClients = Literal["refuse", "shared"]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for the rows of a file, sorted by client.
+    """Predictions for the rows of a file, sorted by client."""
 
-    Attributes:
-        info: Public metadata of the models.
-        rows: The rows, and the number of each in its file.
-        outputs: Model outputs, (rows,) or (rows, outputs), in the units of training.
-        std: Standard deviations of the outputs, if they were asked for.
-        unknown: Clients that the run does not know, predicted by the shared model.
-    """
-
-    info: ModelInfo
-    rows: Unlabelled
-    outputs: Tensor
-    std: Tensor | None = None
+    info: ModelInfo  # public metadata of the models
+    rows: Unlabelled  # the rows, and the number of each in its file
+    outputs: Tensor  # model outputs, (rows,) or (rows, outputs), in the units of training
+    std: Tensor | None = None  # standard deviations of the outputs, if they were asked for
+    # Clients that the run does not know, predicted by the shared model
     unknown: tuple[str, ...] = ()
 
     def table(self) -> pa.Table:
@@ -89,17 +91,11 @@ def predict_run(
         given: A file of rows, or the name of a data set.
         client: Treat every row as this client's.
         client_column: The column that names clients, if it differs from the training's.
-        unknown_clients: Whether to refuse clients that the run does not know, or to use the shared
-            model for them.
+        unknown_clients: Refuse clients that the run does not know, or use the shared model.
         std: Whether to return standard deviations as well.
-
-    Raises:
-        ValueError: If rows or clients do not fit the run, or the method lacks what is asked for.
     """
     run_plan, info = read_info(folder)
-    if client_column is not None:
-        info = replace(info, source=replace(info.source, client=client_column))
-    rows = _read(given, info, client, run_plan)
+    rows = _read(given, info, client, run_plan, column=client_column)
     known = set(all_clients(folder))
     unknown = tuple(name for name in rows.data.names if name not in known)
     if unknown and (unknown_clients == "refuse" or client is not None):
@@ -116,41 +112,26 @@ def predict_run(
 def predict_model(
     model: ClientModel, given: str, *, all_rows: bool = False, client_column: str | None = None
 ) -> Predictions:
-    """Predict rows of one client by its exported model.
+    """Predict rows of one client by its exported model; the arguments are those of `predict_run`.
 
-    Args:
-        model: The model.
-        given: A file of rows, or the name of a data set.
-        all_rows: Treat every row as this client's, regardless of the file's client column.
-        client_column: The column that names clients, if it differs from the training's.
-
-    Raises:
-        ValueError: If the rows do not fit the model, or belong to another client.
+    `all_rows` treats every row as this client's, regardless of the file's client column.
     """
     info, client = model.info, model.client
-    if client_column is not None:
-        info = replace(info, source=replace(info.source, client=client_column))
     if all_rows or given in NAMES:
-        rows = _read(given, info, client, None)
+        rows = _read(given, info, client, None, column=client_column)
     else:
-        rows = _read(given, info, None, None, owner=client)
+        rows = _read(given, info, None, None, column=client_column, owner=client)
         _check_owner(given, rows.data, client)
-    data = _as_trained(rows.data, model.info)
+    data = _as_trained(rows.data, info)
     if model.moments is not None:
         center, scale = model.moments
         data = scale_by(data, center[None], scale[None])
     outputs = model_outputs(info.model, stack(model.params, 1), data)
-    return Predictions(model.info, rows, outputs)
+    return Predictions(info, rows, outputs)
 
 
 def model_outputs(model: Model, models: Tree, data: FederatedDataset) -> Tensor:
-    """Return the outputs of the clients' own models for all rows, sorted by client.
-
-    Args:
-        model: The model class with its settings.
-        models: One model for each client of `data`, stacked.
-        data: The rows.
-    """
+    """Return the outputs of the clients' own models, stacked, for all rows, sorted by client."""
     found = torch.empty(len(data.targets), *_width(data))
     for clients, outputs in outputs_by_block(
         model, lambda ids: take(models, torch.from_numpy(ids)), data
@@ -168,15 +149,8 @@ def model_std(
 ) -> Tensor:
     """Return the standard deviations of all rows, sorted by client.
 
-    Args:
-        method: The method of the run.
-        shared: The shared parameters of the run.
-        train: The training rows.
-        data: The rows to predict.
-        places: The number in `train` of each client of `data`.
-
-    Raises:
-        NotImplementedError: If the method has no uncertainty.
+    `places` are the numbers in `train` of the clients of `data`. Raises NotImplementedError if the
+    method has no uncertainty.
     """
     found = torch.empty(len(data.targets), *_width(data), dtype=torch.float64)
     for rows in data.blocks(np.flatnonzero(data.counts > 0), BLOCK):
@@ -192,8 +166,12 @@ def _width(data: FederatedDataset) -> tuple[int, ...]:
 
 def read_shared(folder: Path) -> Tree:
     """Read the shared parameters of a finished run."""
-    with np.load(folder / "shared.npz", allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    try:
+        with np.load(folder / "shared.npz", allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (OSError, ValueError, KeyError) as error:
+        why = f"{folder}: no finished run ({error!r}); {how_to_resume(folder)}"
+        raise ConfigError(f"{why}, or restore shared.npz") from error
 
 
 def _check_owner(given: str, data: FederatedDataset, client: str) -> None:
@@ -212,13 +190,15 @@ def _read(
     client: str | None,
     run_plan: Plan | None,
     *,
+    column: str | None,
     owner: str | None = None,
 ) -> Unlabelled:
+    source = info.source if column is None else replace(info.source, client=column)
     if given in NAMES:
         rows = _read_named(given, client, run_plan)
     else:
         rows = load_unlabelled(
-            Path(given), info.source, columns=info.columns, client=client, owner=owner
+            Path(given), source, columns=info.columns, client=client, owner=owner
         )
     if rows.data.spec.shape != info.spec.shape:
         listed = ", ".join(info.columns[:12]) + (", ..." if len(info.columns) > 12 else "")
@@ -291,8 +271,8 @@ def _models(folder: Path, method: Method, data: FederatedDataset, unknown: Seque
         place = "models" if name in client_names(folder) else FOLDER
         return stack(client_model(folder, name, place), 1)
     parts = [(client_names(folder), stacked_models(folder))]
-    if (folder / FOLDER / "clients.json").exists():
-        parts.append((client_names(folder, FOLDER), stacked_models(folder, FOLDER)))
+    if held := held_out(folder):
+        parts.append((held, stacked_models(folder, FOLDER)))
     if unknown:
         parts.append((list(unknown), _shared_models(folder, method, data, unknown)))
     names = [name for known, _ in parts for name in known]
@@ -303,11 +283,7 @@ def _models(folder: Path, method: Method, data: FederatedDataset, unknown: Seque
 def _shared_models(
     folder: Path, method: Method, data: FederatedDataset, unknown: Sequence[str]
 ) -> Tree:
-    """Return the shared model for each unknown client.
-
-    Raises:
-        ValueError: If the method shares only a part of the model.
-    """
+    """Return the shared model for each unknown client; raise ValueError if there is none."""
     first = method.model.init(data.spec, Rng.seeded(0))
     if set(shared_leaves(method, data.spec)) != set(first):
         raise ValueError(

@@ -68,19 +68,14 @@ _PRIVATE = "K, the other runs and this file must not reach a recipient of the ch
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How runs are scored.
+    """How runs are scored."""
 
-    Attributes:
-        noise_multiplier: Of the sum of clients' scores; None for the noise that spends half of the
-            run's mu.
-        bound: The largest error that counts, a public number. Error rates are at most 1; for mean
-            squared errors choose it slightly above the error of a constant prediction.
-        rows: Training rows that each client holds out: a share, or a number.
-    """
-
+    # Of the sum of clients' scores; None for the noise that spends half of the run's mu
     noise_multiplier: float | None = None
+    # The largest error that counts, a public number. Error rates are at most 1; for mean squared
+    # errors choose it slightly above the error of a constant prediction.
     bound: float = 1.0
-    rows: int | float = 0.25
+    rows: int | float = 0.25  # training rows that each client holds out: a share, or a number
 
     def mechanism(self, epsilon: float, delta: float) -> BlockSum:
         """Return the mechanism that releases a score.
@@ -103,42 +98,25 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Offer:
-    """The candidates of a selection and its privacy cost, before any budget is spent.
+    """The candidates of a selection and its privacy cost, before any budget is spent."""
 
-    Attributes:
-        settings: Values by dotted key, of each candidate.
-        plans: The complete plan of each candidate.
-        refused: Combinations that cannot run, and why.
-        guarantee: The guarantee of selection among the candidates, for both adversaries.
-    """
-
-    settings: list[dict[str, Any]]
-    plans: list[Plan]
-    refused: list[Trial]
-    guarantee: Selection
+    settings: list[dict[str, Any]]  # values by dotted key, of each candidate
+    plans: list[Plan]  # the complete plan of each candidate
+    refused: list[Trial]  # combinations that cannot run, and why
+    guarantee: Selection  # the guarantee of selection among the candidates, for both adversaries
 
 
 @dataclass(frozen=True)
 class Selected:
-    """The result of a selection.
+    """The result of a selection."""
 
-    Attributes:
-        best: The settings of the chosen run.
-        run: Its folder.
-        plan: Its complete plan.
-        drawn: The candidate of each run, by its index in the offer.
-        scores: The noisy score of each run (larger is better).
-        guarantee: Both views: `guarantee.chosen_alone`, `guarantee.of_runs(drawn).epsilon`.
-        record: The contents of `selection.json`.
-    """
-
-    best: dict[str, Any]
-    run: Path
-    plan: Plan
-    drawn: tuple[int, ...]
-    scores: tuple[float, ...]
-    guarantee: Selection
-    record: dict[str, Any]
+    best: dict[str, Any]  # the settings of the chosen run
+    run: Path  # its folder
+    plan: Plan  # its complete plan
+    drawn: tuple[int, ...]  # the candidate of each run, by its index in the offer
+    scores: tuple[float, ...]  # the noisy score of each run (larger is better)
+    guarantee: Selection  # both views: `guarantee.chosen_alone`, `guarantee.of_runs(drawn).epsilon`
+    record: dict[str, Any]  # the contents of `selection.json`
 
 
 def select(  # noqa: PLR0913 (the settings of a selection, named one by one)
@@ -161,15 +139,10 @@ def select(  # noqa: PLR0913 (the settings of a selection, named one by one)
         folder: Where runs, scores and `selection.json` are kept.
         runs: The expected number of runs; the number itself is random.
         eta: Shape of its distribution, see `RunLaw`.
-        seed: Makes the selection a reproducible simulation; by default the plan's
-            `simulation_seed`, if it has one.
+        seed: Makes the selection a reproducible simulation (default: the plan's simulation seed).
         public: The user's declaration that the data is public; it labels the result.
         scoring: How runs are scored.
         observe: Called with the progress after each run.
-
-    Raises:
-        ValueError: If grid, budget or data are invalid.
-        FileExistsError: If the folder holds another selection.
     """
     scoring = scoring or Scoring()
     seed = table.get("simulation_seed") if seed is None else seed

@@ -72,32 +72,20 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """The table `[compare]`.
+    """The table `[compare]`."""
 
-    Attributes:
-        methods: Names, or tables with kind, label and settings.
-        epsilons: Budgets; infinity for no privacy.
-        seeds: How many simulations, or their seeds.
-        repeats: Instead of seeds: how many runs with real noise.
-        workers: Processes; None for one per core, 0 for this process.
-        grid: Values by dotted key; a key with a label in front applies to that method only.
-        search: "grid" for all combinations, or "optuna".
-        trials: Number of combinations that Optuna proposes.
-        folds: Number of folds of each client's training rows.
-        public: The user's declaration that the data is public.
-        charge: Whether settings are chosen by charged private runs (`coterie.tune.charge`).
-    """
-
-    methods: Any = DEFAULT_METHODS
-    epsilons: float | tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    seeds: int | tuple[int, ...] | None = None
-    repeats: int | None = None
-    workers: int | None = None
+    methods: Any = DEFAULT_METHODS  # names, or tables with kind, label and settings
+    epsilons: float | tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)  # budgets; infinity for no privacy
+    seeds: int | tuple[int, ...] | None = None  # how many simulations, or their seeds
+    repeats: int | None = None  # instead of seeds: how many runs with real noise
+    workers: int | None = None  # processes; None for one per core, 0 for this process
+    # Values by dotted key; a key with a label in front applies to that method only
     grid: Mapping[str, Any] = field(default_factory=dict)
-    search: Literal["grid", "optuna"] = "grid"
-    trials: int | None = None
-    folds: int = 5
-    public: bool = False
+    search: Literal["grid", "optuna"] = "grid"  # "grid" for all combinations, or "optuna"
+    trials: int | None = None  # number of combinations that Optuna proposes
+    folds: int = 5  # number of folds of each client's training rows
+    public: bool = False  # the user's declaration that the data is public
+    # Whether settings are chosen by charged private runs (`coterie.tune.charge`)
     charge: bool = False
 
     def __post_init__(self) -> None:
@@ -132,16 +120,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Entry:
-    """A method of a comparison.
+    """A method of a comparison."""
 
-    Attributes:
-        label: Its name in tables.
-        settings: The method's table, including its kind.
-        plan: Changes of the base plan for this method, such as `{"rounds": 10}`.
-    """
-
-    label: str
-    settings: Mapping[str, Any]
+    label: str  # its name in tables
+    settings: Mapping[str, Any]  # the method's table, including its kind
+    # Changes of the base plan for this method, such as `{"rounds": 10}`
     plan: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -189,49 +172,31 @@ class Entry:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method at one epsilon with one seed.
+    """One method at one epsilon with one seed."""
 
-    Attributes:
-        label: The label of its method.
-        kind: The registered name of its method.
-        epsilon: The budget; None if nothing is released.
-        seed: Of split and noise; with real noise, of the split only.
-        place: Its run folder, relative to the comparison's folder.
-        table: Its plan.
-        grid: Settings to choose from, by dotted key; empty for none.
-        refused: Why it cannot run, if that is known before data is opened.
-    """
-
-    label: str
-    kind: str
-    epsilon: float | None
-    seed: int
-    place: str
-    table: Mapping[str, Any]
-    grid: Mapping[str, Any]
-    refused: str | None = None
+    label: str  # the label of its method
+    kind: str  # the registered name of its method
+    epsilon: float | None  # the budget; None if nothing is released
+    seed: int  # of split and noise; with real noise, of the split only
+    place: str  # its run folder, relative to the comparison's folder
+    table: Mapping[str, Any]  # its plan
+    grid: Mapping[str, Any]  # settings to choose from, by dotted key; empty for none
+    refused: str | None = None  # why it cannot run, if that is known before data is opened
 
     @property
     def has_budget(self) -> bool:
         """Whether its epsilon is finite."""
-        return self.epsilon is not None and self.epsilon < math.inf
+        return (self.epsilon or math.inf) < math.inf
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods, epsilons and seeds over a base plan.
+    """Methods, epsilons and seeds over a base plan."""
 
-    Attributes:
-        base: The plan's table without method, epsilon and seeds.
-        entries: The methods.
-        options: The table `[compare]`.
-        notes: Sentences about settings that are ignored.
-    """
-
-    base: Mapping[str, Any]
-    entries: tuple[Entry, ...]
-    options: Options
-    notes: tuple[str, ...] = ()
+    base: Mapping[str, Any]  # the plan's table without method, epsilon and seeds
+    entries: tuple[Entry, ...]  # the methods
+    options: Options  # the table `[compare]`
+    notes: tuple[str, ...] = ()  # sentences about settings that are ignored
 
     @property
     def real_noise(self) -> bool:
@@ -261,7 +226,11 @@ class Comparison:
             if not self.real_noise:
                 table["simulation_seed"] = seed
             place = place_of(entry.label, epsilon, seed, real=self.real_noise)
-            refused = _refusal(table)
+            refused = None
+            try:
+                Plan.from_table(table)
+            except ValueError as error:
+                refused = str(error)
             yield Cell(entry.label, entry.kind, epsilon, seed, place, table, grid, refused)
 
 
@@ -296,30 +265,18 @@ def _slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+=-]+", "-", label).strip("-.")
 
 
-def _refusal(table: Mapping[str, Any]) -> str | None:
-    try:
-        Plan.from_table(table)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table with the values of another one on top, section by section."""
     made = copy.deepcopy(dict(below))
     for key, value in above.items():
-        old = made.get(key)
+        old: Any = made.get(key)
         both = isinstance(old, dict) and isinstance(value, Mapping)
-        made[key] = _merged(old, value) if both and isinstance(old, dict) else copy.deepcopy(value)
+        made[key] = _merged(old, value) if both else copy.deepcopy(value)
     return made
 
 
 def make_comparison(table: Mapping[str, Any]) -> Comparison:
-    """Read a comparison from a plan's table with `[compare]`.
-
-    Raises:
-        ConfigError: If it is invalid.
-    """
+    """Return the comparison of a plan's table with `[compare]`; raise ConfigError if invalid."""
     base = copy.deepcopy(dict(table))
     compare = base.pop("compare", {})
     if not isinstance(compare, dict):
@@ -331,31 +288,12 @@ def make_comparison(table: Mapping[str, Any]) -> Comparison:
     if "kind" in method:
         compare.setdefault("methods", [method.pop("kind")])
     options = from_table(Options, compare, "compare")
-    entries, shared = _entries(options.methods, base, method)
-    return Comparison(base, entries, options, (*shared, *_check_grid(options.grid, entries)))
-
-
-def _entries(
-    methods: Any, base: dict[str, Any], shared: Mapping[str, Any]
-) -> tuple[tuple[Entry, ...], list[str]]:
-    """Return the methods with the settings of all of them, and notes on what is ignored."""
-    named = list(_named(methods))
+    named = list(_named(options.methods))
     own = {label: base.pop(label) for label, _ in named if isinstance(base.get(label), dict)}
-    entries = tuple(_entry(label, table, own.get(label, {})) for label, table in named)
-    notes = [_ignored(f"method.{key}", entries) for key in shared]
-    for key in shared:
-        if not any(key in entry.known_settings for entry in entries):
-            raise ConfigError(f"method.{key}: none of the methods compared has this setting")
-    laid = [
-        replace(
-            entry,
-            settings=_merged(
-                {k: v for k, v in shared.items() if k in entry.known_settings}, entry.settings
-            ),
-        )
-        for entry in entries
-    ]
-    return tuple(laid), [note for note in notes if note]
+    entries = tuple(_entry(label, table, own.get(label, {}), method) for label, table in named)
+    shared = {f"method.{key}": [value] for key, value in method.items()}
+    notes = (*_check_keys("", shared, entries), *_check_keys("grid ", options.grid, entries))
+    return Comparison(base, entries, options, notes)
 
 
 def _named(methods: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -378,7 +316,10 @@ def _named(methods: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield label, table
 
 
-def _entry(label: str, table: dict[str, Any], own: Mapping[str, Any]) -> Entry:
+def _entry(
+    label: str, table: dict[str, Any], own: Mapping[str, Any], shared: Mapping[str, Any]
+) -> Entry:
+    """Return a method with its own settings over those of all methods."""
     kind, kinds = table.get("kind"), choices()
     if kind not in kinds:
         raise ConfigError(
@@ -391,27 +332,24 @@ def _entry(label: str, table: dict[str, Any], own: Mapping[str, Any]) -> Entry:
             f"{label}: {kind} has no setting {', '.join(unknown)}; expected among "
             f"{', '.join(sorted(entry.known_settings))}"
         )
-    return entry
+    below = {key: value for key, value in shared.items() if key in entry.known_settings}
+    return replace(entry, settings=_merged(below, entry.settings))
 
 
-def _check_grid(grid: Mapping[str, Any], entries: Sequence[Entry]) -> list[str]:
-    """Return notes on methods that a key of the grid does not apply to."""
+def _check_keys(flag: str, grid: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield notes on methods that a key does not apply to; raise if it applies to none."""
+    labels = tuple(f"{entry.label}." for entry in entries)
     for key, values in grid.items():
         if _range_of(values) is None and not (isinstance(values, list | tuple) and values):
             raise ConfigError(
-                f"grid {key} = {values!r}: expected a list of values to try, or with Optuna a "
+                f"{flag}{key} = {values!r}: expected a list of values to try, or with Optuna a "
                 "range such as '0.01..10'"
             )
-        if not any(entry.grid({key: values}) for entry in entries):
-            raise ConfigError(f"grid {key}: none of the methods compared has this setting")
-    labels = tuple(f"{entry.label}." for entry in entries)
-    shared = [key for key in grid if not key.startswith(labels)]
-    return [note for key in shared if (note := _ignored(key, entries))]
-
-
-def _ignored(key: str, entries: Sequence[Entry]) -> str:
-    without = [entry.label for entry in entries if not entry.grid({key: [0]})]
-    return f"{key} is no setting of {', '.join(without)} and is ignored there" if without else ""
+        without = [entry.label for entry in entries if not entry.grid({key: values})]
+        if len(without) == len(entries):
+            raise ConfigError(f"{flag}{key}: none of the methods compared has this setting")
+        if without and not key.startswith(labels):
+            yield f"{key} is no setting of {', '.join(without)} and is ignored there"
 
 
 def _range_of(values: Any) -> Range | None:
@@ -442,11 +380,7 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def claim_folder(folder: Path, comparison: Comparison) -> None:
-    """Write a comparison to a new folder.
-
-    Raises:
-        FileExistsError: If the folder holds runs already.
-    """
+    """Write a comparison to a new folder; raise FileExistsError if it holds runs already."""
     path = folder / PLAN
     if path.exists() or (folder / "plan.toml").exists() or (folder / "runs").exists():
         raise FileExistsError(
@@ -456,9 +390,8 @@ def claim_folder(folder: Path, comparison: Comparison) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(
-            f"{folder}: the folder cannot be made ({error.strerror}); choose another --out"
-        ) from error
+        why = f"{folder}: the folder cannot be made ({error.strerror}); choose another --out"
+        raise OSError(why) from error
     write_atomically(path, to_toml(comparison.to_table()).encode())
 
 
@@ -485,7 +418,8 @@ def read_result(place: Path) -> dict[str, Any]:
     """Read the summary of a finished run."""
     try:
         found: dict[str, Any] = json.loads((place / "result.json").read_text(encoding="utf-8"))
-        return found | {"metric": found["metric"], "value": found["value"]}
+        _ = found["metric"], found["value"], found["seconds"]
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{place}: result.json is damaged ({error!r}); remove it, and --resume writes it again"
@@ -515,8 +449,7 @@ def _run(cell: Cell, folder: Path, options: Options) -> None:
     if options.charge and cell.has_budget and grid:
         _when_free(partial(select, cell.table, grid, folder=place, public=options.public))
     else:
-        plan = _plan_of(cell, grid, folder, options)
-        _when_free(partial(execute, plan, folder=place))
+        _when_free(partial(execute, _plan_of(cell, grid, folder, options), folder=place))
 
 
 def _when_free(work: Callable[[], object], tries: int = 5) -> None:
@@ -565,15 +498,8 @@ def carry_out(
     """Run the unfinished cells of a claimed folder, and return how all cells ended.
 
     Every cell is a run folder, so finished cells are skipped and others resume. The cell of a dead
-    worker is run once more. Cells that are expected to take longest run first.
-
-    Args:
-        folder: The comparison's folder.
-        workers: Processes; None for one per core, 0 for this process.
-        observe: Called at the start and after each cell.
-
-    Raises:
-        LedgerError: If another process works in the folder.
+    worker is run once more. Cells that are expected to take longest run first. `workers` is None
+    for one process per core, 0 for this process. Raises LedgerError if another process works here.
     """
     comparison = read_comparison(folder)
     with locked(folder):
@@ -600,8 +526,8 @@ class _Schedule:
         self.ended: dict[int, Ended] = {}
         self.left: set[int] = set()
         self.busy: set[int] = set()
-        self._seconds: dict[str, list[float]] = {}
-        self._scores: dict[tuple[str, float], Trial] = {}
+        self._seconds: dict[str, float] = {}  # of the last cell of a method
+        self._scores: dict[str, Trial] = {}
         self._deaths: dict[int | None, int] = {}
         for number, cell in enumerate(cells):
             if cell.refused is not None:
@@ -616,7 +542,8 @@ class _Schedule:
         """Return the cell that is expected to take longest; methods without a time come first."""
         if not self.left:
             return None
-        number = max(self.left, key=lambda n: (self._expected(n), -n))
+        times = self._seconds
+        number = max(self.left, key=lambda n: (times.get(self.cells[n].label, math.inf), -n))
         self.left.remove(number)
         self.busy.add(number)
         return number
@@ -628,11 +555,7 @@ class _Schedule:
         self._report()
 
     def lose(self, number: int | None, how: str) -> None:
-        """Repeat the cell of a dead worker, or let it fail; None for a worker without a cell.
-
-        Raises:
-            OSError: If workers keep ending before their first cell.
-        """
+        """Repeat the cell of a dead worker, or let it fail; None for a worker without a cell."""
         deaths = self._deaths[number] = self._deaths.get(number, 0) + 1
         log = self._folder / "workers.log"
         if number is None:
@@ -652,17 +575,12 @@ class _Schedule:
         if ended.status != "done":
             return
         result = read_result(run_of(self._folder / cell.place))
-        self._seconds.setdefault(cell.label, []).append(ended.seconds or result["seconds"])
+        self._seconds[cell.label] = ended.seconds or result["seconds"]
         if cell.has_budget:
             value = math.nan if result["value"] is None else float(result["value"])
             settings = {"method": cell.label, "epsilon": cell.epsilon}
-            key = (cell.label, float(cell.epsilon or 0))
-            before = self._scores.get(key, Trial(settings, result["metric"]))
-            self._scores[key] = replace(before, folds=(*before.folds, value))
-
-    def _expected(self, number: int) -> float:
-        seconds = self._seconds.get(self.cells[number].label)
-        return sum(seconds) / len(seconds) if seconds else math.inf
+            before = self._scores.get(str(settings), Trial(settings, result["metric"]))
+            self._scores[str(settings)] = replace(before, folds=(*before.folds, value))
 
     def _report(self) -> None:
         if self._observe is not None:
@@ -774,16 +692,13 @@ def _exit_with_parent() -> None:
 
 @dataclass(frozen=True)
 class Spent:
-    """The privacy that cells have spent.
+    """The privacy that cells have spent."""
 
-    Attributes:
-        guarantees: Of cells with a budget and a release; that of a selection covers all its runs.
-        unfinished: Unfinished cells with a release; their whole plan is counted.
-        uncounted: Cells with a release that cannot be accounted for, and why.
-    """
-
+    # Of cells with a budget and a release; that of a selection covers all its runs
     guarantees: tuple[Guarantee, ...] = ()
+    # Unfinished cells with a release; their whole plan is counted
     unfinished: tuple[Path, ...] = ()
+    # Cells with a release that cannot be accounted for, and why
     uncounted: tuple[tuple[Path, str], ...] = ()
 
     @property
@@ -868,10 +783,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "settings": (pa.string(), "JSON: the resolved settings of method, privacy and rounds"),
     "epsilon_asked": (pa.float64(), "the budget; null if nothing is released"),
     "epsilon": (pa.float64(), "computed, an upper bound; inf if NOT PRIVATE"),
-    "epsilon_chosen_alone": (
-        pa.float64(),
-        "after a charged choice of settings: against a recipient of the chosen run only",
-    ),
+    "epsilon_chosen_alone": (pa.float64(), "of a charged choice: against a recipient of the run"),
     "delta": (pa.float64(), "delta of epsilon"),
     "relation": (pa.string(), "zero_out or replace"),
     "view": (pa.string(), "the adversary that epsilon holds against"),
@@ -888,7 +800,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "seconds": (pa.float64(), "duration of the run"),
     "tuning": (
         pa.string(),
-        "none, on public data, CHARGED: ..., or NOT COVERED by epsilon: ..., or two of these",
+        "none, on public data, CHARGED: ..., NOT COVERED: ..., or two of these",
     ),
     "private": (pa.bool_(), "false if the run is NOT PRIVATE (epsilon is infinite)"),
     "simulation": (pa.bool_(), "true if the noise has a known seed and protects nobody"),

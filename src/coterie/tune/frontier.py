@@ -7,13 +7,14 @@ clients' own errors, which every run keeps in its `metrics.parquet`.
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from scipy import special
+from scipy import optimize, special
 
 from coterie.evaluation.metrics import average, is_higher_better
 from coterie.tune.compare import Ended, Row, is_done, read_comparison, rows_of
@@ -30,24 +31,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two methods in clients' own errors, at one epsilon.
+    """The difference of two methods in clients' own errors, at one epsilon."""
 
-    Attributes:
-        mean: Over clients and seeds, the first's error minus the second's; below 0 the first is
-            better. NaN if an error is not finite, or no client has rows in all seeds.
-        standard_error: sqrt(A + B), or sqrt(A) with one seed; see `compare_errors`.
-        clients: Number of clients with test rows in every seed.
-        seeds: Number of seeds.
-        p: The p-value of this pair.
-        adjusted: The p-value adjusted for all pairs of its epsilon (Holm).
-    """
-
+    # Over clients and seeds, the first's error minus the second's; below 0 the first is better. NaN
+    # if an error is not finite, or no client has rows in all seeds.
     mean: float
-    standard_error: float
-    clients: int
-    seeds: int
-    p: float
-    adjusted: float = math.nan
+    standard_error: float  # sqrt(A + B), or sqrt(A) with one seed; see `compare_errors`
+    clients: int  # number of clients with test rows in every seed
+    seeds: int  # number of seeds
+    p: float  # the p-value of this pair
+    adjusted: float = math.nan  # the p-value adjusted for all pairs of its epsilon (Holm)
 
     @property
     def is_significant(self) -> bool:
@@ -81,9 +74,6 @@ def compare_errors(first: Array, second: Array) -> Difference:
     do not hold the level for few seeds. With one seed B is unknown and omitted.
 
     A client without test rows in some seed (NaN under both) is left out.
-
-    Raises:
-        ValueError: If shapes differ.
     """
     if first.shape != second.shape or first.ndim != 2:
         raise ValueError(
@@ -96,15 +86,15 @@ def compare_errors(first: Array, second: Array) -> Difference:
     if clients < 2 or not np.isfinite(apart).all():
         return Difference(math.nan, math.nan, clients, seeds, 1.0)
     mean = float(apart.mean())
-    over_clients = _variance(apart.mean(axis=1))
-    over_seeds = _variance(apart.mean(axis=0)) if seeds > 1 else 0.0
+    over_clients = float(apart.mean(axis=1).var(ddof=1)) / clients
+    over_seeds = float(apart.mean(axis=0).var(ddof=1)) / seeds if seeds > 1 else 0.0
     error = math.sqrt(over_clients + over_seeds)
     p = _p_value(mean, (over_clients, clients - 1), (over_seeds, seeds - 1))
     return Difference(mean, error, clients, seeds, p)
 
 
 def adjust(differences: Sequence[Difference]) -> list[Difference]:
-    """Adjust the p-values of the pairs of one epsilon (Holm, Scand. J. Statist. 1979)."""
+    """Return the pairs of one epsilon with adjusted p-values (Holm, Scand. J. Statist. 1979)."""
     levels = holm([difference.p for difference in differences])
     return [replace(d, adjusted=level) for d, level in zip(differences, levels, strict=True)]
 
@@ -123,28 +113,18 @@ def holm(levels: Sequence[float]) -> list[float]:
     return found
 
 
-def _variance(values: Array) -> float:
-    """Return the variance of the mean of these values."""
-    return float(values.var(ddof=1)) / len(values)
-
-
 def _p_value(mean: float, *parts: tuple[float, int]) -> float:
-    """Return the level at which mean^2 equals the threshold, by bisection of its logarithm."""
+    """Return the level at which mean^2 equals the threshold."""
     used = [(variance, freedom) for variance, freedom in parts if freedom > 0]
 
-    def is_rejected(level: float) -> bool:
-        threshold = sum(v * float(special.stdtrit(f, 1 - level / 2)) ** 2 for v, f in used)
-        return mean**2 > threshold
+    def excess(log_level: float) -> float:
+        quantile = 1 - math.exp(log_level) / 2
+        return mean**2 - sum(v * float(special.stdtrit(f, quantile)) ** 2 for v, f in used)
 
-    if not is_rejected(1.0):
+    if excess(0.0) <= 0:
         return 1.0
-    low, high = math.log(_LEAST_P), 0.0
-    if is_rejected(_LEAST_P):
-        return _LEAST_P
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_rejected(math.exp(middle)) else (middle, high)
-    return math.exp(high)
+    least = math.log(_LEAST_P)
+    return _LEAST_P if excess(least) > 0 else math.exp(optimize.brentq(excess, least, 0.0))
 
 
 # --- the frontier -------------------------------------------------------------
@@ -152,27 +132,16 @@ def _p_value(mean: float, *parts: tuple[float, int]) -> float:
 
 @dataclass(frozen=True)
 class Point:
-    """A method at an epsilon.
+    """A method at an epsilon."""
 
-    Attributes:
-        label: The method's label.
-        epsilon: The column; methods that release nothing are in all columns.
-        value: Mean over seeds of the metric.
-        standard_error: Over clients and seeds.
-        seeds: Number of seeds.
-        local: Mean over seeds of the local baseline.
-        private: Whether epsilon is finite.
-        is_best: Whether no other method is better at this epsilon.
-    """
-
-    label: str
-    epsilon: float
-    value: float
-    standard_error: float
-    seeds: int
-    local: float
-    private: bool
-    is_best: bool = False
+    label: str  # the method's label
+    epsilon: float  # the column; methods that release nothing are in all columns
+    value: float  # mean over seeds of the metric
+    standard_error: float  # over clients and seeds
+    seeds: int  # number of seeds
+    local_value: float  # mean over seeds of the local baseline
+    private: bool  # whether epsilon is finite
+    best: bool = False  # whether no other method is better at this epsilon
 
 
 @dataclass(frozen=True)
@@ -184,22 +153,28 @@ class Pair:
     second: str
     difference: Difference
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the pair for `coterie compare --json`."""
+        found = asdict(self.difference)
+        return {
+            "epsilon": self.epsilon,
+            "first": self.first,
+            "second": self.second,
+            "difference": found.pop("mean"),
+            "p_adjusted": found.pop("adjusted"),
+            "larger_than_noise": self.difference.is_significant,
+            **found,
+        }
+
 
 @dataclass(frozen=True)
 class Findings:
-    """The frontier and the differences of a comparison.
+    """The frontier and the differences of a comparison."""
 
-    Attributes:
-        metric: Its name; "" if no cell is done.
-        epsilons: The columns, ascending.
-        points: By label, then by epsilon.
-        pairs: By epsilon, with adjusted p-values.
-    """
-
-    metric: str
-    epsilons: tuple[float, ...]
-    points: tuple[Point, ...]
-    pairs: tuple[Pair, ...]
+    metric: str  # its name; "" if no cell is done
+    epsilons: tuple[float, ...]  # the columns, ascending
+    points: tuple[Point, ...]  # by label, then by epsilon
+    pairs: tuple[Pair, ...]  # by epsilon, with adjusted p-values
 
     @property
     def smaller_is_better(self) -> bool:
@@ -222,15 +197,10 @@ def find(rows: Sequence[Row], folder: Path) -> Findings:
     points: list[Point] = []
     pairs: list[Pair] = []
     for epsilon in columns:
-        at = {
-            label: [
-                row
-                for row in done
-                if row["label"] == label and row["epsilon_asked"] in (None, epsilon)
-            ]
-            for label in labels
-        }
-        shown = {label: found for label, found in at.items() if found}
+        shown: dict[str, list[Row]] = {}
+        for row in done:
+            if row["epsilon_asked"] in (None, epsilon):
+                shown.setdefault(row["label"], []).append(row)
         points += _marked([_point(found, epsilon) for found in shown.values()], metric)
         pairs += _pairs(shown, epsilon, errors)
     points.sort(key=lambda point: (labels.index(point.label), point.epsilon))
@@ -252,7 +222,7 @@ def _marked(points: list[Point], metric: str) -> Iterator[Point]:
     known = [point.value for point in points if not math.isnan(point.value)]
     best = (max if is_higher_better(metric) else min)(known) if len(known) > 1 else math.nan
     for point in points:
-        yield replace(point, is_best=point.value == best)
+        yield replace(point, best=point.value == best)
 
 
 Errors = Mapping[str, Mapping[str, Mapping[str, float]]]

@@ -89,20 +89,14 @@ Grid = Mapping[str, Choice]
 
 @dataclass(frozen=True)
 class Trial:
-    """A combination of settings and its scores. Not private.
+    """A combination of settings and its scores. Not private."""
 
-    Attributes:
-        settings: Values by dotted key.
-        metric: "nmse" (smaller is better), "accuracy", "auc" (binary tasks: the mean over clients)
-            or "score" (the noisy score of a charged run).
-        folds: The score on each fold so far.
-        refused: Why the plan cannot run with these settings; None if it can.
-    """
-
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # values by dotted key
+    # "nmse" (smaller is better), "accuracy", "auc" (binary tasks: the mean over clients) or "score"
+    # (the noisy score of a charged run)
     metric: str = ""
-    folds: tuple[float, ...] = ()
-    refused: str | None = None
+    folds: tuple[float, ...] = ()  # the score on each fold so far
+    refused: str | None = None  # why the plan cannot run with these settings; None if it can
 
     @property
     def mean(self) -> float:
@@ -131,17 +125,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of tuning. Everything here depends on clients' rows without noise.
+    """The result of tuning. Everything here depends on clients' rows without noise."""
 
-    Attributes:
-        best: The settings with the best mean score.
-        table: All trials, best first, refused ones last.
-        plan: The run's complete plan with the best settings, labelled with how it was tuned.
-    """
-
-    best: dict[str, Any]
-    table: list[Trial]
-    plan: Plan
+    best: dict[str, Any]  # the settings with the best mean score
+    table: list[Trial]  # all trials, best first, refused ones last
+    plan: Plan  # the run's complete plan with the best settings, labelled with how it was tuned
 
 
 @dataclass(frozen=True)
@@ -189,21 +177,16 @@ def tune(
 
     Args:
         table: The run's plan as nested tables; names data and epsilon.
-        grid: Values to try by dotted key of the plan, such as `method.lam`; or, with Optuna, a
-            `Range`.
+        grid: Values by dotted key, such as `method.lam`; with Optuna also a `Range`.
         folds: Number of folds of each client's training rows.
         seed: Seed of the folds, of the trials' noise and of Optuna.
         public: The user's declaration that the data is public.
-        search: "grid" tries all combinations, "optuna" tries `trials` of them.
-        trials: Number of combinations that Optuna proposes (default 30).
+        search: "grid" tries all combinations, "optuna" tries `trials` of them (default 30).
+        trials: Number of combinations that Optuna proposes.
         observe: Called with the progress after each run.
-
-    Raises:
-        ValueError: If the grid or the folds are invalid, or every combination is refused.
     """
     listed = check_grid(grid, ranges=search == "optuna")
-    _check(table, folds, seed)
-    _check_search(search, trials)
+    _check(table, folds, seed, search, trials)
     choice = from_table(DataConfig, table.get("data", {}), "plan.data")
     # Each fold is standardised again by the rows outside it, so the rows inside stay unseen.
     train, _ = replace(choice, standardise="none").split()
@@ -213,9 +196,15 @@ def tune(
     if search == "grid":
         ranked = _try_all(*plan_all(table, listed, train.spec), cut, observe)
     else:
-        ranked = _try_proposed(table, grid, cut, 30 if trials is None else trials, observe)
+        ranked = _try_proposed(table, grid, cut, trials or 30, observe)
     best = ranked[0]
-    _check_best(best, len(ranked))
+    if best.refused is not None:
+        raise ConfigError(f"all {len(ranked)} combinations are refused; the first: {best.refused}")
+    if not math.isfinite(best.loss):
+        raise ConfigError(
+            f"no combination of {len(ranked)} has a finite {best.metric}: every run diverged, or "
+            "no client has rows in a fold; try smaller steps or other settings"
+        )
     chosen = resolve(Plan.from_table(apply_settings(table, best.settings)), train.spec)
     chosen = replace(chosen, tuned=tuning_label(chosen, public=public))
     return Tuned(best.settings, ranked, chosen)
@@ -262,20 +251,45 @@ def _try_all(
 def _try_proposed(
     table: Mapping[str, Any], grid: Grid, cut: _Folds, count: int, observe: Observe | None
 ) -> list[Trial]:
-    """Try Optuna's proposals one after another; a repeated proposal is not run again."""
-    search, known = OptunaSearch(grid, cut.seed), dict[str, Trial]()
+    """Try Optuna's proposals one after another; a repeated proposal is not run again.
+
+    They come from the tree-structured Parzen estimator (Bergstra, Bardenet, Bengio and Kegl,
+    "Algorithms for Hyper-Parameter Optimization", NIPS 2011). The study is in memory and seeded. A
+    proposal depends on the scores before it, so no epsilon covers it on private rows;
+    `coterie.tune.charge` draws settings at random instead.
+    """
+    optuna = _optuna()
+    sampler = optuna.samplers.TPESampler(seed=cut.seed)
+    study = optuna.create_study(sampler=sampler, direction="minimize")
+    known = dict[str, Trial]()
     for done in range(1, count + 1):
-        handle, settings = search.ask()
+        handle = study.ask()
+        settings = {key: _suggest(handle, key, choice) for key, choice in grid.items()}
         trial, run_plan = _plan_one(table, settings, cut.train.spec)
         key = settings_text(settings)
         if key not in known and run_plan is not None:
             for noise, parts in cut.parts():
                 trial = _try(trial, replace(run_plan, simulation_seed=noise), parts)
         trial = known.setdefault(key, trial)
-        search.tell(handle, None if trial.refused is not None else trial.loss)
+        if trial.refused is None and math.isfinite(trial.loss):
+            study.tell(handle, trial.loss)
+        else:
+            study.tell(handle, state=optuna.trial.TrialState.FAIL)
         if observe is not None:
             observe(Progress(done, count, rank(list(known.values()))))
     return rank(list(known.values()))
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError(
+            "search = 'optuna' needs Optuna, which is not installed: pip install "
+            "'coterie[tune]', or list values and search the whole grid"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
 
 
 def _try(trial: Trial, run_plan: Plan, parts: Parts) -> Trial:
@@ -292,49 +306,6 @@ def _try(trial: Trial, run_plan: Plan, parts: Parts) -> Trial:
     return replace(trial, metric=score.metric, folds=(*trial.folds, score.value))
 
 
-class OptunaSearch:
-    """Proposes settings with Optuna's tree-structured Parzen estimator (TPE).
-
-    Bergstra, Bardenet, Bengio and Kegl, "Algorithms for Hyper-Parameter Optimization", NIPS 2011.
-    The study is in memory and seeded; it writes no file and no log. A proposal depends on the
-    scores before it, so no epsilon covers it on private rows; `coterie.tune.charge` draws settings
-    at random instead.
-
-    Args:
-        grid: Values or a range by dotted key.
-        seed: Seed of the proposals.
-
-    Raises:
-        ConfigError: If Optuna is not installed.
-    """
-
-    def __init__(self, grid: Grid, seed: int) -> None:
-        try:
-            import optuna
-        except ImportError as error:
-            raise ConfigError(
-                "search = 'optuna' needs Optuna, which is not installed: pip install "
-                "'coterie[tune]', or list values and search the whole grid"
-            ) from error
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._grid = dict(grid)
-        self._failed = optuna.trial.TrialState.FAIL
-        sampler = optuna.samplers.TPESampler(seed=seed)
-        self._study = optuna.create_study(sampler=sampler, direction="minimize")
-
-    def ask(self) -> tuple[Any, dict[str, Any]]:
-        """Return a handle for `tell`, and the proposed settings."""
-        trial = self._study.ask()
-        return trial, {key: _suggest(trial, key, choice) for key, choice in self._grid.items()}
-
-    def tell(self, handle: Any, loss: float | None) -> None:
-        """Record the loss of proposed settings; None if they are refused."""
-        if loss is None or not math.isfinite(loss):
-            self._study.tell(handle, state=self._failed)
-        else:
-            self._study.tell(handle, loss)
-
-
 def _suggest(trial: Any, key: str, choice: Choice) -> Any:
     if not isinstance(choice, Range):
         # By index: values may be lists, which Optuna does not accept.
@@ -348,12 +319,7 @@ def _suggest(trial: Any, key: str, choice: Choice) -> Any:
 
 
 def check_grid(grid: Grid, *, ranges: bool = False) -> dict[str, Sequence[Any]]:
-    """Return the listed values of a valid grid.
-
-    Raises:
-        ConfigError: If the grid is empty, a key cannot be tuned, or a range is given where values
-            must be listed.
-    """
+    """Return the listed values of a grid; raise ConfigError if a key or its values are invalid."""
     if not grid:
         raise ConfigError("the grid is empty: give values to try, for example method.lam=0.1,0.3,1")
     for key, values in grid.items():
@@ -393,11 +359,7 @@ def apply_settings(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 def plan_all(
     table: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], spec: Spec
 ) -> tuple[list[Trial], dict[int, Plan]]:
-    """Return a trial for each combination, and the plans of those that can run.
-
-    Raises:
-        ConfigError: If no combination can run.
-    """
+    """Return a trial for each combination, and the plans of those that can run, at least one."""
     trials, plans = list[Trial](), dict[int, Plan]()
     for place, values in enumerate(itertools.product(*grid.values())):
         trial, run_plan = _plan_one(table, dict(zip(grid, values, strict=True)), spec)
@@ -427,9 +389,6 @@ def fold_numbers(data: FederatedDataset, folds: int, seed: int) -> NDArray[np.in
 
     Rows are assigned at random, starting at a random fold for each client, so that small clients
     do not all leave the same folds empty. A client's only row is in no fold (-1) and always trains.
-
-    Raises:
-        ValueError: If every client has fewer rows than there are folds.
     """
     counts = data.counts
     most = int(counts.max(initial=0))
@@ -462,7 +421,15 @@ def tuning_label(run_plan: Plan, *, public: bool, charged: bool = False) -> Tune
     return "charged" if not free or before == "charged" else "public"
 
 
-def _check_search(search: str, trials: int | None) -> None:
+def _check(
+    table: Mapping[str, Any], folds: int, seed: int, search: str, trials: int | None
+) -> None:
+    if folds < 2:
+        raise ConfigError(f"folds = {folds}: expected at least 2")
+    if seed < 0:
+        raise ConfigError(f"seed = {seed}: expected an integer >= 0")
+    if "epsilon" not in table.get("privacy", {}):
+        raise ConfigError(f"{_ONE_BUDGET}: give epsilon instead of a noise multiplier")
     if search not in ("grid", "optuna"):
         raise ConfigError(f"search = {search!r}: expected 'grid' or 'optuna'")
     if trials is not None and (search == "grid" or trials < 1):
@@ -470,15 +437,6 @@ def _check_search(search: str, trials: int | None) -> None:
             f"trials = {trials} with search = {search!r}: expected the number of settings that "
             "Optuna proposes, at least 1; a grid search tries all combinations"
         )
-
-
-def _check(table: Mapping[str, Any], folds: int, seed: int) -> None:
-    if folds < 2:
-        raise ConfigError(f"folds = {folds}: expected at least 2")
-    if seed < 0:
-        raise ConfigError(f"seed = {seed}: expected an integer >= 0")
-    if "epsilon" not in table.get("privacy", {}):
-        raise ConfigError(f"{_ONE_BUDGET}: give epsilon instead of a noise multiplier")
 
 
 def _check_classes(train: FederatedDataset, numbers: NDArray[np.int64], folds: int) -> None:
@@ -492,14 +450,4 @@ def _check_classes(train: FederatedDataset, numbers: NDArray[np.int64], folds: i
         raise ConfigError(
             f"folds = {folds}: no client of {train.title} has rows of both classes in any fold, so "
             "no AUC is defined; choose fewer folds"
-        )
-
-
-def _check_best(best: Trial, trials: int) -> None:
-    if best.refused is not None:
-        raise ConfigError(f"all {trials} combinations are refused; the first: {best.refused}")
-    if not math.isfinite(best.loss):
-        raise ConfigError(
-            f"no combination of {trials} has a finite {best.metric}: every run diverged, or no "
-            "client has rows in a fold; try smaller steps or other settings"
         )
