@@ -7,6 +7,7 @@ declared shape. Utility (a method may declare one not applicable, with a reason)
 import math
 import tomllib
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from coterie.core.config import to_toml
 from coterie.core.rng import Rng
+from coterie.core.tree import take
 from coterie.data.synthetic import synthetic
 from coterie.engine.rounds import RoundState, client_half
 from coterie.engine.simulate import simulate
@@ -24,10 +26,27 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear
 from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.privacy.entropy import open_entropy
 from coterie.privacy.sampling import Poisson
 
 # Settings that change what a method computes are held to the contracts like methods of their own.
+# Those that name every client are for the six clients of `toy`.
+CLUSTERS = (0, 1, 0, 1, 1, 0)
+OPPOSED = tuple(tuple(float(i == j) + float(i < 2 and j < 2) for j in range(6)) for i in range(6))
+PATH = tuple(
+    tuple(2.3 - (i in (0, 5)) if i == j else -float(abs(i - j) == 1) for j in range(6))
+    for i in range(6)
+)
+DEGREES = (1.3, 2.3, 2.3, 2.3, 2.3, 1.3)
 VARIANTS = {
+    "pmtl clusters": ("pmtl", {"clusters": CLUSTERS}),
+    "pmtl clusters own sgd": (
+        "pmtl",
+        {"clusters": CLUSTERS, "change_from": "own", "solver": "sgd", "last_solve": False},
+    ),
+    "related opposed": ("related", {"omega": OPPOSED}),
+    "related degrees sgd": ("related", {"omega": PATH, "diagonal": DEGREES, "solver": "sgd"}),
+    "related opposed start": ("related", {"omega": OPPOSED, "change_from": "start"}),
     "finetune mean pmtl": ("finetune", {"base": PMTL(), "how": "mean"}),
     "finetune kl": ("finetune", {"base": FedAvg(prox=0.1), "how": "kl"}),
     "finetune ewc pmtl": ("finetune", {"base": PMTL(), "how": "ewc"}),
@@ -65,7 +84,8 @@ VARIANTS = {
     "pfeb guard": ("pfeb", {"guard": True}),
     "pfeb slice": ("pfeb", {"shared": "slice", "directions": 2}),
     "pmtl slice": ("pmtl", {"shared": "slice", "directions": 2}),
-    "mpmtl decompose": ("mpmtl", {"decompose": 0.02}),
+    # With a large mu the two parts are found in few steps.
+    "mpmtl decompose": ("mpmtl", {"decompose": 0.02, "mu": 1.0}),
     "mpmtl steps decompose column": (
         "mpmtl",
         {"solver": "steps", "decompose": 0.02, "decompose_by": "column"},
@@ -92,22 +112,23 @@ def toy(task, clients=6, seed=0):
     ).data
 
 
-def make(name, model, task="regression"):
-    return build(name, model=model)
-
-
 def refusal(name, task, model):
     """What a method says to a task and a model that it cannot work on; None if it can."""
     try:
-        make(name, model).check(toy(task).spec)
+        build(name, model=model).check(toy(task).spec)
     except ValueError as error:
         return str(error)
     return None
 
 
 ALL = [(name, task, model) for name in METHODS for task, model in CASES]
-TAKEN = [case for case in ALL if refusal(*case) is None]
-REFUSED = [case for case in ALL if case not in TAKEN]
+TOLD = [refusal(*case) for case in ALL]
+TAKEN = [case for case, told in zip(ALL, TOLD, strict=True) if told is None]
+
+
+def is_tried(name, task, model):
+    """Of settings that take several classes, two classes show nothing more."""
+    return name not in VARIANTS or task != "binary" or (name, "multiclass", model) not in TAKEN
 
 
 def marks(name):
@@ -120,15 +141,20 @@ every_method = pytest.mark.parametrize(
 )
 every_case = pytest.mark.parametrize(
     "name,task,model",
-    [pytest.param(*case, marks=marks(case[0])) for case in TAKEN],
-    ids=[f"{n}-{t}-{type(m).__name__}" for n, t, m in TAKEN],
+    [
+        pytest.param(
+            *case, marks=marks(case[0]), id=f"{case[0]}-{case[1]}-{type(case[2]).__name__}"
+        )
+        for case in TAKEN
+        if is_tried(*case)
+    ],
 )
 
 
 def test_refusals_say_what_is_wrong_and_what_to_use():
-    for name, task, model in REFUSED:
-        told = refusal(name, task, model)
-        assert "use " in told and (task in told or type(model).__name__ in told), told
+    for (_, task, model), told in zip(ALL, TOLD, strict=True):
+        if told is not None:
+            assert "use " in told and (task in told or type(model).__name__ in told), told
 
 
 def test_no_method_refuses_everything():
@@ -162,12 +188,20 @@ def state_of(method, data):
     return shared, {k: v + 0.05 for k, v in personal.items()}
 
 
-def update(method, data, shared, personal, ids):
+def update(method, data, ids=range(6), state=None):
+    """Return the personal state, the contributions and the models of some clients."""
+    shared, personal = state or state_of(method, data)
     block = data.clients(np.asarray(ids, dtype=np.int64))
-    rows = {k: v[torch.as_tensor(ids)] for k, v in personal.items()}
+    rows = take(personal, torch.as_tensor(ids))
     after, sent = method.local_update(shared, rows, block, Rng.seeded(1), 0)
     final = method.personalise(shared, after, block, Rng.seeded(2))
     return after, sent, final
+
+
+@cache
+def updated(name, task, model):
+    """Return the update of all clients, which several contracts compare with."""
+    return update(build(name, model=model), toy(task))
 
 
 def same(left, right):
@@ -182,110 +216,80 @@ def close(left, right, tolerance=2e-5):
 
 
 @every_case
-def test_pure(name, task, model):
-    method, data = make(name, model, task), toy(task)
-    shared, personal = state_of(method, data)
-    before = [{k: v.clone() for k, v in tree.items()} for tree in (shared, personal)]
+def test_pure_and_of_the_declared_shape(name, task, model):
+    method, data = build(name, model=model), toy(task)
+    state = state_of(method, data)
+    before = [{k: v.clone() for k, v in tree.items()} for tree in state]
     features, targets = data.features.clone(), data.targets.clone()
-    first = update(method, data, shared, personal, range(6))
-    second = update(method, data, shared, personal, range(6))
-    assert all(same(a, b) for a, b in zip(first, second, strict=True))
-    assert same(shared, before[0]) and same(personal, before[1])
+    after, sent, final = found = update(method, data, state=state)
+    assert all(same(a, b) for a, b in zip(found, updated(name, task, model), strict=True))
+    assert all(same(*trees) for trees in zip(state, before, strict=True))
     assert torch.equal(features, data.features) and torch.equal(targets, data.targets)
+    template = method.contribution(data.spec)
+    assert {k: v.shape[1:] for k, v in sent.items()} == {k: v.shape for k, v in template.items()}
+    assert (method.shape is Shape.NONE) == (not template)
+    assert {k: v.shape for k, v in after.items()} == {k: v.shape for k, v in state[1].items()}
+    between = method.current_models(*state, data.clients(np.arange(6)))
+    first = method.model.init(data.spec, Rng.seeded(0))
+    for models in (final, between):
+        assert {k: v.shape for k, v in models.items()} == {
+            k: (6, *v.shape) for k, v in first.items()
+        }
 
 
 @every_case
 def test_row_independence(name, task, model):
-    """Change everything about one client: no other client may move by a bit."""
-    method, data = make(name, model, task), toy(task)
+    """Change everything about one client and break another: no other may move by a bit."""
+    method, data = build(name, model=model), toy(task)
     shared, personal = state_of(method, data)
     features, targets = data.features.clone(), data.targets.clone()
     start, stop = data.offsets[2], data.offsets[3]
     features[start:stop] = features[start:stop].abs() * -3 + 1
     targets[start:stop] = 0 if task == "multiclass" else 1 - targets[start:stop]
+    features[data.offsets[4]] = math.nan
     other = replace(data, features=features, targets=targets)
     moved = {k: v.clone() for k, v in personal.items()}
     for leaf in moved.values():
         leaf[2] += 1
-    ours = update(method, data, shared, personal, range(6))
-    theirs = update(method, other, shared, moved, range(6))
-    rest = torch.tensor([0, 1, 3, 4, 5])
+    ours, theirs = updated(name, task, model), update(method, other, state=(shared, moved))
+    rest = torch.tensor([0, 1, 3, 5])
     for mine, his in zip(ours, theirs, strict=True):
-        assert same({k: v[rest] for k, v in mine.items()}, {k: v[rest] for k, v in his.items()})
+        assert same(take(mine, rest), take(his, rest))
     if method.shape is not Shape.NONE:
-        assert not same(ours[1], theirs[1]), "the changed client must matter to itself"
+        one = torch.tensor([2])
+        assert not same(take(ours[1], one), take(theirs[1], one)), "a change must matter to itself"
 
 
 @every_case
-@pytest.mark.parametrize("rows", [1, 30])
-def test_how_many_rows_a_client_has_is_nobody_elses_business(name, task, model, rows):
-    """Return one client fewer or more rows, far from the origin: no other may move by a bit."""
-    method, data = make(name, model, task), toy(task)
+def test_how_many_rows_a_client_has_is_nobody_elses_business(name, task, model):
+    """Return clients fewer and more rows, far from the origin: no other may move by a bit."""
+    method, data = build(name, model=model), toy(task)
     data = replace(data, features=data.features + 100)
-    shared, personal = state_of(method, data)
-    owner = np.repeat(np.arange(6), data.counts)
-    picked = np.resize(np.flatnonzero(owner == 2), rows)
-    index = torch.from_numpy(
-        np.concatenate([np.flatnonzero(owner < 2), picked, np.flatnonzero(owner > 2)])
+    counts = np.where(np.arange(6) == 2, 1, np.where(np.arange(6) == 4, 30, data.counts))
+    rows = [np.arange(*data.offsets[client : client + 2]) for client in range(6)]
+    index = np.concatenate(
+        [np.resize(mine, count) for mine, count in zip(rows, counts, strict=True)]
     )
-    counts = data.counts.copy()
-    counts[2] = rows
     other = replace(
         data,
         offsets=np.concatenate([[0], np.cumsum(counts)]),
-        features=data.features[index],
-        targets=data.targets[index],
+        features=data.features[torch.from_numpy(index)],
+        targets=data.targets[torch.from_numpy(index)],
     )
-    ours = update(method, data, shared, personal, range(6))
-    theirs = update(method, other, shared, personal, range(6))
-    rest = torch.tensor([0, 1, 3, 4, 5])
-    for mine, his in zip(ours, theirs, strict=True):
+    rest = torch.tensor([0, 1, 3, 5])
+    for mine, his in zip(update(method, data), update(method, other), strict=True):
         if isinstance(model, Linear):
-            assert same({k: v[rest] for k, v in mine.items()}, {k: v[rest] for k, v in his.items()})
+            assert same(take(mine, rest), take(his, rest))
         else:
-            close({k: v[rest] for k, v in mine.items()}, {k: v[rest] for k, v in his.items()})
-
-
-@every_case
-def test_a_broken_client_spoils_nobody_else(name, task, model):
-    method, data = make(name, model, task), toy(task)
-    shared, personal = state_of(method, data)
-    features = data.features.clone()
-    features[data.offsets[4]] = math.nan
-    broken = replace(data, features=features)
-    ours = update(method, data, shared, personal, range(6))
-    theirs = update(method, broken, shared, personal, range(6))
-    rest = torch.tensor([0, 1, 2, 3, 5])
-    for mine, his in zip(ours, theirs, strict=True):
-        assert same({k: v[rest] for k, v in mine.items()}, {k: v[rest] for k, v in his.items()})
+            close(take(mine, rest), take(his, rest))
 
 
 @every_case
 def test_order_and_stack_size_do_not_matter(name, task, model):
-    method, data = make(name, model, task), toy(task)
-    shared, personal = state_of(method, data)
-    whole = update(method, data, shared, personal, range(6))
-    order = [3, 0, 5, 1, 4, 2]
-    shuffled = update(method, data, shared, personal, order)
-    for mine, his in zip(whole, shuffled, strict=True):
-        close({k: v[torch.tensor(order)] for k, v in mine.items()}, his)
-    for client in range(6):
-        alone = update(method, data, shared, personal, [client])
-        for mine, his in zip(whole, alone, strict=True):
-            close({k: v[client : client + 1] for k, v in mine.items()}, his)
-
-
-@every_case
-def test_declared_shape_and_template(name, task, model):
-    method, data = make(name, model, task), toy(task)
-    shared, personal = state_of(method, data)
-    after, sent, final = update(method, data, shared, personal, range(6))
-    template = method.contribution(data.spec)
-    assert {k: v.shape[1:] for k, v in sent.items()} == {k: v.shape for k, v in template.items()}
-    assert (method.shape is Shape.NONE) == (not template)
-    assert {k: v.shape for k, v in after.items()} == {k: v.shape for k, v in personal.items()}
-    first = method.model.init(data.spec, Rng.seeded(0))
-    assert {k: v.shape[1:] for k, v in final.items()} == {k: v.shape for k, v in first.items()}
+    method, data = build(name, model=model), toy(task)
+    for ids in ([3, 0, 5, 1, 4, 2], [0], [3]):
+        for mine, his in zip(updated(name, task, model), update(method, data, ids), strict=True):
+            close(take(mine, torch.tensor(ids)), his)
 
 
 @every_method
@@ -297,30 +301,24 @@ def test_init_knows_only_public_facts(name):
 
 
 @every_case
-@pytest.mark.parametrize("cohort", [None, 3.0])
-def test_replay(name, task, model, cohort):
+def test_replay(name, task, model):
     """A client's model is rebuilt from its own data and the posts: the second premise of the lemma.
 
     The replay holds one client alone: nobody else's rows exist. It is told in which rounds it took
     part, as the client itself was.
     """
-    method, data = make(name, model, task), toy(task)
+    data = toy(task)
     plan = Plan(
-        method=method,
+        method=build(name, model=model),
         privacy=Privacy(noise_multiplier=1.0, clip=0.5),
-        sampler=Poisson(cohort),
-        rounds=4,
+        # Three of six are drawn, but for one case in which all take part.
+        sampler=Poisson(None if (task, model) == CASES[0] else 3.0),
+        rounds=3,
         simulation_seed=5,
     )
-    took_part = []
-    outcome = simulate(plan, data, observe=lambda p: took_part.append(p.store.started.clone()))
-    from coterie.privacy.entropy import open_entropy
-
-    cohorts = [
-        plan.sampler.draw(data.spec.clients, open_entropy(5, "cohort", r))
-        for r in range(plan.posts)
-    ]
-    for client in range(data.spec.clients):
+    outcome = simulate(plan, data)
+    cohorts = [plan.sampler.draw(6, open_entropy(5, "cohort", r)) for r in range(plan.posts)]
+    for client in (0, 2, 5):
         rebuilt = _replay(plan, data, outcome.posts, cohorts, client)
         close({k: v[None] for k, v in outcome.model(client).items()}, rebuilt, 5e-5)
 
@@ -346,15 +344,15 @@ def _replay(plan, data, posts, cohorts, client):
 
 @every_case
 def test_block_size_is_a_matter_of_speed(name, task, model):
-    method, data = make(name, model, task), toy(task, clients=12)
-    # A decomposed client is solved to high accuracy, which takes seconds: one round shows it.
-    rounds = 1 if name == "mpmtl decompose" else 3
-    plan = Plan(method=method, privacy=Privacy(epsilon=2.0), rounds=rounds, simulation_seed=3)
-    reference = simulate(plan, data, speed=Speed(block=12))
-    for block in (1, 5):
-        other = simulate(plan, data, speed=Speed(block=block))
-        close(reference.models.leaves, other.models.leaves, 5e-5)
-    again = simulate(plan, data, speed=Speed(block=12))
+    data = toy(task)
+    plan = Plan(
+        method=build(name, model=model),
+        privacy=Privacy(epsilon=2.0),
+        rounds=2,
+        simulation_seed=3,
+    )
+    reference, other, again = (simulate(plan, data, speed=Speed(block=n)) for n in (6, 4, 6))
+    close(reference.models.leaves, other.models.leaves, 5e-5)
     assert same(reference.models.leaves, again.models.leaves), "a seed must decide everything"
 
 
@@ -378,6 +376,8 @@ def test_learns(name):
     method = build(name)
     if "learns" in (reasons := about(method.kind).not_applicable):
         pytest.skip(f"{name}: learns does not apply: {reasons['learns']}")
+    if method.serving.fixed_membership:
+        pytest.skip(f"{name}: names six clients, too few to learn from")
     if "clip_own" in name:
         pytest.skip(f"{name}: models cut to the clip, as printed, are too short for these scores")
     data = synthetic("mean", clients=60, rows=30, features=4, spread=0.1, noise=0.1, seed=1).data
@@ -392,7 +392,7 @@ def test_learns(name):
 def test_epsilon_is_what_the_plan_promised(name):
     data = toy("regression")
     method = build(name)
-    private = Plan(method=method, privacy=Privacy(epsilon=1.5, delta=1e-6), rounds=5)
+    private = Plan(method=method, privacy=Privacy(epsilon=1.5, delta=1e-6), rounds=3)
     outcome = simulate(private, data)
     expected = 0.0 if method.shape is Shape.NONE else 1.5
     assert outcome.guarantee.epsilon <= expected
@@ -400,6 +400,6 @@ def test_epsilon_is_what_the_plan_promised(name):
         assert outcome.guarantee.epsilon == pytest.approx(expected, rel=5e-3)
     else:  # a published conversion from rows asks for more noise than the account needs
         assert outcome.guarantee.epsilon > 0.1 * expected
-    assert len(outcome.posts) == (0 if method.shape is Shape.NONE else 5)
+    assert len(outcome.posts) == (0 if method.shape is Shape.NONE else 3)
     bare = simulate(replace(private, privacy=Privacy(epsilon=math.inf)), data)
     assert bare.guarantee.epsilon == (0.0 if method.shape is Shape.NONE else math.inf)

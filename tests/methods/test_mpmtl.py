@@ -15,7 +15,7 @@ from coterie.data.load import from_arrays
 from coterie.data.synthetic import figure2, mpmtl_group_sparse, mpmtl_low_rank, synthetic
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate, noise_to_signal
-from coterie.methods.baselines import MOST_FEATURES, MTL, Single
+from coterie.methods.baselines import MTL, Single
 from coterie.methods.mpmtl import MPMTL, framework
 from coterie.models import Linear
 from coterie.plan.plan import Plan, Privacy
@@ -145,8 +145,7 @@ def test_clip_own_goes_on_with_the_clipped_model():
 
 
 @both
-@pytest.mark.parametrize("task", ["regression", "binary"])
-@pytest.mark.parametrize("mu", [0.0, 0.05])
+@pytest.mark.parametrize(("task", "mu"), [("regression", 0.0), ("binary", 0.05)])
 def test_without_budget_it_is_learning_alone(structure, task, mu):
     """Proposition 1: as epsilon -> 0 nothing stands out of the noise, and no direction is shrunk.
 
@@ -277,27 +276,26 @@ def test_figure_2_an_outlier_shows_without_noise_and_not_with_it():
 def test_decomposed_models_keep_outlying_features_to_themselves():
     """Every client has one strong feature of its own, off the common subspace."""
     made = synthetic(
-        "low_rank", clients=60, rows=40, features=20, rank=2, spread=1.0, noise=0.1,
+        "low_rank", clients=30, rows=40, features=20, rank=2, spread=1.0, noise=0.1,
         intercept=False, unit_rows=True, seed=0,
     )  # fmt: skip
     data, generator = made.data, np.random.default_rng(0)
-    own = generator.integers(20, size=60)
+    own = generator.integers(20, size=30)
     extra = data.features[torch.arange(len(data.targets)), own.repeat(40)]
     data = replace(data, targets=data.targets + 8 * extra)
     train, test = data.split(0.5, 0)
     plain = MPMTL(model=PLAIN, lam=0.02)
     parts = MPMTL(model=PLAIN, lam=0.02, decompose=0.02)
-    errors = [evaluate(PLAIN, run(m, train, rounds=4).rows, test).value for m in (plain, parts)]
+    errors = [evaluate(PLAIN, run(m, train, rounds=2).rows, test).value for m in (plain, parts)]
     assert errors[1] < 0.9 * errors[0]
     heavy = MPMTL(model=PLAIN, lam=0.02, decompose=1e6)
-    same = weights(run(heavy, train, rounds=2)) - weights(run(plain, train, rounds=2))
+    same = weights(run(heavy, train)) - weights(run(plain, train))
     assert float(same.abs().max()) < 1e-2  # no own part is left
 
 
 @both
 @pytest.mark.parametrize("solver", ["solve", "steps"])
-@pytest.mark.parametrize("task", ["regression", "binary"])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("task", "bias"), [("regression", False), ("binary", True)])
 def test_sparse_rows_are_rows(structure, solver, task, bias):
     data = synthetic(
         "mean", clients=10, rows=(4, 30), features=12, task=task, sparse=True, density=0.3, seed=0
@@ -454,7 +452,7 @@ def test_the_framework_takes_any_two_functions():
 @pytest.mark.parametrize(
     "settings,words",
     [
-        ({"lam": 0.0}, "lam = 0.0: expected a positive"),
+        ({"lam": 0.0}, "lam = 0.0: expected a finite number > 0"),
         ({"lam": -1.0}, "lam = -1.0"),
         ({"lam": math.nan}, "lam = nan"),
         ({"lam_scale": "absolute"}, "needs a lam"),
@@ -490,12 +488,12 @@ def test_a_budget_shape_that_gives_a_round_nothing_is_refused():
 
 def test_wide_rows_are_refused_for_the_matrix_and_taken_for_its_diagonal():
     wide = synthetic(
-        "mean", clients=8, rows=5, features=MOST_FEATURES + 1, sparse=True, density=0.002, seed=0
+        "mean", clients=8, rows=5, features=4097, sparse=True, density=0.002, seed=0
     ).data
     with pytest.raises(ValueError, match="group_sparse"):
         run(MPMTL(), wide, epsilon=1.0)
     outcome = run(MPMTL(structure="group_sparse"), wide, epsilon=1.0)
-    assert outcome.models.leaves["weight"].shape == (8, 1, MOST_FEATURES + 1)
+    assert outcome.models.leaves["weight"].shape == (8, 1, 4097)
 
 
 def test_rows_that_teach_nothing_are_refused():

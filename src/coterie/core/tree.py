@@ -71,6 +71,22 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
     return map_leaves(lambda leaf: leaf.to(device), tree)
 
 
+def by_row(values: Tensor, leaf: Tensor) -> Tensor:
+    """Return one number per client in a shape that broadcasts over a stacked leaf."""
+    return values.to(leaf.device).reshape(-1, *[1] * (leaf.dim() - 1))
+
+
+def where_rows(chosen: Tensor, left: Tree, right: Tree) -> Tree:
+    """Return the left rows of the chosen clients, (c,) bool, and the right rows of the others."""
+    return map_leaves(lambda a, b: torch.where(by_row(chosen, b), a, b), left, right)
+
+
+def finite_or(after: Tree, before: Tree) -> Tree:
+    """Let clients whose row is not finite in every leaf keep the one that they had."""
+    good = [leaf.flatten(1).isfinite().all(dim=1) for leaf in after.values()]
+    return where_rows(torch.stack(good).all(dim=0), after, before)
+
+
 def size(tree: Tree) -> int:
     """Count the numbers of an unstacked tree."""
     return sum(leaf.numel() for leaf in tree.values())

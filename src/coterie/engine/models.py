@@ -41,13 +41,8 @@ _KINDS = {
 def client_names(folder: Path, place: str = MODELS) -> list[str]:
     """Return the names of the clients of a finished run, in the order of their models.
 
-    Args:
-        folder: The run folder.
-        place: The subfolder: "models", or that of the clients held out of training.
-
-    Raises:
-        FileNotFoundError: If there is no finished run.
-        ValueError: If the names cannot be read.
+    `place` is the subfolder: "models", or that of the clients held out of training. All readers
+    here raise FileNotFoundError if there is no finished run, and ValueError for damaged files.
     """
     path = folder / place / _NAMES
     try:
@@ -62,17 +57,9 @@ def client_names(folder: Path, place: str = MODELS) -> list[str]:
 
 
 def client_model(folder: Path, name: str, place: str = MODELS) -> Tree:
-    """Read one client's model only.
-
-    Raises:
-        FileNotFoundError: If there is no finished run.
-        ValueError: If the client is unknown, or the file is damaged.
-    """
+    """Read one client's model only; raise ValueError if the client is unknown."""
     names = client_names(folder, place)
-    try:
-        row = names.index(name)
-    except ValueError:
-        raise ValueError(_unknown(folder, name, names)) from None
+    (row,) = _rows_of(folder, [name], names)
     return {
         leaf: found.reshape(found.shape[1:])
         for leaf, found in _read(folder / place, len(names), slice(row, row + 1))
@@ -80,30 +67,19 @@ def client_model(folder: Path, name: str, place: str = MODELS) -> Tree:
 
 
 def stacked_models(folder: Path, place: str = MODELS) -> Tree:
-    """Read the models of all clients, stacked.
-
-    Raises:
-        FileNotFoundError: If there is no finished run.
-        ValueError: If the file is damaged.
-    """
+    """Read the models of all clients, stacked."""
     return dict(_read(folder / place, len(client_names(folder, place)), slice(None)))
 
 
 def client_scaling(folder: Path, names: Sequence[str]) -> tuple[Any, Any] | None:
     """Read the means and standard deviations of some clients, (clients, features) each.
 
-    A site of a deployment keeps them with its clients' models. Returns None if they are not kept.
-
-    Raises:
-        ValueError: If they are damaged, or a client is unknown.
+    A site of a deployment keeps them with its clients' models. Return None if they are not kept.
     """
     path = folder / SCALING
     if not path.exists():
         return None
-    known = client_names(folder)
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(_unknown(folder, unknown[0], known))
-    places = [known.index(name) for name in names]
+    places = _rows_of(folder, names, client_names(folder))
     try:
         with np.load(path, allow_pickle=False) as kept:
             return kept["center"][places], kept["scale"][places]
@@ -185,10 +161,16 @@ def _unfinished(folder: Path, path: Path) -> FileNotFoundError:
     return FileNotFoundError(f"{path} does not exist; give the folder of a finished run")
 
 
+def _rows_of(folder: Path, wanted: Sequence[str], names: Sequence[str]) -> list[int]:
+    rows = {name: row for row, name in enumerate(names)}
+    for name in wanted:
+        if name not in rows:
+            raise ValueError(_unknown(folder, name, names))
+    return [rows[name] for name in wanted]
+
+
 def _unknown(folder: Path, name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    known = "they are" if len(names) <= 3 else "such as"
-    if near:
-        known = "nearest are"
-    known += f" {', '.join(map(repr, near or names[:3]))}"
-    return f"client = {name!r}: not among the {len(names)} clients of {folder}; {known}"
+    known = "nearest are" if near else "they are" if len(names) <= 3 else "such as"
+    shown = ", ".join(map(repr, near or names[:3]))
+    return f"client = {name!r}: not among the {len(names)} clients of {folder}; {known} {shown}"

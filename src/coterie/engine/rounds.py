@@ -15,11 +15,10 @@ the release, and calls `server_half`:
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, map_leaves
+from coterie.core.tree import Tree, where_rows
 from coterie.data.federated import Clients
 from coterie.methods.base import Method
 from coterie.privacy.billboard import Bounded, Post, Release, bound
@@ -73,13 +72,8 @@ def client_half(state: RoundState, personal: Tree, clients: Clients) -> ClientHa
     after = state.method.on_clipped(personal, after, kept)
     zeroed = kept == 0
     if zeroed.is_cuda or bool(zeroed.any()):
-        after = map_leaves(lambda new, old: _where(zeroed, old, new), after, personal)
+        after = where_rows(zeroed, personal, after)
     return ClientHalf(part, after, zeroed)
-
-
-def _where(chosen: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    rows = chosen.to(right.device).reshape(-1, *[1] * (right.dim() - 1))
-    return torch.where(rows, left, right)
 
 
 def server_half(method: Method, shared: Tree, release: Release) -> tuple[Tree, Post]:

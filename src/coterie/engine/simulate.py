@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -62,9 +63,8 @@ class Progress:
         """Return a function from clients to their current models."""
 
         def current(ids: Ids) -> Tree:
-            rows = self.store.take(
-                ids, lambda n: method.init_client_state(self.shared, data.spec, n)
-            )
+            first = partial(method.init_client_state, self.shared, data.spec)
+            rows = self.store.take(ids, first)
             return method.current_models(self.shared, rows, data.clients(ids))
 
         return current
@@ -114,14 +114,9 @@ class Outcome:
     def finetune(self, method: Finetune, data: FederatedDataset) -> Callable[[Ids], Tree]:
         """Finetune the models of this run, as a run of `Finetune` of its method would.
 
-        Nothing is released, so it costs no privacy; one run can be finetuned in several ways.
-
-        Args:
-            method: How to finetune; its base is replaced by the method of this run.
-            data: The training rows.
-
-        Returns:
-            A function from clients to their finetuned models, stacked.
+        Nothing is released, so it costs no privacy; one run can be finetuned in several ways. The
+        base of `method` is replaced by the method of this run. Return a function from clients to
+        their finetuned models, stacked.
         """
         if data.spec != self.spec or list(data.names) != list(self.names):
             raise ValueError(
@@ -143,10 +138,8 @@ class Outcome:
     def onboard(self, data: FederatedDataset) -> Tree:
         """Return models for new clients, from the shared tree and their own rows.
 
-        Nothing of theirs is released, so it costs no privacy.
-
-        Raises:
-            ValueError: If the rows have another spec, or the method cannot onboard clients.
+        Nothing of theirs is released, so it costs no privacy. Raise ValueError if the rows have
+        another spec, or the method cannot onboard clients.
         """
         return onboard(self.plan.method, self.shared, self.spec, data, self.plan.simulation_seed)
 
@@ -208,9 +201,8 @@ def simulate(
 def set_clock(stragglers: Stragglers, plan: Plan, data: FederatedDataset) -> Clock:
     """Return the virtual clock of a run; a resumed run gets the same one.
 
-    Raises:
-        ValueError: If a private run would wait by times that clients report: these depend on the
-            clients' row counts, which epsilon does not cover.
+    Raise ValueError if a private run would wait by times that clients report: these depend on the
+    clients' row counts, which epsilon does not cover.
     """
     if stragglers.wait_is_reported and plan.privacy.epsilon != math.inf:
         raise ValueError(
@@ -273,9 +265,8 @@ class _Simulation:
             self._recover()
             if recovered is not None and self.billboard.next:
                 recovered(self._last_progress(self.billboard.next - 1))
-            if self.plan.method.shape is Shape.POOLED:
-                return self._outcome(self._pool(), started, 0.0)
-            for number in range(self.billboard.next, self.plan.posts):
+            pooled = self.plan.method.shape is Shape.POOLED
+            for number in range(self.billboard.next, 0 if pooled else self.plan.posts):
                 raise_if_stopped()
                 if self._is_solved(number):
                     break
@@ -283,8 +274,7 @@ class _Simulation:
                 if observe is not None:
                     observe(self._progress(number, answered, seconds))
             rounds = time.perf_counter() - started
-            models = self._personalise()
-            return self._outcome(models, started, rounds)
+            return self._outcome(self._personalise(), started, rounds)
         finally:
             self.billboard.ledger.close()
 
@@ -319,12 +309,8 @@ class _Simulation:
         """Yield the clients' rows by blocks, with their personal state."""
         method, spec = self.plan.method, self.data.spec
         for block in self.data.blocks(ids, self.speed.clients(self.shared)):
-            yield (
-                block,
-                self.store.take(
-                    block.ids.numpy(), lambda n: method.init_client_state(shared, spec, n)
-                ),
-            )
+            first = partial(method.init_client_state, shared, spec)
+            yield block, self.store.take(block.ids.numpy(), first)
 
     def _cohort(self, number: int) -> tuple[Ids, float | None]:
         entropy = open_entropy(self.plan.simulation_seed, "cohort", number)
@@ -336,11 +322,14 @@ class _Simulation:
         return np.intersect1d(cohort, timed.answered), timed.next_broadcast
 
     def _personalise(self) -> Store:
-        """Return every client's model, sampled or not."""
+        """Return every client's model, sampled or not; baselines have all rows in one place."""
         method, shared = self.plan.method, to(self.shared, self.speed.device)
-        stream = self.rng.at("personalise")
+        stream, blocks = self.rng.at("personalise"), self._blocks(self._everyone, shared)
+        if method.shape is Shape.POOLED:
+            self.billboard.ledger.charge(0)
+            stream, blocks = Rng.seeded(0), iter([(self.data.clients(self._everyone), {})])
         models: Store | None = None
-        for block, personal in self._blocks(self._everyone, shared):
+        for block, personal in blocks:
             with computed_in(self.speed.precision):
                 rows = method.personalise(shared, personal, block, stream)
             if models is None:
@@ -348,16 +337,6 @@ class _Simulation:
             models.put(block.ids.numpy(), rows)
         if models is None:
             raise ValueError("there are no clients to make models for")
-        models.flush()
-        return models
-
-    def _pool(self) -> Store:
-        """Fit all clients with their rows in one place: a baseline, never private."""
-        self.billboard.ledger.charge(0)
-        clients = self.data.clients(self._everyone)
-        rows = self.plan.method.personalise(self.shared, {}, clients, Rng.seeded(0))
-        models = self._open_store("models", {name: row[:1] for name, row in rows.items()})
-        models.put(self._everyone, rows)
         models.flush()
         return models
 

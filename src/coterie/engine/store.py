@@ -153,10 +153,7 @@ class Store:
 
     def recover(self, released: int) -> None:
         """After a crash: apply the journal if its release is published, else drop it."""
-        if self._folder is None:
-            return
-        seal = self._journal() / "sealed.json"
-        if seal.exists() and json.loads(seal.read_text())["round"] == released - 1:
+        if self.sealed() == released - 1:
             self.commit()
         else:
             self.discard()

@@ -5,12 +5,9 @@ before anything is spent, with the reason. It is not a registered method: it com
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar
 
-from coterie.core.rng import Rng
-from coterie.core.tree import Tree
-from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post
+from coterie.methods.base import Method
 from coterie.models import Linear, Model
 
 _NOT_YET = (
@@ -23,26 +20,14 @@ _NOT_YET = (
 class Auto(Method):
     """A method chosen by rule: pfeb for linear models, dpfedmtl or pmtl for networks.
 
-    Attributes:
-        model: The model of every client; all other settings are those of the method picked.
+    It has no setting but the model; all others are those of the method that is chosen.
     """
 
     kind: ClassVar[str] = "auto"
     model: Model = field(default_factory=Linear)
 
-    def init(self, spec: Spec, rng: Rng) -> Tree:
+    def init(self, *args: Any, **given: Any) -> Any:
         """Raise ValueError: a rule must choose a method first."""
-        self._refuse()
-
-    def local_update(
-        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
-    ) -> tuple[Tree, Tree]:
-        """Raise ValueError: a rule must choose a method first."""
-        self._refuse()
-
-    def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Raise ValueError: a rule must choose a method first."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
         raise ValueError(_NOT_YET)
+
+    local_update = server_update = init

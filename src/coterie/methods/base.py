@@ -7,6 +7,7 @@ happens between the two, in the engine. docs/extend.md has the interface on one 
 
 import importlib
 import math
+import operator
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,41 +20,18 @@ from coterie.core.environment import entry_points
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, size, stack
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.models import Model, as_model
+from coterie.models import Linear, Model, as_model
 from coterie.privacy.billboard import Post
 from coterie.privacy.mechanisms import Block, Shape
 
-__all__ = [
-    "About",
-    "Baselines",
-    "Block",
-    "Clipping",
-    "Duality",
-    "Method",
-    "Notes",
-    "Post",
-    "Rounds",
-    "Serving",
-    "Shape",
-    "Silent",
-    "about",
-    "choices",
-    "per_row_leaves",
-    "predictive_std",
-    "register",
-    "registered",
-    "shared_leaves",
-]
+__all__ = ["Block", "Post", "Shape"]  # for methods, which import nothing of the privacy package
 
 
 @dataclass(frozen=True)
 class Duality:
-    """A duality gap, by which runs without privacy stop.
-
-    The gap is private data: a private run does all its rounds.
+    """A relative duality gap, by which runs without privacy stop; it is private data.
 
     Attributes:
-        stop_gap: The relative gap at which a run is done.
         certify: From (shared, personal, clients) to each client's parts, (c, 2), of the primal
             objective and of the gap.
         shared_cost: From the shared tree to its part of the primal objective.
@@ -151,10 +129,7 @@ class Serving:
 
 
 class Method(ABC):
-    """A frozen dataclass whose fields are its hyperparameters; it has no other state.
-
-    `local_update` and `server_update` must be defined; all other members have defaults.
-    """
+    """A frozen dataclass whose fields are its hyperparameters; it has no other state."""
 
     kind: ClassVar[str] = ""
     model: Model
@@ -181,10 +156,7 @@ class Method(ABC):
     ) -> None:
         """Raise ValueError if the method cannot work on such data, before anything is spent.
 
-        Args:
-            spec: The federation.
-            cohort: The largest possible cohort, if known.
-            data: Rows to check as well.
+        `cohort` is the largest possible cohort, if known; `data` are rows to check as well.
         """
         self.init(spec, Rng.seeded(0))
         if data is not None:
@@ -234,10 +206,8 @@ class Method(ABC):
     def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> "Method":
         """Return the method with its open settings filled in, from public facts only.
 
-        Args:
-            spec: The federation.
-            n_mu: Clients times mu, the budget as Gaussian DP; infinity without privacy.
-            cohort: The largest possible cohort.
+        `n_mu` is clients times mu, the budget as Gaussian DP (infinity without privacy); `cohort`
+        the largest possible cohort.
         """
         return self
 
@@ -308,17 +278,32 @@ def shared_leaves(method: Method, spec: Spec) -> tuple[str, ...]:
     return tuple(shared) if fits else ()
 
 
+def check_linear(method: Method, instead: str) -> None:
+    """Raise ValueError for other models than linear ones, and say what to use instead."""
+    if not isinstance(method.model, Linear):
+        name = type(method.model).__name__
+        raise ValueError(f"{method.kind} is for linear models, not {name}; use {instead}")
+
+
+def check_numbers(settings: object, **limits: str) -> None:
+    """Raise ValueError for settings outside limits such as "> 0" and ">= 1"; None is open."""
+    for name, limit in limits.items():
+        value, (sign, bound) = getattr(settings, name), limit.split()
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        low = operator.gt if sign == ">" else operator.ge
+        if not (number and low(value, float(bound)) and value < math.inf):
+            raise ValueError(f"{name} = {value}: expected a finite number {limit}")
+
+
 def per_row_leaves(state: Tree) -> tuple[str, ...]:
     """Return the leaves of a first personal state that have an entry for each row of a client."""
     return tuple(name for name, leaf in state.items() if leaf.dim() > 1 and leaf.shape[1] == 0)
 
 
 def predictive_std(method: Method, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
-    """Return the standard deviation of predictions; see `Serving.uncertainty`.
-
-    Raises:
-        NotImplementedError: If the method has none.
-    """
+    """Return `Serving.uncertainty`; raise NotImplementedError if the method has none."""
     found = method.serving.uncertainty
     if found is None:
         raise NotImplementedError(

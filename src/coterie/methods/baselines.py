@@ -9,17 +9,26 @@ norm 1), so that one lam means the same for every client.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, map_leaves, stack, to
+from coterie.core.tree import Tree, finite_or, stack, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate
-from coterie.methods.base import Baselines, Method, Shape, Silent, register
+from coterie.methods.base import (
+    Baselines,
+    Method,
+    Shape,
+    Silent,
+    check_linear,
+    check_numbers,
+    register,
+)
 from coterie.models import Linear, Model
+from coterie.models.linear import head_of, matrix_of
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.multitask import fit_mtrl, fit_multitask
 from coterie.solvers.posterior import Prior, add_in_turn, leave_one_out, posterior, row_totals
@@ -33,9 +42,9 @@ _MOST_WORK = 5e9  # multiplications of one exact solve of all clients that are s
 _STEPS = (1.0, 3.0)
 _MEAN = tuple(step * 10.0**power for power in range(-4, 2) for step in _STEPS)
 _SUM = tuple(step * 10.0**power for power in range(-2, 4) for step in _STEPS)
+_EVERYTHING = "everything: rows in one place"
 _CELLS = 1 << 24  # padded losses computed side by side
 _POOLED_LAMS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
-MOST_FEATURES = 4096  # rows of a released matrix
 
 
 @register("local", releases="nothing")
@@ -60,7 +69,6 @@ class Local(Silent):
     `local` a stronger baseline.
 
     Attributes:
-        model: The model of every client.
         lam: Ridge penalty towards the model's start (zero for linear models). None for each
             client's own choice by leave-one-out, solved exactly, of linear models unless solver =
             "sgd". Where that takes long (clients times cubed parameters above 5e9), and
@@ -76,8 +84,7 @@ class Local(Silent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lam is not None and not 0 <= self.lam < math.inf:
-            raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
+        check_numbers(self, lam=">= 0")
 
     def chooses(self, spec: Spec) -> bool:
         """Return whether each client chooses its own lam."""
@@ -88,11 +95,9 @@ class Local(Silent):
         work = (spec.outputs * width) ** 3 if spec.task == "multiclass" else spec.outputs * width**3
         return spec.clients * work <= _MOST_WORK
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
+    def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for models that do not fit, and exact solves that do not exist."""
-        super().check(spec, cohort=cohort, data=data)
+        super().check(spec, **given)
         if not self.chooses(spec):
             self.problem(spec).is_exact(spec)
 
@@ -106,51 +111,25 @@ class Local(Silent):
         """Fit every client's own rows, regularised towards the public start."""
         if not self.chooses(clients.spec):
             return self.problem(clients.spec).solve(personal, clients, rng, round=0, anchor=shared)
-        found = own_choice(clients, self.model)
         # A client with non-finite rows keeps its start.
-        good = found["weight"].isfinite().flatten(1).all(dim=1)
-        return map_leaves(lambda new, old: torch.where(_like(good, new), new, old), found, personal)
+        return finite_or(own_choice(clients, self.model), personal)
 
 
 def own_choice(clients: Clients, model: Model) -> Tree:
     """Fit every client for each lam of the grid, and average by its own leave-one-out."""
-    bias, total = has_bias(model), torch.zeros(())
-    for lam, share in zip(LAMS, _shares(_left_out(clients, model), clients), strict=True):
-        fit = modes(clients, ridge_prior(model, clients.spec, lam), bias=bias)
-        total = total.to(fit) + share[:, None, None] * fit
-    return linear_tree(total, bias=bias)
-
-
-def own_losses(clients: Clients, model: Model) -> Tensor:
-    """Return each row's loss when it is left out of its client's own choice, (c, longest).
-
-    The mean of those of the fits, with the weights of the average: losses are convex, so that of
-    the average is no larger. As of `leave_one_out`: squared errors, or log-losses.
-    """
-    losses = _left_out(clients, model)
-    return add_in_turn(_shares(losses, clients)[..., None] * losses)
-
-
-def _left_out(clients: Clients, model: Model) -> Tensor:
-    """Return each row's loss when it is left out of the fit with each lam, (lams, c, longest)."""
-    priors = [ridge_prior(model, clients.spec, lam) for lam in LAMS]
-    return torch.stack([leave_one_out(clients, one, bias=has_bias(model)) for one in priors])
-
-
-def _shares(losses: Tensor, clients: Clients) -> Tensor:
-    """Return the weights of the fits of each client, (lams, c), which add up to 1."""
     usual, width = _REGRESSION if clients.spec.task == "regression" else _CLASSES
     guess = torch.tensor([0.5 * (math.log(lam / usual) / width) ** 2 for lam in LAMS])
-    return _weighed(losses, clients, guess)
+    bias, total = has_bias(model), torch.zeros(())
+    priors = [ridge_prior(model, clients.spec, lam) for lam in LAMS]
+    for prior, share in zip(priors, own_shares(clients, priors, guess, bias=bias), strict=True):
+        fit = modes(clients, prior, bias=bias)
+        total = total.to(fit) + share[:, None, None] * fit
+    return head_of(total, bias)
 
 
 def own_shares(clients: Clients, priors: Sequence[Prior], guess: Tensor, *, bias: bool) -> Tensor:
     """Weigh priors by the likelihood of own rows left out, times exp(-guess): (priors, c)."""
-    losses = [leave_one_out(clients, prior, bias=bias) for prior in priors]
-    return _weighed(torch.stack(losses), clients, guess)
-
-
-def _weighed(losses: Tensor, clients: Clients, guess: Tensor) -> Tensor:
+    losses = torch.stack([leave_one_out(clients, prior, bias=bias) for prior in priors])
     task, total = clients.spec.task, row_totals(losses, clients)
     if task == "regression":
         rows = clients.counts.to(total).clamp_min(1)
@@ -172,9 +151,7 @@ def has_bias(model: Model) -> bool:
 
 def ridge_prior(model: Model, spec: Spec, lam: float, *, per_row: bool = True) -> Prior:
     """Return the prior whose mode has the least mean (or sum) of losses + lam/2 |w - start|^2."""
-    start = model.init(spec, Rng.seeded(0))
-    leaves = [start["weight"], *([start["bias"][:, None]] if "bias" in start else [])]
-    center = torch.cat(leaves, dim=1).double()
+    center = matrix_of(model.init(spec, Rng.seeded(0)))
     return Prior(center, torch.full_like(center, 1 / lam), per_row=per_row)
 
 
@@ -187,91 +164,67 @@ def modes(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
 def best_modes(clients: Clients, priors: Sequence[Prior], *, bias: bool) -> Tensor:
     """Return each client's mode under that of the priors with the least loss of own rows left out.
 
-    Of equal ones the first. The result depends on a client's own rows only, to the last bit.
-
-    Returns:
-        Weights (c, outputs, p) float64, the bias last, on the device of the rows.
+    Of equal ones the first. The result, (c, outputs, p) float64 with the bias last, depends on a
+    client's own rows only, to the last bit.
     """
     losses = torch.stack([leave_one_out(clients, prior, bias=bias) for prior in priors])
     chosen = row_totals(losses, clients).cpu().argmin(dim=0)
     found = torch.empty((len(clients), *priors[0].center.shape), dtype=torch.float64)
     for place, prior in enumerate(priors):
         here = (chosen == place).nonzero()[:, 0]
-        taken = {name: getattr(clients, name)[here] for name in ("ids", "starts", "counts")}
-        found[here] = modes(replace(clients, **taken), prior, bias=bias).cpu()
+        found[here] = modes(_some(clients, here), prior, bias=bias).cpu()
     return found.to(clients.device)
 
 
-def linear_tree(rows: Tensor, *, bias: bool) -> Tree:
-    """Make stacked linear models of weights (c, outputs, p), the bias last."""
-    rows = rows.float()
-    if not bias:
-        return {"weight": rows.contiguous()}
-    return {"weight": rows[..., :-1].contiguous(), "bias": rows[..., -1].contiguous()}
+def _some(clients: Clients, here: Tensor) -> Clients:
+    taken = {name: getattr(clients, name)[here] for name in ("ids", "starts", "counts")}
+    return replace(clients, **taken)
 
 
-def _like(good: Tensor, leaf: Tensor) -> Tensor:
-    return good.reshape(-1, *[1] * (leaf.dim() - 1))
+class _OneLam(Silent):
+    """A method with all rows in one place, whose lam has the least leave-one-out loss."""
+
+    shape = Shape.POOLED
+
+    def check(self, spec: Spec, **given: Any) -> None:
+        """Raise ValueError for models that are not linear."""
+        check_linear(self, "local")
+
+    def _fit(self, clients: Clients, lams: Sequence[float], sums: Sequence[float]) -> Tree:
+        """Fit with a penalty beside the mean or the sum of losses: the best, of equals the last."""
+        bias, spec = has_bias(self.model), clients.spec
+        priors = [ridge_prior(self.model, spec, lam) for lam in lams]
+        priors += [ridge_prior(self.model, spec, lam, per_row=False) for lam in sums]
+        parts = list(_parts(clients))
+        totals = [math.fsum(_total(part, prior, bias) for part in parts) for prior in priors]
+        best = max(at for at, total in enumerate(totals) if total <= min(totals))
+        return head_of(modes(clients, priors[best], bias=bias), bias)
 
 
-@register(
-    "local_star",
-    releases="everything: rows in one place",
-    not_applicable={"learns": "a centralised method has no private run"},
-)
+@register("local_star", releases=_EVERYTHING)
 @dataclass(frozen=True, kw_only=True)
-class LocalStar(Silent):
+class LocalStar(_OneLam):
     """One linear model per client, one penalty tuned over all: not private, a baseline.
 
         min_w  (mean or sum over own rows of) loss(x_i, w) + lam/2 |w - start|^2
 
     lam, and whether it applies to the mean or the sum, have the least leave-one-out loss over the
     rows of all clients. The choice needs every client's rows. This is a stronger baseline than
-    `local`, for methods that learn their penalty from every client.
-
-    Attributes:
-        model: Linear; a bias is penalised like the weights.
+    `local`, for methods that learn their penalty from every client. Biases are penalised as well.
     """
-
-    shape = Shape.POOLED
 
     model: Model = field(default_factory=Linear)
 
     def __str__(self) -> str:
         return "local*"
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for models that are not linear."""
-        check_linear_model(self.kind, self.model)
-
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Choose one penalty on every client's rows, then fit each client locally."""
-        bias, prior = has_bias(self.model), choose_prior(clients, self.model)
-        return linear_tree(modes(clients, prior, bias=bias), bias=bias)
-
-
-def choose_prior(clients: Clients, model: Model) -> Prior:
-    """Return the penalty with the least leave-one-out loss over the rows of all clients.
-
-    Among equals the larger one; clients with non-finite rows do not count.
-    """
-    priors = [ridge_prior(model, clients.spec, lam) for lam in _MEAN]
-    priors += [ridge_prior(model, clients.spec, lam, per_row=False) for lam in _SUM]
-    bias, parts = has_bias(model), list(_parts(clients))
-    totals = [math.fsum(_total(part, prior, bias) for part in parts) for prior in priors]
-    least = min(totals)
-    return priors[max(at for at, total in enumerate(totals) if total <= least)]
-
-
-def check_linear_model(kind: str, model: Model) -> None:
-    """Raise ValueError for other models than linear ones."""
-    if not isinstance(model, Linear):
-        raise ValueError(f"{kind} is for linear models, not {type(model).__name__}; use local")
+        return self._fit(clients, _MEAN, _SUM)
 
 
 def _total(part: Clients, prior: Prior, bias: bool) -> float:
+    """Return the sum of losses of rows left out; clients with non-finite rows do not count."""
     losses = row_totals(leave_one_out(part, prior, bias=bias), part)
     return math.fsum(losses[losses.isfinite()].tolist())
 
@@ -285,46 +238,26 @@ def _parts(clients: Clients) -> Iterator[Clients]:
         # Sorted: the next one would be the longest.
         if end < len(sizes) and (end + 1 - begin) * sizes[end] <= _CELLS:
             continue
-        here, begin = order[begin:end], end
-        ids, starts, counts = clients.ids[here], clients.starts[here], clients.counts[here]
-        yield replace(clients, ids=ids, starts=starts, counts=counts)
+        yield _some(clients, order[begin:end])
+        begin = end
 
 
-@register(
-    "pooled",
-    releases="everything: rows in one place",
-    not_applicable={"learns": "a centralised method has no private run"},
-)
+@register("pooled", releases=_EVERYTHING)
 @dataclass(frozen=True, kw_only=True)
-class PooledLinear(Silent):
+class PooledLinear(_OneLam):
     """One linear model on rows in one place: not private, a baseline.
 
         min_w  sum over all rows of loss(x_i, w) + lam/2 |w - start|^2
 
-    with the lam of the least leave-one-out loss: ridge, logistic or softmax regression.
-
-    Attributes:
-        model: Linear; a bias is penalised like the weights.
+    with the lam of the least leave-one-out loss: ridge, logistic or softmax regression. Biases are
+    penalised as well.
     """
-
-    shape = Shape.POOLED
 
     model: Model = field(default_factory=Linear)
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for models that are not linear."""
-        check_linear_model(self.kind, self.model)
-
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit one model to all rows, for every client."""
-        bias, one = has_bias(self.model), _as_one(clients)
-        priors = [ridge_prior(self.model, clients.spec, lam, per_row=False) for lam in _POOLED_LAMS]
-        losses = [float(leave_one_out(one, prior, bias=bias).sum()) for prior in priors]
-        least = min(losses)
-        prior = priors[max(at for at, loss in enumerate(losses) if loss <= least)]
-        found = linear_tree(modes(one, prior, bias=bias), bias=bias)
+        found = self._fit(_as_one(clients), (), _POOLED_LAMS)
         return stack({name: leaf[0] for name, leaf in found.items()}, len(clients))
 
 
@@ -332,16 +265,11 @@ def _as_one(clients: Clients) -> Clients:
     """Make one client of all of them, whose rows follow one another."""
     order = torch.argsort(clients.starts, stable=True)
     starts, counts = clients.starts[order], clients.counts[order]
-    follow = bool((starts[1:] == (starts + counts)[:-1]).all())
-    if not follow:
+    if not bool((starts[1:] == (starts + counts)[:-1]).all()):
         raise ValueError("pooled fits all clients of a data set together; leave none of them out")
-    return replace(
-        clients,
-        ids=torch.zeros(1, dtype=torch.int64),
-        starts=starts[:1],
-        counts=counts.sum()[None],
-        memory={},  # solvers cache per client
-    )
+    one = torch.zeros(1, dtype=torch.int64)
+    # Solvers cache per client.
+    return replace(clients, ids=one, starts=starts[:1], counts=counts.sum()[None], memory={})
 
 
 def usual_lam(features: int) -> float:
@@ -349,50 +277,39 @@ def usual_lam(features: int) -> float:
     return 0.3 / features
 
 
-def check_linear(method: Method, spec: Spec) -> None:
-    """Raise ValueError unless it is linear regression or binary classification."""
-    if not isinstance(method.model, Linear):
-        raise ValueError(
-            f"{method.kind} is for linear models, not {type(method.model).__name__}; use pmtl"
-        )
-    if spec.task not in ("regression", "binary"):
-        raise ValueError(
-            f"{method.kind} is for regression and binary targets, not {spec.task}; use pmtl, or "
-            "one binary target per class"
-        )
+class InOwnUnits(Method):
+    """A method of linear models for regression and binary targets in each client's own units."""
 
+    def check(self, spec: Spec, *, data: FederatedDataset | None = None, **given: Any) -> None:
+        """Raise ValueError for other models and tasks, and for rows without variation."""
+        check_linear(self, "pmtl")
+        if spec.task not in ("regression", "binary"):
+            raise ValueError(
+                f"{self.kind} is for regression and binary targets, not {spec.task}; use pmtl, or "
+                "one binary target per class"
+            )
+        if data is not None:
+            refuse_degenerate(data)
 
-def check_matrix(structure: str, spec: Spec) -> None:
-    """Raise ValueError for a released matrix that is too large."""
-    if structure == "low_rank" and spec.features > MOST_FEATURES:
-        raise ValueError(
-            f"{spec.features} features: the released matrix has at most {MOST_FEATURES} rows; "
-            'use structure = "group_sparse", or project the features by public directions'
-        )
+    def units(self, clients: Clients, **how: bool) -> OwnUnits:
+        """Return the clients in own units."""
+        return OwnUnits.of(clients, bias=has_bias(self.model), **how)
 
-
-def own_units(method: Method, clients: Clients) -> OwnUnits:
-    """Measure clients for a method with a linear model."""
-    assert isinstance(method.model, Linear)
-    return OwnUnits.of(clients, bias=method.model.bias)
-
-
-def check_lam(lam: float | None, name: str = "lam") -> None:
-    """Raise ValueError for a penalty that is not positive."""
-    if lam is not None and not 0 < lam < math.inf:
-        raise ValueError(f"{name} = {lam}: expected a positive number")
+    def solve_ridge(self, units: OwnUnits, lam: float) -> Tensor:
+        """Return local fits with a ridge penalty: weights and, last, intercepts, (c, d + 1)."""
+        root = torch.full((units.clients.spec.features,), 1 / math.sqrt(lam), dtype=torch.float64)
+        weight, level = units.solve(root)
+        return torch.cat([weight, level[:, None]], dim=1)
 
 
 @register("single", releases="nothing")
 @dataclass(frozen=True, kw_only=True)
-class Single(Silent):
+class Single(InOwnUnits, Silent):
     """One linear model per client on its own rows only: ridge, lasso or logistic regression.
 
         min_w  mean_i loss(x_i, w) + lam/2 |w|^2   or   + lam |w|_1
 
     Attributes:
-        model: Linear, with or without a bias, which is not penalised.
-        penalty: "l2" or "l1".
         lam: Its strength; None for 0.3 / features (l2) or 0.1 / features (l1).
         mu: Of "l2": added to lam.
     """
@@ -404,15 +321,7 @@ class Single(Silent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_lam(self.lam)
-
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for other models and tasks, and for rows without variation."""
-        check_linear(self, spec)
-        if data is not None:
-            refuse_degenerate(data)
+        check_numbers(self, lam="> 0")
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Share nothing."""
@@ -421,42 +330,28 @@ class Single(Silent):
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit own rows."""
-        units, features = own_units(self, clients), clients.spec.features
-        lam = usual_lam(features) if self.lam is None else self.lam
+        units = self.units(clients)
+        lam = usual_lam(clients.spec.features) if self.lam is None else self.lam
         if self.penalty == "l1":
-            lam = lam / 3 if self.lam is None else lam
-            found = units.solve_sparse(lam)
-        else:
-            root = 1 / math.sqrt(lam + self.mu)
-            found = units.solve(torch.full((features,), root, dtype=torch.float64))
-        return to(units.model(*found), clients.device)
+            found = units.solve_sparse(lam / 3 if self.lam is None else lam)
+            return to(units.model(*found), clients.device)
+        fit = self.solve_ridge(units, lam + self.mu)
+        return to(units.model(fit[:, :-1], fit[:, -1]), clients.device)
 
 
-class Pooled(Silent):
+class _Together(InOwnUnits, Silent):
     """A method with all rows in one place; it releases everything and is not private."""
 
     shape = Shape.POOLED
-
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for other models and tasks, and for rows without variation."""
-        check_linear(self, spec)
-        if data is not None:
-            refuse_degenerate(data)
 
     def baselines(self) -> Baselines:
         """Compare with local fits in the same units."""
         return Baselines(local=Single(model=self.model))
 
 
-@register(
-    "mtl",
-    releases="everything: rows in one place",
-    not_applicable={"learns": "a centralised method has no private run"},
-)
+@register("mtl", releases=_EVERYTHING)
 @dataclass(frozen=True, kw_only=True)
-class MTL(Pooled):
+class MTL(_Together):
     """Trace-norm or l2,1 multi-task learning on rows in one place: not private, a baseline.
 
         min_W  sum_k mean loss of client k(w_k) + mu/2 |w_k|^2 + lam g(W)
@@ -466,8 +361,6 @@ class MTL(Pooled):
     Liu, Ji and Ye 2009, "Multi-task feature learning via efficient l2,1-norm minimization").
 
     Attributes:
-        model: Linear, with or without a bias of each client's own, which is not penalised.
-        penalty: "trace" or "l21".
         lam: Its strength; None for 0.3 / features times the root mean square, over features, of
             the local models.
         mu: Adds mu/2 |w|^2 to every client's loss.
@@ -482,12 +375,11 @@ class MTL(Pooled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_lam(self.lam)
-        check_lam(self.tol, "tol")
+        check_numbers(self, lam="> 0", tol="> 0")
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit all clients together."""
-        units, features = own_units(self, clients), clients.spec.features
+        units, features = self.units(clients), clients.spec.features
         lam, ridge = self.lam, usual_lam(features)
         if lam is None:
             local, _ = units.solve(torch.full((features,), 1 / math.sqrt(ridge)).double())
@@ -504,13 +396,9 @@ class MTL(Pooled):
         return to(units.model(fit.weight, fit.bias), clients.device)
 
 
-@register(
-    "mtrl",
-    releases="everything: rows in one place",
-    not_applicable={"learns": "a centralised method has no private run"},
-)
+@register("mtrl", releases=_EVERYTHING)
 @dataclass(frozen=True, kw_only=True)
-class MTRL(Pooled):
+class MTRL(_Together):
     """Models and the relation between clients, rows in one place: not private, a baseline.
 
         min_{W, Omega}  sum_k mean loss of client k(w_k) + lam1/2 |W|^2 + lam2/2 tr(W^T Omega^-1 W)
@@ -519,7 +407,6 @@ class MTRL(Pooled):
     convex formulation for learning task relationships in multi-task learning".
 
     Attributes:
-        model: Linear, with or without a bias of each client's own, which is not penalised.
         lam1: Weight of the squares of the models; None for a tenth of lam2's effect on
             unrelated clients.
         lam2: Weight of the relation; None for 0.3 / (features clients), a ridge penalty of 0.3 /
@@ -534,13 +421,11 @@ class MTRL(Pooled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_lam(self.lam1, "lam1")
-        check_lam(self.lam2, "lam2")
-        check_lam(self.tol, "tol")
+        check_numbers(self, lam1="> 0", lam2="> 0", tol="> 0")
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit all clients and their relation."""
-        units = own_units(self, clients)
+        units = self.units(clients)
         ridge = usual_lam(clients.spec.features)
         fit = fit_mtrl(
             units.moved(),

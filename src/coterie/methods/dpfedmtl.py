@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add, stack
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Post, check_numbers, register
+from coterie.methods.proximal import Proximal
 from coterie.models import MLP, Model
-from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @register("dpfedmtl", releases="a clipped, noised mean change of the shared layers")
 @dataclass(frozen=True, kw_only=True)
-class DPFedMTL(Method):
+class DPFedMTL(Proximal):
     """A network with shared layers and a personal head per client (Wu et al.).
 
     At most one of `personal`, `head`, `encoder` and `split` says what is whose; without any the
@@ -58,7 +58,6 @@ class DPFedMTL(Method):
         last_solve: Whether there is that last fit.
     """
 
-    shape = Shape.SUM
     model: Model = field(default_factory=MLP)
     personal: tuple[str, ...] | str = ()
     head: str = ""
@@ -75,18 +74,10 @@ class DPFedMTL(Method):
             object.__setattr__(self, "personal", (self.personal,))
         if self.split is not None and not callable(self.split):
             raise ValueError(f"split = {self.split!r}: expected a function of a leaf's name")
-        given = {
-            name: value
-            for name in ("personal", "head", "encoder", "split")
-            if (value := getattr(self, name))
-        }
+        given = [name for name in ("personal", "head", "encoder", "split") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} were given: one of them says what is personal")
-        if self.head_epochs < 1:
-            raise ValueError(
-                f"head_epochs = {self.head_epochs}: expected at least 1; to leave the last fit of "
-                "heads out, set last_solve = false"
-            )
+        check_numbers(self, head_epochs=">= 1")
 
     @classmethod
     def paper(
@@ -107,14 +98,8 @@ class DPFedMTL(Method):
         view; `coterie.privacy.published` has all columns of that comparison. In one thing the plan
         is better than the published form: a client's change of a whole round is clipped and noised,
         once.
-
-        Args:
-            cohort: Expected clients in a round, K (CelebA 20, FEMNIST 3).
-            rounds: The paper's T (400, 1000).
-            sigma: The paper's: .11, .65, 2.42 or 9.69.
-            clip: The paper does not state it.
-            delta: The paper's.
-            model: The network; None for this method's default.
+        The paper has K = 20 (CelebA) or 3 (FEMNIST), T = 400 or 1000 `rounds`, and sigma = .11,
+        .65, 2.42 or 9.69; it does not state the clip.
         """
         # A plan stands above methods; only this recipe of a whole plan looks up to it.
         from coterie.plan.plan import Plan, Privacy
@@ -131,20 +116,13 @@ class DPFedMTL(Method):
         method = cls(last_solve=False) if model is None else cls(model=model, last_solve=False)
         return Plan(method=method, privacy=privacy, sampler=Poisson(cohort), rounds=rounds)
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
+    def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for models that do not fit, and splits that leave a side empty."""
         self.heads(spec)
-        if data is not None:
-            self.model.check_data(data)
+        super().check(spec, **given)
 
     def heads(self, spec: Spec) -> tuple[str, ...]:
-        """Name the personal leaves.
-
-        Raises:
-            ValueError: If names are not of the model, or a side is empty.
-        """
+        """Return the names of the personal leaves; raise ValueError if a side is empty."""
         names = tuple(self.model.init(spec, Rng.seeded(0)))
         chosen = self._chosen(names, spec)
         if not chosen or len(chosen) == len(names):
@@ -159,31 +137,29 @@ class DPFedMTL(Method):
     def _chosen(self, names: tuple[str, ...], spec: Spec) -> tuple[str, ...]:
         if self.split is not None:
             return tuple(name for name in names if self.split(name))
-        if self.head or self.encoder:
-            path = self.head or self.encoder
-            inside = {name for name in names if _matches(name, path)}
-            self._check_found(path, bool(inside), names, spec)
-            return tuple(name for name in names if (name in inside) == bool(self.head))
-        if self.personal:
-            for layer in self.personal:
-                found = any(_matches(name, layer) for name in names)
-                self._check_found(layer, found, names, spec)
-            return tuple(n for n in names if any(_matches(n, layer) for layer in self.personal))
-        return self.model.head(spec)
+        paths = (self.head or self.encoder,) if self.head or self.encoder else self.personal
+        if not paths:
+            return self.model.head(spec)
+        inside: set[str] = set()
+        for path in paths:
+            found = {name for name in names if _matches(name, path)}
+            if not found:
+                raise ValueError(self._unknown(path, names, spec))
+            inside |= found
+        return tuple(name for name in names if (name in inside) != bool(self.encoder))
 
-    def _check_found(self, layer: str, found: bool, names: tuple[str, ...], spec: Spec) -> None:
-        tied = None if found else self.model.alias(spec, layer)
+    def _unknown(self, layer: str, names: tuple[str, ...], spec: Spec) -> str:
+        tied = self.model.alias(spec, layer)
         if tied is not None:
-            raise ValueError(
+            return (
                 f"{layer!r} shares its parameters with {tied!r}: name that leaf, and the two are "
                 "personal, or shared, together"
             )
-        if not found:
-            raise ValueError(
-                f"{layer!r} names no leaf or layer of {type(self.model).__name__}: its leaves are "
-                f"{', '.join(names)}; use one of these, or a layer's path such as "
-                f"{names[-1].rpartition('.')[0] or names[-1]!r}"
-            )
+        return (
+            f"{layer!r} names no leaf or layer of {type(self.model).__name__}: its leaves are "
+            f"{', '.join(names)}; use one of these, or a layer's path such as "
+            f"{names[-1].rpartition('.')[0] or names[-1]!r}"
+        )
 
     def contribution(self, spec: Spec) -> Tree:
         """Contribute the shared layers; the shared tree keeps the public start of the heads."""
@@ -198,10 +174,6 @@ class DPFedMTL(Method):
         """Return whole models, stacked: the shared layers with the clients' heads."""
         clients = len(next(iter(personal.values())))
         return {name: personal.get(name, leaf) for name, leaf in stack(shared, clients).items()}
-
-    def problem(self) -> LocalProblem:
-        """Return the local problem of a round."""
-        return LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
 
     def _fit_heads(self, models: Tree, heads: Tree, clients: Clients, rng: Rng, round: int) -> Tree:
         longer = replace(self.sgd, epochs=self.head_epochs, steps=None)
@@ -240,10 +212,6 @@ class DPFedMTL(Method):
     def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Put the heads as they are on the shared layers as they are."""
         return self.joined(shared, personal)
-
-
-FedMTL = DPFedMTL
-"""The same method; without noise (epsilon = inf) it is what the paper calls FedMTL."""
 
 
 def _matches(name: str, layer: str) -> bool:

@@ -14,18 +14,17 @@ words on noise and on what is enforced hold here too. Every client's row is rele
 protected by its own noise only, which is why the noise is large.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.data.scaling import refuse_degenerate
-from coterie.methods.base import Baselines, Clipping, Method, Post, Rounds, Shape, register
-from coterie.methods.baselines import MTRL, Single, check_lam, check_linear, usual_lam
-from coterie.methods.dpaggr import first_rows
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Baselines, Post, Shape, check_numbers, register
+from coterie.methods.baselines import MTRL, Single, usual_lam
+from coterie.methods.dpaggr import RowLevel
 from coterie.models import Linear, Model
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.structured import OwnUnits
@@ -41,11 +40,10 @@ _LEAST = 1e-6
     },
 )
 @dataclass(frozen=True, kw_only=True)
-class DPMTRL(Method):
+class DPMTRL(RowLevel):
     """Personal linear models, related by noised models (Gupta et al. 2016).
 
     Attributes:
-        model: Linear, with or without a bias of each client's own, which is never released.
         lam1: Weight of the squares of a model; None for 0.03 / features.
         lam2: Weight of the relation; None for 0.3 / (features clients).
         rows: The most rows of a client that are used, a public number.
@@ -61,27 +59,7 @@ class DPMTRL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_lam(self.lam1, "lam1")
-        check_lam(self.lam2, "lam2")
-        if self.rows < 1:
-            raise ValueError(f"rows = {self.rows}: expected at least 1")
-
-    def rounds(self, spec: Spec) -> Rounds:
-        """Return the rule: one round."""
-        return replace(super().rounds(spec), between=(1, 1))
-
-    def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
-        """Return the bound, and the largest number of rows that the published proof needs."""
-        usual = super().clipping(clients, rounds, clip)
-        return replace(usual, rows=self.rows if self.convert else None)
-
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for other models and tasks, and for rows without variation."""
-        check_linear(self, spec)
-        if data is not None:
-            refuse_degenerate(data)
+        check_numbers(self, lam1="> 0", lam2="> 0")
 
     def _weights(self, clients: int, features: int) -> tuple[float, float]:
         ridge = usual_lam(features)
@@ -100,16 +78,9 @@ class DPMTRL(Method):
         """Contribute one model, as a vector."""
         return {"model": torch.zeros(spec.features, dtype=torch.float64)}
 
-    def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
-        """Keep nothing between rounds."""
-        return {"begun": torch.zeros(clients)}
-
     def _fit(self, shared: Tree, clients: Clients) -> tuple[OwnUnits, Tensor]:
         """Fit every client, regularised towards what the others' noisy models say."""
-        assert isinstance(self.model, Linear)
-        few = first_rows(clients, self.rows)
-        units = OwnUnits.of(few, bias=self.model.bias, signs=True, bounded=True)
-        ids = clients.ids.cpu()
+        units, ids = self.bounded_units(clients, signs=True), clients.ids.cpu()
         lam1, lam2 = self._weights(clients.spec.clients, clients.spec.features)
         strength = lam2 * shared["strength"].cpu()[ids]
         total = lam1 + strength

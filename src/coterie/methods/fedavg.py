@@ -10,13 +10,13 @@ and contributes w' - shared, with the same weight for every client (weights by r
 private data that the noise does not cover). Every client is evaluated on the shared model.
 """
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, add, stack, subtract
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.core.tree import Tree, stack, subtract
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import check_numbers, register
+from coterie.methods.proximal import Proximal
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
@@ -24,17 +24,15 @@ from coterie.solvers.sgd import SGD
 
 @register("fedavg", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Method):
+class FedAvg(Proximal):
     """One shared model for all clients (FedAvg; FedProx with `prox`).
 
     Attributes:
-        model: The model.
         prox: Weight of FedProx's proximal term towards the shared model; 0 is FedAvg.
         solver: "exact" for linear least squares with prox > 0, "sgd", or "auto".
         sgd: Local steps of a round.
     """
 
-    shape = Shape.SUM
     model: Model = field(default_factory=Linear)
     prox: float = 0.0
     solver: How = "auto"
@@ -42,19 +40,11 @@ class FedAvg(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.prox < math.inf:
-            raise ValueError(f"prox = {self.prox}: expected a finite number >= 0")
-
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
-        super().check(spec, cohort=cohort, data=data)
-        self.problem().is_exact(spec)
+        check_numbers(self, prox=">= 0")
 
     def problem(self) -> LocalProblem:
         """Return the local problem of a round."""
-        return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.prox)
+        return replace(super().problem(), lam=self.prox)
 
     def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds."""
@@ -69,10 +59,6 @@ class FedAvg(Method):
             start, clients, rng, round=round, anchor=shared, keep_failed=True
         )
         return personal, subtract(after, shared)
-
-    def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move the shared model by the released mean."""
-        return add(shared, post.mean)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Return the shared model as every client's model."""

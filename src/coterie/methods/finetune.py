@@ -19,15 +19,22 @@ finetuned model publishes what it learned from its own rows, as with any persona
 """
 
 import inspect
-import math
 from dataclasses import InitVar, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, TypeVar, get_args
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, scale, stack
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, per_row_leaves, register, shared_leaves
+from coterie.core.tree import Tree, scale
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import (
+    Method,
+    Post,
+    Shape,
+    check_numbers,
+    per_row_leaves,
+    register,
+    shared_leaves,
+)
 from coterie.methods.fedavg import FedAvg
 from coterie.solvers.local import LocalProblem, fisher
 from coterie.solvers.sgd import SGD, Near
@@ -81,8 +88,7 @@ class Finetune(Method):
         if model is not None:
             base = replace(self.base, model=model)  # type: ignore[type-var]
             object.__setattr__(self, "base", base)
-        if not 0 <= self.lam < math.inf:
-            raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
+        check_numbers(self, lam=">= 0")
         if self.how not in get_args(How):
             raise ValueError(f"how = {self.how!r}: expected one of {', '.join(get_args(How))}")
         if isinstance(self.base, Finetune):
@@ -91,11 +97,9 @@ class Finetune(Method):
     def __str__(self) -> str:
         return f"{self.base}+{self.how}"
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
+    def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for base methods without a shared model."""
-        self.base.check(spec, cohort=cohort, data=data)
+        self.base.check(spec, **given)
         state = self.base.init_client_state(self.base.init(spec, Rng.seeded(0)), spec, 1)
         names = () if per_row_leaves(state) else shared_leaves(self.base, spec)
         first = self.base.model.init(spec, Rng.seeded(0))
@@ -130,10 +134,7 @@ class Finetune(Method):
         """Return finetuned models, given those of the base method."""
         towards = self.base.serving.shared_model(shared, clients)
         anchor = {
-            name: stack({"": towards[name]}, len(clients))[""]
-            if name in towards and towards[name].dim() < leaf.dim()
-            else towards.get(name, leaf)
-            for name, leaf in start.items()
+            name: towards.get(name, leaf).expand(leaf.shape).clone() for name, leaf in start.items()
         }
         problem = self._problem(start, anchor, set(towards), clients)
         return problem.solve(start, clients, rng.at("finetune"), round=0, anchor=anchor)

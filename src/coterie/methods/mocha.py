@@ -25,16 +25,8 @@ from torch import Tensor
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, map_leaves
 from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Baselines, Duality, Post, Rounds, Shape, register
-from coterie.methods.svm import (
-    LocalSVM,
-    Machines,
-    check_constants,
-    joined,
-    kept_part,
-    padded,
-    parted,
-)
+from coterie.methods.base import Baselines, Duality, Post, Rounds, Shape, check_numbers, register
+from coterie.methods.svm import ClassWeight, Machines, joined, kept_part, padded, parted
 from coterie.models import Linear, Model
 from coterie.solvers.sdca import Losses, certify, take_steps
 
@@ -51,7 +43,6 @@ class MOCHA(Machines):
     """Support vector machines with related clients, not made for privacy (Smith et al. 2017).
 
     Attributes:
-        model: Linear; a bias is penalised like the weights.
         c1: The cost of errors.
         relation: "mean" (`mtlsvm`'s objective) or "learned".
         c2: Of "mean": what being different costs.
@@ -75,18 +66,16 @@ class MOCHA(Machines):
     lam2: float = 0.1
     every: int = 10
     tube: float = 0.1
-    class_weight: Literal["none", "balanced"] | tuple[float, ...] = "none"
+    class_weight: ClassWeight = "none"
     epochs: int = 1
     draws: Literal["replacement", "permutation"] = "replacement"
     stop: float = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_constants(c1=self.c1, c2=self.c2, lam1=self.lam1, lam2=self.lam2, stop=self.stop)
+        check_numbers(self, c1="> 0", c2="> 0", lam1="> 0", lam2="> 0", stop="> 0")
+        check_numbers(self, every=">= 1", epochs=">= 1")
         self.losses()
-        for name in ("every", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: expected at least 1")
 
     def losses(self) -> Losses:
         """Return what rows cost."""
@@ -181,6 +170,4 @@ class MOCHA(Machines):
     def baselines(self) -> Baselines:
         """Compare with local support vector machines."""
         c = self.c1 / (self.c2 if self.relation == "mean" else self.lam1 + self.lam2)
-        return Baselines(
-            local=LocalSVM(model=self.model, c=c, tube=self.tube, class_weight=self.class_weight)
-        )
+        return Baselines(local=self.local_machine(c))

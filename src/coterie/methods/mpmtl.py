@@ -36,32 +36,59 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, to
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.data.scaling import refuse_degenerate
-from coterie.methods.base import Baselines, Method, Post, Rounds, Shape, register
-from coterie.methods.baselines import MTL, Single, check_linear, check_matrix, usual_lam
+from coterie.core.tree import Tree, to, where_rows
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Baselines, Post, Rounds, Shape, check_numbers, register
+from coterie.methods.baselines import MTL, InOwnUnits, Single, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.structured import Lift, OwnUnits, Spectrum, apply, lift
 
 _LIFTS = {"flat": 1.2, "floor": 0.1, "add": 1.5}
+_MOST_FEATURES = 4096  # rows of a released matrix
 _INNER = 5000  # accelerated steps that a client's own problem with two parts may take
 _STILL = 1e-7  # it ends when a step moves it by less than this share
 
 
+class SecondMoment(InOwnUnits):
+    """A method that releases the second moment of linear models, or its diagonal."""
+
+    structure: Literal["low_rank", "group_sparse"]
+
+    @property
+    def shape(self) -> Shape:
+        """A second moment, or its diagonal."""
+        return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
+
+    def check(self, spec: Spec, **given: Any) -> None:
+        """Raise ValueError for other models and tasks, and for matrices that are too large."""
+        super().check(spec, **given)
+        if self.structure == "low_rank" and spec.features > _MOST_FEATURES:
+            raise ValueError(
+                f"{spec.features} features: the released matrix has at most {_MOST_FEATURES} rows; "
+                'use structure = "group_sparse", or project the features by public directions'
+            )
+
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the rule for rounds: at most 4."""
+        return replace(super().rounds(spec), between=(1, 4))
+
+    def contribution(self, spec: Spec) -> Tree:
+        """Contribute one model, as a vector."""
+        return {"moment": torch.zeros(spec.features, dtype=torch.float64)}
+
+
 @register("mpmtl", releases="a noised second moment of the models, or its diagonal")
 @dataclass(frozen=True, kw_only=True)
-class MPMTL(Method):
+class MPMTL(SecondMoment):
     """One linear model per client, in a common subspace or on common features (Liang et al. 2020).
 
     Attributes:
-        model: Linear, with or without a bias. The bias is each client's own and is never released.
         structure: "low_rank" (releases a symmetric matrix) or "group_sparse" (releases its
             diagonal).
         solver: "solve", or "steps" as published: see the module's docstring.
@@ -93,34 +120,13 @@ class MPMTL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lam is not None and not 0 < self.lam < math.inf:
-            raise ValueError(f"lam = {self.lam}: expected a positive number; 0 is local training")
+        check_numbers(self, lam="> 0", mu=">= 0", lift_by=">= 0", decompose="> 0")
         if self.lam is None and self.lam_scale == "absolute":
             raise ValueError('lam_scale = "absolute" needs a lam: give one')
-        if not 0 <= self.mu < math.inf:
-            raise ValueError(f"mu = {self.mu}: expected a number of at least 0")
         if self.acceleration == "strong" and self.mu == 0:
             raise ValueError('acceleration = "strong" needs mu > 0, for example 1e-3')
-        if self.lift_by is not None and not 0 <= self.lift_by < math.inf:
-            raise ValueError(f"lift_by = {self.lift_by}: expected a number of at least 0")
-        if self.decompose is not None and not 0 < self.decompose < math.inf:
-            raise ValueError(f"decompose = {self.decompose}: expected a positive number, or none")
         if self.solver == "solve" and self.clip_own:
             raise ValueError('clip_own belongs to solver = "steps": a solve has no model to clip')
-
-    @property
-    def shape(self) -> Shape:
-        """A second moment, or its diagonal."""
-        return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
-
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for other models and tasks, and for matrices that are too large."""
-        check_linear(self, spec)
-        check_matrix(self.structure, spec)
-        if data is not None:
-            refuse_degenerate(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start with no structure: every direction alike."""
@@ -133,12 +139,8 @@ class MPMTL(Method):
         }
 
     def rounds(self, spec: Spec) -> Rounds:
-        """Return the rule for rounds: at most 4."""
-        return replace(super().rounds(spec), between=(1, 4), error=0.25)
-
-    def contribution(self, spec: Spec) -> Tree:
-        """Contribute one model, as a vector."""
-        return {"moment": torch.zeros(spec.features, dtype=torch.float64)}
+        """Return the rule for rounds, with an error of 0.25."""
+        return replace(super().rounds(spec), error=0.25)
 
     def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start with nothing: the first round fits own rows only."""
@@ -154,11 +156,11 @@ class MPMTL(Method):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Use the released structure on the own model; contribute the model that results."""
-        units, here = self._units(clients), to(personal, "cpu")
+        units = self.units(clients)
         if self.solver == "solve":
             after = self._solved(shared, units)
         else:
-            before = self._begin(units, here)
+            before = self._begin(units, to(personal, "cpu"))
             after = self._step(shared, units, before, self._shrunk(shared, units, before))
         after = to(after, clients.device)
         return after, {"moment": after["model"][:, :-1]}
@@ -195,19 +197,15 @@ class MPMTL(Method):
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Use the last released structure; no step after it."""
-        units, here = self._units(clients), to(personal, "cpu")
+        units = self.units(clients)
         if self.solver == "solve":
             final = self._solved(shared, units)
             model = final["model"]
         else:
-            final = self._begin(units, here)
+            final = self._begin(units, to(personal, "cpu"))
             model = self._shrunk(shared, units, final)
         whole = model[:, :-1] + final["own"]
         return to(units.model(whole, model[:, -1]), clients.device)
-
-    def _units(self, clients: Clients) -> OwnUnits:
-        assert isinstance(self.model, Linear)
-        return OwnUnits.of(clients, bias=self.model.bias)
 
     def _penalty(self, shared: Tree) -> tuple[Spectrum, float]:
         """Return what the releases say, and lam in the units of the releases."""
@@ -267,14 +265,8 @@ class MPMTL(Method):
         lam = usual_lam(units.clients.spec.features)
         if self.lam is not None and self.lam_scale == "posted":
             lam = self.lam
-        ones = torch.ones(units.clients.spec.features, dtype=torch.float64)
-        weight, level = units.solve(ones / math.sqrt(lam + self.mu))
-        model = torch.cat([weight, level[:, None]], dim=1)
-        fitted = _state(model, model, torch.zeros_like(weight))
-        return {
-            name: torch.where(new.reshape(-1, *[1] * (leaf.dim() - 1)), fitted[name], leaf)
-            for name, leaf in personal.items()
-        }
+        model = self.solve_ridge(units, lam + self.mu)
+        return where_rows(new, _state(model, model, torch.zeros_like(model[:, :-1])), personal)
 
     def _shrunk(self, shared: Tree, units: OwnUnits, personal: Tree) -> Tensor:
         """Apply the public map to the own model; its intercept is unchanged."""
@@ -333,7 +325,7 @@ Solve = Callable[[Tree, Clients], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framework(Method):
+class Framework(SecondMoment):
     """MP-MTL's general framework, Algorithm 1, with any two functions; see `framework`.
 
     From the released second moments of the clients' models, `share` makes shared information; with
@@ -364,20 +356,6 @@ class Framework(Method):
         says which rows are real.
         """
 
-    @property
-    def shape(self) -> Shape:
-        """A second moment, or its diagonal."""
-        return Shape.GRAM if self.structure == "low_rank" else Shape.SQUARES
-
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for other models and tasks, and for matrices that are too large."""
-        check_linear(self, spec)
-        check_matrix(self.structure, spec)
-        if data is not None:
-            refuse_degenerate(data)
-
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Know nothing yet but the sizes."""
         self.check(spec)
@@ -386,17 +364,9 @@ class Framework(Method):
             "framework.blank": torch.zeros(spec.features, dtype=torch.float64),
         }
 
-    def rounds(self, spec: Spec) -> Rounds:
-        """Return the rule for rounds: at most 4."""
-        return replace(super().rounds(spec), between=(1, 4))
-
-    def contribution(self, spec: Spec) -> Tree:
-        """Contribute one model, as a vector."""
-        return {"moment": torch.zeros(spec.features, dtype=torch.float64)}
-
     def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds."""
-        return {"begun": torch.zeros(clients)}
+        return {}
 
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int

@@ -52,21 +52,13 @@ from coterie.methods.base import (
     Post,
     Rounds,
     Shape,
+    check_numbers,
     register,
 )
-from coterie.methods.svm import (
-    LocalSVM,
-    Machines,
-    check_constants,
-    joined,
-    kept_part,
-    padded,
-    parted,
-)
+from coterie.methods.svm import ClassWeight, Machines, joined, kept_part, padded, parted
 from coterie.models import Linear, Model
 from coterie.solvers.sdca import Losses, certify, take_steps
 
-ClassWeight = Literal["none", "balanced"] | tuple[float, ...]
 _LAST_EPOCHS = 200
 _LOCAL_TOL = 1e-4  # the largest gradient at which local steps stop before their epochs are over
 _LAST_TOL = 1e-6
@@ -79,7 +71,6 @@ class MTLSVM(Machines):
     """Support vector machines with a shared and a personal part.
 
     Attributes:
-        model: Linear; a bias is penalised like the weights.
         c1: The cost of errors.
         c2: What being different costs; the larger, the more alike.
         tube: Errors up to this are free (regression).
@@ -120,28 +111,23 @@ class MTLSVM(Machines):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_constants(c1=self.c1, c2=self.c2, stop=self.stop)
+        check_numbers(self, c1="> 0", c2="> 0", stop="> 0")
         self.losses()
         for name in ("epochs", "together"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} = {value}: expected a whole number of at least 1")
-        number = isinstance(self.gamma, int | float) and not isinstance(self.gamma, bool)
-        if self.gamma not in ("add", "average") and not (number and 0 < float(self.gamma) <= 1):
+        number = type(self.gamma) in (int, float) and 0 < float(self.gamma) <= 1
+        if self.gamma not in ("add", "average") and not number:
             raise ValueError(
                 f"gamma = {self.gamma!r}: expected 'add', 'average' or a number in (0, 1]"
             )
         self._check_mask()
 
     def _check_mask(self) -> None:
-        for name, choices in (
-            ("mask", ("none", "step", "paper")),
-            ("mask_law", ("bernoulli", "beta")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} = {getattr(self, name)!r}: expected one of {', '.join(choices)}"
-                )
+        for name, choices in (("mask", "none, step, paper"), ("mask_law", "bernoulli, beta")):
+            if getattr(self, name) not in choices.split(", "):
+                raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {choices}")
         if self.mask_law == "bernoulli" and self.mask_keep == 0 and self.mask_untouched == 0:
             raise ValueError(
                 "mask_keep = 0 and mask_untouched = 0: no step would ever be taken; keep some"
@@ -170,11 +156,9 @@ class MTLSVM(Machines):
             duality=gap,
         )
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
+    def check(self, spec: Spec, *, cohort: int | None = None, **given: Any) -> None:
         """Raise ValueError for other models, and for cohorts larger than the steps are safe for."""
-        super().check(spec, cohort=cohort, data=data)
+        super().check(spec, cohort=cohort, **given)
         if self.together is not None and cohort is not None and self.together < cohort:
             raise ValueError(
                 f"together = {self.together}, but a round may have {cohort} clients: steps made "
@@ -202,12 +186,12 @@ class MTLSVM(Machines):
         data: FederatedDataset | None = None,
     ) -> Notes:
         """Return why there are few rounds, rows without effect, and what a mask is not."""
-        counted = f"{rounds} round{'s' * (rounds > 1)}"
         return Notes(
             settings=(
-                f"{counted} of up to {self.epochs} local passes, clip {clip:.3g}: the noise of "
-                "every round stays in the shared weights, so few rounds with much local work are "
-                "best. The clip suits features of standard deviation about 1.",
+                f"{rounds} round{'s' * (rounds > 1)} of up to {self.epochs} local passes, clip "
+                f"{clip:.3g}: the noise of every round stays in the shared weights, so few rounds "
+                "with much local work are best. The clip suits features of standard deviation "
+                "about 1.",
             ),
             data=() if data is None else tuple(self._data_notes(data)),
             caveats=self._mask_caveats(private),
@@ -338,14 +322,7 @@ class MTLSVM(Machines):
 
     def baselines(self) -> Baselines:
         """Compare with local support vector machines, the limit C2 -> 0."""
-        return Baselines(
-            local=LocalSVM(
-                model=self.model,
-                c=self.c1 / self.c2,
-                tube=self.tube,
-                class_weight=self.class_weight,
-            )
-        )
+        return Baselines(local=self.local_machine(self.c1 / self.c2))
 
     def step_rule(self, clients: int) -> dict[str, Any]:
         """Return the public rule of a client's dual steps, which an audit follows.

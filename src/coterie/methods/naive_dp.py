@@ -16,17 +16,18 @@ client's model is its released row: nothing is kept at home, and there is no las
 result would not be part of what plain differential privacy covers.
 """
 
-import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add, map_leaves, stack, subtract, take
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Notes, Post, Rounds, Shape, register
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Notes, Post, Rounds, Shape, register
+from coterie.methods.proximal import Proximal
 from coterie.models import Linear, Model
-from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.local import How
 from coterie.solvers.sgd import SGD
 
 
@@ -36,11 +37,10 @@ from coterie.solvers.sgd import SGD
     not_applicable={"learns": "a demonstration: the noise on each client's row hides it"},
 )
 @dataclass(frozen=True, kw_only=True)
-class NaiveDP(Method):
+class NaiveDP(Proximal):
     """All personal models released with noise: shows why joint privacy is needed.
 
     Attributes:
-        model: The model of every client.
         lam: How strongly models are regularised towards the mean of the released ones.
         solver: "exact" for linear least squares, "sgd", or "auto".
         sgd: Local steps of a round.
@@ -52,30 +52,11 @@ class NaiveDP(Method):
     solver: How = "auto"
     sgd: SGD = field(default_factory=SGD)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.lam < math.inf:
-            raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
-
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
-        super().check(spec, cohort=cohort, data=data)
-        self._problem().is_exact(spec)
-
     def rounds(self, spec: Spec) -> Rounds:
         """Return the rule: one round, since more only add noise."""
         return replace(super().rounds(spec), between=(1, 1))
 
-    def notes(
-        self,
-        *,
-        private: bool = True,
-        rounds: int = 1,
-        clip: float = 1.0,
-        data: FederatedDataset | None = None,
-    ) -> Notes:
+    def notes(self, *, private: bool = True, rounds: int = 1, clip: float = 1.0, **_: Any) -> Notes:
         """Return that this is a demonstration, and why no setting helps."""
         caveat = (
             "naive_dp is a demonstration that is MEANT to be useless: it releases every client's "
@@ -107,16 +88,13 @@ class NaiveDP(Method):
         """Keep nothing at home."""
         return {}
 
-    def _problem(self) -> LocalProblem:
-        return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
-
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Work from the own released row, towards the mean of all; contribute the change."""
-        start = take(shared, clients.ids.to(clients.device))
+        start = self.current_models(shared, personal, clients)
         mean = map_leaves(lambda leaf: leaf.mean(dim=0), shared)
-        after = self._problem().solve(
+        after = self.problem().solve(
             start, clients, rng, round=round, anchor=mean, keep_failed=True
         )
         return personal, subtract(after, start)
@@ -127,7 +105,7 @@ class NaiveDP(Method):
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Return the released rows, which every client sees."""
-        return take(shared, clients.ids.to(clients.device))
+        return self.current_models(shared, personal, clients)
 
     def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return the released rows."""

@@ -47,7 +47,7 @@ start.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ from coterie.methods.base import (
     Post,
     Rounds,
     Serving,
-    Shape,
+    check_linear,
     register,
 )
 from coterie.methods.baselines import LAMS, modes, own_shares, ridge_prior
@@ -117,7 +117,6 @@ class PFEB(Method):
         directions: How many of the first features are in the slice.
     """
 
-    shape = Shape.SUM
     model: Model = field(default_factory=Linear)
     learn: bool = True
     variance: float | None = None
@@ -152,16 +151,14 @@ class PFEB(Method):
 
     def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
         """Release curvatures if they have few entries and the budget is large."""
+        chosen = self
         if self.residual is None and self.learn:
             chosen = replace(self, residual=spec.task == "regression")
-            return chosen.resolve(spec, n_mu=n_mu, cohort=cohort)
-        if self.gls is not None or not self._can_gls(spec):
-            return self
-        weights = spec.features + self._bias
-        far = (
-            weights <= (_EXACT_GLS if n_mu == math.inf else FEW_PARAMETERS) and n_mu >= LARGE_BUDGET
-        )
-        return replace(self, gls=True) if far else self
+        most = _EXACT_GLS if n_mu == math.inf else FEW_PARAMETERS
+        few = spec.features + self._bias <= most and n_mu >= LARGE_BUDGET
+        if few and self.gls is None and self._can_gls(spec):
+            return replace(chosen, gls=True)
+        return chosen
 
     def _can_gls(self, spec: Spec) -> bool:
         return spec.outputs == 1 and self.learn and self.shared == "all"
@@ -171,15 +168,10 @@ class PFEB(Method):
         assert isinstance(self.model, Linear)
         return self.model.bias
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
+    def check(self, spec: Spec, *, data: FederatedDataset | None = None, **given: Any) -> None:
         """Raise ValueError for models that are not linear, and curvatures that do not exist."""
-        if not isinstance(self.model, Linear):
-            raise ValueError(
-                f"pfeb is for linear models, not {type(self.model).__name__}: use dpfedmtl or "
-                'pmtl, or a linear head on public features (shared = "slice")'
-            )
+        features = 'a linear head on public features (shared = "slice")'
+        check_linear(self, f"dpfedmtl or pmtl, or {features}")
         if self.gls and not self._can_gls(spec):
             raise ValueError(
                 f'gls = true needs one output, learn = true and shared = "all"; this is '
@@ -221,15 +213,13 @@ class PFEB(Method):
         given = _GLS_SHARES if self.gls else _SHARES
         shares = {name: share for name, share in given.items() if self._posts(name)}
         found = {name: share / math.fsum(shares.values()) for name, share in shares.items()}
-        bounded = [
-            Block("mean", clip, found["mean"]),
-            Block("spread", _SPREAD, found["spread"], "positive", per_root=True),
-        ]
-        if "residual" in found:
-            bounded.append(Block("residual", _RESIDUAL, found["residual"], "single"))
-        if "curvature" in found:
-            bounded.append(Block("curvature", _CURVATURE, found["curvature"]))
-        return tuple(bounded)
+        bounded = {
+            "mean": Block("mean", clip, found["mean"]),
+            "spread": Block("spread", _SPREAD, found["spread"], "positive", per_root=True),
+            "residual": Block("residual", _RESIDUAL, found.get("residual", 1.0), "single"),
+            "curvature": Block("curvature", _CURVATURE, found.get("curvature", 1.0)),
+        }
+        return tuple(bounded[name] for name in found)
 
     def _posts(self, name: str) -> bool:
         return name != "residual" or self.residual is not False
@@ -369,14 +359,7 @@ class PFEB(Method):
     def _mean(self, shared: Tree, clients: Clients) -> Tree:
         return to(head_of(shared["mean"], self._bias), clients.device)
 
-    def notes(
-        self,
-        *,
-        private: bool = True,
-        rounds: int = 1,
-        clip: float = 1.0,
-        data: FederatedDataset | None = None,
-    ) -> Notes:
+    def notes(self, *, private: bool = True, clip: float = 1.0, **run: Any) -> Notes:
         """Return what the clip bounds, and what the guard does not do."""
         shares = ", ".join(f"{block.name} {block.share:.2g}" for block in self._blocks(clip))
         guard = (

@@ -19,25 +19,24 @@ The inner problem is the one that PMTL and Ditto solve, exactly for linear least
 one local round its fixed point is PMTL's, w = mean_k theta_k(w). Why this and not APFL: ADR 18.
 """
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add, map_leaves, scale, stack, subtract
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.data.federated import Clients
+from coterie.methods.base import Post, check_numbers, register
+from coterie.methods.proximal import Proximal
 from coterie.models import Linear, Model
-from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.local import How
 from coterie.solvers.sgd import SGD
 
 
 @register("pfedme", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(Method):
+class PFedMe(Proximal):
     """A shared model by the clients' Moreau envelopes, and personal models (Dinh et al. 2020).
 
     Attributes:
-        model: The model, shared and personal.
         lam: How strongly personal models are regularised towards the shared one.
         lr: Step of a client's copy of the shared model along its envelope; lr lam is the share of
             the way to theta that it goes, at most 1.
@@ -48,7 +47,6 @@ class PFedMe(Method):
         last_epochs: Epochs of the last solve (SGD only).
     """
 
-    shape = Shape.SUM
     model: Model = field(default_factory=Linear)
     lam: float = 0.3
     lr: float = 1.0
@@ -60,34 +58,18 @@ class PFedMe(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lam", "lr", "beta"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)}: expected a finite number > 0")
-        for name in ("local_rounds", "last_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: expected at least 1")
+        check_numbers(self, lam="> 0", lr="> 0", beta="> 0", local_rounds=">= 1")
         if self.lr * self.lam > 1:
             raise ValueError(
                 f"lr = {self.lr} with lam = {self.lam}: steps of lr lam > 1 go beyond the personal "
                 f"model; use lr = {1 / self.lam:.3g} or less"
             )
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for models that do not fit, and exact solves that do not exist."""
-        super().check(spec, cohort=cohort, data=data)
-        self._inner(self.sgd).is_exact(spec)
-
-    def _inner(self, sgd: SGD) -> LocalProblem:
-        """Return the problem that theta solves."""
-        return LocalProblem(model=self.model, how=self.solver, sgd=sgd, lam=self.lam)
-
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Move a copy of the shared model along the own envelope; contribute its change."""
-        copy, theta, inner = stack(shared, len(clients)), personal, self._inner(self.sgd)
+        copy, theta, inner = stack(shared, len(clients)), personal, self.problem()
         step = self.lr * self.lam
         for local in range(self.local_rounds):
             stream = rng.at("local", local)
@@ -97,9 +79,4 @@ class PFedMe(Method):
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the shared model by beta times the released mean."""
-        return add(shared, post.mean if self.beta == 1 else scale(post.mean, self.beta))
-
-    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Solve for theta once more, at the final shared model."""
-        longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
-        return self._inner(longer).solve(personal, clients, rng, round=0, anchor=shared)
+        return add(shared, scale(post.mean, self.beta))

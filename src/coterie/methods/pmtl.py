@@ -45,25 +45,27 @@ those of any clipped sum; there are fewer numbers for the noise to fall on.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, add, map_leaves, stack, subtract, take
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import (
-    Clipping,
-    Method,
-    Notes,
-    Post,
-    Rounds,
-    Serving,
-    Shape,
-    register,
+from coterie.core.tree import (
+    Tree,
+    add,
+    by_row,
+    finite_or,
+    map_leaves,
+    stack,
+    subtract,
+    take,
+    where_rows,
 )
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Clipping, Method, Notes, Post, Rounds, Serving, register
 from coterie.methods.baselines import best_modes, modes
+from coterie.methods.proximal import Proximal
 from coterie.models import Linear, Model
 from coterie.models.linear import (
     check_directions,
@@ -73,24 +75,23 @@ from coterie.models.linear import (
     slice_of,
     slice_variances,
 )
-from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.local import How
 from coterie.solvers.posterior import Prior
 from coterie.solvers.sgd import SGD
 
 LAST = (0.5, 1.0, 2.0, 4.0)
 """The penalties that a client chooses from for its last fit of a head, in units of lam."""
 BEGUN = "begun"
-"""A leaf of the personal state: 1 where a client has taken part. It is for methods whose clients
-start from public models of their own, which are not known when its state is made."""
+"""A leaf of the personal state: 1 where a client has taken part. For clients that start from public
+models of their own, which are not known when their state is made."""
 
 
 @register("pmtl", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
-class PMTL(Method):
+class PMTL(Proximal):
     """One model per client, regularised towards a privately released mean (Hu et al. 2023).
 
     Attributes:
-        model: The model of every client.
         lam: How strongly personal models are regularised towards the shared one.
         solver: "exact" for linear least squares, "sgd", or "auto": exact where it can be.
         sgd: Local steps of a round: learning rate, epochs or steps, batch, momentum, schedule.
@@ -106,7 +107,6 @@ class PMTL(Method):
             of 0.5, 1, 2 or 4 times `lam` by leave-one-out, which is free.
     """
 
-    shape = Shape.SUM
     model: Model = field(default_factory=Linear)
     lam: float = 0.3
     solver: How = "auto"
@@ -121,14 +121,7 @@ class PMTL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.lam < math.inf:
-            raise ValueError(f"lam = {self.lam}: expected a finite number >= 0")
         self._check_slice()
-        if self.last_epochs < 1:
-            raise ValueError(
-                f"last_epochs = {self.last_epochs}: expected at least 1; to leave the last solve "
-                "out, set last_solve = false"
-            )
         object.__setattr__(self, "clusters", tuple(int(place) for place in self.clusters))
         missing = set(range(max(self.clusters, default=-1) + 1)) ^ set(self.clusters)
         if missing:
@@ -158,14 +151,7 @@ class PMTL(Method):
                 'clusters: leave clusters, change_from and solver out, or use shared = "all"'
             )
 
-    def notes(
-        self,
-        *,
-        private: bool = True,
-        rounds: int = 1,
-        clip: float = 1.0,
-        data: FederatedDataset | None = None,
-    ) -> Notes:
+    def notes(self, **run: Any) -> Notes:
         """Return what clusters mean for the guarantee."""
         if not self.clusters:
             return Notes()
@@ -177,19 +163,14 @@ class PMTL(Method):
             )
         )
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
+    def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for models that do not fit, and exact solves that do not exist."""
-        super().check(spec, cohort=cohort, data=data)
         if self.shared == "all":
-            self.problem().is_exact(spec)
+            super().check(spec, **given)
+        else:
+            Method.check(self, spec, **given)
         if self.clusters:
             check_membership(len(self.clusters), spec.clients, "clusters")
-
-    def problem(self) -> LocalProblem:
-        """Return the local problem of a round."""
-        return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start every cluster from the same public model."""
@@ -272,11 +253,10 @@ class PMTL(Method):
     def _placed(self, change: Tree, ids: Tensor) -> Tree:
         """Put each client's change into the slot of its cluster, among zeros."""
         places = self._places(ids)
-        rows = torch.arange(len(places))
 
         def place(leaf: Tensor) -> Tensor:
             slots = leaf.new_zeros(len(places), max(self.clusters) + 1, *leaf.shape[1:])
-            slots[rows.to(leaf.device), places.to(leaf.device)] = leaf
+            slots[torch.arange(len(places)), places] = leaf
             return slots
 
         return map_leaves(place, change)
@@ -288,8 +268,7 @@ class PMTL(Method):
         members = torch.bincount(torch.tensor(self.clusters))
         # post.mean is over the expected cohort of all clients: a cluster's is its share of that.
         more = len(self.clusters) / members.float()
-        means = map_leaves(lambda leaf: leaf * more.reshape(-1, *[1] * (leaf.dim() - 1)), post.mean)
-        return add(shared, means)
+        return add(shared, map_leaves(lambda leaf: leaf * by_row(more, leaf), post.mean))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Solve once more against the final shared model, unless switched off."""
@@ -301,9 +280,7 @@ class PMTL(Method):
             lams = lams if self.last_lam is None else [self.last_lam]
             return finite_or(self._fit(anchor, clients, lams, clients.spec.features), personal)
         start = begin(personal, anchor) if self.clusters else personal
-        longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
-        problem = replace(self.problem(), sgd=longer)
-        return problem.solve(start, clients, rng, round=0, anchor=anchor)
+        return self.last_problem().solve(start, clients, rng, round=0, anchor=anchor)
 
     def _fit(self, anchor: Tree, clients: Clients, lams: list[float], directions: int) -> Tree:
         """Fit the first columns of every client's head to its own rows, near the anchor."""
@@ -311,11 +288,9 @@ class PMTL(Method):
         bias, center = self.model.bias, matrix_of(anchor).cpu()
         spreads = [slice_variances(clients.spec, bias, directions, 1 / lam) for lam in lams]
         priors = [Prior(center, variances, per_row=True) for variances in spreads]
-        one = len(priors) == 1  # which leaves nothing to choose
-        fit = (
-            modes(clients, priors[0], bias=bias) if one else best_modes(clients, priors, bias=bias)
-        )
-        return head_of(fit, bias)
+        if len(priors) == 1:  # which leaves nothing to choose
+            return head_of(modes(clients, priors[0], bias=bias), bias)
+        return head_of(best_modes(clients, priors, bias=bias), bias)
 
     def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return the own model; before the first round of a client, the shared one."""
@@ -333,25 +308,8 @@ def check_membership(given: int, clients: int, name: str) -> None:
 
 def begin(personal: Tree, start: Tree) -> Tree:
     """Return the models of clients, or the stacked start where they have not taken part yet."""
-    old = personal[BEGUN] > 0.5
     own = {name: personal[name] for name in start}
-
-    def pick(mine: Tensor, first: Tensor) -> Tensor:
-        return torch.where(old.reshape(-1, *[1] * (mine.dim() - 1)), mine, first)
-
-    return map_leaves(pick, own, start)
-
-
-def finite_or(after: Tree, before: Tree) -> Tree:
-    """Let clients whose model is not finite keep the one that they had."""
-    good = torch.stack([leaf.flatten(1).isfinite().all(dim=1) for leaf in after.values()]).all(
-        dim=0
-    )
-
-    def pick(new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(good.reshape(-1, *[1] * (new.dim() - 1)), new, old)
-
-    return map_leaves(pick, after, before)
+    return where_rows(personal[BEGUN] > 0.5, own, start)
 
 
 def begun(models: Tree, yet: bool = True) -> Tree:

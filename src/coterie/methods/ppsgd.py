@@ -20,24 +20,23 @@ long as these were: theta <- theta / (1 + ridge eta_theta steps). After the last
 sampled or not, takes steps on theta only, w held fixed (with a ridge: exactly, for least squares).
 """
 
-import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, add, map_leaves, scale, stack, subtract
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Post, Shape, register
+from coterie.core.tree import Tree, add, by_row, map_leaves, scale, stack, subtract
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import check_linear, check_numbers, register
+from coterie.methods.proximal import Proximal
 from coterie.models import Linear, Model
-from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD
 
 
 @register("ppsgd", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
-class PPSGD(Method):
+class PPSGD(Proximal):
     """A shared and a personal linear model added up, trained together (Bietti et al. 2022).
 
     Attributes:
@@ -48,7 +47,6 @@ class PPSGD(Method):
         last_epochs: Epochs of the last steps, on theta only.
     """
 
-    shape = Shape.SUM
     model: Model = field(default_factory=Linear)
     share: float = 0.5
     sgd: SGD = field(default_factory=lambda: SGD(epochs=5))
@@ -62,21 +60,12 @@ class PPSGD(Method):
                 f"share = {self.share}: expected a number between 0 and 1; use local for 0 and "
                 "fedavg for 1"
             )
-        if not 0 <= self.ridge < math.inf:
-            raise ValueError(f"ridge = {self.ridge}: expected a finite number >= 0")
-        if self.last_epochs < 1:
-            raise ValueError(f"last_epochs = {self.last_epochs}: expected at least 1")
+        check_numbers(self, ridge=">= 0")
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
+    def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for models whose predictions are not sums of those of two parts."""
-        if not isinstance(self.model, Linear):
-            raise ValueError(
-                f"ppsgd adds up a shared and a personal linear model, which "
-                f"{type(self.model).__name__} is not: use linear, or pmtl or ditto for this model"
-            )
-        super().check(spec, cohort=cohort, data=data)
+        check_linear(self, "linear, or pmtl or ditto for this model")
+        super().check(spec, **given)
 
     def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start with theta = 0."""
@@ -86,9 +75,10 @@ class PPSGD(Method):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Take steps on w + theta; contribute w's share of the way, keep theta's."""
-        problem = LocalProblem(model=self.model, how="sgd", sgd=self.sgd, lam=0.0)
         start = add(personal, shared)
-        after = problem.solve(start, clients, rng, round=round, anchor=None, keep_failed=True)
+        after = self.problem().solve(
+            start, clients, rng, round=round, anchor=None, keep_failed=True
+        )
         moved = subtract(after, start)
         theta = map_leaves(lambda own, way: own + (1 - self.share) * way, personal, moved)
         return self._shrunk(theta, clients, round), scale(moved, self.share)
@@ -100,22 +90,13 @@ class PPSGD(Method):
         steps = torch.from_numpy(self.sgd.count_steps(clients.counts.numpy()))
         length = self.ridge * (1 - self.share) * self.sgd.rate(round) * steps.float()
         factor = (1 / (1 + length)).to(clients.device)
-
-        def shrink(leaf: Tensor) -> Tensor:
-            return leaf * factor.reshape(-1, *[1] * (leaf.dim() - 1))
-
-        return map_leaves(shrink, theta)
-
-    def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move w by the released mean."""
-        return add(shared, post.mean)
+        return map_leaves(lambda leaf: leaf * by_row(factor, leaf), theta)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Return w + theta, after more steps on theta only."""
-        slower = replace(
-            self.sgd, lr=(1 - self.share) * self.sgd.lr, epochs=self.last_epochs, steps=None
-        )
-        problem = LocalProblem(model=self.model, how="auto", sgd=slower, lam=self.ridge)
+        last = self.last_problem()
+        slower = replace(last.sgd, lr=(1 - self.share) * self.sgd.lr)
+        problem = replace(last, how="auto", sgd=slower, lam=self.ridge)
         start = self.current_models(shared, personal, clients)
         return problem.solve(start, clients, rng, round=0, anchor=shared)
 

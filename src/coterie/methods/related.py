@@ -36,7 +36,6 @@ The mean relation is D = I, s = -1, B = 1 / sqrt(m): it is used where no Omega i
 round is then PMTL's with lam = half of PMTL's.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -45,10 +44,11 @@ import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, map_leaves, stack, subtract
-from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.methods.base import Method, Notes, Post, Serving, Shape, register
+from coterie.core.tree import Tree, by_row, finite_or, map_leaves, stack, subtract
+from coterie.data.federated import Clients, Spec
+from coterie.methods.base import Method, Notes, Post, Serving, check_numbers, register
 from coterie.methods.pmtl import begin, begun, check_membership
+from coterie.methods.proximal import Proximal
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.ridge import solve_ridge
@@ -63,11 +63,10 @@ _SUMS = (
 
 @register("related", releases="clipped, noised sums of changes")
 @dataclass(frozen=True, kw_only=True)
-class Related(Method):
+class Related(Proximal):
     """One model per client, with a public matrix of relations between clients.
 
     Attributes:
-        model: The model of every client.
         lam: Weight of the relation.
         omega: Omega, m x m, symmetric and positive semidefinite, in the order of the clients; empty
             for the mean relation, unless `factors` are given.
@@ -80,7 +79,6 @@ class Related(Method):
         last_epochs: Epochs of the last solve, which every client does and which is free (SGD only).
     """
 
-    shape = Shape.SUM
     model: Model = field(default_factory=Linear)
     lam: float = 0.15
     omega: Matrix = ()
@@ -94,10 +92,7 @@ class Related(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 < self.lam < math.inf and self.last_epochs >= 1):
-            raise ValueError(
-                f"lam = {self.lam}, last_epochs = {self.last_epochs}: expected both above 0"
-            )
+        check_numbers(self, lam="> 0")
         if self._given is not None:
             check_relation(self._given)
 
@@ -137,23 +132,16 @@ class Related(Method):
         return Decomposition(diagonal, factors, torch.tensor(self.signs, dtype=torch.float64))
 
     def relation(self, clients: int) -> Decomposition:
-        """Return the decomposition of Omega for so many clients.
-
-        Raises:
-            ValueError: If the Omega given is for another number.
-        """
+        """Return the decomposition of Omega; raise ValueError if it is for another number."""
         if self._given is None:
             return mean_relation(clients)
         check_membership(len(self._given.diagonal), clients, "omega")
         return self._given
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
+    def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for models and relations that do not fit the clients."""
-        super().check(spec, cohort=cohort, data=data)
         self.relation(spec.clients)
-        self._problem(self.sgd, spec.clients).is_exact(spec)
+        super().check(spec, **given)
 
     def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
         """Write the decomposition out: eigenvectors may differ between machines."""
@@ -168,14 +156,7 @@ class Related(Method):
             signs=tuple(relation.signs.tolist()),
         )
 
-    def notes(
-        self,
-        *,
-        private: bool = True,
-        rounds: int = 1,
-        clip: float = 1.0,
-        data: FederatedDataset | None = None,
-    ) -> Notes:
+    def notes(self, **run: Any) -> Notes:
         """Return why rounds are damped, if they are."""
         if self._given is None or self._given.step == 1:
             return Notes()
@@ -220,9 +201,10 @@ class Related(Method):
 
         return map_leaves(towards, _start(shared), _sums(shared))
 
-    def _problem(self, sgd: SGD, clients: int) -> LocalProblem:
-        strongest = 2 * self.lam * float(self.relation(clients).diagonal.max())
-        return LocalProblem(model=self.model, how=self.solver, sgd=sgd, lam=strongest)
+    def problem(self) -> LocalProblem:
+        """Return the local problem of the client with the strongest proximal term."""
+        largest = 1.0 if self._given is None else float(self._given.diagonal.max())
+        return replace(super().problem(), lam=2 * self.lam * largest)
 
     def _solve(
         self, problem: LocalProblem, start: Tree, clients: Clients, rng: Rng, **how: Any
@@ -235,11 +217,8 @@ class Related(Method):
         if problem.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
             after = solve_ridge(clients, anchor=how["anchor"], lam=strength, bias=self.model.bias)
-            return after if how.get("keep_failed") else map_leaves(_finite, after, start)
-        weights = map_leaves(
-            lambda leaf: strength.to(leaf).reshape(-1, *[1] * (leaf.dim() - 1)).expand_as(leaf),
-            start,
-        )
+            return after if how.get("keep_failed") else finite_or(after, start)
+        weights = map_leaves(lambda leaf: by_row(strength.to(leaf), leaf).expand_as(leaf), start)
         return replace(problem, weights=weights).solve(start, clients, rng, **how)
 
     def local_update(
@@ -247,10 +226,9 @@ class Related(Method):
     ) -> tuple[Tree, Tree]:
         """Work on the own model against its anchor; contribute the distance times B_k."""
         anchor = self._center(shared, clients)
-        problem = self._problem(self.sgd, clients.spec.clients)
         start = begin(personal, anchor)
         after = self._solve(
-            problem, start, clients, rng, round=round, anchor=anchor, keep_failed=True
+            self.problem(), start, clients, rng, round=round, anchor=anchor, keep_failed=True
         )
         origin = anchor if self.change_from == "anchor" else _start(shared)
         relation = self.relation(clients.spec.clients)
@@ -278,9 +256,8 @@ class Related(Method):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Solve once more against the final anchor."""
         anchor = self._center(shared, clients)
-        longer = replace(self.sgd, epochs=self.last_epochs, steps=None)
-        problem = self._problem(longer, clients.spec.clients)
-        return self._solve(problem, begin(personal, anchor), clients, rng, round=0, anchor=anchor)
+        start = begin(personal, anchor)
+        return self._solve(self.last_problem(), start, clients, rng, round=0, anchor=anchor)
 
     def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return the own model; before the first round of a client, its anchor."""
@@ -294,11 +271,6 @@ def _sums(shared: Tree) -> Tree:
 
 def _start(shared: Tree) -> Tree:
     return {name: leaf for name, leaf in shared.items() if not name.startswith(_SUMS)}
-
-
-def _finite(after: Tensor, start: Tensor) -> Tensor:
-    good = after.flatten(1).isfinite().all(dim=1)
-    return torch.where(good.reshape(-1, *[1] * (after.dim() - 1)), after, start)
 
 
 def _matrix(name: str, rows: Matrix) -> Tensor:

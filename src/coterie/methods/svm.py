@@ -7,50 +7,31 @@ tube; a bias is penalised like the weights. `mtlsvm` tends to `LocalSVM` for C2 
 C = C1 / C2, and to `GlobalSVM` for C2 -> infinity.
 """
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, stack, to
+from coterie.core.tree import Tree, by_row, stack, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_degenerate, refuse_labels
-from coterie.methods.base import Baselines, Method, Shape, Silent, register
+from coterie.methods.base import (
+    Baselines,
+    Method,
+    Shape,
+    Silent,
+    check_linear,
+    check_numbers,
+    register,
+)
 from coterie.models import Linear, Model
 from coterie.solvers.sdca import Losses, fit_joint, fit_local
 
+ClassWeight = Literal["none", "balanced"] | tuple[float, ...]
 _MOST_EPOCHS = 2000
-
-
-def check_svm(method: Method, spec: Spec) -> None:
-    """Raise ValueError for other models than linear ones, and class weights that do not fit."""
-    if not isinstance(method.model, Linear):
-        raise ValueError(
-            f"{method.kind} is for linear models, not {type(method.model).__name__}; use pmtl"
-        )
-    weights = getattr(method, "class_weight", "none")
-    if weights != "none" and spec.task == "regression":
-        raise ValueError(
-            f"class_weight = {weights!r} on regression, which has no classes: use 'none'"
-        )
-    classes = spec.outputs if spec.task == "multiclass" else 2
-    if not isinstance(weights, str) and len(weights) != classes:
-        raise ValueError(
-            f"class_weight = {weights!r} has {len(weights)} numbers, expected {classes}: one of "
-            "each class"
-        )
-
-
-def check_constants(**constants: float) -> None:
-    """Raise ValueError for constants that are not positive."""
-    for name, value in constants.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value < math.inf:
-            raise ValueError(f"{name} = {value}: expected a finite number above 0")
 
 
 def joined(tree: Tree) -> Tensor:
@@ -74,21 +55,37 @@ def padded(dual: Tensor, longest: int) -> Tensor:
 
 def kept_part(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
     """Return the state after the part of a step that clipping kept; none if none was sent."""
-    factor = kept.to(after).reshape(-1, *[1] * (after.dim() - 1))
+    factor = by_row(kept.to(after), after)
     return torch.where(factor > 0, before + factor * (after - before), before)
 
 
 class Machines(Method):
-    """The checks of all methods of support vector machines."""
+    """The checks of all methods of support vector machines, and their local baseline."""
 
-    def check(
-        self, spec: Spec, *, cohort: int | None = None, data: FederatedDataset | None = None
-    ) -> None:
-        """Raise ValueError for models that are not linear, and for constant rows or labels."""
-        check_svm(self, spec)
+    tube: float
+    class_weight: ClassWeight
+
+    def check(self, spec: Spec, *, data: FederatedDataset | None = None, **given: Any) -> None:
+        """Raise ValueError for other models, class weights that do not fit, and constant data."""
+        check_linear(self, "pmtl")
+        weights = self.class_weight
+        if weights != "none" and spec.task == "regression":
+            raise ValueError(
+                f"class_weight = {weights!r} on regression, which has no classes: use 'none'"
+            )
+        classes = spec.outputs if spec.task == "multiclass" else 2
+        if not isinstance(weights, str) and len(weights) != classes:
+            raise ValueError(
+                f"class_weight = {weights!r} has {len(weights)} numbers, expected {classes}: one "
+                "of each class"
+            )
         if data is not None:
             refuse_degenerate(data)
             refuse_labels(data)
+
+    def local_machine(self, c: float) -> "LocalSVM":
+        """Return local machines with the same losses."""
+        return LocalSVM(model=self.model, c=c, tube=self.tube, class_weight=self.class_weight)
 
 
 @register("localsvm", releases="nothing")
@@ -97,7 +94,6 @@ class LocalSVM(Machines, Silent):
     """One support vector machine per client, trained on its own rows only.
 
     Attributes:
-        model: Linear; a bias is penalised like the weights.
         c: The cost of errors.
         tube: Errors up to this are free (regression).
         class_weight: "none", "balanced" (by the client's own counts), or a weight per class.
@@ -108,12 +104,12 @@ class LocalSVM(Machines, Silent):
     model: Model = field(default_factory=Linear)
     c: float = 1.0
     tube: float = 0.1
-    class_weight: Literal["none", "balanced"] | tuple[float, ...] = "none"
+    class_weight: ClassWeight = "none"
     tol: float = 1e-5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_constants(c=self.c, tol=self.tol)
+        check_numbers(self, c="> 0", tol="> 0")
         self.losses()
 
     def losses(self) -> Losses:
@@ -135,33 +131,17 @@ class LocalSVM(Machines, Silent):
         return to(parted(fit.weight.float(), shared), clients.device)
 
 
-@register(
-    "globalsvm",
-    releases="everything: rows in one place",
-    not_applicable={"learns": "a centralised method has no private run"},
-)
+@register("globalsvm", releases="everything: rows in one place")
 @dataclass(frozen=True, kw_only=True)
 class GlobalSVM(LocalSVM):
-    """One support vector machine on rows in one place: not private, a baseline.
-
-    Attributes:
-        model: Linear; a bias is penalised like the weights.
-        c: The cost of errors.
-        tube: Errors up to this are free (regression).
-        class_weight: "none", "balanced" (by each client's own counts), or a weight per class.
-        tol: The relative duality gap, unless 2,000 passes do not reach it.
-    """
+    """One support vector machine on rows in one place: not private, a baseline."""
 
     shape = Shape.POOLED
     tol: float = 1e-3
 
     def baselines(self) -> Baselines:
         """Compare with local fits with the same constant."""
-        return Baselines(
-            local=LocalSVM(
-                model=self.model, c=self.c, tube=self.tube, class_weight=self.class_weight
-            )
-        )
+        return Baselines(local=self.local_machine(self.c))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit one machine for every client."""

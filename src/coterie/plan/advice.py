@@ -23,7 +23,7 @@ isotropic noise mostly cancels in the argmax.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -63,6 +63,12 @@ RELEASED = (
     "A shared model is computed from the releases alone, so it costs an outsider what they cost. A "
     "client who receives it is one of the other clients."
 )
+_KEYS = {
+    "parameters": "numbers",
+    "affordable_rounds": "worth",
+    "max_parameters": "most_numbers",
+    "reason": "words",
+}  # where the keys of JSON differ from the names of attributes
 _ALL = Participation("everyone")
 _LARGE_EPSILON = 10.0
 _CLOSE = 0.01  # above a thousand, rounds are found to this relative precision and rounded down
@@ -74,15 +80,9 @@ class Facts:
     """The public facts of a plan whose releases are clipped sums with Gaussian noise.
 
     Attributes:
-        clients: Number of clients.
         parameters: Dimension of a released mean.
-        rounds: Number of releases.
-        sampler: Who takes part.
-        epsilon: The budget; None where the noise is given instead.
-        noise_multiplier: The noise; None where the budget is given instead.
+        epsilon: The budget; None where `noise_multiplier` is given instead.
         delta: None for the default, which falls with the number of clients.
-        relation: The neighbouring relation.
-        clip: The bound on a contribution.
         local: Whether clients add the noise themselves.
         stretch: Noise of the released mean relative to that of one clipped sum; more than 1 where
             parts of a contribution share the budget.
@@ -180,19 +180,14 @@ class Advice:
     """Whether joining pays, and what would change that: a function of public facts.
 
     Attributes:
-        clients: Number of clients.
         epsilon: The budget; None where the noise was given instead.
-        delta: The delta of the budget.
-        relation: The neighbouring relation.
         mu: 1 / (noise of the sum over the clip) if the whole budget is spent on one round of
             everyone.
         parameters: Shared parameters: the dimension of a released mean.
-        rounds: As planned, or by rule.
-        clip: As planned, or by rule.
+        rounds: As planned, or by rule; likewise `clip`.
         affordable_rounds: (0.3 clients mu)^2 / parameters, times the tolerance.
         max_parameters: The most shared parameters with one affordable round.
-        verdict: "join", "small gain" or "learn alone".
-        reason: Why, as text.
+        reason: Why the verdict is as it is, as text.
         remedies: What would improve the verdict, with numbers.
         needs: For "small gain" and "join": the fewest `clients`, the least `epsilon` and the most
             `parameters`, one changed at a time.
@@ -215,27 +210,12 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values under the keys that scripts rely on; strict JSON."""
-        return {
-            "clients": self.clients,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "relation": self.relation,
-            "mu": self.mu,
-            "numbers": self.parameters,
-            "rounds": self.rounds,
-            "clip": self.clip,
-            "worth": self.affordable_rounds,
-            "most_numbers": self.max_parameters,
-            "verdict": self.verdict,
-            "words": self.reason,
-            "remedies": list(self.remedies),
-            "needs": {
-                name: {
-                    "numbers" if key == "parameters" else key: value for key, value in need.items()
-                }
-                for name, need in self.needs.items()
-            },
-        }
+
+        def keyed(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {_KEYS.get(key, key): value for key, value in values.items()}
+
+        needs = {name: keyed(need) for name, need in self.needs.items()}
+        return keyed({**vars(self), "remedies": list(self.remedies), "needs": needs})
 
     def __str__(self) -> str:
         return f"{self.verdict}. {self.reason}"
@@ -367,25 +347,19 @@ def advise(
         tolerance=tolerance,
     )
     mu = mu_of(epsilon, facts.delta_of(clients), relation, REPLACED)
-    rule = _rounds_by_rule(clients * mu, parameters, tolerance)
+    rule = rounds_for(affordable_rounds(clients * mu, parameters, tolerance), ROUNDS, KNEE)
+    if parameters <= FEW_PARAMETERS and clients * mu >= LARGE_BUDGET:
+        rule = LARGE_BUDGET_ROUNDS[1]
     facts = replace(facts, rounds=rounds or rule)
     whole = facts.sampler.expected(clients) >= clients
     return judge(facts, mu=mu if whole else facts.mu(), rule=rule)
 
 
-def _rounds_by_rule(n_mu: float, parameters: int, tolerance: float) -> int:
-    if parameters <= FEW_PARAMETERS and n_mu >= LARGE_BUDGET:
-        return LARGE_BUDGET_ROUNDS[1]
-    return rounds_for(affordable_rounds(n_mu, parameters, tolerance), ROUNDS, KNEE)
-
-
 def judge(facts: Facts, *, mu: float, rule: int) -> Advice:
     """Return the verdict on a plan, the reason, and what would change it.
 
-    Args:
-        facts: The plan.
-        mu: The budget as a released mean has it, see `Facts.mu`.
-        rule: The rounds that the method's own rule chooses.
+    `mu` is the budget as a released mean has it, see `Facts.mu`; `rule` the rounds that the
+    method's own rule chooses.
     """
     affordable = affordable_rounds(facts.clients * mu, facts.parameters, facts.tolerance)
     verdict, delta = verdict_of(affordable), facts.delta_of(facts.clients)
@@ -412,8 +386,7 @@ def judge(facts: Facts, *, mu: float, rule: int) -> Advice:
         reason=_reason(facts, affordable, rule),
         remedies=(
             *(_remedies(facts, affordable, better) if better else ()),
-            *_full_participation(facts, affordable, kept),
-            *_fewer_rounds(facts, rule),
+            *_other_rounds(facts, affordable, kept, rule),
         ),
         needs=needs,
     )
@@ -503,24 +476,17 @@ def _public_features(facts: Facts, affordable: float) -> tuple[str, ...]:
     )
 
 
-def _full_participation(facts: Facts, affordable: float, kept: float) -> tuple[str, ...]:
-    """Return what small cohorts cost, as text."""
-    whole = affordable / kept**2
+def _other_rounds(facts: Facts, affordable: float, kept: float, rule: int) -> Iterator[str]:
+    """Yield what small cohorts and too many rounds cost, as text."""
     small = kept < 1 - 1e-6  # noise is calibrated to about so many digits
-    if affordable >= JOIN or facts.local or not small:
-        return ()
-    if verdict_of(whole) == verdict_of(affordable):
-        return ()
-    return (f"All clients in every round: the verdict would be {verdict_of(whole)!r}.",)
-
-
-def _fewer_rounds(facts: Facts, rule: int) -> tuple[str, ...]:
-    if facts.rounds <= 2 * rule:
-        return ()
-    return (
-        f"Fewer rounds: the budget affords {rule}, and {facts.rounds} are planned; every further "
-        "round adds noise.",
-    )
+    whole = verdict_of(affordable / kept**2)
+    if affordable < JOIN and small and not facts.local and whole != verdict_of(affordable):
+        yield f"All clients in every round: the verdict would be {whole!r}."
+    if facts.rounds > 2 * rule:
+        yield (
+            f"Fewer rounds: the budget affords {rule}, and {facts.rounds} are planned; every "
+            "further round adds noise."
+        )
 
 
 def format_count(number: float) -> str:
@@ -544,8 +510,6 @@ class Forecast:
     """What a plan costs, and what its noise does to a release.
 
     Attributes:
-        facts: The plan.
-        guarantee: What it guarantees.
         noise_multiplier: Noise of a released sum over the clip (of a client's own message, where
             clients add the noise).
         error: Noise of a whole released mean over the clip.
@@ -588,8 +552,7 @@ class Forecast:
     def to_json(self) -> dict[str, Any]:
         """Return plain values under the keys that scripts rely on; infinity is "inf"."""
         guarantee = self.guarantee
-        within = {**self.within, "numbers": self.within["parameters"]}
-        del within["parameters"]
+        within = {_KEYS.get(key, key): value for key, value in self.within.items()}
         found: dict[str, Any] = _strict(
             {
                 "noise_multiplier": self.noise_multiplier,
@@ -639,15 +602,15 @@ def forecast(facts: Facts, *, epsilon_limit: float | None = None, full: bool = T
         clients=facts.clients,
     )
     grid = grid_of(guarantee.profile)
-    limited = epsilon_limit is not None and facts.epsilon is None
+    most = None
+    if epsilon_limit is not None and facts.epsilon is None:
+        most = most_rounds(facts, z, epsilon_limit, facts.rounds)
     return Forecast(
         facts=facts,
         guarantee=guarantee,
         noise_multiplier=z,
         error=facts.error(z, facts.clients),
-        rounds_at_noise=most_rounds(facts, z, epsilon_limit, facts.rounds)
-        if limited and epsilon_limit is not None
-        else None,
+        rounds_at_noise=most,
         within=_within(facts, z, full=full or grid <= HEAVY),
         grid=grid,
     )

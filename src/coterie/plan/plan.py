@@ -28,11 +28,7 @@ from coterie.privacy.entropy import open_entropy
 from coterie.privacy.events import Relation
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.mechanisms import (
-    MOST_CLIENTS,
-    Exact,
-    Mechanism,
-)
+from coterie.privacy.mechanisms import MOST_CLIENTS, Exact, Mechanism
 from coterie.privacy.noise import GaussianNoise, Noise, Request
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.privacy.selection import Charged
@@ -161,7 +157,6 @@ class Plan:
 
     Attributes:
         method: What is computed; `Auto()` to have it chosen by rule.
-        privacy: What may be spent.
         sampler: Who takes part. Default: everyone; `Poisson(cohort)` samples each client
             independently, with a hidden cohort.
         rounds: Number of releases; None to have it chosen by rule (`coterie.plan.rules.resolve`).
@@ -170,7 +165,6 @@ class Plan:
         tuned: On which rows settings were chosen: "public" costs nothing, "charged" was paid for
             (`coterie.tune`), "not covered" is private rows, and is shown wherever epsilon is.
         data: What is read and how it is split; `NO_DATA` where the caller brings the data.
-        speed: Device, block size, store, precision.
         compare_with_local: Whether the local baseline is trained and scored beside the run.
         baselines: Names of the baselines to score, see `coterie.evaluation.baselines`.
         charged: The charged selection that this run belongs to, if any.

@@ -7,6 +7,7 @@ function of the data's spec and of the plan's own settings, so nothing here cost
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from coterie.data.federated import Spec
 from coterie.methods.auto import Auto
@@ -50,13 +51,8 @@ def plan_for(
 ) -> Plan:
     """Return a plan whose open settings are filled in by rule, from public facts.
 
-    Args:
-        spec: The data's spec: `data.spec`.
-        privacy: What may be spent.
-        method: None to have one chosen, see `choose`.
-        sampler: None for everyone in every round.
-        rounds: None for the rule's.
-        simulation_seed: See `Plan`.
+    `spec` is the data's: `data.spec`. Without a method one is chosen, see `choose`; without a
+    sampler everyone takes part in every round.
     """
     plan = Plan(
         method=Auto() if method is None else method,
@@ -82,13 +78,8 @@ def resolve(plan: Plan, spec: Spec) -> Plan:
         rounds = len(privacy.budget) or rounds_by_rule(method, privacy, spec)
     if privacy.clip is None:
         privacy = replace(privacy, clip=method.clipping(clients, rounds).clip)
-    return replace(
-        plan,
-        method=method,
-        privacy=privacy,
-        rounds=rounds,
-        chosen=chosen or plan.chosen,
-    )
+    chosen = chosen or plan.chosen
+    return replace(plan, method=method, privacy=privacy, rounds=rounds, chosen=chosen)
 
 
 def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
@@ -155,17 +146,12 @@ def advice_for(plan: Plan, spec: Spec) -> Advice | None:
     cohort = plan.sampler.expected(clients)
     averaged = math.sqrt(cohort) if privacy.noise.local else 1.0  # every client's noise adds up
     mu = share * cohort / clients / averaged * math.hypot(*(1 / z for z in multipliers))
-    facts = Facts(
-        clients=clients,
+    facts = _facts(
+        plan,
+        spec,
         parameters=parameters,
-        rounds=plan.posts,
-        sampler=plan.sampler,
-        epsilon=privacy.epsilon,
         noise_multiplier=privacy.noise_multiplier,
         delta=plan.delta(clients) or None,
-        relation=privacy.relation,
-        clip=plan.clip(clients),
-        local=privacy.noise.local,
         replaced=_replaced(method),
         tolerance=_tolerance(method, spec),
         classes=spec.task != "regression",
@@ -183,21 +169,29 @@ def facts_of(plan: Plan, spec: Spec, advice: Advice) -> Facts | None:
     noise = getattr(event, "noise_multiplier", None)
     if noise is None:
         return None
-    facts = Facts(
-        clients=clients,
+    facts = _facts(
+        plan,
+        spec,
         parameters=advice.parameters,
-        rounds=plan.posts,
-        sampler=plan.sampler,
-        epsilon=plan.privacy.epsilon,
         noise_multiplier=None if plan.privacy.epsilon is not None else noise,
         delta=plan.privacy.delta,
-        relation=plan.privacy.relation,
-        clip=plan.clip(clients),
-        local=plan.privacy.noise.local,
         replaced=event.replaced,
     )
     # Parts of a contribution may share the budget: then the mean has more noise than one sum.
     return replace(facts, stretch=error / facts.error(noise, clients))
+
+
+def _facts(plan: Plan, spec: Spec, **more: Any) -> Facts:
+    return Facts(
+        clients=spec.clients,
+        rounds=plan.posts,
+        sampler=plan.sampler,
+        epsilon=plan.privacy.epsilon,
+        relation=plan.privacy.relation,
+        clip=plan.clip(spec.clients),
+        local=plan.privacy.noise.local,
+        **more,
+    )
 
 
 def _releasing(method: Method) -> Method:

@@ -32,7 +32,6 @@ from coterie.data.federated import FederatedDataset
 from coterie.methods.base import Method
 
 Ids = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 Seconds = NDArray[np.float64]
 
 CALIBRATION_ROUNDS = 100  # a client reports the longest time of this many rounds
@@ -41,99 +40,50 @@ _TIMED_CLIENTS, _REPEATS = 12, 8
 _REWEIGHTINGS = 5
 
 
-class Split(NamedTuple):
-    """Masks over the clients; each client is in exactly one."""
+class Round(NamedTuple):
+    """Ids whose contributions are summed (maybe none), and the virtual second of the next round."""
 
-    counted: Mask
-    discarded: Mask
-    late: Mask
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """When a round closes, in seconds since its broadcast.
-
-    Answers count up to and including `wait` (T_wait). Summing takes `sum_time` (T_sum); answers
-    that arrive meanwhile are discarded.
-    """
-
-    wait: float
-    sum_time: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.wait < math.inf:
-            raise ValueError(f"wait = {self.wait}: expected a positive number of seconds")
-        if not 0 <= self.sum_time < math.inf:
-            raise ValueError(f"sum_time = {self.sum_time}: expected seconds, or 0")
-
-    @property
-    def period(self) -> float:
-        """The seconds from one broadcast to the next."""
-        return self.wait + self.sum_time
-
-    def split(self, arrivals: ArrayLike) -> Split:
-        """Return masks of the answers that count, are discarded, or are late.
-
-        Args:
-            arrivals: Seconds from the broadcast to each client's answer; NaN for none.
-        """
-        seconds = np.asarray(arrivals, dtype=np.float64)
-        if (seconds < 0).any():
-            raise ValueError(
-                f"an answer after {seconds[seconds < 0][0]:g} s: expected seconds since the "
-                "broadcast, or NaN for a client that did not answer"
-            )
-        # Comparisons with NaN are false, so a client without an answer is late.
-        counted, ended = seconds <= self.wait, seconds <= self.period
-        return Split(counted, ended & ~counted, ~ended)
-
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """The times and clients of a round, in virtual seconds since the first broadcast.
-
-    Attributes:
-        index: From 0.
-        opened: When the shared tree was broadcast.
-        closed: When the coordinator began to sum.
-        next_broadcast: When the sum was done.
-        answered: Ids whose contributions are summed; may be empty.
-        discarded: Ids that answered while the sum was made.
-        late: Ids that were still computing at the next broadcast.
-    """
-
-    index: int
-    opened: float
-    closed: float
-    next_broadcast: float
     answered: Ids
-    discarded: Ids
-    late: Ids
+    next_broadcast: float
 
 
 @dataclass(frozen=True, eq=False)
-class Durations:
-    """The distribution of the clients' times in a round: mean and standard deviation by client.
+class Clock:
+    """The virtual clock of a run; rounds can be asked for in any order.
 
-    A draw depends on the client's distribution, its id and the round alone.
+    The times of a round are normal with mean and standard deviation by client. A draw depends on
+    the client's distribution, its id and the round alone.
     """
 
     mean: Seconds
     deviation: Seconds
     least: float
     rng: Rng
+    wait: float = math.nan
+    sum_time: float = 0.0
 
-    def draw(self, index: int) -> Seconds:
-        """Draw the times of a round."""
+    def times(self, index: int) -> Seconds:
+        """Return the seconds that each client needs in a round."""
+        if index < 0:
+            raise ValueError(f"round {index}: expected a round from 0 on")
         return self._at(self._uniforms("round", index))
+
+    def round(self, index: int) -> Round:
+        """Return who answers up to and including the wait, and when the round ends."""
+        answered = np.flatnonzero(self.times(index) <= self.wait).astype(np.int64)
+        return Round(answered, (index + 1) * (self.wait + self.sum_time))
 
     def reports(self) -> Seconds:
         """Draw each client's report: the longest time of `CALIBRATION_ROUNDS` rounds."""
         # The largest of R uniforms is distributed as one to the power 1/R.
         return self._at(self._uniforms("report") ** (1 / CALIBRATION_ROUNDS))
 
-    def expected_answers(self, wait: float) -> float:
-        """Return the expected number of clients that answer within `wait` seconds."""
+    @property
+    def expected_answers(self) -> float:
+        """The expected number of answers of a round that everyone takes part in."""
+        return self._expected(self.wait)
+
+    def _expected(self, wait: float) -> float:
         if wait < self.least:
             return 0.0
         over, certain = wait - self.mean, self.deviation == 0
@@ -142,12 +92,12 @@ class Durations:
 
     def wait_for(self, answers: float) -> float:
         """Return the shortest wait with this expected number of answers, by bisection."""
-        if self.expected_answers(self.least) >= answers:
+        if self._expected(self.least) >= answers:
             return self.least
         # Beyond nine standard deviations the probability is 0 in float64.
         low, high = self.least, float((self.mean + 9 * self.deviation).max())
         while low < (middle := (low + high) / 2) < high:
-            reached = self.expected_answers(middle) >= answers
+            reached = self._expected(middle) >= answers
             low, high = (low, middle) if reached else (middle, high)
         return high
 
@@ -160,47 +110,9 @@ class Durations:
         times: Seconds = np.maximum(self.mean + self.deviation * ndtri(quantiles), self.least)
         return times
 
-
-@dataclass(frozen=True, eq=False)
-class Clock:
-    """The virtual clock of a run; rounds can be asked for in any order."""
-
-    durations: Durations
-    deadline: Deadline
-
-    @property
-    def wait(self) -> float:
-        """The seconds that the coordinator waits."""
-        return self.deadline.wait
-
-    @property
-    def expected_answers(self) -> float:
-        """The expected number of answers of a round that everyone takes part in."""
-        return self.durations.expected_answers(self.wait)
-
-    def times(self, index: int) -> Seconds:
-        """Return the seconds that each client needs in a round."""
-        if index < 0:
-            raise ValueError(f"round {index}: expected a round from 0 on")
-        return self.durations.draw(index)
-
-    def round(self, index: int) -> Round:
-        """Return the times and clients of a round."""
-        split = self.deadline.split(self.times(index))
-        opened = index * self.deadline.period
-        return Round(
-            index=index,
-            opened=opened,
-            closed=opened + self.wait,
-            next_broadcast=(index + 1) * self.deadline.period,
-            answered=np.flatnonzero(split.counted).astype(np.int64),
-            discarded=np.flatnonzero(split.discarded).astype(np.int64),
-            late=np.flatnonzero(split.late).astype(np.int64),
-        )
-
     def note(self) -> str | None:
         """Return a warning if fewer than one answer per round is expected (one client: a half)."""
-        enough = min(1.0, len(self.durations.mean) / 2)
+        enough = min(1.0, len(self.mean) / 2)
         expected = self.expected_answers
         if expected >= enough * (1 - 1e-9):
             return None
@@ -209,7 +121,7 @@ class Clock:
             who, effect = "no client is", "no round makes an update"
         return (
             f"{who} expected to answer within {self.wait:g} s: {effect}; wait about "
-            f"{self.durations.wait_for(enough):.3g} s or longer, or set wait = 'all'"
+            f"{self.wait_for(enough):.3g} s or longer, or set wait = 'all'"
         )
 
 
@@ -271,39 +183,28 @@ class Stragglers:
             return np.array(self.hardware, dtype=np.float64)
         return np.linspace(1.0, FASTEST if self.hardware == "spread" else 1.0, clients)
 
-    def coordinator_power(self, clients: int) -> float:
-        """Return the factor of a coordinator with the computing power of all clients together."""
-        return float(self.factors(clients).sum())
-
     def pooled_epoch_time(self, counts: ArrayLike, features: int) -> float:
-        """Return the mean seconds of an epoch over all rows at such a coordinator."""
+        """Return the mean seconds of an epoch over all rows with the power of all clients."""
         numbers = _numbers(counts, features)
         seconds = self.constant + self.seconds_per_number * float(numbers.sum())
-        return max(seconds / self.coordinator_power(len(numbers)), self.least)
+        return max(seconds / float(self.factors(len(numbers)).sum()), self.least)
 
     def clock(self, counts: ArrayLike, features: int, rng: Rng, epochs: int = 1) -> Clock:
-        """Return the clock of a run.
-
-        Args:
-            counts: Rows by client.
-            features: Values per row.
-            rng: The random stream of the times.
-            epochs: Local epochs per round.
-        """
+        """Return the clock of a run with so many rows by client and local epochs per round."""
         if epochs < 1:
             raise ValueError(f"epochs = {epochs}: expected a whole number of at least 1")
         numbers = _numbers(counts, features)
         epoch = self.constant + self.seconds_per_number * numbers
         epoch /= self.factors(len(numbers))
         deviation = math.sqrt(epochs) * self.spread * epoch  # variances of epochs add up
-        durations = Durations(epochs * epoch, deviation, self.least, rng)
-        return Clock(durations, Deadline(self._resolve(durations), self.sum_time))
+        clock = Clock(epochs * epoch, deviation, self.least, rng, sum_time=self.sum_time)
+        return replace(clock, wait=self._wait(clock))
 
-    def _resolve(self, durations: Durations) -> float:
+    def _wait(self, clock: Clock) -> float:
         if self.wait == "all":
-            return float(durations.reports().max())
-        share, clients = _share(self.wait), len(durations.mean)
-        return float(self.wait) if share is None else durations.wait_for(share * clients)
+            return float(clock.reports().max())
+        share = _share(self.wait)
+        return float(self.wait) if share is None else clock.wait_for(share * len(clock.mean))
 
 
 class Fit(NamedTuple):
@@ -317,11 +218,7 @@ class Fit(NamedTuple):
 def measure(run: Callable[[int], object], ids: Sequence[int] | Ids, repeats: int = 10) -> Seconds:
     """Return the measured seconds of clients' epochs on this machine, (ids, repeats).
 
-    Args:
-        run: Computes one epoch of a client; called once untimed first, since compiled code is
-            slow at its first call.
-        ids: The clients to time.
-        repeats: Measurements per client.
+    `run` computes one epoch of a client. Its first call is not timed: compiled code is slow then.
     """
     if len(ids) == 0 or repeats < 1:
         raise ValueError(f"{len(ids)} clients, {repeats} repeats: expected at least one of each")
@@ -340,11 +237,8 @@ def fit_times(numbers: ArrayLike, seconds: ArrayLike) -> Fit:
     """Fit measured epoch times by constant + seconds_per_number x numbers, neither below 0.
 
     Least squares of relative errors, reweighted a few times, since the standard deviation grows
-    with the mean. Where all sizes are equal, the constant is 0.
-
-    Args:
-        numbers: Rows x features by client.
-        seconds: Measured times, (clients,) or (clients, repeats).
+    with the mean. Where all sizes are equal, the constant is 0. `numbers` are rows x features by
+    client, `seconds` measured times, (clients,) or (clients, repeats).
     """
     times = np.asarray(seconds, dtype=np.float64)
     sizes = np.asarray(numbers, dtype=np.float64)
