@@ -32,7 +32,9 @@ from coterie.privacy.sampling import Poisson
 # Settings that change what a method computes are held to the contracts like methods of their own.
 # Those that name every client are for the six clients of `toy`.
 CLUSTERS = (0, 1, 0, 1, 1, 0)
-OPPOSED = tuple(tuple(float(i == j) + float(i < 2 and j < 2) for j in range(6)) for i in range(6))
+OPPOSED = tuple(  # clients 0 and 2, of which contracts change the second
+    tuple(float(i == j) + float(i in (0, 2) and j in (0, 2)) for j in range(6)) for i in range(6)
+)
 PATH = tuple(
     tuple(2.3 - (i in (0, 5)) if i == j else -float(abs(i - j) == 1) for j in range(6))
     for i in range(6)
@@ -84,8 +86,8 @@ VARIANTS = {
     "pfeb guard": ("pfeb", {"guard": True}),
     "pfeb slice": ("pfeb", {"shared": "slice", "directions": 2}),
     "pmtl slice": ("pmtl", {"shared": "slice", "directions": 2}),
-    # With a large mu the two parts are found in few steps.
-    "mpmtl decompose": ("mpmtl", {"decompose": 0.02, "mu": 1.0}),
+    # With a large mu and a sparse own part the two parts are found in few steps.
+    "mpmtl decompose": ("mpmtl", {"decompose": 0.2, "mu": 1.0}),
     "mpmtl steps decompose column": (
         "mpmtl",
         {"solver": "steps", "decompose": 0.02, "decompose_by": "column"},
