@@ -885,7 +885,7 @@ MISTAKES = [
     (f"run {SMALL} --rounds 3 --set privacy.budget=[1,2]", "one weight per round"),
     (f"run {SMALL} --option clients", "KEY=VALUE"),
     (f"run {SMALL} --option colour=3", "colour"),
-    (f"run {SMALL} --option clients=-1", "-1 clients"),
+    (f"run {SMALL} --option clients=-1", "clients = -1: expected 1 or more"),
     (f"run {SMALL} --option task=magic", "magic"),
     # account and calibrate
     (f"{ACCOUNT} --delta 0", "delta"),

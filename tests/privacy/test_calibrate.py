@@ -178,7 +178,7 @@ def test_weights_and_a_shape_are_not_both_given():
 
 
 @pytest.mark.parametrize(
-    ("shape", "noise"), zip(SHAPES, itertools.cycle(NOISES), strict=False), ids=str
+    ("shape", "noise"), list(zip(SHAPES, itertools.cycle(NOISES), strict=False)), ids=str
 )
 def test_shapes_and_noises_come_back_from_text(shape, noise):
     plan = plan_of(shape, noise=noise)

@@ -18,6 +18,7 @@ from scipy import special, stats
 from tests.privacy.oracles import ALARM, correlated, memory_board, not_normal
 
 import coterie.privacy.mechanisms as laplace_module
+from coterie.core.tree import map_leaves
 from coterie.privacy.entropy import DrawnAhead, SeededEntropy
 from coterie.privacy.events import SQRT2
 from coterie.privacy.mechanisms import (
@@ -55,16 +56,20 @@ class Quieter(GaussianGram):
     """Off the diagonal, the deviation is tau / 2 in place of tau / sqrt(2)."""
 
     def perturb(self, total, entropy):
-        noisy = super().perturb(total, entropy)["w"]
-        return {"w": noisy / SQRT2 + torch.diag(noisy.diagonal()) * (1 - 1 / SQRT2)}
+        return map_leaves(
+            lambda noisy: noisy / SQRT2 + torch.diag(noisy.diagonal()) * (1 - 1 / SQRT2),
+            super().perturb(total, entropy),
+        )
 
 
 class Louder(GaussianGram):
     """The same deviation everywhere: private, and wasteful."""
 
     def perturb(self, total, entropy):
-        noisy = super().perturb(total, entropy)["w"]
-        return {"w": noisy * SQRT2 - torch.diag(noisy.diagonal()) * (SQRT2 - 1)}
+        return map_leaves(
+            lambda noisy: noisy * SQRT2 - torch.diag(noisy.diagonal()) * (SQRT2 - 1),
+            super().perturb(total, entropy),
+        )
 
 
 class Doubled(GaussianGram):

@@ -40,6 +40,34 @@ settings), epsilons, seeds or repeats, workers, grid, search, trials, folds, pub
 Write a setting of one method with its label: --set pmtl.method.lam=1, --grid pmtl.method.lam=0.1,1.
 The exit status is 1 if a cell failed; --resume tries it again."""
 
+_COMPARED = {
+    "--methods NAME,NAME": "default local,fedavg,pmtl,auto (`coterie methods`)",
+    "--epsilons NUMBER,NUMBER": "default 0.5,1,2,4; inf for no privacy",
+    "--seeds N|A,B,C": "number of simulations, or their seeds (default 3)",
+    "--repeats N:int": "instead of seeds: real noise, each run a release",
+}
+_CHOSEN = {
+    "--grid KEY=VALUE,VALUE...": "values to choose from, by cross-validation inside clients; "
+    "epsilon does not cover the choice, and the table states it",
+    "--search {grid,optuna}": "default grid: all of them",
+    "--trials N:int": "number of Optuna's proposals",
+    "--folds N:int": "of every client's rows (default 5)",
+    "--public": "declare the data public: tuning on it is free",
+    "--charge-tuning": "choose by charged private runs",
+}
+_RUN = {
+    "--out DIR": "default runs/compare-DATA-TIME",
+    "--resume DIR": "resume a comparison",
+    "--workers N:int": "processes (default: one per core; 0: this one)",
+    **SET,
+    "--device DEVICE": "cpu (default) or cuda",
+    "--block N:int": "clients computed at a time",
+    "--no-report": "do not write report.html",
+    **TRACKING,
+    "--json": "end with one JSON object on stdout",
+    "--quiet": "no progress on stderr",
+}
+
 
 def add(commands: Commands) -> None:
     """Add `compare`."""
@@ -52,40 +80,13 @@ def add(commands: Commands) -> None:
         _MORE,
         action=compare,
     )
-    compared = {
-        "--methods NAME,NAME": "default local,fedavg,pmtl,auto (`coterie methods`)",
-        "--epsilons NUMBER,NUMBER": "default 0.5,1,2,4; inf for no privacy",
-        "--seeds N|A,B,C": "number of simulations, or their seeds (default 3)",
-        "--repeats N:int": "instead of seeds: real noise, each run a release",
-    }
-    chosen = {
-        "--grid KEY=VALUE,VALUE...": "values to choose from, by cross-validation inside clients; "
-        "epsilon does not cover the choice, and the table states it",
-        "--search {grid,optuna}": "default grid: all of them",
-        "--trials N:int": "number of Optuna's proposals",
-        "--folds N:int": "of every client's rows (default 5)",
-        "--public": "declare the data public: tuning on it is free",
-        "--charge-tuning": "choose by charged private runs",
-    }
-    run = {
-        "--out DIR": "default runs/compare-DATA-TIME",
-        "--resume DIR": "resume a comparison",
-        "--workers N:int": "processes (default: one per core; 0: this one)",
-        **SET,
-        "--device DEVICE": "cpu (default) or cuda",
-        "--block N:int": "clients computed at a time",
-        "--no-report": "do not write report.html",
-        **TRACKING,
-        "--json": "end with one JSON object on stdout",
-        "--quiet": "no progress on stderr",
-    }
-    add_flags(parser.add_argument_group("compared"), compared)
-    add_flags(parser.add_argument_group("settings chosen in every cell"), chosen)
+    add_flags(parser.add_argument_group("compared"), _COMPARED)
+    add_flags(parser.add_argument_group("settings chosen in every cell"), _CHOSEN)
     add_plan(parser)
     for action in parser._actions:  # flags of a single run: errors name the right ones
         if action.dest in ("method", "finetune", "noise_multiplier"):
             action.help = argparse.SUPPRESS
-    add_flags(parser.add_argument_group("run"), run)
+    add_flags(parser.add_argument_group("run"), _RUN)
     parser.set_defaults(epsilon=None)
 
 

@@ -15,6 +15,12 @@ from coterie.cli.options import (
     share,
 )
 
+_FLAGS = {
+    "--out DIR": "run folder (default runs/DATA-METHOD-TIME)",
+    "--resume DIR": "resume an interrupted run",
+    "--hardware {equal,spread}": "clients' speed on that clock",
+}
+
 
 def add(commands: Commands) -> None:
     """Add `run` and `demo`."""
@@ -52,13 +58,12 @@ def add(commands: Commands) -> None:
         help="clients to hold out of training and onboard afterwards; they release nothing",
     )
     run.add_argument("--newcomers", type=share, help=argparse.SUPPRESS)
-    flags = {
-        "--out DIR": "run folder (default runs/DATA-METHOD-TIME)",
-        "--resume DIR": "resume an interrupted run",
-        "--hardware {equal,spread}": "clients' speed on that clock",
-    }
-    add_flags(run, flags | TRACKING)
+    add_flags(run, _FLAGS | TRACKING)
     add_work(run)
+    _add_demo(commands)
+
+
+def _add_demo(commands: Commands) -> None:
     demo = {
         "--data NAME|FILE": "default districts",
         "--epsilon NUMBER:float": "default 1",

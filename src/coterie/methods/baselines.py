@@ -42,7 +42,6 @@ _MOST_WORK = 5e9  # multiplications of one exact solve of all clients that are s
 _STEPS = (1.0, 3.0)
 _MEAN = tuple(step * 10.0**power for power in range(-4, 2) for step in _STEPS)
 _SUM = tuple(step * 10.0**power for power in range(-2, 4) for step in _STEPS)
-_EVERYTHING = "everything: rows in one place"
 _CELLS = 1 << 24  # padded losses computed side by side
 _POOLED_LAMS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 
@@ -201,7 +200,7 @@ class _OneLam(Silent):
         return head_of(modes(clients, priors[best], bias=bias), bias)
 
 
-@register("local_star", releases=_EVERYTHING)
+@register("local_star", releases="everything: centralised rows")
 @dataclass(frozen=True, kw_only=True)
 class LocalStar(_OneLam):
     """One linear model per client, one penalty tuned over all: not private, a baseline.
@@ -242,7 +241,7 @@ def _parts(clients: Clients) -> Iterator[Clients]:
         begin = end
 
 
-@register("pooled", releases=_EVERYTHING)
+@register("pooled", releases="everything: centralised rows")
 @dataclass(frozen=True, kw_only=True)
 class PooledLinear(_OneLam):
     """One linear model on rows in one place: not private, a baseline.
@@ -349,7 +348,7 @@ class _Together(InOwnUnits, Silent):
         return Baselines(local=Single(model=self.model))
 
 
-@register("mtl", releases=_EVERYTHING)
+@register("mtl", releases="everything: centralised rows")
 @dataclass(frozen=True, kw_only=True)
 class MTL(_Together):
     """Trace-norm or l2,1 multi-task learning on rows in one place: not private, a baseline.
@@ -396,7 +395,7 @@ class MTL(_Together):
         return to(units.model(fit.weight, fit.bias), clients.device)
 
 
-@register("mtrl", releases=_EVERYTHING)
+@register("mtrl", releases="everything: centralised rows")
 @dataclass(frozen=True, kw_only=True)
 class MTRL(_Together):
     """Models and the relation between clients, rows in one place: not private, a baseline.
