@@ -131,7 +131,7 @@ class LocalSVM(Machines, Silent):
         return to(parted(fit.weight.float(), shared), clients.device)
 
 
-@register("globalsvm", releases="everything: rows in one place")
+@register("globalsvm", releases="everything: centralised rows")
 @dataclass(frozen=True, kw_only=True)
 class GlobalSVM(LocalSVM):
     """One support vector machine on rows in one place: not private, a baseline."""
