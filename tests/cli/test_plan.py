@@ -145,10 +145,10 @@ def test_epsilon_is_printed_with_unit_and_relation(told, relation, compared):
     out = told(line)
     assert f"(delta 1e-05, {relation}, unit: one client)" in out
     (protected,) = [line for line in out.splitlines() if line.startswith("protected")]
-    assert "one client: its whole data and its whole state" in protected and compared in protected
+    assert "one client, with its whole data and state" in protected and compared in protected
     found = strict(told(f"{line} --json"))
     assert found["relation"] == relation and found["view"] == "other clients"
-    assert found["unit"] == "one client: its whole data and its whole state"
+    assert found["unit"] == "one client, with its whole data and state"
 
 
 def test_an_outsiders_number_is_not_that_of_whoever_gets_the_model(told):

@@ -249,9 +249,9 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
     for said in (
         "3 (clients per site: site0 4, site1 4, site2 4)",
         "stay at the sites",
-        "server: the coordinator sees the sum of each site",
+        "server: the coordinator observes the sum of each site",
         "5 s for the answers",
-        "no bound (inf)",
+        "its model: no protection inf",
         "Epsilon spent by round",
         "z = ",
     ):

@@ -945,8 +945,8 @@ def test_epsilon_by_adversary(comparison: tuple[str, Checker, str]) -> None:
     assert page.count('data-label="reason"') == 4, "read on a phone, too"
     for told in (
         "all other clients together 1",
-        "the server no bound (inf) infinite: the server observes each clipped contribution",
-        "the server, with secure aggregation no bound (inf)",
+        "the server inf the server observes each clipped contribution before noise",
+        "the server, with secure aggregation inf the server adds the noise itself",
         "an outsider who receives the shared model 1",
     ):
         assert told in text
@@ -956,10 +956,10 @@ def test_epsilon_by_adversary(comparison: tuple[str, Checker, str]) -> None:
 def test_the_page_explains_epsilon(comparison: tuple[str, Checker, str], tmp_path: Path) -> None:
     text, _, _ = comparison
     assert "What epsilon means: any event that the other clients together can observe" in text
-    assert "at most 2.72 times as likely" in text and "This is a strong guarantee" in text
+    assert "at most 2.72 times as likely" in text and "this is a strong guarantee" in text
     weak = make_run(tmp_path / "weak", events=(Gaussian(0.4),) * 20)
     text, _ = read([weak], tmp_path / "weak.html")
-    assert "At this size the guarantee is very weak" in text
+    assert "this guarantee is very weak" in text
     assert "Terms of this page" in text
 
 

@@ -1,6 +1,6 @@
 """What `coterie plan` computes and prints: whether joining pays, and what it costs.
 
-From public facts alone it loads neither torch nor data. With data or a plan it reads the spec.
+From public facts only it loads neither torch nor data. With data or a plan it reads the spec.
 """
 
 import argparse

@@ -74,7 +74,7 @@ _SHOWN = 12
 VIEWS = {
     "other_clients": "the other clients, all together",
     "coordinator": "the coordinator",
-    "outsider": "an outsider who sees only releases",
+    "outsider": "an outsider who observes only releases",
     "coalition_of_all_others": "a coalition of all others",
 }
 _COLUMNS = {

@@ -159,7 +159,7 @@ class FinishedRun:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """The verdict before the run, from public facts alone, and why auto chose the method."""
+        """The verdict before the run, from public facts only, and why auto chose the method."""
         verdict, chosen = self.result.get("verdict"), self.result.get("chosen")
         said = []
         if verdict:

@@ -340,7 +340,7 @@ def _compared(one: Mapping[str, Any] | None) -> str:
     return DASH if one is None else f"{_t(one)}, {percent(_float(one.get('share_worse_off')))}"
 
 
-# --- clients one by one, and held-out clients
+# --- distribution over clients, and held-out clients
 
 
 def clients_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | None:
