@@ -46,7 +46,7 @@ def strict(text):
 
 def test_thirty_clients_are_told_to_learn_alone_and_what_would_help(told):
     out = told("--clients 30 --epsilon 1 --parameters 10")
-    assert out.startswith("learn alone. With 30 clients, epsilon 1 supports models with up to 5.8")
+    assert out.startswith("Learn alone: with 30 clients, epsilon 1 supports models with up to 5.8")
     for part in (
         "More clients: 40 for a small gain, 79 to join, at epsilon 1.",
         "A larger epsilon: 1.35 for a small gain",
@@ -160,7 +160,7 @@ def test_an_outsiders_number_is_not_that_of_whoever_gets_the_model(told):
     assert found["view"] == "other clients"
     assert found["epsilon_spent"] == views["other_clients"]
     assert views["released_shared_model"] == views["outsider"] < views["other_clients"]
-    assert "costs an outsider" in found["reasons"]["released_shared_model"]
+    assert "its epsilon is that of the releases" in found["reasons"]["released_shared_model"]
     out = told(line)
     assert f"{round_up(views['other_clients'])} against the other clients" in out
     assert "against an outsider who receives a released shared model" in out

@@ -325,7 +325,7 @@ def test_metrics_of_each_client_have_columns_where_they_apply(tmp_path: Path) ->
     assert "AUC" not in text and "R\u00b2" not in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count('<td data-label="test balanced accuracy">\u2013</td>') == 2
-    assert "balanced accuracy leaves out 60 clients without test rows of two classes." in text
+    assert "balanced accuracy is not defined for 60 clients without test rows of two classes." in text
 
 
 # --- how clients fare, one by one
@@ -805,7 +805,7 @@ def test_a_note_calls_a_median_a_median(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", r2=-43.9, r2_left_out=6, r2_median=0.2)
     text, _ = read([run], tmp_path / "report.html")
     assert "0.2 (median)" in text and "-43.9" not in text
-    assert "leaves out 6 clients" in text and "the median over clients is shown" in text
+    assert "is not defined for 6 clients" in text and "the median over clients is shown" in text
 
 
 # --- many runs
