@@ -163,7 +163,7 @@ def test_an_outsiders_number_is_not_that_of_whoever_gets_the_model(told):
     assert "its epsilon is that of the releases" in found["reasons"]["released_shared_model"]
     out = told(line)
     assert f"{round_up(views['other_clients'])} against the other clients" in out
-    assert "against an outsider who receives a released shared model" in out
+    assert "against an outsider who receives the shared model" in out
 
 
 def test_noise_of_messages_is_not_called_that_of_a_sum(told):
@@ -172,7 +172,9 @@ def test_noise_of_messages_is_not_called_that_of_a_sum(told):
     # a hundred messages, each with its own noise: the deviation of their sum is ten times one's
     told_of = f"noise of one client's message over the clip; of a sum of 100: {10 * z:.4g})"
     assert f"{z:.4g} ({told_of}" in told(line)
-    assert "(noise of a sum over the clip)" in told("--clients 100 --parameters 10 --rounds 5")
+    assert "(standard deviation of the noise in a sum, divided by the clip)" in told(
+        "--clients 100 --parameters 10 --rounds 5"
+    )
 
 
 def test_noise_that_is_given_buys_rounds_within_an_epsilon(told):

@@ -107,8 +107,9 @@ def test_ties_are_shown():
 
 
 def test_the_difference_has_the_unit_of_a_clients_error():
-    assert "(mean squared error under the run - mean squared error under the" in printed([row_of()])[1]
-    assert "(error rate under the run - error rate under the" in printed([row_of(metric="accuracy")])[1]
+    for metric, error in (("nmse", "mean squared error"), ("accuracy", "error rate")):
+        text = " ".join(printed([row_of(metric=metric)])[1].split())
+        assert f"({error} under the run - {error} under the baseline)" in text
 
 
 @pytest.mark.parametrize("metric", ["nmse", "accuracy"])

@@ -266,7 +266,7 @@ def _as_one(clients: Clients) -> Clients:
     order = torch.argsort(clients.starts, stable=True)
     starts, counts = clients.starts[order], clients.counts[order]
     if not bool((starts[1:] == (starts + counts)[:-1]).all()):
-        raise ValueError("pooled fits all clients of a data set together; leave none of them out")
+        raise ValueError("pooled fits all clients of a dataset together; leave none of them out")
     one = torch.zeros(1, dtype=torch.int64)
     # Solvers cache per client.
     return replace(clients, ids=one, starts=starts[:1], counts=counts.sum()[None], memory={})

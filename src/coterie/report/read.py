@@ -337,7 +337,7 @@ _ONE_BY_ONE = 6
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one method at one epsilon on one data set."""
+    """Runs of one method at one epsilon on one dataset."""
 
     label: str
     runs: tuple[FinishedRun, ...]

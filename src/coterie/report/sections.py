@@ -55,7 +55,7 @@ _STRENGTHS = ((1.0, "a strong"), (4.0, "a moderate"), (10.0, "a weak"), (math.in
 
 
 def title_of(runs: Sequence[FinishedRun]) -> str:
-    """Return the data sets and numbers of clients of runs."""
+    """Return the datasets and numbers of clients of runs."""
     names = dict.fromkeys(
         f"{Path(run.result['data']).name}, {run.result['clients']} clients" for run in runs
     )
