@@ -100,7 +100,7 @@ def test_verify_holds(done, capsys):
     checks = {check["name"]: check["status"] for check in seen["runs"][0]["checks"]}
     assert checks.pop("clients") == "not here"
     assert set(checks.values()) == {"ok"}
-    assert {"deployment", "posts", "epsilon", "log", "ledger", "public files"} <= set(checks)
+    assert {"deployment", "releases", "epsilon", "log", "ledger", "public files"} <= set(checks)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_each_index_is_charged_and_released_once(ledger):
 
 @pytest.mark.parametrize("index", [-1, 4, 1000])
 def test_what_the_plan_does_not_hold_is_refused(ledger, index):
-    with pytest.raises(OverspentError, match="plan pays for 4 posts"):
+    with pytest.raises(OverspentError, match="plan has 4 releases"):
         ledger.charge(index)
     assert ledger.charged == set()
 

@@ -376,7 +376,7 @@ def method_texts() -> dict[str, tuple[str, str]]:
     """Return summary and releases of the methods of this package, "auto" first, from source."""
     sources = _sources("methods")
     auto = re.search(r'^class Auto\(.*?^    """(.*?)$', sources["auto.py"], re.S | re.M)
-    found = {"auto": (auto[1] if auto else "", "")}
+    found = {"auto": (auto[1] if auto else "", "as the chosen method")}
     pattern = re.compile(r'^@register\(\s*"(\w+)"(.*?)^class .*?^    """(.*?)$', re.S | re.M)
     for name, texts, summary in sorted(pattern.findall("\n".join(sources.values()))):
         releases = re.search(r'releases="(.*?)"', texts)

@@ -1,4 +1,4 @@
-"""Baselines: local training and rows in one place, on linear models.
+"""Baselines: local training and centralised rows, on linear models.
 
 `Local` and `Single` release nothing. `LocalStar`, `PooledLinear`, `MTL` and `MTRL` have all rows in
 one place: they release everything, and show what privacy costs. All but `Local`, `LocalStar` and
@@ -42,7 +42,7 @@ _MOST_WORK = 5e9  # multiplications of one exact solve of all clients that are s
 _STEPS = (1.0, 3.0)
 _MEAN = tuple(step * 10.0**power for power in range(-4, 2) for step in _STEPS)
 _SUM = tuple(step * 10.0**power for power in range(-2, 4) for step in _STEPS)
-_EVERYTHING = "everything: rows in one place"
+_EVERYTHING = "everything: centralised rows"
 _CELLS = 1 << 24  # padded losses computed side by side
 _POOLED_LAMS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 
@@ -182,7 +182,7 @@ def _some(clients: Clients, here: Tensor) -> Clients:
 
 
 class _OneLam(Silent):
-    """A method with all rows in one place, whose lam has the least leave-one-out loss."""
+    """A method with centralised rows, whose lam has the least leave-one-out loss."""
 
     shape = Shape.POOLED
 
@@ -245,7 +245,7 @@ def _parts(clients: Clients) -> Iterator[Clients]:
 @register("pooled", releases=_EVERYTHING)
 @dataclass(frozen=True, kw_only=True)
 class PooledLinear(_OneLam):
-    """One linear model on rows in one place: not private, a baseline.
+    """One linear model on centralised rows: not private, a baseline.
 
         min_w  sum over all rows of loss(x_i, w) + lam/2 |w - start|^2
 
@@ -340,7 +340,7 @@ class Single(InOwnUnits, Silent):
 
 
 class _Together(InOwnUnits, Silent):
-    """A method with all rows in one place; it releases everything and is not private."""
+    """A method with centralised rows; it releases everything and is not private."""
 
     shape = Shape.POOLED
 
@@ -352,7 +352,7 @@ class _Together(InOwnUnits, Silent):
 @register("mtl", releases=_EVERYTHING)
 @dataclass(frozen=True, kw_only=True)
 class MTL(_Together):
-    """Trace-norm or l2,1 multi-task learning on rows in one place: not private, a baseline.
+    """Trace-norm or l2,1 multi-task learning on centralised rows: not private, a baseline.
 
         min_W  sum_k mean loss of client k(w_k) + mu/2 |w_k|^2 + lam g(W)
 
@@ -399,7 +399,7 @@ class MTL(_Together):
 @register("mtrl", releases=_EVERYTHING)
 @dataclass(frozen=True, kw_only=True)
 class MTRL(_Together):
-    """Models and the relation between clients, rows in one place: not private, a baseline.
+    """Models and the relation between clients, centralised rows: not private, a baseline.
 
         min_{W, Omega}  sum_k mean loss of client k(w_k) + lam1/2 |W|^2 + lam2/2 tr(W^T Omega^-1 W)
 

@@ -95,7 +95,7 @@ _WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the proximal terms 
 _GUARDED = 5  # rows below which no local model can be shown to be better
 
 
-@register("pfeb", releases="clipped, noised means, spreads and residuals")
+@register("pfeb", releases="clipped, noised means, variances and residuals")
 @dataclass(frozen=True, kw_only=True)
 class PFEB(Method):
     """Empirical Bayes: one linear model per client under a prior learned privately.
