@@ -414,7 +414,7 @@ def _app_lines(app: "App") -> Iterator[str]:
     for view, value in app.views.items():
         yield f"  {VIEWS.get(view, view):<{width}}  {_bound(value)}"
     if app.advice is not None:
-        yield f"{app.advice.verdict}: {app.advice.reason}"
+        yield str(app.advice)
     if facts["simulation"]:
         yield "a simulation: its noise comes from a seed, and protects nobody"
     if app.keys is not None:

@@ -328,7 +328,7 @@ def _entry(
     entry = Entry(label, _merged(table, plan.pop("method", {})), plan)
     if unknown := sorted(set(entry.settings) - entry.known_settings - {"kind"}):
         raise ConfigError(
-            f"{label}: {kind} has no setting {', '.join(unknown)}; expected among "
+            f"{label}: {kind} has no setting {', '.join(unknown)}; expected one of "
             f"{', '.join(sorted(entry.known_settings))}"
         )
     below = {key: value for key, value in shared.items() if key in entry.known_settings}
