@@ -170,8 +170,8 @@ def test_noise_of_messages_is_not_called_that_of_a_sum(told):
     line = "--clients 100 --parameters 10 --noise local --rounds 5"
     z = strict(told(f"{line} --json"))["noise_multiplier"]
     # a hundred messages, each with its own noise: the deviation of their sum is ten times one's
-    told_of = f"noise of one client's message over the clip; of a sum of 100: {10 * z:.4g})"
-    assert f"{z:.4g} ({told_of}" in told(line)
+    told_of = "standard deviation of the noise in one client's message, divided by the clip"
+    assert f"{z:.4g} ({told_of}; in a sum of 100: {10 * z:.4g})" in told(line)
     assert "(standard deviation of the noise in a sum, divided by the clip)" in told(
         "--clients 100 --parameters 10 --rounds 5"
     )
@@ -182,7 +182,7 @@ def test_noise_that_is_given_buys_rounds_within_an_epsilon(told):
     found = strict(told(f"{line} --epsilon 1 --json"))
     assert found["rounds"] == found["rounds_at_noise"] == int((20 * 0.26805) ** 2) == 28
     assert found["epsilon"] is None and found["epsilon_limit"] == 1 >= found["epsilon_spent"]
-    assert "28 within epsilon 1" in told(f"{line} --epsilon 1")
+    assert "28, within epsilon 1" in told(f"{line} --epsilon 1")
     assert "30 are too many" in told(f"{line} --epsilon 1 --rounds 30")
 
 
@@ -212,7 +212,7 @@ def test_sketches_fit_the_terminal_and_can_be_left_out(told, monkeypatch):
 
 def test_the_answer_comes_first_and_fits_a_screen(told):
     out = told("--clients 550 --epsilon 1 --parameters 10").splitlines()
-    assert out[0].startswith("join. ") and len(out) < 45
+    assert out[0].startswith("Join: ") and len(out) < 45
 
 
 @pytest.mark.full

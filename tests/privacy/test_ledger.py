@@ -49,7 +49,7 @@ def test_each_index_is_charged_and_released_once(ledger):
     assert ledger.released == {}
     ledger.release(0, "abc")
     assert ledger.released == {0: "abc"}
-    with pytest.raises(OverspentError, match="already released"):
+    with pytest.raises(OverspentError, match="exists and is never computed again"):
         ledger.charge(0)
 
 
