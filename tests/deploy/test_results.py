@@ -263,7 +263,7 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
 def test_a_page_of_a_deployment_beside_a_simulation(done, simulated, tmp_path):
     folders = [done.run, simulated]
     page = write_report(folders, tmp_path / "page.html", clients=False).read_text()
-    assert "Does joining help a client?" in page and "What each adversary sees" in page
+    assert "Does joining help a client?" in page and "What each adversary observes" in page
     two = write_report([done.run, done.run], tmp_path / "two.html").read_text()
     assert "the best of" not in two and "What each adversary sees" in two
 
