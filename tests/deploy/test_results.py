@@ -265,7 +265,7 @@ def test_a_page_of_a_deployment_beside_a_simulation(done, simulated, tmp_path):
     page = write_report(folders, tmp_path / "page.html", clients=False).read_text()
     assert "Does joining help a client?" in page and "What each adversary observes" in page
     two = write_report([done.run, done.run], tmp_path / "two.html").read_text()
-    assert "the best of" not in two and "What each adversary sees" in two
+    assert "the best of" not in two and "What each adversary observes" in two
 
 
 STEPS = (
