@@ -34,8 +34,8 @@ CURVES = {
     "guessing": ("guessing", "#bbbbbb", ":"),
     "theorem_41": ("Theorem 4.1's steps: bound", "#4c78a8", "-"),
     "approximation": ("the same: approximation, not a bound", "#4c78a8", "--"),
-    "theorem_42": ("Theorem 4.2 as printed", "#f58518", "-."),
-    "true": ("noise as printed, zero_out: bound", "#e45756", "-"),
+    "theorem_42": ("Theorem 4.2 as published", "#f58518", "-."),
+    "true": ("noise as published, zero_out: bound", "#e45756", "-"),
 }
 HEADS = {
     "data": "data",
@@ -43,7 +43,7 @@ HEADS = {
     "label": "label in the paper",
     "theorem_41": "Theorem 4.1, composed",
     "theorem_41_symmetric": "Theorem 4.1, symmetric steps",
-    "theorem_42": "Theorem 4.2 as printed",
+    "theorem_42": "Theorem 4.2 as published",
     "approximation_epsilon": "corrected limit (approximation, not a bound)",
     "noise_multiplier": "z of the sum",
     "true_zero_out": "**true, zero_out**",
@@ -58,7 +58,7 @@ NEEDED = {
     "epsilon": "epsilon",
     "zero_out": "z, zero_out",
     "replace": "z, replace",
-    "printed_sigma": "sigma of the printed scheme, zero_out",
+    "printed_sigma": "sigma of the published scheme, zero_out",
 }
 
 

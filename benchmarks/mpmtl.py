@@ -11,7 +11,7 @@ The simulations are those of Liang et al. (`coterie.data.synthetic`): 320 client
 270 test rows each, 30 features, delta = 1/(m log m). Settings are chosen, where a part says so, for
 each method and epsilon on federations generated from other seeds, so choosing them costs no
 privacy. A seed decides data and noise together; standard errors are over seeds, differences (from
-learning alone) paired by seed.
+local training) paired by seed.
 
 School (139 schools; $COTERIE_DATA, or shared/data beside the repository) is run with the defaults
 of every method, on 30 % of each school's rows; a seed decides split and noise. Two things were
@@ -287,7 +287,7 @@ def frontier(given):
 
 
 LOOKS = {
-    "single": ("single (alone)", "0.35", "--", ""),
+    "single": ("single (local)", "0.35", "--", ""),
     "mtl": ("mtl (no privacy)", "black", ":", ""),
     "mpmtl low_rank": ("mpmtl low_rank", "tab:blue", "-", "o"),
     "mpmtl group_sparse": ("mpmtl group_sparse", "tab:green", "-", "s"),
@@ -593,7 +593,7 @@ def shapes(given):
 
 
 def plot_shapes(rows, alone, path):
-    """Draw differences from learning alone, which vary far less over seeds than errors do."""
+    """Draw differences from local training, which vary far less over seeds than errors do."""
     figure, axes = canvas(2, 3, height=2.2)
     looks = {
         ("steps, plain", 20): ("tab:orange", "--"),
@@ -603,7 +603,7 @@ def plot_shapes(rows, alone, path):
     }
     for at, (shape, epsilon) in enumerate(itertools.product(("alpha", "Q"), (0.1, 1.0, 10.0))):
         axis = axes[at]
-        axis.axhline(0, color="0.35", linestyle=":", label="single (alone)")
+        axis.axhline(0, color="0.35", linestyle=":", label="single (local)")
         for (solver, rounds), (colour, line) in looks.items():
             key = [solver, str(rounds), _cell(epsilon), shape]
             chosen = [
@@ -620,7 +620,7 @@ def plot_shapes(rows, alone, path):
             )
         axis.set(xlabel=shape, title=f"epsilon {epsilon:g}")
     for axis in (axes[0], axes[3]):
-        axis.set_ylabel("nMSE less alone's")
+        axis.set_ylabel("nMSE minus local")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     save(figure, path)
 

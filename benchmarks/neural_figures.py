@@ -46,8 +46,8 @@ def _study(lines, folder: Path) -> None:
     facts = {(n["epsilon"], n["method"]): n for n in lines if n["method"] != "local"}
     with (folder / "plans.md").open("w") as file:
         file.write(
-            "| epsilon at 1e-5 | epsilon at 1/m | method | rounds | noise multiplier | numbers "
-            "posted | relative error |\n|---|---|---|---|---|---|---|\n"
+            "| epsilon at 1e-5 | epsilon at 1/m | method | rounds | noise multiplier | parameters "
+            "released | relative error |\n|---|---|---|---|---|---|---|\n"
         )
         for (epsilon, method), line in facts.items():
             if epsilon == "inf" or method in ("fedprox", "pmtl"):

@@ -1,4 +1,4 @@
-"""What PFEB gains over learning alone, on real federations: the tables of docs/methods/pfeb.md.
+"""What PFEB gains over local training, on real federations: the tables of docs/methods/pfeb.md.
 
     python benchmarks/pfeb.py [FEDERATION ...] [--epsilon E ...] [--splits 5] [--out FOLDER]
     python benchmarks/pfeb.py --data FILE --client-column school --target score \
@@ -21,7 +21,7 @@ noise too.
 - nMSE: squared errors over squared deviations of the test outcomes from their mean, all test rows
   together; the mean over splits.
 - t, and the share of clients worse off, against local*: a client's own mean squared test error
-  under local* less that under the method, averaged over splits; t is the mean of that over clients
+  under local* minus that under the method, averaged over splits; t is the mean of that over clients
   in units of its standard error (above 0 the method is better), the share that of clients below 0.
 - cover: the share of test outcomes inside 90 % intervals.
 
@@ -88,9 +88,9 @@ WITHIN = 1.645  # standard deviations on either side of 90 %
 
 @dataclass(frozen=True, kw_only=True)
 class OneShot(Method):
-    """One private mean of models fitted alone; then each client's own choice of a pull towards it.
+    """One private mean of local models; then each client chooses a proximal term towards it.
 
-    The fits, and the last ones, are those of `local`: the pull by own leave-one-out.
+    The fits, and the last ones, are those of `local`: the strength is chosen by leave-one-out.
     """
 
     kind = "oneshot"
@@ -320,7 +320,7 @@ def opened(federation):
     if data.spec.task != "regression":
         raise DataError(
             f"{federation.name} is a {data.spec.task} task, and this is a study of regression: use "
-            "coterie run, whose tables have the same references beside them"
+            "coterie run, whose tables have the same baselines"
         )
     return data
 
@@ -540,7 +540,7 @@ def errors_table(sheet):
 
 
 def shares_table(sheet):
-    """Return who is worse off than alone, and how many outcomes intervals hold."""
+    """Return who is worse off than with local training, and how many outcomes intervals hold."""
     one, free = sheet.one, math.inf
     lines = [*sheet.head("shares"), sheet.over("worse off, PFEB", "pfeb", "worse_off")]
     lines.append(sheet.line("worse off, mixed", lambda n: one(n, "mixed", free, "worse_off")))
@@ -561,9 +561,9 @@ def apart(row, other):
 
 
 def differences(rows, names, epsilons):
-    """Return PFEB less the mixed model on the same splits, and what the prototype had of it."""
+    """Return PFEB minus the mixed model on the same splits, and what the prototype had of it."""
     found = lookup(rows)
-    lines = ["| PFEB less the mixed model | " + " | ".join(f"{e:g}" for e in epsilons) + " |"]
+    lines = ["| PFEB minus the mixed model | " + " | ".join(f"{e:g}" for e in epsilons) + " |"]
     lines.append("|---" * (len(epsilons) + 1) + "|")
     for name in names:
         free = found.get((name, "mixed", "inf"))

@@ -1,4 +1,4 @@
-"""PP-SGD against PMTL on linear models, by epsilon, beside learning alone and no privacy.
+"""PP-SGD against PMTL on linear models, by epsilon; baselines: local training, no privacy.
 
     python benchmarks/ppsgd.py [--seeds 5] [--quick] [--out FOLDER]
 
@@ -136,7 +136,7 @@ def choose(methods, name, epsilon, given):
 
 
 def alone(name, given):
-    """Find the best ridge of learning alone."""
+    """Find the best ridge of local training."""
     sgd = replace(STEPS[name], epochs=LAST)
     methods = [Local(lam=lam, sgd=sgd) for lam in (0.0003, 0.003, *LAMS[name])]
     return choose(methods[:1] if given.quick else methods, name, math.inf, given)
@@ -189,7 +189,7 @@ def say(rows):
         print(f"| {kind} | " + " | ".join(said) + " |")
     cells = [found["PP-SGD", e] for e in epsilons]
     said = [f"{c['less_pmtl']:+.3f} ({c['less_pmtl_se']:.3f})" for c in cells]
-    print("| PP-SGD less PMTL | " + " | ".join(said) + " |\n")
+    print("| PP-SGD minus PMTL | " + " | ".join(said) + " |\n")
 
 
 def plot(rows, path):

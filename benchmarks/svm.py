@@ -1,9 +1,9 @@
-"""Linear SVMs of many clients, alone and together, beside other solvers.
+"""Linear SVMs of many clients, local and joint, compared with other solvers.
 
     python benchmarks/svm.py
     python benchmarks/svm.py --data har --c1 1 --repeats 3
 
-alone: every client by itself, min 1/2 |w|^2 + C1 sum hinge. joint: all clients at once, min 1/2
+local: every client by itself, min 1/2 |w|^2 + C1 sum hinge. joint: all clients at once, min 1/2
 |w|^2 + C2/2 sum |v_k|^2 + C1 sum hinge, which for liblinear is one SVM on the rows [x, x / sqrt(C2)
 in the client's own block] as CSR.
 
@@ -13,7 +13,7 @@ $COTERIE_DATA or ../shared/data); made, generated clients x 300 rows x 100 featu
 How good an answer is: its objective's excess over a lower bound (coterie's dual value at a gap of
 1e-5), as a share of it, summed over clients. coterie stops at its own certificate, a gap of 1e-3
 for each client. liblinear has none, so its tolerance is lowered by half powers of ten until the
-excess is at most 1e-3, on the first clients (--probe) for alone; the time of a run with that
+excess is at most 1e-3, on the first clients (--probe) for local; the time of a run with that
 tolerance counts. Runs are interleaved; medians are given; compilation is not counted.
 """
 
@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 GAP = 1e-3
 EXACT = 1e-5
 SITTING = 3
-# Models of all clients (c, d) for "alone"; w and v_k stacked (1 + c, d) for "joint".
+# Models of all clients (c, d) for "local"; w and v_k stacked (1 + c, d) for "joint".
 Solve = Callable[[FederatedDataset, float], Floats]
 
 
@@ -55,23 +55,23 @@ class Task:
     c2: float
 
     def objectives(self, data: FederatedDataset, models: Floats) -> Floats:
-        """Return the objective: one a client if alone, one in all if joint."""
+        """Return the objective: one per client if local, one in all if joint."""
         x, signs = data.features.numpy(), 2 * data.targets.numpy().astype(np.float64) - 1
         owner = np.repeat(np.arange(len(data)), data.counts)
-        used = models if self.kind == "alone" else models[0] + models[1:]
+        used = models if self.kind == "local" else models[0] + models[1:]
         scores = np.empty(len(x))
         for k, (begin, end) in enumerate(itertools.pairwise(data.offsets)):
             scores[begin:end] = x[begin:end] @ used[k]
         hinge = self.c1 * np.bincount(owner, np.maximum(1 - signs * scores, 0), len(data))
         squares = (models**2).sum(axis=1) / 2
-        if self.kind == "alone":
+        if self.kind == "local":
             return hinge + squares
         return np.array([hinge.sum() + squares[0] + self.c2 * squares[1:].sum()])
 
     def bounds(self, data: FederatedDataset) -> Floats:
         """Return lower bounds of the objectives, by weak duality."""
         clients, losses = everyone(data), Losses(c1=self.c1)
-        if self.kind == "alone":
+        if self.kind == "local":
             fit = fit_local(clients, losses, bias=False, tol=EXACT)
             return (fit.primal - fit.gap).numpy()
         joint = fit_joint(clients, losses, c2=self.c2, bias=False, tol=EXACT)
@@ -91,7 +91,7 @@ class Task:
 
         def solve(data: FederatedDataset, tol: float) -> Floats:
             clients = everyone(data)
-            if self.kind == "alone":
+            if self.kind == "local":
                 fit = fit_local(clients, losses, bias=False, tol=tol, dtype=dtype)
                 return fit.weight[:, 0].double().numpy()
             joint = fit_joint(clients, losses, c2=self.c2, bias=False, tol=tol, dtype=dtype)
@@ -112,7 +112,7 @@ class Task:
 
         def solve(data: FederatedDataset, tol: float) -> Floats:
             x, y = data.features.numpy(), data.targets.numpy()
-            if self.kind == "alone":
+            if self.kind == "local":
                 pairs = itertools.pairwise(data.offsets)
                 return np.stack([fit(x[begin:end], y[begin:end], tol) for begin, end in pairs])
             if len(data) not in expanded:
@@ -192,7 +192,7 @@ def tolerance(task: Task, solve: Solve, data: FederatedDataset, bounds: Floats) 
 
 def compare(name: str, data: FederatedDataset, task: Task, repeats: int, probe: int) -> None:
     bounds = task.bounds(data)
-    few = first(data, probe) if task.kind == "alone" else data
+    few = first(data, probe) if task.kind == "local" else data
     contenders = task.contenders()
     tols = {
         who: tolerance(task, solve, few, bounds[: len(few)]) if searched else GAP
@@ -227,8 +227,8 @@ def main() -> None:
     parser.add_argument("--c1", type=float, nargs="+", default=[0.1, 1.0])
     parser.add_argument("--c2", type=float, default=10.0)
     parser.add_argument("--data", nargs="+", default=["har", "made"])
-    parser.add_argument("--kinds", nargs="+", default=["alone", "joint"])
-    parser.add_argument("--clients", type=int, default=1000, help="generated clients, alone")
+    parser.add_argument("--kinds", nargs="+", default=["local", "joint"])
+    parser.add_argument("--clients", type=int, default=1000, help="generated clients, local")
     parser.add_argument("--together", type=int, default=100, help="generated clients, joint")
     parser.add_argument("--probe", type=int, default=50, help="clients to find tolerances with")
     given = parser.parse_args()

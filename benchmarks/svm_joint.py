@@ -10,7 +10,7 @@ Contenders, on 2 threads, one after the other in one run:
   some numbers of local epochs, to a gap that is reached in reasonable time; the look at the gap is
   part of the time of both. Rounds are slow by nature: every client's step is made as if all others
   moved the same way
-- the paper's loop as printed, in plain Python and NumPy, and the same loop mended (box, safe sums)
+- the paper's loop as published, in plain Python and NumPy, and corrected (box, safe sums)
 
 Data: har (30 people, sitting against the rest; $COTERIE_DATA, or shared/data beside the
 repository) and a generated federation of 1,000 clients x 300 rows x 100 features.
@@ -171,14 +171,14 @@ def in_rounds(make, data, seconds, epochs):
     return best
 
 
-def paper_loop(data, c1, c2, gap, seconds, *, mended):
-    """The printed loop: every row in turn, clients side by side, changes added."""
+def paper_loop(data, c1, c2, gap, seconds, *, corrected):
+    """The published loop: every row in turn, clients in parallel, changes added."""
     x, y, owner = pieces(data)
     x = x.astype(np.float64)
     rows = [np.flatnonzero(owner == k) for k in range(len(data))]
     rng = np.random.default_rng(0)
     w, v, alpha = np.zeros(x.shape[1]), np.zeros((len(data), x.shape[1])), np.zeros(len(x))
-    sigma = len(data) if mended else 1
+    sigma = len(data) if corrected else 1
     squares = (x**2).sum(axis=1) * (sigma + 1 / c2)
     started, rounds, found = time.perf_counter(), 0, math.inf
     while time.perf_counter() - started < seconds and found > gap and np.isfinite(w).all():
@@ -187,7 +187,7 @@ def paper_loop(data, c1, c2, gap, seconds, *, mended):
             q, moved = w + v[k], np.zeros_like(w)
             for i in rng.permutation(own):
                 new = alpha[i] + (1 - y[i] * (x[i] @ q)) / squares[i]
-                if mended:
+                if corrected:
                     new = min(max(new, 0.0), c1)
                 step = (new - alpha[i]) * y[i]
                 alpha[i] = new
@@ -222,8 +222,10 @@ def compare(name, data, c1, c2, gap, loose, seconds, quick):
             lambda e: MOCHA(model=plain, c1=c1, c2=c2, epochs=e, stop=loose),
             data, seconds, (20,) if quick else (1, 5, 20),
         ),
-        "paper's loop, mended": lambda: paper_loop(data, c1, c2, loose, seconds, mended=True),
-        "paper's loop, printed": lambda: paper_loop(data, c1, c2, loose, seconds / 3, mended=False),
+        "paper's loop, corrected": lambda: paper_loop(data, c1, c2, loose, seconds, corrected=True),
+        "paper's loop, as published": lambda: paper_loop(
+            data, c1, c2, loose, seconds / 3, corrected=False
+        ),
     }  # fmt: skip
     times = {}
     for label, run in contenders.items():

@@ -15,9 +15,8 @@ from mkdocs.structure.files import File
 _HEAD = """\
 # Command line
 
-Written from the parser: `coterie COMMAND --help` says the same. Results go to stdout, progress and
-notes to stderr. Exit status: 0 success, 2 bad input, 130 interrupted; a command says more where it
-has more.
+This page is generated from the parser. Results go to stdout, progress and notes to stderr. Exit
+status: 0 success, 1 a failed check, 2 bad input, 130 interrupted.
 """
 
 

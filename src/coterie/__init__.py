@@ -1,4 +1,4 @@
-"""Private federated multi-task learning: one model per client, and an epsilon that is true.
+"""Differentially private federated multi-task learning, with one model per client.
 
 The public names are listed once, in `__init__.pyi`, and loaded on first use, so that planning a
 budget does not load torch. Importing this package changes nothing in the process.

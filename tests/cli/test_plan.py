@@ -46,7 +46,7 @@ def strict(text):
 
 def test_thirty_clients_are_told_to_learn_alone_and_what_would_help(told):
     out = told("--clients 30 --epsilon 1 --parameters 10")
-    assert out.startswith("learn alone. With 30 clients, epsilon 1 supports models with up to 5.8")
+    assert out.startswith("Learn alone: with 30 clients, epsilon 1 supports models with up to 5.8")
     for part in (
         "More clients: 40 for a small gain, 79 to join, at epsilon 1.",
         "A larger epsilon: 1.35 for a small gain",
@@ -145,10 +145,10 @@ def test_epsilon_is_printed_with_unit_and_relation(told, relation, compared):
     out = told(line)
     assert f"(delta 1e-05, {relation}, unit: one client)" in out
     (protected,) = [line for line in out.splitlines() if line.startswith("protected")]
-    assert "one client: its whole data and its whole state" in protected and compared in protected
+    assert "one client, with its whole data and state" in protected and compared in protected
     found = strict(told(f"{line} --json"))
     assert found["relation"] == relation and found["view"] == "other clients"
-    assert found["unit"] == "one client: its whole data and its whole state"
+    assert found["unit"] == "one client, with its whole data and state"
 
 
 def test_an_outsiders_number_is_not_that_of_whoever_gets_the_model(told):
@@ -160,19 +160,21 @@ def test_an_outsiders_number_is_not_that_of_whoever_gets_the_model(told):
     assert found["view"] == "other clients"
     assert found["epsilon_spent"] == views["other_clients"]
     assert views["released_shared_model"] == views["outsider"] < views["other_clients"]
-    assert "costs an outsider" in found["reasons"]["released_shared_model"]
+    assert "its epsilon is that of the releases" in found["reasons"]["released_shared_model"]
     out = told(line)
     assert f"{round_up(views['other_clients'])} against the other clients" in out
-    assert "against an outsider who receives a released shared model" in out
+    assert "against an outsider who receives the shared model" in out
 
 
 def test_noise_of_messages_is_not_called_that_of_a_sum(told):
     line = "--clients 100 --parameters 10 --noise local --rounds 5"
     z = strict(told(f"{line} --json"))["noise_multiplier"]
     # a hundred messages, each with its own noise: the deviation of their sum is ten times one's
-    told_of = f"noise of one client's message over the clip; of a sum of 100: {10 * z:.4g})"
-    assert f"{z:.4g} ({told_of}" in told(line)
-    assert "(noise of a sum over the clip)" in told("--clients 100 --parameters 10 --rounds 5")
+    told_of = "standard deviation of the noise in one client's message, divided by the clip"
+    assert f"{z:.4g} ({told_of}; in a sum of 100: {10 * z:.4g})" in told(line)
+    assert "(standard deviation of the noise in a sum, divided by the clip)" in told(
+        "--clients 100 --parameters 10 --rounds 5"
+    )
 
 
 def test_noise_that_is_given_buys_rounds_within_an_epsilon(told):
@@ -180,7 +182,7 @@ def test_noise_that_is_given_buys_rounds_within_an_epsilon(told):
     found = strict(told(f"{line} --epsilon 1 --json"))
     assert found["rounds"] == found["rounds_at_noise"] == int((20 * 0.26805) ** 2) == 28
     assert found["epsilon"] is None and found["epsilon_limit"] == 1 >= found["epsilon_spent"]
-    assert "28 within epsilon 1" in told(f"{line} --epsilon 1")
+    assert "28, within epsilon 1" in told(f"{line} --epsilon 1")
     assert "30 are too many" in told(f"{line} --epsilon 1 --rounds 30")
 
 
@@ -210,7 +212,7 @@ def test_sketches_fit_the_terminal_and_can_be_left_out(told, monkeypatch):
 
 def test_the_answer_comes_first_and_fits_a_screen(told):
     out = told("--clients 550 --epsilon 1 --parameters 10").splitlines()
-    assert out[0].startswith("join. ") and len(out) < 45
+    assert out[0].startswith("Join: ") and len(out) < 45
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 REFUSED = {
-    "data show nowhere.csv": "nowhere.csv: no such file, and no data set of that name",
+    "data show nowhere.csv": "nowhere.csv: no such file, and no dataset of that name",
     "data show distrcts": "did you mean districts?",
     "run --data nowhere.csv": "expected a file, or one of ",
     "run --epsilon 1": "no data: give --data NAME|FILE",
@@ -15,6 +15,8 @@ REFUSED = {
     "run --data districts --model lnear": "--model lnear: no such model; did you mean linear?",
     "run --data districts --epsilon -1": "epsilon = -1.0: expected a positive number",
     "run --data districts --epsilon nan": "epsilon = nan: expected a positive number",
+    "run --data districts --delta 2": "--delta 2: expected a number from 1e-30 to below 1, or 0",
+    "run --data districts --noise laplac": "--noise laplac: no such noise; did you mean laplace?",
     "run --data districts --rounds 0": "rounds = 0: expected a whole number of at least 1",
     "run --data districts --clip 0": "clip = 0.0: expected a positive number",
     "run --data districts --set lam": "--set 'lam': expected KEY=VALUE",

@@ -100,7 +100,7 @@ def test_verify_holds(done, capsys):
     checks = {check["name"]: check["status"] for check in seen["runs"][0]["checks"]}
     assert checks.pop("clients") == "not here"
     assert set(checks.values()) == {"ok"}
-    assert {"deployment", "posts", "epsilon", "log", "ledger", "public files"} <= set(checks)
+    assert {"deployment", "releases", "epsilon", "log", "ledger", "public files"} <= set(checks)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
     for said in (
         "3 (clients per site: site0 4, site1 4, site2 4)",
         "stay at the sites",
-        "server: the coordinator sees the sum of each site",
+        "server: the coordinator observes the sum of each site",
         "5 s for the answers",
-        "no bound (inf)",
+        "its model: no protection inf",
         "Epsilon spent by round",
         "z = ",
     ):
@@ -263,9 +263,9 @@ def test_the_page_says_what_was_deployed(done, tmp_path):
 def test_a_page_of_a_deployment_beside_a_simulation(done, simulated, tmp_path):
     folders = [done.run, simulated]
     page = write_report(folders, tmp_path / "page.html", clients=False).read_text()
-    assert "Does joining help a client?" in page and "What each adversary sees" in page
+    assert "Does joining help a client?" in page and "What each adversary observes" in page
     two = write_report([done.run, done.run], tmp_path / "two.html").read_text()
-    assert "the best of" not in two and "What each adversary sees" in two
+    assert "the best of" not in two and "What each adversary observes" in two
 
 
 STEPS = (

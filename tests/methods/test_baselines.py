@@ -117,7 +117,7 @@ def test_converted_guarantees_hold_and_cost(kind, relation):
     assert asked.guarantee.epsilon < direct.guarantee.epsilon <= 1.0
     assert direct.guarantee.epsilon > 0.99
     assert asked.plan.noise_multipliers(10)[0] > direct.plan.noise_multipliers(10)[0]
-    assert "one client: its whole data" in asked.guarantee.statement()
+    assert "one client, with its whole data" in asked.guarantee.statement()
 
 
 def test_dpmtrl_solves_the_terms_of_its_objective():

@@ -165,9 +165,9 @@ def test_run_says_the_verdict_first_and_goes_on(coterie):
     assert code == 0 and found["method"] == "pfeb"
     first = err.splitlines()[0]
     assert first.startswith(
-        "verdict: learn alone. With 12 clients, epsilon 1 supports models with up to 0.93 shared"
+        "Verdict: learn alone. With 12 clients, epsilon 1 supports models with up to 0.93 shared"
     )
-    assert err.index("verdict:") < err.index("auto: pfeb, because") < err.index("loss")
+    assert err.index("Verdict:") < err.index("Auto chose pfeb, because") < err.index("loss")
     assert "  More clients:" in err and "scoring" not in err
     assert found["verdict"]["verdict"] == "learn alone" and found["verdict"]["numbers"] == 4
     assert found["chosen"].startswith("pfeb, because")
@@ -182,21 +182,23 @@ def test_run_says_the_verdict_first_and_goes_on(coterie):
 def test_quiet_runs_say_it_with_the_answer(coterie):
     code, out, err = coterie(f"run {SMALL} --rounds 1 --quiet --out here")
     assert code == 0 and err == ""
-    assert "The verdict before the run was 'learn alone'" in out and "Auto chose pfeb" in out
+    assert "Verdict: learn alone. With" in out and out.count("Auto chose pfeb") == 1
 
 
 def test_runs_without_a_verdict_have_none(coterie):
     _, out, err = coterie(f"run {SMALL} --method local --json")
     assert json.loads(out)["verdict"] is None and json.loads(out)["chosen"] == ""
-    assert "verdict" not in err and "scoring" not in err
+    assert "verdict" not in err.lower() and "scoring" not in err
 
 
 @pytest.mark.full
 def test_what_is_waited_for_is_said_unless_nobody_listens(coterie):
     line = f"run {SMALL} --rounds 1"
-    _, _, err = coterie(line)
+    _, out, err = coterie(line)
     assert "scoring local ..." in err
-    assert err.index("verdict") < err.index("scoring local")
+    for said in ("Verdict: ", "Auto chose", "Clip: "):
+        assert (out + err).count(said) == 1
+    assert err.index("Verdict") < err.index("scoring local")
     _, _, err = coterie(f"{line} --no-local --holdout-clients 2")
     assert "scoring held-out clients ..." in err and "scoring local" not in err
 
@@ -218,7 +220,7 @@ def test_compiling_is_said_once_and_only_if_it_takes_long(monkeypatch, waits, sa
 def test_sweeps_say_a_line_for_each_epsilon(coterie):
     code, _, err = coterie(f"run {SMALL} --epsilon 1,8 --rounds 1 --out sweep")
     assert code == 0
-    lines = [line for line in err.splitlines() if line.startswith("verdict")]
+    lines = [line for line in err.splitlines() if line.startswith("Verdict")]
     assert [re.search(r"epsilon (\d)", line)[1] for line in lines] == ["1", "8"]
     assert "More clients" not in err
     kinds = {name: Plan.load(Path("sweep", name, "plan.toml")).method.kind for name in

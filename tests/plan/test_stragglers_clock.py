@@ -426,7 +426,7 @@ def test_settings_survive_a_plan_file(stragglers):
 def test_a_plan_file_is_told_what_is_wrong():
     with pytest.raises(ConfigError, match=r"\[stragglers\] wait = 'most'.*'45%'"):
         from_table(Stragglers, {"wait": "most"}, "stragglers")
-    with pytest.raises(ConfigError, match="does not know T_wait"):
+    with pytest.raises(ConfigError, match="unknown setting 'T_wait'"):
         from_table(Stragglers, {"T_wait": 3}, "stragglers")
     with pytest.raises(ConfigError, match="hardware"):
         from_table(Stragglers, {"hardware": "fast"}, "stragglers")

@@ -525,6 +525,8 @@ def test_guarantee_queries_its_profile():
     [
         ({}, ["one client", "replaced by zero", "do not observe", "delta = 1e-05", "20 rounds"]),
         ({"relation": "replace"}, ["any other client"]),
+        ({}, ["as without it, plus 1e-05.", "and do not observe who takes part."]),
+        ({"participation": EVERYONE}, ["together, who observe every release.", "all 100 clients"]),
         (
             {"participation": Participation("poisson", 0.2, visible=True)},
             ["observe every", "and observe"],

@@ -208,7 +208,7 @@ def test_words_say_who_adds_the_noise_and_both_numbers():
     assert "before it adds noise" in words
     assert found.to_json()["view"] == "the server and the other clients"
     assert "subtract" in found.to_json()["reasons"]["other_clients"]
-    assert "no other client's noise" in guarantee().statement()
+    assert "if no other client adds noise: epsilon" in guarantee().statement()
     assert "NOT PRIVATE" not in words
     told = describe_noise(found.events)
     assert "added by each client" in told and "z = 4" in told

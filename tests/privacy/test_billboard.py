@@ -96,7 +96,7 @@ def test_posts_come_in_order_and_stay_readable(place):
 def test_reading_what_is_not_out_is_refused(place):
     board = open_board(place)
     for index in (0, -1, 3):
-        with pytest.raises(KeyError, match="not released"):
+        with pytest.raises(KeyError, match="does not exist"):
             board.read(index)
     assert board.posts == ()
     board.ledger.close()
@@ -106,7 +106,7 @@ def test_the_plan_is_not_overspent(place):
     board = open_board(place)
     for _ in range(3):
         board.post([])
-    with pytest.raises(OverspentError, match="3 posts"):
+    with pytest.raises(OverspentError, match="3 releases"):
         board.post([])
     assert len(board.posts) == 3
     board.ledger.close()
@@ -584,7 +584,7 @@ def test_a_missing_or_altered_post_is_refused(tmp_path, damage):
         path.write_bytes(b"")
     else:
         path.write_bytes((tmp_path / "posts" / "000001.npz").read_bytes())
-    with pytest.raises(ValueError, match="post 0 is missing or altered"):
+    with pytest.raises(ValueError, match="release 0 is missing or altered"):
         open_board(tmp_path)
 
 

@@ -210,7 +210,7 @@ def test_whole_numbers_and_defaults_may_be_written():
     [
         ("spend", {"kind": "linear"}, "even, geometric, power"),
         ("spend", {"alpha": 0.4}, "kind = None"),
-        ("spend", {"kind": "power", "Q": 0.9}, "does not know Q"),
+        ("spend", {"kind": "power", "Q": 0.9}, "unknown setting 'Q'"),
         ("spend", {"kind": "geometric", "Q": 0}, "Q = 0"),
         ("spend", {"kind": "power", "alpha": True}, "alpha"),
         (
@@ -220,7 +220,7 @@ def test_whole_numbers_and_defaults_may_be_written():
         ),
         ("noise", {"kind": "wishart", "degrees": 3.5}, "degrees"),
         ("noise", {"kind": "wishart_paper", "sensitivity": "K"}, "'2K', 'K^2'"),
-        ("noise", {"kind": "gaussian", "degrees": 3}, "does not know degrees"),
+        ("noise", {"kind": "gaussian", "degrees": 3}, "unknown setting 'degrees'"),
     ],
 )
 def test_text_that_makes_no_sense_is_refused(name, given, words):

@@ -182,10 +182,10 @@ def test_the_page_never_speaks_of_the_other_clients_with_that_number(chosen):
     page = html.unescape(write_report([chosen], chosen / "page.html").read_text())
     assert f"At epsilon {round_up(found)} ({CHOSEN_ONLY})" in page
     assert f"{round_up(math.exp(found), 3)} times as likely" in page
-    assert "any event that an adversary who sees only this run can observe" in page
+    assert "any event that an adversary who observes only this run can observe" in page
     for wrong in (
         "2.72 times",
-        "This is a strong guarantee",
+        "this is a strong guarantee",
         "that the other clients together can",
     ):
         assert wrong not in page

@@ -90,7 +90,7 @@ def test_no_cell_is_cut(own, deltas, width):
             assert any(f"{value:.3g}" in line for line in lines)
         if name.endswith("_left_out"):
             title = METRICS[name.removesuffix("_left_out")].title
-            assert f"{title} leaves out {value} clients without" in text
+            assert f"{title} is not defined for {value} clients without" in text
     assert ("0.217 (median)" in text) == ("r2_median" in own) and "43.9" not in text
     assert ("delta 1e-05, relation" in text) == (deltas[0] == deltas[1])
     assert METRICS[metric].direction in text
@@ -107,8 +107,9 @@ def test_ties_are_shown():
 
 
 def test_the_difference_has_the_unit_of_a_clients_error():
-    assert "own mean squared error under the run" in printed([row_of()])[1]
-    assert "own error rate under the run" in printed([row_of(metric="accuracy")])[1]
+    for metric, error in (("nmse", "mean squared error"), ("accuracy", "error rate")):
+        text = " ".join(printed([row_of(metric=metric)])[1].split())
+        assert f"({error} under the run - {error} under the baseline)" in text
 
 
 @pytest.mark.parametrize("metric", ["nmse", "accuracy"])
@@ -150,7 +151,7 @@ def test_a_new_metric_is_one_entry(monkeypatch):
     monkeypatch.setattr(tables, "PER_CLIENT", (*PER_CLIENT, f1))
     lines, text = printed([row_of(metric="accuracy", f1=0.6543, f1_left_out=3, references=[])])
     assert any("0.654" in line for line in lines) and "F1" in text
-    assert "F1 leaves out 3 clients without class 1." in text
+    assert "F1 is not defined for 3 clients without class 1." in text
 
 
 def test_a_number_without_a_value_is_a_dash():

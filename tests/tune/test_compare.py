@@ -123,7 +123,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"methods": ["pmtl", "nonesuch"]}, "'nonesuch' is unknown; expected among"),
+        ({"methods": ["pmtl", "nonesuch"]}, "method nonesuch: no such method; expected one of"),
         ({"methods": ["pmtl", "pmtl"]}, "label 'pmtl'"),
         ({"methods": [{"kind": "pmtl", "lamb": 1}]}, "has no setting lamb"),
         ({"methods": [{"kind": "pmtl", "label": "data"}]}, "label 'data'"),
@@ -133,7 +133,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
         ({"seeds": [1, -2]}, "seeds = "),
         ({"seeds": 2, "repeats": 2}, "seeds and repeats"),
         ({"repeats": [1]}, "repeats = "),
-        ({"colour": 1}, "does not know colour"),
+        ({"colour": 1}, "unknown setting 'colour'"),
         ({"workers": -1}, "workers = -1"),
         ({"search": "luck"}, "expected one of 'grid', 'optuna'"),
         ({"grid": {"method.nonesuch": [1]}}, "none of the methods"),

@@ -383,9 +383,9 @@ TAMPERINGS = {
         lambda told: told["releases"][0]["parts"][0].update(leaves=["weight"]),
         "grid",
     ),
-    "a post not listed": (lambda told: told["posts"].pop(), "posts"),
-    "a post's hash": (lambda told: told["posts"][1].update(sha256="0" * 64), "posts"),
-    "posts swapped": (lambda told: told["posts"].reverse(), "posts"),
+    "a post not listed": (lambda told: told["posts"].pop(), "releases"),
+    "a post's hash": (lambda told: told["posts"][1].update(sha256="0" * 64), "releases"),
+    "posts swapped": (lambda told: told["posts"].reverse(), "releases"),
     "a view removed": (lambda told: told["views"].pop("server"), "epsilon by view: server"),
     "a view made up": (
         lambda told: told["views"].update(server=1.0),
@@ -508,14 +508,14 @@ POSTS = {
 @pytest.mark.parametrize("name", POSTS)
 def test_posts_that_were_altered_are_found(run, name):
     repacked(run, POSTS[name])
-    assert {"public files", "posts"} <= set(failed(run))
+    assert {"public files", "releases"} <= set(failed(run))
     store_skilfully(run, certificate(run))
-    assert "posts" in failed(run)
+    assert "releases" in failed(run)
 
 
 def test_posts_that_are_gone_are_found(run):
     (run / "posts.npz").unlink()
-    assert {"public files", "posts"} <= set(failed(run))
+    assert {"public files", "releases"} <= set(failed(run))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -575,7 +575,7 @@ def test_a_ledger_that_was_altered_is_found(run, name):
     rewrite(run, LEDGERS[name])
     assert "public files" in failed(run)
     store_skilfully(run, certificate(run))
-    assert {"ledger", "counts", "events", "posts"} & set(failed(run))
+    assert {"ledger", "counts", "events", "releases"} & set(failed(run))
 
 
 def test_a_line_that_a_crash_cut_off_is_none(run):
@@ -826,7 +826,7 @@ PIECES = {
 def test_bytes_that_belong_to_no_post_are_found(run, place, file):
     (run / file).write_bytes(PIECES[place]((run / file).read_bytes()))
     store_wholly(run, certificate(run))
-    assert ("posts" if file == "posts.npz" else "public files") in failed(run)
+    assert ("releases" if file == "posts.npz" else "public files") in failed(run)
 
 
 def test_bytes_between_posts_are_found(run):
@@ -840,7 +840,7 @@ def test_bytes_between_posts_are_found(run):
     with np.load(run / "posts.npz") as posts:
         assert len(posts.files) == len(entries)  # numpy sees nothing
     store_wholly(run, certificate(run))
-    assert "posts" in failed(run)
+    assert "releases" in failed(run)
 
 
 def test_a_header_of_numbers_that_says_more_is_found(run):
@@ -853,7 +853,7 @@ def test_a_header_of_numbers_that_says_more_is_found(run):
     with np.load(run / "posts.npz") as posts:
         assert posts["000000.weight"].size  # numpy reads it
     store_wholly(run, certificate(run))
-    assert "posts" in failed(run)
+    assert "releases" in failed(run)
 
 
 def flagged(content):
@@ -879,7 +879,7 @@ def marked(content, local, central, change):
 def test_posts_that_cannot_be_read_are_a_failure(run, change):
     (run / "posts.npz").write_bytes(change((run / "posts.npz").read_bytes()))
     store_wholly(run, certificate(run))
-    assert "posts" in failed(run)
+    assert "releases" in failed(run)
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,14 @@ def test_a_selection_and_its_runs_verify(healthy, capsys):
     assert len(found) == 4 and all(one["verified"] for one in found)
     assert found[0]["run"] == str(healthy)
     names = {check["name"] for check in found[0]["checks"]}
-    assert {"epsilon of the chosen run alone", "epsilon of the other clients"} < names
+    assert {"epsilon of the chosen run only", "epsilon of the other clients"} < names
 
 
 def test_a_chosen_run_verifies_without_the_rest(healthy, tmp_path):
     alone = shutil.copytree(chosen(healthy), tmp_path / "alone")
     verdict = verify(alone)
     assert verdict.verified
-    assert "epsilon of the chosen run alone" in {check.name for check in verdict.checks}
+    assert "epsilon of the chosen run only" in {check.name for check in verdict.checks}
 
 
 def lowered(key, value):
@@ -112,7 +112,7 @@ def law(**fields):
 
 
 CHANGES = {
-    "chosen alone": (lowered("epsilon_chosen_alone", 0.01), "epsilon of the chosen run alone"),
+    "chosen alone": (lowered("epsilon_chosen_alone", 0.01), "epsilon of the chosen run only"),
     "other clients": (lowered("epsilon_other_clients", 1.0), "epsilon of the other clients"),
     "a run dropped": (drop_a_run, "scores"),
     "another chosen": (other_chosen, "scores"),
@@ -225,11 +225,11 @@ def selected(**fields):
 
 
 FORGED = {
-    "epsilon": (selected(epsilon_chosen_alone=1.0), (), "epsilon of the chosen run alone"),
+    "epsilon": (selected(epsilon_chosen_alone=1.0), (), "epsilon of the chosen run only"),
     "a law": (
         selected(runs_mean=1.1),
         (("runs = 3.0", "runs = 1.1"),),
-        "epsilon of the chosen run alone",
+        "epsilon of the chosen run only",
     ),
     "a law in the certificate alone": (selected(runs_mean=1.1), (), "selection"),
     "delta": (selected(delta=0.1), (), "selection"),

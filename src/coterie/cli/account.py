@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
 _MOST_ROUNDS = 1_000_000
 _MOST_CLIENTS = 1_000_000_000_000
+_VIEWS = {
+    "other_clients": "other clients",
+    "server": "server",
+    "server_secure_aggregation": "server, secure aggregation",
+    "outsider": "outsider",
+}
 _STATED = ("view", "views", "epsilon_per_participation")
 
 
@@ -28,13 +34,16 @@ def _add(commands: Commands, name: str) -> None:
     parser = command(
         commands,
         name,
-        "the noise that a budget needs" if calibrating else "the epsilon that noise gives",
+        "compute noise from epsilon" if calibrating else "compute epsilon from noise",
         f"coterie {name} --clients 205 --cohort 100 --rounds 1000 {given} --delta 1e-5 --json",
         action=_print,
     )
     asked = ("--epsilon", "the budget")
     if not calibrating:
-        asked = ("--noise-multiplier", "noise of the sum over the clip")
+        asked = (
+            "--noise-multiplier",
+            "standard deviation of the noise in a sum, divided by the clip",
+        )
     for flag, kind, text in (
         ("--clients", int, "number of clients"),
         ("--rounds", int, "number of releases"),
@@ -154,15 +163,12 @@ def describe(found: dict[str, Any]) -> str:
     def bound(epsilon: float | str) -> str:
         return epsilon if isinstance(epsilon, str) else round_up(epsilon, 6)
 
+    views = dict(found["views"])
     rows = [
-        (f"epsilon ({found['view']})", bound(found["epsilon"])),
+        (f"epsilon ({_VIEWS['other_clients']})", bound(views.pop("other_clients"))),
         ("delta", f"{found['delta']:.6g}"),
         ("noise multiplier", f"{found['noise_multiplier']:.6g}"),
-        *(
-            (f"epsilon ({view.replace('_', ' ')})", bound(e))
-            for view, e in found["views"].items()
-            if view not in ("coalition_of_all_others", found["view"].replace(" ", "_"))
-        ),
+        *((f"epsilon ({_VIEWS[view]})", bound(e)) for view, e in views.items() if view in _VIEWS),
         ("relation", found["relation"]),
         ("accountant", found["accountant"]),
     ]

@@ -1,6 +1,6 @@
 """What `coterie plan` computes and prints: whether joining pays, and what it costs.
 
-From public facts alone it loads neither torch nor data. With data or a plan it reads the spec.
+From public facts only it loads neither torch nor data. With data or a plan it reads the spec.
 """
 
 import argparse
@@ -376,11 +376,12 @@ def _noise(found: Forecast) -> str:
     """Return the noise multiplier and what it refers to."""
     z, summed = found.noise_multiplier, found.over_clip * found.cohort
     if found.facts.local:
-        text = f"noise of one client's message over the clip; of a sum of {found.cohort:,.4g}: "
-        return f"{z:.4g} ({text}{summed:.4g})"
+        text = "standard deviation of the noise in one client's message, divided by the clip"
+        return f"{z:.4g} ({text}; in a sum of {found.cohort:,.4g}: {summed:.4g})"
+    text = "standard deviation of the noise in a sum, divided by the clip"
     if math.isclose(z, summed, rel_tol=1e-3):
-        return f"{z:.4g} (noise of a sum over the clip)"
-    return f"{z:.4g} (noise of a sum over the clip: {summed:.4g}, as its parts share the budget)"
+        return f"{z:.4g} ({text})"
+    return f"{z:.4g} ({text}: {summed:.4g}, as its parts share the budget)"
 
 
 def _views(found: Forecast) -> list[tuple[str, str]]:
@@ -389,12 +390,15 @@ def _views(found: Forecast) -> list[tuple[str, str]]:
         "other_clients": "against the other clients",
         "server": "against the server",
         "server_secure_aggregation": "against the server, under secure aggregation",
-        "released_shared_model": "against an outsider who receives a released shared model",
+        "released_shared_model": "against an outsider who receives the shared model",
     }
     values = {name: round_up(found.views[name]) for name in titles}
     lines = [f"{value} {titles[name]}" for name, value in values.items()]
     if values["server"] == "inf":
-        lines[1:3] = ["inf against the server, which adds the noise and is trusted with sums"]
+        lines[1:3] = [
+            "inf against the server, which observes each clipped contribution (under secure "
+            "aggregation, their exact sum) and adds the noise"
+        ]
     facts = found.facts
     lines[0] += f" (delta {facts.delta_of(facts.clients):.3g}, {facts.relation}, unit: one client)"
     return [("epsilon" if turn == 0 else "", line) for turn, line in enumerate(lines)]
@@ -404,20 +408,20 @@ def _rounds_at_noise(found: Forecast, limit: float | None) -> list[tuple[str, st
     if limit is None or found.rounds_at_noise is None:
         return []
     planned = found.facts.rounds
-    text = f"{_many(found.rounds_at_noise, planned)} within epsilon {limit:g} at this noise"
+    text = f"{_many(found.rounds_at_noise, planned)}, within epsilon {limit:g} at this noise"
     if found.epsilon > limit * (1 + 1e-9):
         text += f": {planned:,} are too many"
-    return [("rounds at most", text)]
+    return [("rounds (at most)", text)]
 
 
 def _limits(found: Forecast, epsilon: float | None) -> list[str]:
     """Return what keeps the noise within the limit, one change at a time."""
-    at = "at this noise" if epsilon is None else f"at epsilon {epsilon:g}"
+    at = "at this noise multiplier" if epsilon is None else f"at epsilon {epsilon:g}"
     within = found.within
     rounds, clients, least = within["rounds"], within["clients"], within["epsilon"]
 
     def most(count: str) -> str:
-        return "none is few enough" if count == "0" else f"at most {count}"
+        return "not possible" if count == "0" else f"at most {count}"
 
     rows = [
         ("rounds", "" if rounds is None else most(_many(int(rounds), found.facts.rounds))),
@@ -426,7 +430,7 @@ def _limits(found: Forecast, epsilon: float | None) -> list[str]:
         ("shared parameters", most(f"{within['parameters']:,}")),
     ]
     return [
-        f"To keep the noise of a mean within {ERROR:g} of the clipping norm {at}, change one of",
+        f"To keep the noise in a mean within {ERROR:g} of the clipping norm {at}, change one of",
         *(f"  {line}" for line in aligned([(name, value) for name, value in rows if value])),
     ]
 
@@ -471,7 +475,7 @@ def _plots(answer: Answer) -> list[str]:
     lines = []
     for points, title in (
         (by_rounds, "epsilon against rounds, at this noise"),
-        (by_clients, "noise of a mean over the clip against clients, at this noise"),
+        (by_clients, "noise in a released mean, relative to the clip, by number of clients"),
     ):
         drawn = bars(points, title, width=width, height=3, plain=not _has_blocks())
         lines += ["", *drawn] if drawn else []
@@ -566,7 +570,7 @@ def _chart(answer: Answer) -> Any:
     noise = _panel(
         by_clients,
         (facts.clients, found.error),
-        ("clients", "noise of a released mean over the clip"),
+        ("clients", "noise in a released mean, relative to the clip"),
         f"Noise against clients, {facts.parameters:,} shared parameters",
     )
     limit = alt.Chart(alt.InlineData(values=[{"y": ERROR}])).mark_rule(strokeDash=[4, 4])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.options import (
+    BLOCK,
     SET,
     TRACKING,
     Commands,
@@ -41,27 +42,27 @@ Write a setting of one method with its label: --set pmtl.method.lam=1, --grid pm
 The exit status is 1 if a cell failed; --resume tries it again."""
 
 _COMPARED = {
-    "--methods NAME,NAME": "default local,fedavg,pmtl,auto (`coterie methods`)",
-    "--epsilons NUMBER,NUMBER": "default 0.5,1,2,4; inf for no privacy",
+    "--methods NAME,NAME": "default local,fedavg,pmtl,auto (see `coterie methods`)",
+    "--epsilons NUMBER,NUMBER": "budgets (default 0.5,1,2,4); inf for no privacy",
     "--seeds N|A,B,C": "number of simulations, or their seeds (default 3)",
     "--repeats N:int": "instead of seeds: real noise, each run a release",
 }
 _CHOSEN = {
     "--grid KEY=VALUE,VALUE...": "values to choose from, by cross-validation inside clients; "
     "epsilon does not cover the choice, and the table states it",
-    "--search {grid,optuna}": "default grid: all of them",
+    "--search {grid,optuna}": "default grid: all combinations",
     "--trials N:int": "number of Optuna's proposals",
-    "--folds N:int": "of every client's rows (default 5)",
+    "--folds N:int": "number of folds of every client's rows (default 5)",
     "--public": "declare the data public: tuning on it is free",
     "--charge-tuning": "choose by charged private runs",
 }
 _RUN = {
-    "--out DIR": "default runs/compare-DATA-TIME",
+    "--out DIR": "folder of the comparison (default runs/compare-DATA-TIME)",
     "--resume DIR": "resume a comparison",
     "--workers N:int": "processes (default: one per core; 0: this one)",
     **SET,
     "--device DEVICE": "cpu (default) or cuda",
-    "--block N:int": "clients computed at a time",
+    "--block N:int": BLOCK,
     "--no-report": "do not write report.html",
     **TRACKING,
     "--json": "end with one JSON object on stdout",
@@ -74,7 +75,7 @@ def add(commands: Commands) -> None:
     parser = command(
         commands,
         "compare",
-        "methods x epsilons x seeds side by side, and which differences are larger than noise",
+        "compare methods x epsilons x seeds, and show which differences are larger than noise",
         "coterie compare --data districts --methods local,fedavg,pmtl,pfeb,mtlsvm "
         "--epsilons 0.5,1,2,4 --seeds 3",
         _MORE,

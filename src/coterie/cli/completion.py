@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
     parser = command(
         commands,
         "completion",
-        "a script that completes commands, flags and names in your shell",
+        "print a script that completes commands, flags and names in your shell",
         "coterie completion bash",
         _MORE,
         action=_print,

@@ -17,7 +17,7 @@ def add(commands: Commands) -> None:
     show = command(
         inner,
         "show",
-        "clients, rows per client, features, classes (for the data's owner; not private)",
+        "show clients, rows per client, features, classes (for the data's owner; not private)",
         "coterie data show exam.csv --client-column school --target score",
         flags=JSON,
         action=_show,

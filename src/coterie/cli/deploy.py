@@ -57,12 +57,26 @@ _HOSTS: dict[str, Any] = {
     "help": "names and addresses of the SuperLink (default localhost 127.0.0.1)",
 }
 _SETTINGS: dict[str, dict[str, Any]] = {
-    "task": {"choices": ("regression", "binary", "multiclass", "multilabel")},
+    "task": {
+        "choices": ("regression", "binary", "multiclass", "multilabel"),
+        "help": "type of the target",
+    },
     "features": {"metavar": "N[,N]", "help": "the shape of a row"},
     "classes": {"type": int, "metavar": "N", "help": "number of classes or labels"},
-    "trust": {"choices": ("server", "secure_aggregation"), "help": "default server"},
-    "deadline": {"type": float, "metavar": "SECONDS", "help": "for a round's answers"},
-    "minimum": {"type": float, "metavar": "SHARE", "help": "of clients that answer"},
+    "trust": {
+        "choices": ("server", "secure_aggregation"),
+        "help": "what the coordinator observes (default server)",
+    },
+    "deadline": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "seconds to wait for the answers of a round",
+    },
+    "minimum": {
+        "type": float,
+        "metavar": "SHARE",
+        "help": "smallest share of clients that must answer",
+    },
     "simulation": {
         "action": "store_true",
         "help": "permit a plan with a seed; protects nobody",
@@ -74,7 +88,7 @@ _SHOWN = 12
 VIEWS = {
     "other_clients": "the other clients, all together",
     "coordinator": "the coordinator",
-    "outsider": "an outsider who sees only releases",
+    "outsider": "an outsider who observes only releases",
     "coalition_of_all_others": "a coalition of all others",
 }
 _COLUMNS = {
@@ -113,7 +127,9 @@ def _add_certificates(inner: Commands) -> None:
         _CERTIFICATES,
     )
     parser.add_argument("folder", metavar="DIR", help="folder to write; never overwritten")
-    parser.add_argument("--sites", nargs="+", metavar="NAME", required=True, help="their names")
+    parser.add_argument(
+        "--sites", nargs="+", metavar="NAME", required=True, help="names of the sites"
+    )
     parser.add_argument("--host", **_HOSTS)
     parser.add_argument("--days", type=int, default=30, help="validity in days (default 30)")
     parser.set_defaults(action=certificates)
@@ -137,7 +153,9 @@ def _add_init(inner: Commands) -> None:
         nargs="+",
         help="sites and their clients; NAME=@FILE reads one client per line",
     )
-    parser.add_argument("--keys", metavar="DIR", help="made by `coterie deploy certificates`")
+    parser.add_argument(
+        "--keys", metavar="DIR", help="folder made by `coterie deploy certificates`"
+    )
     parser.add_argument("--host", **_HOSTS)
     settings = parser.add_argument_group("with --sites")
     for name, options in _SETTINGS.items():
@@ -150,7 +168,8 @@ def _add_superlink(inner: Commands) -> None:
     parser = command(
         inner,
         "superlink",
-        "start Flower's SuperLink, open to other machines only for SuperNodes",
+        "start Flower's SuperLink with access control: other machines can use only the API of "
+        "SuperNodes",
         "coterie deploy superlink --control-from 10.0.0.7 -- --host 0.0.0.0 --port 9100 "
         "--ssl-certfile keys/server.pem --ssl-keyfile keys/server.key --ssl-ca-certfile "
         "keys/ca.pem --enable-supernode-auth --disable-runtime-dependency-installation",
@@ -164,7 +183,9 @@ def _add_superlink(inner: Commands) -> None:
         default=[],
         help="more addresses that may submit runs",
     )
-    parser.add_argument("others", metavar="-- ARGUMENT", nargs="*", help="of flower-superlink")
+    parser.add_argument(
+        "others", metavar="-- ARGUMENT", nargs="*", help="arguments of flower-superlink"
+    )
     parser.set_defaults(action=superlink)
 
 
@@ -172,11 +193,13 @@ def _add_status(inner: Commands) -> None:
     parser = command(
         inner,
         "status",
-        "rounds, answers and epsilon of a deployment, at the coordinator or at a site",
+        "show rounds, answers and epsilon of a deployment, at the coordinator or at a site",
         "coterie deploy status runs/hospitals",
         _STATUS,
     )
-    parser.add_argument("folder", metavar="FOLDER", help="of a coordinator's run, or of a site")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="folder of a coordinator's run, or of a site"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--watch", action="store_true", help="repeat until the run has ended")
     parser.set_defaults(action=status)
@@ -186,15 +209,18 @@ def _add_demo(inner: Commands) -> None:
     parser = command(
         inner,
         "demo",
-        "a federation on this machine: SuperLink, four SuperNodes, TLS, keys, a report",
+        "run a federation on this machine: SuperLink, four SuperNodes, TLS, keys, a report",
         "coterie deploy demo --trust secure_aggregation",
         _DEMO,
     )
     parser.add_argument(
-        "--out", metavar="DIR", default="runs/federation", help="default runs/federation; replaced"
+        "--out",
+        metavar="DIR",
+        default="runs/federation",
+        help="folder, replaced (default runs/federation)",
     )
     parser.add_argument("--epsilon", type=float, default=1.0, help="the budget (default 1)")
-    parser.add_argument("--rounds", type=int, default=8, help="default 8")
+    parser.add_argument("--rounds", type=int, default=8, help="number of rounds (default 8)")
     parser.add_argument("--trust", **{**_SETTINGS["trust"], "default": "server"})
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(action=demo)
@@ -388,7 +414,7 @@ def _app_lines(app: "App") -> Iterator[str]:
     for view, value in app.views.items():
         yield f"  {VIEWS.get(view, view):<{width}}  {_bound(value)}"
     if app.advice is not None:
-        yield f"{app.advice.verdict}: {app.advice.reason}"
+        yield str(app.advice)
     if facts["simulation"]:
         yield "a simulation: its noise comes from a seed, and protects nobody"
     if app.keys is not None:

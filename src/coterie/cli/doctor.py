@@ -59,7 +59,7 @@ def add(commands: Commands) -> None:
     command(
         commands,
         "doctor",
-        "versions, devices, and a self-test of noise and accounting in seconds",
+        "show versions and devices, and test noise and accounting in seconds",
         "coterie doctor",
         _MORE,
         flags=JSON,

@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
     parser = command(
         commands,
         "export",
-        "one client's model as a file: safetensors, torch or ONNX",
+        "write one client's model to a file: safetensors, torch or ONNX",
         'coterie export runs/districts-pfeb --client "district 1010" --out model.safetensors',
         _MORE,
         action=export,

@@ -1,7 +1,6 @@
 """The help page of the command line, and errors with suggestions."""
 
 import argparse
-import difflib
 import re
 import shutil
 import sys
@@ -9,6 +8,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
+
+from coterie.core.suggest import closest, did_you_mean
 
 _START = """\
 Private federated multi-task learning: one model per client, with an epsilon that others can check.
@@ -21,7 +22,7 @@ start here
   coterie doctor                                           # check this machine
 """
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "plan, before anything is spent": ("plan", "account", "calibrate"),
+    "plan, before any budget is spent": ("plan", "account", "calibrate"),
     "train": ("run", "compare", "tune", "demo", "onboard"),
     "deploy, over a network": ("deploy",),
     "inspect": ("report", "data", "methods"),
@@ -100,22 +101,6 @@ def grouped(names: Iterable[str]) -> dict[str, list[str]]:
     placed = {name for members in groups.values() for name in members}
     groups[_OTHERS] = [name for name in left if name not in placed]
     return {title: members for title, members in groups.items() if members}
-
-
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the word that was probably meant; None if none is close.
-
-    >>> closest("comapre", ["compare", "plan"]), closest("xyz", ["plan"])
-    ('compare', None)
-    """
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
-
-
-def did_you_mean(word: str, known: Sequence[str], among: str = "one of ") -> str:
-    """Return what was probably meant, or what is expected, as text."""
-    near = closest(word, known)
-    return f"did you mean {near}?" if near else f"expected {among}{', '.join(known)}"
 
 
 def _entry(name: str, about: str, width: int) -> str:

@@ -12,9 +12,9 @@ def add(commands: Commands) -> None:
     parser = command(
         commands,
         "methods",
-        "the methods; of one of them the settings",
+        "list the methods, or the settings of one of them",
         "coterie methods pmtl",
-        flags={"--json": "all methods with settings, as JSON"},
+        flags={"--json": "print all methods with settings, as JSON"},
         action=_print,
     )
     parser.add_argument("method", metavar="NAME", nargs="?", help="show the settings of this one")

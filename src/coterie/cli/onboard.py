@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
     parser = command(
         commands,
         "onboard",
-        "models for clients who arrive after training; they release nothing",
+        "compute models for clients who arrive after training; they release nothing",
         "coterie onboard runs/har-mtlsvm --data new.npz --out new-clients",
         "Rows are read and scaled as in training; settings that contradict its plan are refused.",
         flags=JSON,

@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.front import did_you_mean
 from coterie.core.environment import entry_points
+from coterie.core.suggest import did_you_mean
 from coterie.privacy import noise_names
 
 Action = Callable[[argparse.Namespace], Any]
@@ -34,10 +34,11 @@ def command(
     action: Action | None = None,
 ) -> argparse.ArgumentParser:
     """Add a command with its help, an example, its flags, and `--offline`."""
+    about = help[:1].upper() + help[1:]
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
-        description=f"{help}\n\n{more}" if more else help,
+        description=f"{about}\n\n{more}" if more else about,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -76,19 +77,21 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
 
 
 VIEW = {
-    "--relation {zero_out,replace}": "neighbours: a client's contributions zeroed (default) or "
-    "replaced by another's",
-    "--sampling {poisson,everyone,fixed}": "default poisson",
+    "--relation {zero_out,replace}": "neighbouring relation: a client's contributions become zero "
+    "(default) or those of another client",
+    "--sampling {poisson,everyone,fixed}": "how clients are sampled (default poisson)",
     "--cohort-visible": "the adversary observes the cohort",
 }
 """The neighbouring relation and who takes part."""
 TRACKING = {
     "--track mlflow|tensorboard...": "also log the finished run there: settings, epsilon and "
     "scores by round, certificate and report; never models (may be repeated)",
-    "--track-dir DIR": "where to (default: MLFLOW_TRACKING_URI or ./mlruns; RUN/tensorboard)",
+    "--track-dir DIR": "folder of the tracker (default: MLFLOW_TRACKING_URI or ./mlruns; "
+    "RUN/tensorboard)",
 }
 SET = {"--set KEY=VALUE...": "e.g. method.lam=0.3"}
 JSON = {"--json": "print one JSON object"}
+BLOCK = "number of clients that are computed together (default: by size)"
 
 
 def add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -136,9 +139,9 @@ def add_work(run: argparse._ArgumentGroup) -> None:
             "--simulation-seed N:int": "reproducible noise: a simulation that protects nobody",
             **SET,
             "--device DEVICE": "cpu (default) or cuda",
-            "--precision {float32,bfloat16}": "of matrix products in networks",
-            "--block N:int": "clients computed side by side (default: by size)",
-            "--store {memory,disk}": "where personal models live",
+            "--precision {float32,bfloat16}": "precision of matrix products in networks",
+            "--block N:int": BLOCK,
+            "--store {memory,disk}": "where personal models are kept",
             "--no-local": "do not train the local baseline",
             "--json": "end with one JSON object on stdout",
             "--quiet": "no progress on stderr",
@@ -167,27 +170,28 @@ def add_source(parser: argparse.ArgumentParser, *, positional: bool = False) -> 
 
 
 _SPLIT = {
-    "--test SHARE|N:share": "test rows: a share, or rows per client",
+    "--test SHARE|N:share": "test rows: a share, or a number per client",
     "--standardise {none,client}": "scale by each client's own rows",
-    "--rows N:int": "use at most so many training rows per client",
+    "--rows N:int": "largest number of training rows per client",
 }
 _COLUMNS = {
     "--clients N:int": "use the first N clients",
-    "--client-column COLUMN": "default client",
-    "--target COLUMN[,COLUMN]": "default y",
-    "--features COLUMN,COLUMN": "default: all other columns",
-    "--task {regression,binary,multiclass,multilabel}": "default: by the target",
-    "--classes N|A,B,C": "declared classes",
+    "--client-column COLUMN": "column that names the client (default client)",
+    "--target COLUMN[,COLUMN]": "column to predict (default y)",
+    "--features COLUMN,COLUMN": "columns to predict from (default: all others)",
+    "--task {regression,binary,multiclass,multilabel}": "type of the target (default: inferred from"
+    " the target)",
+    "--classes N|A,B,C": "number or names of the classes",
     "--positive A[,B]": "classes that count as 1; the others as 0",
-    "--levels COLUMN=A,B,C...": "declared levels",
+    "--levels COLUMN=A,B,C...": "levels of a categorical column",
     "--text {bag,indices}": "for text columns: bag of words, or word indices",
     "--vocabulary FILE": "public vocabulary, one word per line (for --text)",
     "--length N:int": "words or characters per row (--text indices)",
     "--tags FILE": "public list of the tags that are classes",
     "--images DIR": "folder of the image files named in rows",
-    "--missing {error,drop}": "rows with missing values",
+    "--missing {error,drop}": "refuse or drop rows with missing values",
     "--targets-are-clients": "each target column is a client",
-    "--option KEY=VALUE...": "option of a named data set",
+    "--option KEY=VALUE...": "option of a named dataset",
 }
 
 
@@ -290,6 +294,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
         check_name("--method ", given["method"], "methods")
     if "model" in given and ":" not in given["model"]:
         check_name("--model ", given["model"], "models")
+    _check_noise(given)
     _check_numbers(given)
     if "plan" in given and not Path(given["plan"]).is_file():
         raise ValueError(f"{given['plan']}: cannot be read (no such file); check the path")
@@ -303,13 +308,13 @@ def check_flags(arguments: argparse.Namespace) -> None:
 
 
 def check_data(data: str) -> None:
-    """Raise ValueError if data is neither a file, nor an address, nor the name of a data set."""
+    """Raise ValueError if data is neither a file, nor an address, nor the name of a dataset."""
     known = names()["data"]
     kinds = {name.partition(":")[0] for name in known}
     if data.partition(":")[0] in kinds or "://" in data or Path(data).exists():
         return
     meant = did_you_mean(data, known, "a file, or one of ")
-    raise ValueError(f"{data}: no such file, and no data set of that name; {meant}")
+    raise ValueError(f"{data}: no such file, and no dataset of that name; {meant}")
 
 
 def check_run(folder: str) -> Path:
@@ -327,6 +332,13 @@ def check_name(flag: str, given: str, kind: str) -> None:
         raise ValueError(f"{flag}{given}: no such {kind[:-1]}; {meant}")
 
 
+def _check_noise(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an unknown kind of noise."""
+    kind = given.get("noise")
+    if kind is not None and kind not in noise_names():
+        raise ValueError(f"--noise {kind}: no such noise; {did_you_mean(kind, noise_names())}")
+
+
 def _check_numbers(given: Mapping[str, Any]) -> None:
     epsilon = given.get("epsilon", ())
     for value in epsilon if isinstance(epsilon, tuple) else (epsilon,):
@@ -335,6 +347,12 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
     for name in ("noise_multiplier", "clip", "cohort"):
         if name in given and not 0 < given[name] < math.inf:
             raise ValueError(f"{name} = {given[name]}: expected a positive number")
+    delta = given.get("delta")
+    if delta is not None and not (delta == 0 or 1e-30 <= delta < 1):
+        raise ValueError(
+            f"--delta {delta:g}: expected a number from 1e-30 to below 1, or 0 for pure epsilon "
+            "(Laplace noise)"
+        )
     if given.get("rounds", 1) < 1:
         raise ValueError(f"rounds = {given['rounds']}: expected a whole number of at least 1")
 
@@ -358,7 +376,7 @@ def method_texts() -> dict[str, tuple[str, str]]:
     """Return summary and releases of the methods of this package, "auto" first, from source."""
     sources = _sources("methods")
     auto = re.search(r'^class Auto\(.*?^    """(.*?)$', sources["auto.py"], re.S | re.M)
-    found = {"auto": (auto[1] if auto else "", "")}
+    found = {"auto": (auto[1] if auto else "", "as the chosen method")}
     pattern = re.compile(r'^@register\(\s*"(\w+)"(.*?)^class .*?^    """(.*?)$', re.S | re.M)
     for name, texts, summary in sorted(pattern.findall("\n".join(sources.values()))):
         releases = re.search(r'releases="(.*?)"', texts)

@@ -14,15 +14,21 @@ from coterie.cli.options import (
 )
 
 _MORE = """\
-Without --data and --plan, only given numbers are used: --clients, and --parameters or --features
-(how many) and --classes; --epsilon, or --noise-multiplier (then --epsilon limits the rounds);
---cohort, --sampling, --rounds, --delta, --relation. The verdict is that for pfeb, and the noise is
-that of a sum under one clip. With --data or --plan both are those of the method, from public facts
-of the data: clients, features, classes. The exit status is 0 for every verdict.
+Without --data and --plan, only given numbers are used:
+
+  clients    --clients
+  model      --parameters, or --features (how many) and --classes
+  budget     --epsilon, or --noise-multiplier (then --epsilon limits the rounds)
+  rounds     --rounds, --cohort, --sampling
+  guarantee  --delta, --relation
+
+Then the verdict is that for pfeb, and the noise is that of a sum under one clip. With --data or
+--plan both are those of the method, from public facts of the data: clients, features, classes. The
+exit status is 0 for every verdict.
 
 --json prints one object: verdict ("join", "small gain", "learn alone", or null where the rule does
 not apply), words, remedies, clients, numbers (shared parameters), most_numbers, rounds, clip, mu,
-worth = (0.3 clients mu)^2 / numbers, epsilon, delta, relation; needs gives for "small gain" and
+worth = (0.3 clients mu)^2 / parameters, epsilon, delta, relation; needs gives for "small gain" and
 "join" the clients, epsilon and numbers that would be enough; by_epsilon is the table; data, method
 and chosen (why) appear where a plan was given. For the noise: noise_multiplier, epsilon_spent,
 epsilon_by_view, error (per_number, over_clip, relative), within (what keeps error.relative within
@@ -34,7 +40,7 @@ def add(commands: Commands) -> None:
     parser = command(
         commands,
         "plan",
-        "whether joining pays and what it costs, before any data is read",
+        "show whether joining pays and what it costs, before any data is read",
         "coterie plan --clients 550 --epsilon 1 --parameters 10",
         _MORE,
         action=_print,
@@ -51,7 +57,7 @@ def add(commands: Commands) -> None:
         "--plot FILE...": "draw epsilon against rounds and noise against clients (.html, .svg or "
         ".png)",
         "--no-plot": "no plots in the terminal",
-        "--full": "also answers that take some seconds",
+        "--full": "also compute values that take some seconds",
     }
     add_flags(parser, flags | SET | JSON)
 

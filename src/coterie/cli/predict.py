@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
     parser = command(
         commands,
         "predict",
-        "predictions for the rows of a file, each by its client's own model",
+        "predict the rows of a file, each by its client's model",
         "coterie predict runs/districts-pfeb --data new.csv --out predictions.csv",
         _MORE,
         action=predict,

@@ -12,10 +12,10 @@ def add(commands: Commands) -> None:
     parser = command(
         commands,
         "report",
-        "one HTML page for one run or several",
+        "write one HTML page for one or more runs",
         "coterie report runs/*",
         flags={
-            "--out FILE": "default RUN/report.html of the first run",
+            "--out FILE": "page to write (default RUN/report.html of the first run)",
             "--figures DIR": "also write every chart of the page as PNG and SVG",
         },
         action=_write,

@@ -18,7 +18,7 @@ from coterie.cli.options import (
 _FLAGS = {
     "--out DIR": "run folder (default runs/DATA-METHOD-TIME)",
     "--resume DIR": "resume an interrupted run",
-    "--hardware {equal,spread}": "clients' speed on that clock",
+    "--hardware {equal,spread}": "speed of clients on the virtual clock: equal, or from 1 to 10",
 }
 
 
@@ -35,20 +35,20 @@ def add(commands: Commands) -> None:
         "--epsilon",
         type=_epsilons,
         metavar="NUMBER[,NUMBER]",
-        help="for the whole run; inf for no privacy; several (0.3,1,3) train once for each, beside "
-        "local training and training without privacy",
+        help="for the whole run; inf for no privacy; several values (0.3,1,3) train once for each; "
+        "local training and training without privacy are added",
     )
     run = parser.add_argument_group("run")
     run.add_argument(
         "--wait",
         metavar="SECONDS|all|75%",
-        help="put clients on a virtual clock: a round waits so long, for all of them, or for about "
-        "this share; more settings: --set stragglers.KEY=VALUE",
+        help="simulate stragglers on a virtual clock: a round waits this many seconds, for all "
+        "clients, or for about this share of them; more settings: --set stragglers.KEY=VALUE",
     )
     run.add_argument(
         "--history",
         action=argparse.BooleanOptionalAction,
-        help="score every round on test rows, not private (default: where that is cheap)",
+        help="score every round on test rows; not private (default: if it is cheap)",
     )
     run.add_argument(
         "--holdout-clients",
@@ -65,15 +65,15 @@ def add(commands: Commands) -> None:
 
 def _add_demo(commands: Commands) -> None:
     demo = {
-        "--data NAME|FILE": "default districts",
-        "--epsilon NUMBER:float": "default 1",
-        "--out DIR": "default runs/demo-TIME",
+        "--data NAME|FILE": "data (default districts)",
+        "--epsilon NUMBER:float": "budget of each private run (default 1)",
+        "--out DIR": "folder of the runs (default runs/demo-TIME)",
         "--simulation-seed N:int": "reproducible, protects nobody",
     }
     command(
         commands,
         "demo",
-        "local, FedAvg, PMTL and the default method side by side on real data, with a report",
+        "compare local, FedAvg, PMTL and the default method on real data, with a report",
         "coterie demo --epsilon 1",
         flags=demo,
         action=_demo,

@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console
 from coterie.cli.flags import plan_table
 from coterie.cli.options import new_folder, refuse_with_resume
 from coterie.cli.tracked import tracked
-from coterie.cli.watch import Watch
+from coterie.cli.watch import Watch, chosen_line, verdict_line
 from coterie.core.config import ConfigError, to_table
 from coterie.core.files import how_to_resume, write_atomically
 from coterie.core.signals import stop_status, stoppable
@@ -75,7 +75,8 @@ def _run_one(plan: Plan, folder: Path, arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(_last_line(folder), file=sys.stderr)
         return stop_status()
-    status = _show(folder, result.summary, result.outcome.guarantee, as_json=arguments.json)
+    stated = result.outcome.guarantee
+    status = _show(folder, result.summary, stated, as_json=arguments.json, shown=watch.shown)
     return tracked([folder], arguments) or status
 
 
@@ -118,12 +119,13 @@ def _several(arguments: argparse.Namespace) -> int:
 def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
     """Run the members that are not finished, then show all of them."""
     tables = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
+    shown: set[str] = set()
     try:
         with stoppable(partial(_last_line, folder)):
             done = [
                 folder / name
                 for name, table in tables.items()
-                if _train(folder / name, table, arguments)
+                if _train(folder / name, table, arguments, shown)
             ]
     except KeyboardInterrupt:
         print(_last_line(folder), file=sys.stderr)
@@ -139,7 +141,7 @@ def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
     claims = [g for g in guarantees if g.claimed_epsilon is not None]
     for stated in (*spent[-1:], *claims):
         print(stated.statement())
-    _print_caveats(summaries)
+    _print_caveats(summaries, shown)
     _print_tuning(summaries[0])
     if spent:
         print(f"\n{spent_together(spent)}")
@@ -147,8 +149,10 @@ def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
     return tracked(done, arguments, group=folder)
 
 
-def _train(part: Path, table: Mapping[str, Any], arguments: argparse.Namespace) -> bool:
-    """Run a member unless it is finished; return whether it is."""
+def _train(
+    part: Path, table: Mapping[str, Any], arguments: argparse.Namespace, shown: set[str]
+) -> bool:
+    """Run a member unless it is finished; return whether it is. Add to `shown` what is printed."""
     if (part / "result.json").exists():
         return True
     if not arguments.quiet:
@@ -157,6 +161,7 @@ def _train(part: Path, table: Mapping[str, Any], arguments: argparse.Namespace) 
         with Watch(quiet=arguments.quiet, brief=True) as watch:
             scoring = None if arguments.json else watch.scoring
             execute(Plan.from_table(table), folder=part, observer=watch.open, scoring=scoring)
+        shown |= watch.shown
     except (ValueError, RuntimeError) as error:
         if part.name != _BASELINE:
             raise
@@ -174,14 +179,22 @@ def _read_finished(folder: Path) -> tuple[dict[str, Any], Guarantee]:
     return summary | promised(guarantee, stated.get("selection")) | {"run": str(folder)}, guarantee
 
 
-def _show(folder: Path, summary: Mapping[str, Any], guarantee: Guarantee, *, as_json: bool) -> int:
+def _show(
+    folder: Path,
+    summary: Mapping[str, Any],
+    guarantee: Guarantee,
+    *,
+    as_json: bool,
+    shown: Collection[str] = (),
+) -> int:
+    """Write the report and print the result, without the lines that were shown before the run."""
     status = _report(folder)
     if as_json:
         print(json.dumps(summary, allow_nan=False))
         return status
     _show_tables([summary])
     print(charged_statement(guarantee, summary.get("selection")))
-    _print_caveats([summary])
+    _print_caveats([summary], shown)
     _print_tuning(summary)
     for notice in summary.get("notices") or ():
         print(f"Note for the data's owner, not covered by epsilon: {notice}.")
@@ -209,12 +222,13 @@ def _show_tables(rows: Sequence[Mapping[str, Any]]) -> None:
         console.print(shown)
 
 
-def _print_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print caveats of the guarantee and reasons of the plan, once each."""
+def _print_caveats(rows: Sequence[Mapping[str, Any]], shown: Collection[str] = ()) -> None:
+    """Print caveats of the guarantee, and reasons of the plan that are not shown yet, once each."""
     users: dict[str, list[str]] = {}
     for row in rows:
-        texts = (*(row.get("caveats") or ()), *_prior(row), *(row.get("explained") or ()))
-        for caveat in texts:
+        reasons = (*_prior(row), *(row.get("explained") or ()))
+        new = (reason for reason in reasons if reason not in shown)
+        for caveat in (*(row.get("caveats") or ()), *new):
             users.setdefault(caveat, []).append(name_of(row, rows))
     for caveat, methods in users.items():
         print(f"{', '.join(dict.fromkeys(methods))}: {caveat}")
@@ -223,9 +237,9 @@ def _print_caveats(rows: Sequence[Mapping[str, Any]]) -> None:
 def _prior(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield the verdict before the run, and why its method was chosen."""
     if (verdict := row.get("verdict")) is not None:
-        yield f"The verdict before the run was {verdict['verdict']!r}. {verdict['words']}"
+        yield verdict_line(verdict["verdict"], verdict["words"])
     if row.get("chosen"):
-        yield f"Auto chose {row['chosen']}."
+        yield chosen_line(row["chosen"])
 
 
 def _print_tuning(summary: Mapping[str, Any]) -> None:
@@ -236,7 +250,7 @@ def _print_tuning(summary: Mapping[str, Any]) -> None:
 def demo(arguments: argparse.Namespace) -> int:
     """Carry out `coterie demo`: three methods and what auto chooses, with a report."""
     out = Path(arguments.out) if arguments.out else new_folder("demo")
-    results = []
+    results, shown = [], set[str]()
     for method in _DEMO:
         table: dict[str, Any] = {
             "data": {"name": arguments.data},
@@ -252,11 +266,12 @@ def demo(arguments: argparse.Namespace) -> int:
             results.append(
                 execute(plan, folder=out / method, observer=watch.open, scoring=watch.scoring)
             )
+        shown |= watch.shown
     report = write_report([out / method for method in _DEMO], out / "report.html")
     summaries = [result.summary for result in results]
     _show_tables(summaries)
     print(results[-1].outcome.guarantee.statement())
-    _print_caveats(summaries)
+    _print_caveats(summaries, shown)
     print(f"\n{spent_together([result.outcome.guarantee for result in results])}\nreport: {report}")
     return 0
 

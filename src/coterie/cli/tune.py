@@ -38,7 +38,7 @@ Without --charge, scores are functions of clients' rows without noise. That is f
 on private data no epsilon covers it, and the plan that is written states this. With --charge the
 command makes K private runs (K is random) at --epsilon each, scores them privately and keeps the
 best. It states two epsilons: against a recipient of the chosen run only, and against the other
-clients, who see all runs. --dry-run prints both before any budget is spent."""
+clients, who observe all runs. --dry-run prints both before any budget is spent."""
 
 
 def add(commands: Commands) -> None:
@@ -57,22 +57,24 @@ def add(commands: Commands) -> None:
         "combinations; a range such as method.lam=0.01..10 with --search optuna",
         "--search {grid,optuna}": "all combinations (default), or TPE",
         "--trials N:int": "number of Optuna's proposals (default 30)",
-        "--folds N:int": "of every client's rows (default 5)",
-        "--seed N:int": "of folds and trial noise (default 0)",
+        "--folds N:int": "number of folds of every client's rows (default 5)",
+        "--seed N:int": "seed of folds and of the noise of trials (default 0)",
         "--public": "declare the data public: tuning on it is free",
     }
     charge = {
         "--charge": "choose by private runs, and charge each of them",
-        "--runs NUMBER:float": "expected number (default 10)",
-        "--eta NUMBER:float": "shape of their number: 1 geometric (default), 0 logarithmic",
+        "--runs NUMBER:float": "expected number of runs (default 10)",
+        "--eta NUMBER:float": "shape of the distribution of the number of runs: 1 geometric "
+        "(default), 0 logarithmic",
         "--score-bound NUMBER:float": "the largest error that counts (default 1)",
-        "--score-noise NUMBER:float": "noise multiplier of a score (default: half a run's mu)",
+        "--score-noise NUMBER:float": "noise multiplier of a score (default: that of half a "
+        "run's mu)",
         "--validation SHARE:float": "share of rows to score on (default 0.25)",
         "--dry-run": "print the privacy cost, and stop",
     }
     add_flags(parser.add_argument_group("grid"), search)
     add_flags(parser.add_argument_group("charge"), charge)
-    add_flags(add_plan(parser), {"--epsilon NUMBER:float": "of one run; inf for no privacy"})
+    add_flags(add_plan(parser), {"--epsilon NUMBER:float": "budget of one run; inf for no privacy"})
     run = parser.add_argument_group("run")
     add_flags(run, {"--out PATH": "the plan (tuned.toml); with --charge a folder (selected)"})
     add_work(run)
@@ -98,6 +100,7 @@ def tune(arguments: argparse.Namespace) -> int:
     table, grid = plan_table(arguments), _grid(arguments)
     names = ("folds", "seed", "public", "search", "trials")
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    library.check_grid(grid, ranges=arguments.search == "optuna")  # before a bar is drawn
     bar = ProgressBar("tuning", quiet=arguments.quiet)
     try:
         with bar:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _CERTIFICATE, _SELECTION = "guarantee.json", "selection.json"
 _OF_A_RUN = (_CERTIFICATE, "plan.toml", "ledger.jsonl")
 _MORE = """\
-Reads guarantee.json with code that shares nothing with training. Recomputes every epsilon from the
-events alone, compares events with the plan and with the charges of the ledger, hashes every release
+Reads guarantee.json with code that shares nothing with training. Recomputes every epsilon only from
+the events, compares events with the plan and with the charges of the ledger, hashes every release
 and checks that its numbers lie on the stated grid, and compares all counts. Private files (models/,
 log.jsonl) may be missing, so a published run can be checked. In a folder of several runs every run
 is checked, and a run without a certificate fails. For a selection (selection.json) both epsilons,
@@ -22,7 +22,7 @@ the draw and the scores are checked too.
 
 A stated epsilon may be 0.05 % below the recomputed one and 0.5 % above it (rounding on a grid).
 Exit status: 0 if every check holds, 1 if one fails or cannot be made, 2 if there is nothing to
-check. A certificate is not signed, and nothing binds shared.npz to the releases.
+check. A certificate is not signed, and shared.npz is not checked against the releases.
 
 --json prints one object: verified, runs (run, verified, checks: name, status, found, expected;
 not_checked)."""

@@ -29,11 +29,15 @@ _MARKS = 8
 
 
 class Watch:
-    """An observer of rounds that shows a progress bar."""
+    """An observer of rounds that shows a progress bar.
+
+    `shown` has the verdict, the reason for auto and the notes on settings that were printed.
+    """
 
     def __init__(self, *, quiet: bool, brief: bool = False) -> None:
         self._quiet, self._brief = quiet, brief
         self._bar: Any = None
+        self.shown: set[str] = set()
         self._compiling = _Compiling(self._print)
 
     def __enter__(self) -> "Watch":
@@ -51,6 +55,10 @@ class Watch:
         if self._quiet:
             return lambda progress: None
         for line in _verdict(plan, data, brief=self._brief):
+            self.shown.add(line)
+            print(line, file=sys.stderr)
+        for line in _settings(plan, data):
+            self.shown.add(line)
             print(line, file=sys.stderr)
         for hint in _hints(plan, data):
             print(f"hint: {hint}", file=sys.stderr)
@@ -136,10 +144,20 @@ def _verdict(plan: Plan, data: FederatedDataset, *, brief: bool) -> Iterator[str
     """Yield whether joining pays; `brief` leaves out what would change it."""
     advice = advice_for(plan, data.spec)
     if advice is not None:
-        yield f"verdict: {advice}"
+        yield verdict_line(advice.verdict, advice.reason)
         yield from () if brief else (f"  {remedy}" for remedy in advice.remedies)
     if plan.chosen and not brief:
-        yield f"auto: {plan.chosen}"
+        yield chosen_line(plan.chosen)
+
+
+def verdict_line(verdict: str, reason: str) -> str:
+    """Return the verdict before a run, as text."""
+    return f"Verdict: {verdict}. {reason}"
+
+
+def chosen_line(chosen: str) -> str:
+    """Return which method auto chose and why, as text."""
+    return f"Auto chose {chosen}."
 
 
 def _baseline_names(plan: Plan) -> str:
@@ -150,15 +168,19 @@ def _baseline_names(plan: Plan) -> str:
     return ", ".join([*names, *held_out])
 
 
+def _settings(plan: Plan, data: FederatedDataset) -> Iterator[str]:
+    """Yield notes on the settings of a plan with a budget."""
+    if plan.privacy.epsilon != math.inf:
+        rounds, clip = plan.rounds or 1, plan.clip(data.spec.clients)
+        yield from plan.method.notes(rounds=rounds, clip=clip).settings
+
+
 def _hints(plan: Plan, data: FederatedDataset) -> Iterator[str]:
     """Yield hints for the data's owner, before anything is spent."""
     if (scaled := scaling_hint(data)) is not None:
         yield scaled
     yield from (f"{data.title}: {note}" for note in data.assumed)
     yield from plan.method.notes(data=data).data
-    if plan.privacy.epsilon != math.inf:
-        rounds, clip = plan.rounds or 1, plan.clip(data.spec.clients)
-        yield from plan.method.notes(rounds=rounds, clip=clip).settings
     yield from plan.method.notes(private=plan.private).caveats
     if plan.stragglers is not None:
         note = set_clock(plan.stragglers, plan, data).note()

@@ -8,11 +8,13 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
+
+from coterie.core.suggest import closest
 
 T = TypeVar("T")
 
@@ -82,15 +84,22 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     }
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ConfigError(
-            f"[{where}] does not know {', '.join(unknown)}; expected among {', '.join(known)}"
-        )
+        raise ConfigError(f"[{where}] {_unknown(unknown, list(known))}")
     hints = typing.get_type_hints(target)
     built = {key: _convert(hints[key], item, f"{where}.{key}") for key, item in values.items()}
     try:
         return typing.cast(T, target(**built))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"[{where}] {error}") from error
+
+
+def _unknown(names: Sequence[str], known: Sequence[str]) -> str:
+    if len(names) > 1:
+        listed = ", ".join(map(repr, names))
+        return f"unknown settings {listed}: expected some of {', '.join(known)}"
+    near = closest(names[0], known)
+    expected = f"did you mean {near}? Expected" if near else "expected"
+    return f"unknown setting {names[0]!r}: {expected} one of {', '.join(known)}"
 
 
 def convert_fields(value: Any) -> None:

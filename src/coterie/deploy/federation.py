@@ -311,7 +311,7 @@ def caveats(guarantee: Guarantee, federation: Federation) -> list[str]:
     epsilon = coordinator_epsilon(guarantee, federation)
     text = "infinite" if epsilon == math.inf else round_up(epsilon)
     return [
-        f'Deployed with trust = "{federation.trust}": the coordinator sees '
+        f'Deployed with trust = "{federation.trust}": the coordinator observes '
         f"{coordinator_sees(guarantee, federation)}. Epsilon against it is {text}.",
         OWN_SITE,
     ]

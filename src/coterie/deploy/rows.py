@@ -1,8 +1,8 @@
-"""A site's rows: the data hook that its owner may write, and the data set made of its result.
+"""A site's rows: the data hook that its owner may write, and the dataset made of its result.
 
 The hook is a file with a function `rows(config)`, in the app (`rows.py`) or where the site's
 `--node-config 'hook="..."'` points. It returns {client name: (X, y)} for the site's clients, or a
-`FederatedDataset`. The rows are placed in a data set shaped like the whole federation, in which
+`FederatedDataset`. The rows are placed in a dataset shaped like the whole federation, in which
 clients of other sites have no rows. A client therefore has the same id, the same split and the same
 random stream as in a simulation of the same plan.
 """
@@ -109,9 +109,9 @@ def _line(error: Exception) -> str:
 
 
 def place_rows(found: Any, federation: Federation, site: str, where: str) -> FederatedDataset:
-    """Return a data set of the whole federation in which only a site's clients have rows.
+    """Return a dataset of the whole federation in which only a site's clients have rows.
 
-    `found` is {client name: (X, y)}, or a data set of its clients, dense or sparse; `where` is
+    `found` is {client name: (X, y)}, or a dataset of its clients, dense or sparse; `where` is
     where it comes from, for errors.
     """
     if isinstance(found, FederatedDataset):
@@ -146,7 +146,7 @@ def _check_dataset(
 
 
 def _dataset(found: Any, federation: Federation, site: str, where: str) -> FederatedDataset:
-    """Return a data set of {client name: (X, y)}."""
+    """Return a dataset of {client name: (X, y)}."""
     if not isinstance(found, Mapping):
         raise DataError(
             f"{where}: rows(config) returned {type(found).__name__}; expected "

@@ -124,7 +124,7 @@ class Site:
 
     Its training rows are shaped like the whole federation; clients of other sites have none. The
     folder is its own, for the state and models of its clients. It takes part in so many runs, each
-    of which spends its epsilon anew; `finished` is called with the models when one ends.
+    of which spends its own epsilon; `finished` is called with the models when one ends.
     """
 
     name: str
@@ -279,7 +279,7 @@ class SiteRun:
             # Of any plan: a coordinator that sends another plan must not get another budget.
             raise RefusedError(
                 f"this site took part in {answered} runs, and permits {self.site.runs}: each run "
-                "spends its epsilon anew (runs=... in --node-config)"
+                "spends its own epsilon (runs=... in --node-config)"
             )
 
     def handshake(self, message: Message) -> Reply:

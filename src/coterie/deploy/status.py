@@ -30,9 +30,7 @@ _TROUBLE = {
     "node_error": "errors",
 }
 _LOCKS = Path("/proc/locks")
-_SPENT = (
-    "at most, over all runs joined, each counted in full: for other clients who see all releases"
-)
+_SPENT = "upper bound over all runs of this site, against other clients who observe all releases"
 _LONGEST = 500
 Events = list[dict[str, Any]]
 

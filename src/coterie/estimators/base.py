@@ -463,7 +463,7 @@ def _check_settings(name: str, kind: type[Method], given: Mapping[str, Any]) -> 
         )
     if unknown:
         raise ValueError(
-            f"method_settings has {unknown[0]!r}, which {name} does not know: expected among "
+            f"method_settings has {unknown[0]!r}, which {name} does not know: expected one of "
             f"{', '.join(sorted(settings))}"
         )
 

@@ -319,7 +319,7 @@ METRICS: dict[str, Metric] = {
             "test rows of two classes",
         ),
         Metric(
-            "r2", "R\u00b2", True, ("regression",), _r2, "test targets that differ",
+            "r2", "R\u00b2", True, ("regression",), _r2, "different test targets",
             # A few clients whose targets hardly differ dominate the mean, not the median.
             show_median_below=-1.0,
         ),

@@ -144,7 +144,7 @@ class Method(ABC):
 
     @property
     def shape(self) -> Shape:
-        """What is released: NONE, SUM, GRAM, SQUARES, ROWS, or POOLED for rows in one place."""
+        """What is released: NONE, SUM, GRAM, SQUARES, ROWS, or POOLED for centralised rows."""
         return Shape.SUM
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
@@ -374,7 +374,8 @@ def about(name: str) -> About:
     methods = choices()
     if name not in methods:
         raise ValueError(f"method {name!r}: expected one of {', '.join(methods)}")
-    return _ABOUT.get(name) or About(summary=_first_line(methods[name]))
+    auto = About(summary=_first_line(methods[name]), releases="as the chosen method")
+    return _ABOUT.get(name) or auto
 
 
 def _first_line(cls: type[Method]) -> str:

@@ -1,4 +1,4 @@
-"""Baselines: local training and rows in one place, on linear models.
+"""Baselines: local training and centralised rows, on linear models.
 
 `Local` and `Single` release nothing. `LocalStar`, `PooledLinear`, `MTL` and `MTRL` have all rows in
 one place: they release everything, and show what privacy costs. All but `Local`, `LocalStar` and
@@ -181,7 +181,7 @@ def _some(clients: Clients, here: Tensor) -> Clients:
 
 
 class _OneLam(Silent):
-    """A method with all rows in one place, whose lam has the least leave-one-out loss."""
+    """A method with centralised rows, whose lam has the least leave-one-out loss."""
 
     shape = Shape.POOLED
 
@@ -244,7 +244,7 @@ def _parts(clients: Clients) -> Iterator[Clients]:
 @register("pooled", releases="everything: centralised rows")
 @dataclass(frozen=True, kw_only=True)
 class PooledLinear(_OneLam):
-    """One linear model on rows in one place: not private, a baseline.
+    """One linear model on centralised rows: not private, a baseline.
 
         min_w  sum over all rows of loss(x_i, w) + lam/2 |w - start|^2
 
@@ -265,7 +265,7 @@ def _as_one(clients: Clients) -> Clients:
     order = torch.argsort(clients.starts, stable=True)
     starts, counts = clients.starts[order], clients.counts[order]
     if not bool((starts[1:] == (starts + counts)[:-1]).all()):
-        raise ValueError("pooled fits all clients of a data set together; leave none of them out")
+        raise ValueError("pooled fits all clients of a dataset together; leave none of them out")
     one = torch.zeros(1, dtype=torch.int64)
     # Solvers cache per client.
     return replace(clients, ids=one, starts=starts[:1], counts=counts.sum()[None], memory={})
@@ -339,7 +339,7 @@ class Single(InOwnUnits, Silent):
 
 
 class _Together(InOwnUnits, Silent):
-    """A method with all rows in one place; it releases everything and is not private."""
+    """A method with centralised rows; it releases everything and is not private."""
 
     shape = Shape.POOLED
 
@@ -351,7 +351,7 @@ class _Together(InOwnUnits, Silent):
 @register("mtl", releases="everything: centralised rows")
 @dataclass(frozen=True, kw_only=True)
 class MTL(_Together):
-    """Trace-norm or l2,1 multi-task learning on rows in one place: not private, a baseline.
+    """Trace-norm or l2,1 multi-task learning on centralised rows: not private, a baseline.
 
         min_W  sum_k mean loss of client k(w_k) + mu/2 |w_k|^2 + lam g(W)
 
@@ -398,7 +398,7 @@ class MTL(_Together):
 @register("mtrl", releases="everything: centralised rows")
 @dataclass(frozen=True, kw_only=True)
 class MTRL(_Together):
-    """Models and the relation between clients, rows in one place: not private, a baseline.
+    """Models and the relation between clients, centralised rows: not private, a baseline.
 
         min_{W, Omega}  sum_k mean loss of client k(w_k) + lam1/2 |W|^2 + lam2/2 tr(W^T Omega^-1 W)
 

@@ -9,7 +9,8 @@ takes s and its own head, trains both for H local steps, and contributes the cha
 
     s' = s + sum_{k in cohort} clip(s_k - s) / (expected cohort) + noise
 
-Heads never leave. Published otherwise, and wrong (docs/privacy.md has the numbers): noise of
+Heads never leave. The paper's noise and theorems are wrong (docs/methods/neural.md has the
+numbers): noise of
 S = 2 C K / M on every local gradient of every client, no clipping in the algorithm, K/M for 1/K in
 the sensitivity, T counted twice in Theorem 4.2. `DPFedMTL.paper` makes that plan, for comparison.
 Without noise (epsilon = inf) the method is the paper's FedMTL. Collins, Hassani, Mokhtari,

@@ -112,7 +112,7 @@ class DPMTRL(RowLevel):
         return {"towards": -others / strength[:, None], "strength": strength}
 
     def baselines(self) -> Baselines:
-        """Compare with MTRL on rows in one place, and with local ridge or logistic regression."""
+        """Compare with MTRL on centralised rows, and with local ridge or logistic regression."""
         return Baselines(local=Single(model=self.model), centralised=MTRL(model=self.model))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:

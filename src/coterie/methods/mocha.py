@@ -36,11 +36,13 @@ _LEAST = 1e-3  # of the mean eigenvalue of the relation: its inverse must exist
 @register(
     "mocha",
     releases="a row per client, each with its own noise",
-    not_applicable={"learns": "the noise on each client's own row hides it; not made for privacy"},
+    not_applicable={
+        "learns": "the noise on each client's own row hides it; not designed for privacy"
+    },
 )
 @dataclass(frozen=True, kw_only=True)
 class MOCHA(Machines):
-    """Support vector machines with related clients, not made for privacy (Smith et al. 2017).
+    """Support vector machines with related clients, not designed for privacy (Smith et al. 2017).
 
     Attributes:
         c1: The cost of errors.
@@ -146,7 +148,7 @@ class MOCHA(Machines):
         return {"dual": kept_part(start, after["dual"], kept)}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Add the released rows, now and then learn the relation, and make all models anew."""
+        """Add the released rows, update the relation every `every` rounds, recompute all models."""
         sums = shared["sums"] + post.value["sums"].to(shared["sums"])
         matrix = shared["matrix"]
         if self.relation == "learned" and (post.index + 1) % self.every == 0:

@@ -22,8 +22,8 @@ on its own, unclipped model, which never leaves it otherwise.
 Without noise and clipping both end at the minimum of the objective. `lam_scale = "posted"` measures
 lam in units of the released moment's own root mean eigenvalue (a public number): lam is then the
 ridge penalty of local training, spread unevenly over directions. Eigenvalues below a
-public multiple of the noise's radius are made alike (`lift`): as epsilon -> 0 no direction stands
-out, and the models are those of local training (the paper's Proposition 1).
+public multiple of the noise's radius are set to their mean (`lift`): as epsilon -> 0 no direction
+stands out, and the models are those of local training (the paper's Proposition 1).
 
 Models are in each client's own units (`solvers.structured`), in which every client meets the
 public curvature cap L = 1 (logistic: 1/4); eta = 1/L is one public number.
@@ -129,7 +129,7 @@ class MPMTL(SecondMoment):
             raise ValueError('clip_own belongs to solver = "steps": a solve has no model to clip')
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
-        """Start with no structure: every direction alike."""
+        """Start with no structure: all directions equal."""
         self.check(spec)
         ones = torch.ones(spec.features, dtype=torch.float64)
         return {
@@ -185,7 +185,7 @@ class MPMTL(SecondMoment):
         }
 
     def baselines(self) -> Baselines:
-        """Compare with the same objective on rows in one place, and with the first local fit."""
+        """Compare with the same objective on centralised rows, and with the first local fit."""
         penalty: Literal["trace", "l21"] = "trace" if self.structure == "low_rank" else "l21"
         absolute, given = self.lam_scale == "absolute", self.lam
         return Baselines(

@@ -2,18 +2,18 @@
 
 This is the baseline of Figure 1 of Hu, Wu, Smith, "Private Multi-Task Learning", TMLR 2023: plain
 differential privacy for whole clients, on the concatenation W = [w_1 .. w_m] of all personal
-models. **It is meant to be useless, and is.** Plain differential privacy asks that *everything*
-that comes out hardly depends on any one client, the client's own model included; but row k of W is
-made from client k's data only, and nothing is averaged over clients. So the noise that hides a
-client is as large as all that it could say, in each of its numbers: at any useful budget the rows
-are noise. Joint (billboard) privacy lets a client's own model depend on its own data, and that is
-what the other methods of this package build on.
+models. **It is not useful; it shows the cost of differential privacy without the billboard.** Plain
+differential privacy bounds how much every output depends on any one client, including the client's
+personal model. But row k of W is computed from client k's data only, and nothing is averaged over
+clients. So its noise is as large as its whole contribution, in each parameter: at any useful budget
+the rows are noise. Joint (billboard) privacy lets a client's personal model depend on its own data;
+the other methods of this package use it.
 
 The objective is PMTL's, mean_i loss(x_i, w_k) + lam/2 |w_k - wbar|^2, wbar the mean of the released
 rows. In a round a client starts from its released row W_k, works on its own problem, and
 contributes w_k' - W_k, clipped; every row gets noise of its own, and W moves by the release. A
-client's model is its released row: nothing is kept at home, and there is no last solve, since its
-result would not be part of what plain differential privacy covers.
+client's model is its released row: there is no private state and no last solve, since plain
+differential privacy would not cover its result.
 """
 
 from dataclasses import dataclass, field, replace
@@ -100,11 +100,11 @@ class NaiveDP(Proximal):
         return personal, subtract(after, start)
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
-        """Move every row by its own released change, noise and all."""
+        """Move every row by its own released change, with its noise."""
         return add(shared, map_leaves(torch.Tensor.float, post.value))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
-        """Return the released rows, which every client sees."""
+        """Return the released rows, which every client observes."""
         return self.current_models(shared, personal, clients)
 
     def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:

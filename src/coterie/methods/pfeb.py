@@ -95,7 +95,7 @@ _WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the proximal terms 
 _GUARDED = 5  # rows below which no local model can be shown to be better
 
 
-@register("pfeb", releases="clipped, noised means, spreads and residuals")
+@register("pfeb", releases="clipped, noised means, variances and residuals")
 @dataclass(frozen=True, kw_only=True)
 class PFEB(Method):
     """Empirical Bayes: one linear model per client under a prior learned privately.
@@ -361,15 +361,16 @@ class PFEB(Method):
 
     def notes(self, *, private: bool = True, clip: float = 1.0, **run: Any) -> Notes:
         """Return what the clip bounds, and what the guard does not do."""
-        shares = ", ".join(f"{block.name} {block.share:.2g}" for block in self._blocks(clip))
+        blocks = self._blocks(clip)
+        shares = ", ".join(f"{block.name} {block.share:.2g}" for block in blocks)
         guard = (
             "The guard protects against a broken shared model. It does not lower the share of "
             "clients that local training would serve better.",
         )
         return Notes(
             settings=(
-                f"The clip of {clip:g} bounds the mean, in units of the prior. One release holds "
-                f"all blocks of a contribution, which share the budget (mu^2): {shares}.",
+                f"Clip: {clip:g} for the mean, in units of the prior. The {len(blocks)} blocks of "
+                f"a contribution share the budget mu^2: {shares}.",
             ),
             caveats=guard if private and self.guard else (),
         )

@@ -1,4 +1,4 @@
-"""PP-SGD: linear models with a shared part and a part of each client's own, added up.
+"""PP-SGD: linear models that are the sum of a shared and a personal part.
 
 Bietti, Wei, Dudik, Langford, Wu, "Personalization Improves Privacy-Accuracy Tradeoffs in Federated
 Learning", ICML 2022:
@@ -37,10 +37,10 @@ from coterie.solvers.sgd import SGD
 @register("ppsgd", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
 class PPSGD(Proximal):
-    """A shared and a personal linear model added up, trained together (Bietti et al. 2022).
+    """A shared plus a personal linear model, trained together (Bietti et al. 2022).
 
     Attributes:
-        model: Linear; others have no parts that could be added up.
+        model: Linear; other models are not sums of two parts.
         share: rho = eta_w / (eta_w + eta_theta): the shared part's share of every step.
         sgd: Local steps of a round; `sgd.lr` is eta_w + eta_theta.
         ridge: Weight of the squares of theta.

@@ -1,4 +1,4 @@
-"""Support vector machines without releases: local ones, and one for all rows in one place.
+"""Support vector machines without releases: local ones, and one for all rows, centralised.
 
     min_w  1/2 |w|^2 + C sum_i loss(y_i, w . x_i)
 
@@ -134,7 +134,7 @@ class LocalSVM(Machines, Silent):
 @register("globalsvm", releases="everything: centralised rows")
 @dataclass(frozen=True, kw_only=True)
 class GlobalSVM(LocalSVM):
-    """One support vector machine on rows in one place: not private, a baseline."""
+    """One support vector machine on centralised rows: not private, a baseline."""
 
     shape = Shape.POOLED
     tol: float = 1e-3

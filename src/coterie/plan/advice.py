@@ -60,7 +60,7 @@ MOST_ROUNDS = 1_000_000
 HEAVY = 100_000
 """Points of an accounting grid beyond which each query takes some tenths of a second."""
 RELEASED = (
-    "A shared model is computed from the releases alone, so it costs an outsider what they cost. A "
+    "A shared model is computed only from the releases, so its epsilon is that of the releases. A "
     "client who receives it is one of the other clients."
 )
 _KEYS = {
@@ -218,7 +218,7 @@ class Advice:
         return keyed({**vars(self), "remedies": list(self.remedies), "needs": needs})
 
     def __str__(self) -> str:
-        return f"{self.verdict}. {self.reason}"
+        return f"{self.verdict.capitalize()}: {self.reason[0].lower()}{self.reason[1:]}"
 
 
 def mu_of(

@@ -89,7 +89,7 @@ class Privacy:
         epsilon: The budget of the whole run, against the other clients; `inf` for a run without
             privacy. Give either this or `noise_multiplier`.
         noise_multiplier: The noise of every round's sum, in units of the clip.
-        delta: Default min(1e-5, 1 / (10 clients)); 0 for pure noise.
+        delta: Default min(1e-5, 1 / (10 clients)); 0 for pure epsilon (Laplace noise).
         relation: "zero_out" (a client's contributions replaced by zeros) or "replace" (by another
             client's).
         clip: The bound on a client's contribution in one round: on its l2 norm; on its l1 norm
@@ -130,7 +130,7 @@ class Privacy:
         if self.delta is not None and not (self.delta == 0 or 1e-30 <= self.delta < 1):
             raise ValueError(
                 f"delta = {self.delta}: expected a number from 1e-30 to below 1, or 0 for pure "
-                "noise"
+                "epsilon (Laplace noise)"
             )
         if self.relation not in ("zero_out", "replace"):
             raise ValueError(f"relation = {self.relation!r}: expected 'zero_out' or 'replace'")

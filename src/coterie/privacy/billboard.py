@@ -9,7 +9,7 @@ author; the contract tests check the rest.
 
 **Guarantee (billboard lemma; Hsu, Huang, Roth, Roughgarden, Wu 2016):** if everything posted is
 (epsilon, delta)-DP in each client's data, and client i's model is a function of client i's own data
-and the posts, then the vector of all other clients' models is (epsilon, delta)-DP in client i's
+and the releases, then the vector of all other clients' models is (epsilon, delta)-DP in client i's
 data, against all others together. This file ensures the first premise, a contract test
 (tests/contracts/) the second.
 """
@@ -43,9 +43,7 @@ class ForgedError(TypeError):
 
 def _check(seal: object, kind: str, maker: str) -> None:
     if seal is not _SEAL:
-        raise ForgedError(
-            f"a {kind} is made by {maker} alone; it cannot be built or copied by hand"
-        )
+        raise ForgedError(f"only {maker} makes a {kind}; it cannot be built or copied by hand")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +59,7 @@ class Bounded:
         _check(seal, "Bounded", "bound() or admit()")
 
     def __init_subclass__(cls) -> None:
-        raise ForgedError("a Bounded is made by bound() alone; it cannot be subclassed")
+        raise ForgedError("only bound() makes a Bounded; it cannot be subclassed")
 
     def __add__(self, other: "Bounded") -> "Bounded":
         if self.mechanism != other.mechanism:
@@ -194,7 +192,7 @@ class Billboard:
 
     There is one mechanism per round. `template` has the shapes of an unstacked contribution,
     `cohort` is the expected one, the public denominator; `entropy` opens the noise source of a
-    post's index.
+    release's index.
     """
 
     def __init__(
@@ -233,7 +231,7 @@ class Billboard:
 
     @property
     def next(self) -> int:
-        """The index of the first post that is not released."""
+        """The index of the first release that does not exist."""
         return len(self._ledger.released)
 
     def mechanism(self, index: int) -> Mechanism:
@@ -241,9 +239,9 @@ class Billboard:
         return self._mechanisms[index]
 
     def read(self, index: int) -> Post:
-        """Read a released post."""
+        """Read a release."""
         if index not in self._ledger.released:
-            raise KeyError(f"post {index} is not released; {self.next} posts are")
+            raise KeyError(f"release {index} does not exist; {self.next} releases do")
         return self._seal(index, self._transcript.read(index))
 
     @property
@@ -252,7 +250,7 @@ class Billboard:
         return tuple(self.read(index) for index in range(self.next))
 
     def pack(self) -> None:
-        """Pack the posts of a finished run into one file."""
+        """Pack the releases of a finished run into one file."""
         if isinstance(self._transcript, FolderTranscript):
             self._transcript.pack()
 
@@ -316,10 +314,10 @@ class Billboard:
         unknown = transcript.indices() - ledger.charged
         if unknown:
             raise ValueError(
-                f"{transcript.folder} holds posts {sorted(unknown)[:5]} that the ledger never "
+                f"{transcript.folder} holds releases {sorted(unknown)[:5]} that the ledger never "
                 "charged; the ledger was lost or altered: start a new run"
             )
-        # A crash between a post's rename and its line in the ledger: the post counts as released
+        # A crash between a release's rename and its line in the ledger: it counts as released
         # and is never repeated.
         for index in sorted(ledger.charged - set(ledger.released)):
             if transcript.has(index):
@@ -327,7 +325,7 @@ class Billboard:
         for index, digest in ledger.released.items():
             if not transcript.has(index) or transcript.digest(index) != digest:
                 raise ValueError(
-                    f"{transcript.folder}: post {index} is missing or altered; "
+                    f"{transcript.folder}: release {index} is missing or altered; "
                     "the run cannot go on from it, start a new one"
                 )
 
@@ -377,7 +375,7 @@ class Release:
             raise ForgedError(f"expected a Bounded made by bound(), got {type(part).__name__}")
         if part.mechanism != self.mechanism:
             raise ValueError(
-                f"a contribution was bounded by {part.mechanism}, this round posts through "
+                f"a contribution was bounded by {part.mechanism}, this round releases through "
                 f"{self.mechanism}; bound it with the plan's mechanism of this round"
             )
         shapes = {name: tuple(leaf.shape) for name, leaf in part.total.items()}

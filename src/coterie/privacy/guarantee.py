@@ -56,7 +56,7 @@ RELATIONS = {
     "zero_out": "the client's contributions are replaced by zero",
     "replace": "the client is replaced by any other client",
 }
-UNIT = "one client: its whole data and its whole state"
+UNIT = "one client, with its whole data and state"
 _SERVER_SEES = "the server, which observes each clipped contribution before noise; "
 _CENTRAL = {
     "server": "the server observes each clipped contribution before noise",
@@ -294,7 +294,7 @@ def view_of(guarantee: Guarantee) -> str:
 def reasons(guarantee: Guarantee) -> dict[str, str]:
     """Return why a view has its epsilon, where that is not obvious."""
     if is_central(guarantee):
-        return {view: f"infinite: {why}" for view, why in _CENTRAL.items()}
+        return dict(_CENTRAL)
     if not is_local(guarantee):
         return {}
     honest = _fewest_honest(guarantee)
@@ -391,8 +391,8 @@ def state(
         adversary or _adversary(guarantee),
         f"Sampling: {_sampling(guarantee)}",
         accountant or f"Accountant: {guarantee.profile.accountant}.",
-        f"Not covered: {_uncovered(guarantee, server)}metrics, losses and row counts that are "
-        "shown; settings chosen from results; a personal model that its client shares.",
+        f"Not covered: {_uncovered(guarantee, server)}metrics, losses and row counts in the "
+        "output; settings that were chosen by results; a personal model that its client shares.",
     ]
     if guarantee.assumed:
         lines.append(f"Assumed public: {'; '.join(guarantee.assumed)}.")
@@ -411,11 +411,11 @@ def state_epsilon(epsilon: float, delta: float, rounds: int, relation: Relation)
     """Return the sentences that state epsilon and delta, and what they mean."""
     factor = round_up(math.exp(epsilon), 3) if epsilon < _LARGEST else "any number of"
     pure = "pure " if delta == 0 else ""
-    rarely = f" (except with probability {delta:.3g})" if delta else ""
+    slack = f", plus {delta:.3g}" if delta else ""
     return (
         f"{pure}epsilon = {round_up(epsilon)} at delta = {delta:.3g}, over {rounds} rounds. "
         f"Any event that an adversary can observe is at most {factor} times as likely with a "
-        f"client's data as {COMPARED[relation]}{rarely}."
+        f"client's data as {COMPARED[relation]}{slack}."
     )
 
 
@@ -453,25 +453,25 @@ def _adversary(guarantee: Guarantee) -> str:
             f"outsider, who observes only releases: epsilon = "
             f"{round_up(guarantee.views['outsider'])}."
         )
-    seen = "observe" if who.visible else "do not observe"
-    return (
-        "Adversary: all other clients together, who observe every release and "
-        f"{seen} who takes part."
-    )
+    seen = " and observe who takes part" if who.visible else " and do not observe who takes part"
+    cohort = "" if who.rate == 1 else seen
+    return f"Adversary: all other clients together, who observe every release{cohort}."
 
 
 def _local_adversary(guarantee: Guarantee) -> str:
     single, honest = guarantee.per_participation, _fewest_honest(guarantee)
     assert single is not None
-    trusted = "no other client's noise" if honest == 1 else f"the noise of {honest} honest clients"
+    trusted = "no other client adds" if honest == 1 else f"{honest} honest clients add"
+    all_take_part = guarantee.participation.rate == 1
+    sampled = ". They observe who takes part, so sampling does not reduce epsilon"
+    each = "" if all_take_part else " in which a client takes part"
     server = "" if is_central(guarantee) else "the server, which observes every message, and "
     return (
         "Noise: each client adds it to its own contribution, before sending it. "
         f"Adversary: {server}all other clients together, who can subtract their own messages from "
-        "a release. They observe who takes part, so sampling does not reduce epsilon: epsilon = "
-        f"{round_up(single)} for each round in which a client takes part, "
-        f"{round_up(guarantee.epsilon)} in total. For an adversary who observes only sums (the "
-        f"server under secure aggregation, outsiders), assuming {trusted}: epsilon = "
+        f"a release{'' if all_take_part else sampled}: epsilon = {round_up(single)} for each round"
+        f"{each}, {round_up(guarantee.epsilon)} in total. For an adversary who observes only sums "
+        f"(the server under secure aggregation, outsiders), if {trusted} noise: epsilon = "
         f"{round_up(guarantee.views['outsider'])}."
     )
 

@@ -1,14 +1,14 @@
 """The ledger: a durable record of the planned releases that are charged, before they exist.
 
 A plan lists its events by round; the ledger admits exactly those, each index once. `charge` is on
-disk before the post is computed, `release` records that the post is. After a crash
+disk before a release is computed, `release` records that it exists. After a crash
 
-- a charged index without a post is repeated: no second charge (nobody observed the first attempt),
-  fresh noise;
-- a released index is never repeated: its post is read from disk.
+- a charged index without a release is repeated: no second charge (nobody observed the first
+  attempt), fresh noise;
+- a released index is never repeated: it is read from disk.
 
-**Guarantee:** at every moment the events charged include every post that exists. Assumes that the
-file system keeps what `fsync` acknowledged. Tests: tests/privacy/test_ledger.py,
+**Guarantee:** at every moment the events charged include every release that exists. Assumes that
+the file system keeps what `fsync` acknowledged. Tests: tests/privacy/test_ledger.py,
 tests/test_kill.py.
 """
 
@@ -58,24 +58,24 @@ class Ledger:
                 raise
 
     def charge(self, index: int) -> None:
-        """Charge the post of this index, before it exists, or raise OverspentError."""
+        """Charge the release of this index, before it exists, or raise OverspentError."""
         self._check_open()
         if not 0 <= index < len(self.events):
             raise OverspentError(
-                f"post {index} was asked for, but the plan pays for {len(self.events)} posts "
+                f"release {index} was requested, but the plan has {len(self.events)} releases "
                 f"(0 to {len(self.events) - 1}); make a new plan with more rounds"
             )
         if index in self.released:
-            raise OverspentError(f"post {index} is already released and is never made again")
+            raise OverspentError(f"release {index} exists and is never computed again")
         if index in self.charged:
             return  # a crash between charge and release: nobody observed the first attempt
         self._append({"charge": index})
         self.charged.add(index)
 
     def release(self, index: int, digest: str) -> None:
-        """Record that the post of a charged index exists."""
+        """Record that the release of a charged index exists."""
         if index not in self.charged:
-            raise OverspentError(f"post {index} exists but was never charged")
+            raise OverspentError(f"release {index} exists but was never charged")
         if index not in self.released:
             self._append({"release": index, "sha256": digest})
             self.released[index] = digest
@@ -145,9 +145,9 @@ class Ledger:
 
     def _check(self, path: Path) -> None:
         if not (set(self.released) <= self.charged <= set(range(len(self.events)))):
-            raise LedgerError(f"{path} records posts that it never charged; it was altered")
+            raise LedgerError(f"{path} records releases that it never charged; it was altered")
         if set(self.released) != set(range(len(self.released))):
-            raise LedgerError(f"{path} lacks the release of an early post; it was altered")
+            raise LedgerError(f"{path} lacks an early release; it was altered")
 
 
 def events_digest(events: Sequence[Event]) -> str:

@@ -62,7 +62,7 @@ _LARGEST = 700.0
 
 
 class Profile:
-    """An upper bound on delta(epsilon), exact where `accountant`, a text for display, says so.
+    """An upper bound on delta(epsilon), exact if `accountant`, a text for display, states it.
 
     A subclass defines `log_delta`, or both `delta` and `epsilon`.
     """

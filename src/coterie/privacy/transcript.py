@@ -1,11 +1,11 @@
-"""The public transcript: every post, stored so that it can be read again.
+"""The public transcript: every release, stored so that it can be read again.
 
-A post is released when its file has its final name: it is written under another name, synced,
-renamed and the folder synced, so a crash leaves either no post or a complete one. After the last
+A release exists when its file has its final name: it is written under another name, synced,
+renamed and the folder synced, so a crash leaves either no release or a complete one. After the last
 round the files of `posts/` are packed into one, `posts.npz`, in the same way; until it has its name
 the single files stay.
 
-A post's digest depends on its content, not on its file: for each leaf a line of JSON with name,
+A release's digest depends on its content, not on its file: for each leaf a line of JSON with name,
 type and shape, then its numbers (see `digest_of`).
 """
 
@@ -31,7 +31,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def digest_of(arrays: Arrays) -> str:
-    """Return the hash of names, types, shapes and numbers of a post's leaves, in order."""
+    """Return the hash of names, types, shapes and numbers of a release's leaves, in order."""
     found = hashlib.sha256()
     for name, array in arrays.items():
         plain = _rows(array)
@@ -75,7 +75,7 @@ class MemoryTranscript:
 
 
 class FolderTranscript:
-    """A transcript of one `.npz` file per post in a folder; packed, of one file beside it."""
+    """A transcript of one `.npz` file per release in a folder; packed, of one file beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,13 +88,13 @@ class FolderTranscript:
         else:
             folder.mkdir(parents=True, exist_ok=True)
         for partial in folder.glob("*.partial"):
-            partial.unlink()  # an interrupted post was never released, and must not be read
+            partial.unlink()  # an interrupted release never existed, and must not be read
 
     def write(self, index: int, value: Tree) -> str:
         """Store a value, atomically and synced."""
         arrays = {name: leaf.numpy() for name, leaf in value.items()}
         if not arrays:
-            raise ValueError(f"post {index} has no leaf: there is nothing to store")
+            raise ValueError(f"release {index} has no leaf: there is nothing to store")
         self.folder.mkdir(exist_ok=True)
         write_atomically(self._path(index), _pack(arrays))
         return digest_of(arrays)
@@ -119,7 +119,7 @@ class FolderTranscript:
         return set(self._inside) | self._loose()
 
     def pack(self) -> None:
-        """Write all posts into one file, then delete the single files.
+        """Write all releases into one file, then delete the single files.
 
         A crash leaves the single files, or the packed one and perhaps some of them.
         """
@@ -137,7 +137,7 @@ class FolderTranscript:
         """List the content of the packed file; a damaged one counts as empty."""
         self._inside = {}
         try:
-            # Stays open: reading its directory for every post takes quadratic time.
+            # Stays open: reading its directory for every release takes quadratic time.
             self._archive = zipfile.ZipFile(self.packed)
         except _DAMAGED:
             return

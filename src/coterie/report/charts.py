@@ -118,7 +118,7 @@ class Figure:
 
 
 def figure(name: str, title: str, chart: Any, rows: Mapping[str, Sequence[Row]]) -> Figure:
-    """Return the figure of an Altair chart and its rows, by the names of its data sets.
+    """Return the figure of an Altair chart and its rows, by the names of its datasets.
 
     Tests validate every kind of chart; to validate again takes as long as all the rest of a page.
     """
@@ -221,7 +221,7 @@ def altair() -> Any:
 
 
 def on(rows: str = "rows") -> Any:
-    """Return an empty chart of a named data set."""
+    """Return an empty chart of a named dataset."""
     alt = altair()
     return alt.Chart(alt.NamedData(rows))
 

@@ -28,7 +28,7 @@ _SECTIONS = (
     ("results", "results", "Results"),
     ("gains", "gains", "Does joining help a client?"),
     ("baselines", "baselines", "Baselines"),
-    ("distribution", "clients", "Clients one by one"),
+    ("distribution", "clients", "Distribution over clients"),
     ("rounds", "rounds", "Round by round"),
     ("deployment", "deployment", "Deployment"),
     ("guarantee", "guarantee", "Guarantee"),
@@ -116,8 +116,6 @@ def _render(
         {**given, "can_draw": can_draw()}
     )
     made = [(key, title, getattr(written, macro)()) for macro, key, title in _SECTIONS]
-    if not clients:
-        made = [(key, title.removesuffix(" one by one"), text) for key, title, text in made]
     shown = [section for section in made if section[2].strip()]
     scripts = [FILTER] if any('class="filter"' in text for *_, text in shown) else []
     scripts += [charts.bundle(), charts.STARTER] if drawn else []

@@ -159,7 +159,7 @@ class FinishedRun:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """The verdict before the run, from public facts alone, and why auto chose the method."""
+        """The verdict before the run, from public facts only, and why auto chose the method."""
         verdict, chosen = self.result.get("verdict"), self.result.get("chosen")
         said = []
         if verdict:
@@ -337,7 +337,7 @@ _ONE_BY_ONE = 6
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one method at one epsilon on one data set."""
+    """Runs of one method at one epsilon on one dataset."""
 
     label: str
     runs: tuple[FinishedRun, ...]

@@ -55,7 +55,7 @@ _STRENGTHS = ((1.0, "a strong"), (4.0, "a moderate"), (10.0, "a weak"), (math.in
 
 
 def title_of(runs: Sequence[FinishedRun]) -> str:
-    """Return the data sets and numbers of clients of runs."""
+    """Return the datasets and numbers of clients of runs."""
     names = dict.fromkeys(
         f"{Path(run.result['data']).name}, {run.result['clients']} clients" for run in runs
     )
@@ -346,7 +346,7 @@ def client_list(run: FinishedRun, sharing: int) -> tuple[str, list[str], list[li
     """
     gain, known = gain_of(run)[0], np.flatnonzero(run.column("test_rows") > 0)
     order = known[np.argsort(np.nan_to_num(gain[known], nan=-math.inf), kind="stable")]
-    title = "Find a client: all clients, from the largest loss to the largest gain"
+    title = "All clients, from the largest loss to the largest gain"
     if len(order) > (listed := max(40, _LISTED // sharing)):
         half = listed // 2
         order = np.concatenate([order[:half], order[-half:]])
@@ -567,7 +567,7 @@ def _sampling(guarantee: Guarantee) -> str:
 def sentences(run: FinishedRun) -> list[tuple[str, str]]:
     """Return the sentences of a guarantee, each with its subject or "".
 
-    For a deployment they include what its coordinator sees.
+    For a deployment they include what its coordinator observes.
     """
     sees = None
     if run.deployment:
@@ -590,14 +590,14 @@ def has_blocks(guarantee: Guarantee) -> bool:
 def views(run: FinishedRun) -> list[tuple[str, float, str]]:
     """Return adversary, epsilon and reason; for a deployment, its own adversaries."""
     guarantee, deployed, labels = run.guarantee, run.deployment, dict(VIEWS)
-    # The shared model is a function of the releases: an outsider sees no more than these.
+    # The shared model is a function of the releases: an outsider observes no more than these.
     epsilons = {"outsider": guarantee.epsilon, **guarantee.views}
     why = {**reasons(guarantee), "outsider": _OUTSIDER}
     if deployed:
         own = str(deployed.get("coordinator_view"))
         labels = {view: who for view, who in VIEWS.items() if "server" not in view or view == own}
         labels[own] = "the coordinator"
-        why[own] = f"it sees {deployed.get('coordinator_sees')}"
+        why[own] = f"it observes {deployed.get('coordinator_sees')}"
     return [(who, epsilons[view], why.get(view, "")) for view, who in labels.items()]
 
 
@@ -630,7 +630,7 @@ def spent_rows(guarantee: Guarantee) -> list[list[str]]:
 
 
 def selected_bounds(epsilon: float, delta: float) -> list[list[str]]:
-    """Return bounds on any attack from epsilon and delta alone.
+    """Return bounds on any attack from epsilon and delta only.
 
     True positives are at most min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)) at a false
     positives (Kairouz, Oh and Viswanath 2015).

@@ -259,11 +259,11 @@ def _result_notes(
             _float(r.get(f"{metric.name}_left_out") or 0) for e in entries for r in e.results
         )
         if left:
-            yield f"{metric.title} leaves out {left:.0f} clients without {metric.needs}."
+            yield f"{metric.title} is not defined for {left:.0f} clients without {metric.needs}."
         if any(_shows_median(entry, metric) for entry in entries):
             yield (
-                f"The mean {metric.title} is below {metric.show_median_below:g}, which a few "
-                "clients can cause: the median over clients is shown."
+                f"The mean {metric.title} is below {metric.show_median_below:g}, so the median "
+                "over clients is shown: a few clients can dominate the mean."
             )
 
 
@@ -282,8 +282,8 @@ def baselines_table(entries: Sequence[Entry]) -> Table | None:
     notes += [f"{why}." for why in dict.fromkeys(map(str, missing))]
     for error in dict.fromkeys(_client_error(entry) for entry in shown):
         notes.append(
-            f"Difference: mean over clients of their own {error} under the run minus under the "
-            "baseline; below 0 the run is better. t is the difference in standard errors over "
+            f"Difference: mean over clients of ({error} under the run - {error} under the "
+            "baseline); below 0 the run is better. t is the difference in standard errors over "
             "clients. Not covered by epsilon."
         )
     return Table(table.keys, table.titles, table.rows, table.title, tuple(notes))
@@ -340,7 +340,7 @@ def _compared(one: Mapping[str, Any] | None) -> str:
     return DASH if one is None else f"{_t(one)}, {percent(_float(one.get('share_worse_off')))}"
 
 
-# --- clients one by one, and held-out clients
+# --- distribution over clients, and held-out clients
 
 
 def clients_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | None:
@@ -362,7 +362,10 @@ def clients_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | No
         for entry in entries
     )
     way = "accuracy, larger" if of == "accuracy" else "mean squared error, smaller"
-    notes = ["In brackets: the local baseline. Clients have equal weight unless rows are named."]
+    notes = [
+        "In brackets: the local baseline. Clients have equal weight, except in a column weighted "
+        "by rows."
+    ]
     if "calibration_error" in keys:
         notes.append(
             "Calibration error: the mean gap between the confidence of predictions and their "

@@ -126,7 +126,7 @@ def _known(folder: Path, names: list[str]) -> list[str] | None:
 def _check_choice(folder: Path, kept: DataConfig, given: DataConfig) -> None:
     """Raise if rows are scaled or read differently than in training.
 
-    A named data set has its own way of reading, which is not compared.
+    A named dataset has its own way of reading, which is not compared.
     """
     pairs = {"standardise": (kept.standardise, given.standardise)}
     if kept.name not in NAMES:

@@ -88,7 +88,7 @@ def predict_run(
 
     Args:
         folder: A finished run.
-        given: A file of rows, or the name of a data set.
+        given: A file of rows, or the name of a dataset.
         client: Treat every row as this client's.
         client_column: The column that names clients, if it differs from the training's.
         unknown_clients: Refuse clients that the run does not know, or use the shared model.

@@ -196,7 +196,7 @@ def _prepare(table: Mapping[str, Any], scoring: Scoring, seed: int | None) -> di
             "without a budget there is nothing to charge: leave --charge out"
         )
     if "newcomers" in laid:
-        raise ConfigError("a selection cannot hold out clients: leave newcomers out")
+        raise ConfigError("a selection cannot hold out clients: leave --holdout-clients out")
     laid["data"] = {**laid.get("data", {}), "validation": scoring.rows}
     if seed is not None:
         laid["simulation_seed"] = seed

@@ -42,6 +42,7 @@ from coterie.core.config import ConfigError, assign, from_table, read_toml, to_t
 from coterie.core.environment import go_offline, is_offline
 from coterie.core.files import write_atomically
 from coterie.core.signals import as_interrupt, stoppable
+from coterie.core.suggest import did_you_mean
 from coterie.evaluation.holdout import hold_out
 from coterie.methods.base import Method, Shape, choices
 from coterie.plan.plan import Plan, TunedOn, fill_kinds
@@ -322,14 +323,12 @@ def _entry(
     """Return a method with its own settings over those of all methods."""
     kind, kinds = table.get("kind"), choices()
     if kind not in kinds:
-        raise ConfigError(
-            f"method {kind!r} is unknown; expected among {', '.join(kinds)} (`coterie methods`)"
-        )
+        raise ConfigError(f"method {kind}: no such method; {did_you_mean(str(kind), list(kinds))}")
     plan = _merged(table.pop("plan", {}), own)
     entry = Entry(label, _merged(table, plan.pop("method", {})), plan)
     if unknown := sorted(set(entry.settings) - entry.known_settings - {"kind"}):
         raise ConfigError(
-            f"{label}: {kind} has no setting {', '.join(unknown)}; expected among "
+            f"{label}: {kind} has no setting {', '.join(unknown)}; expected one of "
             f"{', '.join(sorted(entry.known_settings))}"
         )
     below = {key: value for key, value in shared.items() if key in entry.known_settings}

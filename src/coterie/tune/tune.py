@@ -325,7 +325,8 @@ def check_grid(grid: Grid, *, ranges: bool = False) -> dict[str, Sequence[Any]]:
     for key, values in grid.items():
         for fixed, why in _FIXED.items():
             if key == fixed or key.startswith(f"{fixed}."):
-                raise ConfigError(f"grid {key}: {fixed} cannot be tuned: {why}; leave it out")
+                what = key if key == fixed else f"{key}: {fixed}"
+                raise ConfigError(f"grid {what} cannot be tuned: {why}; leave it out")
         if isinstance(values, Range):
             if not ranges:
                 raise ConfigError(

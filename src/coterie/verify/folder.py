@@ -48,13 +48,13 @@ _DAMAGED = (OSError, ValueError, EOFError, RuntimeError, struct.error, zipfile.B
 UNCHECKED = (
     "shared.npz: its hash is checked, but only a replay of the releases with the method shows that "
     "its numbers follow from them",
-    "that the noise was drawn as stated, that the clip was applied, and that a method that states "
-    "no release has none; that the folder was not made up as a whole: a certificate is not signed",
+    "that the noise was drawn as stated, that the clip was applied, and that a method with "
+    'shape "none" releases nothing; that the folder is genuine: a certificate is not signed',
 )
 """What no check of a folder can show."""
 _UNCHECKED_SELECTION = (
-    "that K and settings were drawn at random and scores computed as stated; that the folder was "
-    "not made up as a whole: selection.json is not signed",
+    "that K and settings were drawn at random and scores computed as stated; that the folder is "
+    "genuine: selection.json is not signed",
 )
 
 
@@ -189,7 +189,7 @@ class _Run:
                 certificates.wrong_bounds(plan, self.stated),
                 "the clip of the plan, and a grid that fits it",
             ),
-            "posts": lambda: self._posts(ledger),
+            "releases": lambda: self._posts(ledger),
             "clients": self._clients,
             "epsilon": self._epsilons,
             "selection": lambda: _chosen(plan, self.stated),
@@ -245,14 +245,14 @@ class _Run:
         # Without privacy a run may end early.
         elif planned != events and (private or events > planned):
             wrong.append(f"the ledger is of {planned} releases, the certificate of {events} events")
-        wrong += [f"charged are {_some(ledger.charged)}"] * (ledger.charged != charges)
+        wrong += [f"the ledger has charges {_some(ledger.charged)}"] * (ledger.charged != charges)
         wrong += [
             f"{number} {what} for {events} events"
-            for what, number in (("posts", len(stated["posts"])), ("releases", releases))
+            for what, number in (("hashes", len(stated["posts"])), ("releases", releases))
             if number != posts
         ]
         released = list(ledger.released)
-        wrong += [f"released are {_some(released)}"] * (released != list(range(posts)))
+        wrong += [f"the ledger has releases {_some(released)}"] * (released != list(range(posts)))
         return _judge("counts", wrong, "one charge and one release per event", f"{events}")
 
     def _events(self, ledger: "Ledger") -> Check:
@@ -271,12 +271,12 @@ class _Run:
         kept = read_posts(self.folder, grids)
         wrong = list(kept.faults)
         stated = {post["index"]: post["sha256"] for post in self.stated["posts"]}
-        wrong += ["posts are not listed in order"] * (list(stated) != list(range(len(stated))))
-        wrong += ["a post is listed twice"] * (len(stated) != len(self.stated["posts"]))
+        wrong += ["releases are not listed in order"] * (list(stated) != list(range(len(stated))))
+        wrong += ["a release is listed twice"] * (len(stated) != len(self.stated["posts"]))
         for index in sorted({*stated, *kept.digests, *ledger.released}):
             text = _differs(stated.get(index), kept.digests.get(index), ledger.released.get(index))
-            wrong += [f"post {index} {text}"] if text else []
-        yield _judge("posts", wrong, "as certified and released", f"{len(kept.digests)} posts")
+            wrong += [f"release {index} {text}"] if text else []
+        yield _judge("releases", wrong, "as certified and charged", f"{len(kept.digests)} releases")
         yield grids.check()
 
     def _clients(self) -> Check:
@@ -304,7 +304,7 @@ class _Run:
         return max(1, whole) if self.stated["sampling"] == "fixed" else 1
 
     def _epsilons(self) -> Iterator[Check]:
-        """Recompute every epsilon from the events alone."""
+        """Recompute every epsilon only from the events."""
         stated, account = self.stated, Account.of(self.stated)
         views = {"epsilon": stated["epsilon"], **stated["views"]}
         yield from _compared("epsilon by view", views, lambda: by_view(account))
@@ -359,7 +359,7 @@ def _differs(stated: str | None, kept: str | None, released: str | None) -> str:
         return "is missing"
     if kept != stated:
         return "is altered"
-    return "was released with another content" * (released != stated)
+    return "has another hash in the ledger" * (released != stated)
 
 
 def _digest(runs: list[dict[str, Any]]) -> str:
@@ -424,9 +424,9 @@ class Ledger:
 
     def _release(self, number: int, index: int, digest: str) -> None:
         if index not in self.charged:
-            self.faults.append(f"line {number} releases post {index}, which was not charged before")
+            self.faults.append(f"line {number} has release {index}, which was not charged before")
         if index in self.released:
-            self.faults.append(f"line {number} releases post {index} again")
+            self.faults.append(f"line {number} has release {index} again")
         self.released[index] = digest
 
 
@@ -463,7 +463,7 @@ _PIECE = 1 << 20
 _LOCAL, _CENTRAL, _END, _END64 = 30, 46, 22, 22 + 20 + 56
 _PREFIX = "leaf."
 _Place = Callable[[str], tuple[int, str] | None]
-"""From a member's name to the index of its post and the name of its leaf; None for no post's."""
+"""From a member's name to the index of its release and the name of its leaf; None for others."""
 
 
 @dataclass
@@ -489,7 +489,7 @@ class _Grids:
         """Check some of the numbers of a leaf."""
         steps = self.steps[index] if 0 <= index < len(self.steps) else {}
         if leaf not in steps:
-            self.off.append(f"post {index}: no grid is stated for {leaf!r}")
+            self.off.append(f"release {index}: {leaf!r} has no stated grid")
             return
         self.seen.setdefault(index, set()).add(leaf)
         step = steps[leaf]
@@ -500,30 +500,32 @@ class _Grids:
             whole = values / step  # exact: the step is a power of two
             count = int((whole != np.rint(whole)).sum() + (~np.isfinite(whole)).sum())
         if count:
-            self.off.append(f"post {index}: {count} numbers of {leaf!r} are not on the grid")
+            self.off.append(f"release {index}: {count} numbers of {leaf!r} are not on the grid")
 
     def check(self) -> Check:
         """Return the check of all numbers."""
         for index, steps in enumerate(self.steps):
             absent = sorted(steps.keys() - self.seen.get(index, set()))
-            self.off += [f"post {index} has no leaf {', '.join(absent)}"] * bool(absent)
+            self.off += [f"release {index} has no leaf {', '.join(absent)}"] * bool(absent)
         if self.without and not self.off:
             names = ", ".join(sorted(self.without)[:6])
             why = "no noise is added" if not self.private else "the mechanism states none"
             return Check("grid", "ok", f"no grid for {names}: {why}", "multiples of its step")
-        return _judge("grid", self.off, "multiples of the stated step", f"{len(self.steps)} posts")
+        return _judge(
+            "grid", self.off, "multiples of the stated step", f"{len(self.steps)} releases"
+        )
 
 
 @dataclass
 class Posts:
-    """The digests of the posts in a folder, and what else is among them."""
+    """The digests of the releases in a folder, and what else is among them."""
 
     digests: dict[int, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
 
 def read_posts(folder: Path, grids: _Grids | None = None) -> Posts:
-    """Hash every post of posts.npz, a piece at a time."""
+    """Hash every release of posts.npz, a piece at a time."""
     found = Posts()
     if (folder / "posts").exists():
         found.faults.append("there is a folder posts/ as well as posts.npz")
@@ -538,14 +540,14 @@ def read_posts(folder: Path, grids: _Grids | None = None) -> Posts:
 
 
 def read_loose(folder: Path) -> Posts:
-    """Hash the posts of a folder that has one file per post."""
+    """Hash the releases of a folder that has one file per release."""
     found = Posts()
     if not folder.is_dir():
         found.faults.append(f"{folder.name}/ is missing")
         return found
     for path in sorted(folder.iterdir()):
         if not (path.suffix == ".npz" and path.stem.isdecimal()):
-            found.faults.append(f"{path.name} belongs to no post")
+            found.faults.append(f"{path.name} belongs to no release")
             continue
 
         def place(name: str, index: int = int(path.stem)) -> tuple[int, str] | None:
@@ -557,7 +559,7 @@ def read_loose(folder: Path) -> Posts:
 
 
 def _read_number(path: Path, leaf: str) -> float:
-    """Return a post's leaf that is a single number; not-a-number if it is none."""
+    """Return a release's leaf that is a single number; not-a-number if it is none."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return float(arrays[f"{_PREFIX}{leaf}"])
@@ -576,7 +578,7 @@ def _read(path: Path, place: _Place, found: Posts, grids: _Grids | None) -> None
         for name in archive.namelist():
             where = place(name)
             if where is None or name in seen:
-                found.faults.append(f"{path.name} holds {name!r}, which belongs to no post")
+                found.faults.append(f"{path.name} holds {name!r}, which belongs to no release")
                 continue
             seen.add(name)
             digest = hashes.setdefault(where[0], hashlib.sha256())
@@ -761,7 +763,7 @@ def _hosted(federation: Mapping[str, Any]) -> dict[str, int]:
 
 # Selections: a run that was chosen, and the folder of the whole selection.
 
-_CHOSEN = "epsilon of the chosen run alone"
+_CHOSEN = "epsilon of the chosen run only"
 _SAME = ("relation", "delta", "clients", "sampling", "rate", "cohort", "simulation")
 
 

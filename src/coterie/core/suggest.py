@@ -1,0 +1,20 @@
+"""Suggestions for names that are misspelt."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the word that was probably meant; None if none is close.
+
+    >>> closest("comapre", ["compare", "plan"]), closest("xyz", ["plan"])
+    ('compare', None)
+    """
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def did_you_mean(word: str, known: Sequence[str], among: str = "one of ") -> str:
+    """Return what was probably meant, or what is expected, as text."""
+    near = closest(word, known)
+    return f"did you mean {near}?" if near else f"expected {among}{', '.join(known)}"
