@@ -12,7 +12,7 @@ from scipy.stats import ttest_1samp
 
 from coterie.evaluation.predict import predict
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow  # a program of benchmarks
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 

@@ -187,6 +187,7 @@ def test_the_example_of_an_own_model_runs(capsys):
     assert float(told.rsplit("accuracy", 1)[1]) > 0.5
 
 
+@pytest.mark.slow  # a program of benchmarks
 def test_the_study_in_small():
     """The FEMNIST study on digits: what docs/methods/neural.md says of it holds here too.
 

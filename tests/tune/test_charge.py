@@ -309,7 +309,7 @@ def test_no_score_beyond_those_drawn_is_posted():
     [
         ({"privacy": {"epsilon": math.inf}}, GRID, "nothing to charge"),
         ({"privacy": {"noise_multiplier": 3.0}}, GRID, "epsilon = None.*one run"),
-        ({"newcomers": 3}, GRID, "newcomers"),
+        ({"newcomers": 3}, GRID, "leave --holdout-clients out"),
         ({}, {}, "grid is empty"),
         ({}, {"sampler.cohort": [3.0, 5.0]}, "one sampling"),
         ({}, {"privacy.epsilon": [1.0]}, "one budget"),

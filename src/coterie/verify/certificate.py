@@ -223,7 +223,7 @@ def wrong_bounds(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
     found: list[str] = []
     for event, release in zip(each(stated["events"]), each(stated["releases"]), strict=False):
         for part in release["parts"]:
-            found += _wrong_part(event, part)
+            found += _wrong_part(event, part, own=_noise_of(plan)["kind"] in _EVENTS)
         leaves = [leaf for part in release["parts"] for leaf in part["leaves"]]
         found += ["a leaf is listed twice"] * (len(set(leaves)) != len(leaves))
         bound = release["parts"][0]["bound"]  # further blocks have bounds of their own
@@ -232,7 +232,8 @@ def wrong_bounds(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
     return list(dict.fromkeys(found))
 
 
-def _wrong_part(event: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_part(event: Mapping[str, Any], part: Mapping[str, Any], *, own: bool) -> Iterator[str]:
+    """Yield what is wrong; all of our `own` noise has a bound and a grid."""
     norm, bound, grid = part["norm"], part["bound"], part["grid"]
     if event["event"] == "non_private":
         if (norm, bound, grid) != (None, None, None):
@@ -243,8 +244,8 @@ def _wrong_part(event: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[s
     elif norm is not None and norm != _NORMS[event["event"]]:
         yield f"a bound on the l{norm} norm under {event['event']} noise"
     if grid is None:
-        return
-    if math.frexp(grid)[0] != 0.5:
+        yield from [f"no grid under {event['event']} noise"] * own
+    elif math.frexp(grid)[0] != 0.5:
         yield f"grid {grid!r} is no power of two"
     elif bound is not None and grid < _FINEST * bound:
         yield f"grid {grid:g} is too fine for the bound {bound:g}"
@@ -299,6 +300,12 @@ def wrong_budget(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
     return _wrong_noise(privacy, stated) or (_wrong_amount(plan, stated) if kinds else [])
 
 
+def _noise_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan's noise as a table with its kind."""
+    noise = _table(plan, "privacy").get("noise", "gaussian")
+    return {"kind": "gaussian", **noise} if isinstance(noise, dict) else {"kind": noise}
+
+
 def _wrong_noise(privacy: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
     """Compare events with the noise of the plan.
 
@@ -306,9 +313,8 @@ def _wrong_noise(privacy: Mapping[str, Any], stated: Mapping[str, Any]) -> list[
     setting of the noise that is also a field of the event has the same value there. Of noise of
     other packages nothing else is assumed.
     """
-    noise = privacy.get("noise", "gaussian")
-    noise = noise if isinstance(noise, dict) else {"kind": noise}
-    kind = noise.get("kind", "gaussian")
+    noise = _noise_of({"privacy": privacy})
+    kind = noise["kind"]
     wanted = {key: value for key, value in noise.items() if key != "kind"}
     wanted |= {"event": _EVENTS[kind]} if kind in _EVENTS else {}
     found = [
