@@ -117,6 +117,12 @@ def test_task_comes_from_what_is_declared_else_from_the_targets(
     assert data.targets.tolist() == expected
     assert data.targets.dtype == (torch.int64 if task == "multiclass" else torch.float32)
     assert any(note in line for line in data.notes) if note else data.notes == ()
+    assert bool(data.assumed) == (not options)
+
+
+def test_one_target_that_changes_the_task_changes_what_is_assumed() -> None:
+    classes, other = (from_arrays(X, y, ["a"] * 4) for y in ([0, 1, 2, 1], [0, 1, 2, 0.5]))
+    assert "classes taken" in classes.assumed[0] and "(regression)" in other.assumed[0]
 
 
 def test_several_binary_targets_are_labels() -> None:
