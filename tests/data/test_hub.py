@@ -209,6 +209,22 @@ def test_a_file_cut_between_messages_is_refused(tmp_path: Path) -> None:
         refused(r"\.arrow: could not be read", load, folder, TABLE)
 
 
+def test_offsets_outside_their_buffer_are_refused(tmp_path: Path) -> None:
+    """They would be read from foreign memory."""
+    path = tmp_path / "rows.arrow"
+    table = pa.table({"client": ["aaa", "bbb", "ccc"], "x": [1.0, 2.0, 3.0], "y": [1.0, 0.5, 2.0]})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert len(load(path)) == 3
+    raw = path.read_bytes()
+    offsets, wrong = (
+        np.array(ends, dtype="<i4").tobytes() for ends in ([0, 3, 6, 9], [0, 3, 1 << 30, 9])
+    )
+    assert raw.count(offsets) == 1
+    path.write_bytes(raw.replace(offsets, wrong))
+    refused(r"rows\.arrow: could not be read .*out of bounds", load, path)
+
+
 @pytest.mark.parametrize("files", [["x", 7], [{}], [{"filename": "../a.arrow"}], {"a": 1}, "x"])
 def test_bad_lists_of_files_are_refused(tmp_path: Path, files) -> None:
     folder = save(tmp_path / "a", ROWS)

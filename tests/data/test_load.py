@@ -117,6 +117,12 @@ def test_task_comes_from_what_is_declared_else_from_the_targets(
     assert data.targets.tolist() == expected
     assert data.targets.dtype == (torch.int64 if task == "multiclass" else torch.float32)
     assert any(note in line for line in data.notes) if note else data.notes == ()
+    assert bool(data.assumed) == (not options)
+
+
+def test_one_target_that_changes_the_task_changes_what_is_assumed() -> None:
+    classes, other = (from_arrays(X, y, ["a"] * 4) for y in ([0, 1, 2, 1], [0, 1, 2, 0.5]))
+    assert "classes taken" in classes.assumed[0] and "(regression)" in other.assumed[0]
 
 
 def test_several_binary_targets_are_labels() -> None:
@@ -541,3 +547,33 @@ def test_a_choice_takes_the_first_clients_of_any_file(tmp_path: Path, leaf_file)
         data = DataConfig(name=str(path), clients=1).open()
         assert len(data) == 1
         assert any("1 of 2 clients kept" in note for note in data.notes)
+
+
+BAD_CSR = {
+    "index too large": {"X_indices": np.array([0, 1, 5, 2, 1, 0], dtype=np.int32)},
+    "index below zero": {"X_indices": np.array([0, 1, -1, 2, 1, 0], dtype=np.int32)},
+    "indptr out of order": {"X_indptr": np.array([0, 5, 2, 3, 4, 5, 6], dtype=np.int32)},
+    "indptr below zero": {"X_indptr": np.array([0, -4, 2, 3, 4, 5, 6], dtype=np.int32)},
+    "shape of floats": {"X_shape": np.array([6.0, 3.5])},
+    "shape without axes": {"X_shape": np.array(6)},
+    "absurd shape": {"X_shape": np.array([6, 10**15])},
+}
+
+
+@pytest.mark.parametrize("bad", BAD_CSR.values(), ids=BAD_CSR)
+def test_a_sparse_matrix_that_lies_is_refused(tmp_path, bad):
+    """Compiled kernels read memory by these indices."""
+    arrays = {
+        "X_data": np.ones(6, dtype=np.float32),
+        "X_indices": np.array([0, 1, 2, 2, 1, 0], dtype=np.int32),
+        "X_indptr": np.arange(7, dtype=np.int32),
+        "X_shape": np.array([6, 3]),
+        "y": np.arange(6.0),
+        "client": np.array([0, 0, 1, 1, 2, 2]),
+    }
+    path = tmp_path / "rows.npz"
+    np.savez(path, **arrays)
+    assert load(path).spec.features == 3
+    np.savez(path, **(arrays | bad))
+    with pytest.raises(DataError, match=r"rows\.npz: X_data, X_indices, .* are no CSR matrix"):
+        load(path)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,13 +226,27 @@ def test_nothing_is_unpickled(tmp_path):
         FolderTranscript(tmp_path).read(0)
 
 
-def test_a_file_without_its_final_name_is_no_post(tmp_path):
-    transcript = FolderTranscript(tmp_path)
-    (tmp_path / "000000.npz.partial").write_bytes(b"half")
-    assert not transcript.has(0)
-    transcript.write(0, value())
-    assert same(transcript.read(0), value())
-    assert [path.name for path in tmp_path.iterdir()] == ["000000.npz"]
+def test_an_unfinished_release_is_never_where_releases_are_published(tmp_path, monkeypatch):
+    folder, hidden = tmp_path / "posts", tmp_path / ".unreleased"
+    transcript = FolderTranscript(folder)
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            transcript.write(0, value())
+    assert not list(folder.iterdir()) and not transcript.has(0)
+    assert [path.name for path in hidden.iterdir()] == ["000000.npz.partial"]
+    assert hidden.stat().st_mode & 0o077 == 0
+    again = FolderTranscript(folder)
+    assert not hidden.exists()
+    again.write(0, value())
+    assert same(again.read(0), value())
+    assert [path.name for path in folder.iterdir()] == ["000000.npz"]
+    again.pack()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["posts.npz"]
 
 
 def test_content_is_synced_before_the_name_and_the_name_before_return(tmp_path, monkeypatch):

@@ -15,8 +15,20 @@ from scipy import stats
 from tests.privacy.oracles import ALARM, correlated, memory_board, not_normal
 
 from coterie.privacy.billboard import bound
-from coterie.privacy.entropy import SeededEntropy, SystemEntropy, normals, open_entropy
-from coterie.privacy.mechanisms import GaussianSum
+from coterie.privacy.entropy import (
+    SeededEntropy,
+    SystemEntropy,
+    client_entropy,
+    normals,
+    open_entropy,
+)
+from coterie.privacy.mechanisms import (
+    Block,
+    BlockSum,
+    GaussianRows,
+    GaussianSum,
+    LocalGaussianSum,
+)
 
 COUNT = 300_000
 MECHANISM = GaussianSum(0.7, 1.3)
@@ -150,6 +162,41 @@ def test_every_posted_value_is_on_the_grid(mechanism):
     value = mechanism.perturb(total, SeededEntropy(1, "noise", 0))["w"].numpy()
     units = value / mechanism.step(999)
     assert np.array_equal(units, np.rint(units))
+
+
+COARSE = [
+    GaussianSum(1.0, 1e6),
+    GaussianSum(3e-4, 5e4),
+    GaussianRows(0.5, 1e7, 5),
+    LocalGaussianSum(2.0, 1e5, 5.0),
+    BlockSum((Block("w", 0.7, 1.0),), 1e6),
+]
+
+
+@pytest.mark.parametrize("mechanism", COARSE, ids=lambda one: type(one).__name__)
+def test_large_noise_is_released_on_a_grid_of_its_own(mechanism):
+    """A grid far finer than the noise would show the lattice of the sampler."""
+    numbers = 4096
+    rows = {"w": torch.randn(5, numbers, generator=torch.Generator().manual_seed(0))}
+    ids = torch.arange(5)
+    clipped = mechanism.clip(rows)[0]
+    clipped = mechanism.perturb_rows(clipped, ids, client_entropy(3, 0))
+    total = mechanism.reduce(clipped, ids)
+    value = mechanism.perturb(total, SeededEntropy(1, "noise", 0))["w"].numpy()
+    shapes = {"w": tuple(value.shape)}
+    (grid,) = mechanism.grid(shapes).values()
+    deviation = getattr(mechanism, "deviation", mechanism.standard_deviations(shapes)["w"])
+    assert 2.0**-21 < grid / deviation <= 2.0**-20
+    units = value / grid
+    assert np.array_equal(units, np.rint(units))
+    spread = mechanism.standard_deviations(shapes)["w"]
+    # Variance of 4,096 normals or more, false alarm below 1e-6.
+    assert abs(value.var() / spread**2 - 1) < 5 * math.sqrt(2 / numbers)
+
+
+def test_small_noise_keeps_the_grid_of_sums():
+    for mechanism in (MECHANISM, GaussianSum(1e-3, 37.0), GaussianSum(3.0, 1e-7)):
+        assert mechanism.grid({"w": (999,)}) == {"w": mechanism.step(999)}
 
 
 def test_normals_invert_the_distribution_function():

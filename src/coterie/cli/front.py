@@ -26,7 +26,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "train": ("run", "compare", "tune", "demo", "onboard"),
     "deploy, over a network": ("deploy",),
     "inspect": ("report", "data", "methods"),
-    "check": ("verify", "doctor"),
+    "check": ("verify", "audit", "doctor"),
     "use": ("export", "predict", "completion"),
 }
 _OTHERS = "more"

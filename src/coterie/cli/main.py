@@ -20,7 +20,7 @@ from coterie.core.environment import go_offline, is_offline, telemetry_off
 
 _MODULES = (
     "run", "account", "plan", "methods", "data", "report", "compare", "tune", "onboard", "verify",
-    "export", "predict", "doctor", "deploy", "completion",
+    "audit", "export", "predict", "doctor", "deploy", "completion",
 )  # fmt: skip
 _ERRORS = {
     "coterie.privacy.ledger": "LedgerError",

@@ -25,16 +25,19 @@ _CLOSED = {
 }
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is whole or absent after a crash, and durable on return."""
-    with replacing(path) as file:
+def write_atomically(path: Path, content: bytes, beside: Path | None = None) -> None:
+    """Write a file so that it is whole or absent after a crash, and durable on return.
+
+    `beside` is the folder of the unfinished file, on the same disk; None for that of the file.
+    """
+    with replacing(path, beside) as file:
         file.write(content)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, beside: Path | None = None) -> Iterator[IO[bytes]]:
     """Open a file to write in pieces; it gets its name when everything is written and synced."""
-    partial = path.with_name(path.name + ".partial")
+    partial = (beside or path.parent) / (path.name + ".partial")
     try:
         with partial.open("wb") as file:
             yield file

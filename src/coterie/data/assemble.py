@@ -144,15 +144,19 @@ def _as_declared(
     notes: tuple[str, ...] = (SIGNED,) if signed else ()
     outputs = {"multilabel": found.width, "multiclass": size}.get(task, 1)
     assumed: tuple[str, ...] = ()
-    if source.task is None and size is None and task in ("binary", "multiclass"):
-        assumed = (_undeclared(1 if task == "binary" else int(found.highest)),)
-    elif source.task is None and table.guessed and found.whole and task == "regression":
-        notes += ("integer targets above 19 read as regression targets: declare task=",)
+    if source.task is None and size is None:
+        # One target of one client can decide on the task, and so on the shape of the releases.
+        highest = 1 if task == "binary" else int(found.highest) if task == "multiclass" else None
+        assumed = (_undeclared(highest) if highest else _UNDECLARED_TASK.format(task),)
+        if table.guessed and found.whole and task == "regression":
+            notes += ("integer targets above 19 read as regression targets: declare task=",)
     if outputs is None:
         outputs = _count(table, found)
         assumed = assumed or (_undeclared(outputs - 1),)
     between = "" if found.two or found.text else f"{found.lowest:g} to {found.highest:g}"
-    declared, notes = size is not None, notes + assumed
+    declared = size is not None
+    if task in ("binary", "multiclass"):
+        notes += assumed
     return _Target(task, outputs, names, signed, declared, (), between, notes, assumed)
 
 
@@ -262,6 +266,11 @@ def _count(table: Table, found: _Range) -> int:
             'no labels 0, 1, 2, ...; declare classes by name, or task="regression"'
         )
     return max(int(found.highest) + 1, 2)
+
+
+_UNDECLARED_TASK = (
+    "task taken from the file's targets ({}): declare task= to make this public knowledge explicit"
+)
 
 
 def _undeclared(highest: int) -> str:

@@ -175,6 +175,8 @@ def _arrow_file(path: Path) -> File:
     def pieces(columns: Sequence[str]) -> Iterator[Piece]:
         with _stream(path) as reader:
             for batch in reader:
+                # Offsets outside their buffer would be read as they are.
+                batch.validate(full=True)
                 yield arrow_piece(batch, columns)
 
     with _stream(path) as reader:

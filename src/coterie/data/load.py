@@ -8,6 +8,7 @@ label). `from_arrays` and `from_targets` take arrays in memory. `load_unlabelled
 predicted. `coterie.data.assemble` documents the order of clients and rows.
 """
 
+import operator
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ _CELLS = (("X", "Y"), ("feature", "label"), ("x", "y"))
 _CSR = ("X_data", "X_indices", "X_indptr", "X_shape")
 _ROW = "__row__"
 _MOST_ROWS = 1 << 24  # float32, the type of targets, holds row numbers exactly up to here
+MOST_VALUES = 1 << 31  # rows, and features: more fit in no array here
 _PREDICTED = (*TABLES, ".npz", ".arrow", *HDF5, ".sqlite")
 Owners = tuple[Sequence[str], NDArray[np.int64]]
 """Names of the clients and, for each row, an index into them."""
@@ -392,17 +394,31 @@ def _open_npz(path: Path, source: Source, unlabelled: "_Unlabelled | None" = Non
 
 
 def _sparse_rows(small: Mapping[str, NDArray[Any]], where: str) -> _Rows:
-    from scipy import sparse
-
     try:
         parts = tuple(small[f"X_{name}"] for name in ("data", "indices", "indptr"))
-        x = sparse.csr_matrix(parts, shape=tuple(small["X_shape"].tolist()))
-    except (KeyError, ValueError) as error:
+        shape = tuple(operator.index(size) for size in small["X_shape"].tolist())
+        x = checked_csr(parts, shape)
+    except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{where}: X_data, X_indices, X_indptr and X_shape are no CSR matrix ({error}); save "
             "the data, indices, indptr and shape of one"
         ) from error
     return _array_rows(x, where)
+
+
+def checked_csr(values: Any, shape: tuple[int, ...] | None = None) -> Values:
+    """Return a CSR matrix whose indices were all checked: compiled kernels read by them.
+
+    Raises:
+        ValueError: If an index is out of range, or indptr out of order.
+    """
+    from scipy import sparse
+
+    if shape is not None and (len(shape) != 2 or not 0 <= max(shape) < MOST_VALUES):
+        raise ValueError(f"shape {shape}: expected rows and features, below {MOST_VALUES} each")
+    x = sparse.csr_matrix(values, shape=shape)
+    x.check_format(full_check=True)
+    return x
 
 
 def _streamed_rows(path: Path) -> _Rows:
@@ -500,7 +516,15 @@ def _cell(path: Path, at: int, x: Any, y: Any) -> tuple[Values, NDArray[Any]]:
     from scipy import sparse
 
     y = np.asarray(y.toarray() if sparse.issparse(y) else y)
-    x = sparse.csr_matrix(x) if sparse.issparse(x) else np.asarray(x)
+    try:
+        if sparse.issparse(x):
+            x.check_format(full_check=True)  # before it is converted
+        x = checked_csr(x) if sparse.issparse(x) else np.asarray(x)
+    except ValueError as error:
+        raise DataError(
+            f"{path}: the features of client '{at}' are a damaged sparse matrix ({error}); save "
+            "the file again"
+        ) from error
     for kind, values in (("features", x), ("targets", y)):
         if values.dtype.kind not in "fiub":
             raise DataError(

@@ -67,7 +67,7 @@ def read_rows(config: Mapping[str, Any]) -> FederatedDataset:
         )
     data = replace(agreement.plan.data, name=str(path), clients=None).open()
     _check_spec(data, federation, str(path))
-    if data.assumed and path not in NAMES:
+    if data.assumed and data.spec.task in ("binary", "multiclass") and path not in NAMES:
         # Inferred from the rows of one site, a value could mean another class than elsewhere.
         raise DataError(
             f"{path}: {data.assumed[0]}; sites could infer it differently: declare it in the "

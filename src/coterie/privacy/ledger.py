@@ -107,6 +107,8 @@ class Ledger:
     def _recover(self, path: Path, plan: str) -> None:
         lines = path.read_bytes().split(b"\n")
         torn = lines.pop()  # b"" unless the last write was cut off
+        if _is_entry(torn):
+            lines.append(torn)  # only its newline is missing: it was written, and counts
         entries = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
         assert self._file is not None
         # The events are part of the header: the account must never state other noise than charged.
@@ -125,7 +127,7 @@ class Ledger:
                 "was started with, or choose a new folder"
             )
         if torn:
-            self._file.write(b"\n")  # the cut line stays, and reads as void
+            self._file.write(b"\n")  # a line that was cut stays, and reads as void
             self._file.flush()
         for entry in entries[1:]:
             self._take(path, entry)
@@ -192,6 +194,14 @@ def _lock(file: IO[bytes], what: Path) -> IO[bytes]:
             f"{what} is in use by another process; wait for it to end or choose another --out"
         ) from error
     return file
+
+
+def _is_entry(line: bytes) -> bool:
+    """Return whether a line without its newline is a whole entry."""
+    try:
+        return isinstance(json.loads(line.decode()), dict)
+    except ValueError:
+        return False
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -357,9 +357,25 @@ class GaussianSum(Mechanism):
         fine = min(self.noise_multiplier * 2.0**-20, 2.0**-9 / math.sqrt(max(numbers, 1)))
         return float(2.0 ** math.floor(math.log2(self.bound * max(fine, 2.0**-30))))
 
+    def release_step(self, numbers: int) -> float:
+        """Return the public grid step of a release: coarser than `step` if the noise is large.
+
+        A sampler of normals with finitely many outcomes has a lattice of its own. On a grid far
+        below the noise a release would show it: at z = 10^6 and 10^6 numbers with a
+        log-likelihood ratio of 0.09, where mu = 10^-6 is allowed. On a grid of about 2^-20 of the
+        standard deviation every cell collects many outcomes. Rounding is post-processing.
+        """
+        return max(self.step(numbers), float(2.0 ** math.floor(math.log2(self.deviation) - 20)))
+
     def on_grid(self, drawn: Array, step: float) -> Array:
-        """Return noise from standard normals, rounded to the grid."""
+        """Return noise from standard normals, rounded to the grid of sums."""
         return np.asarray(np.rint(drawn * (self.deviation / step)) * step)
+
+    def noisy(self, values: Array, drawn: Array, numbers: int) -> Array:
+        """Return values on the grid of sums plus noise, rounded to the grid of releases."""
+        coarse = self.release_step(numbers)
+        found = values + self.on_grid(drawn, self.step(numbers))
+        return np.asarray(np.rint(found / coarse) * coarse)
 
     def clip(self, rows: Tree) -> tuple[Tree, Tensor]:
         """Return rows clipped to the bound minus the rounding, then rounded to the grid."""
@@ -373,9 +389,17 @@ class GaussianSum(Mechanism):
         return count_numbers(totals)
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
-        """Return the sum plus Gaussian noise, rounded to the grid of the sum."""
-        drawn = normals(entropy, size(total))
-        return _add_flat(total, self.on_grid(drawn, self.step(size(total))))
+        """Return the sum plus Gaussian noise, rounded to the grid of releases."""
+        numbers = size(total)
+        drawn = split(normals(entropy, numbers), total)
+        noisy = {name: self.noisy(total[name].numpy(), z, numbers) for name, z in drawn.items()}
+        return map_arrays(noisy)
+
+    def grid(self, totals: Shapes) -> dict[str, float]:
+        """Return the grid of a release, coarser than that of a sum if the noise is large."""
+        (one,) = self.norm_bounds(totals)
+        numbers = one.numbers
+        return dict.fromkeys(totals, self.release_step(numbers))
 
     def event(self) -> Event:
         """Return a Gaussian release."""
@@ -424,10 +448,11 @@ class GaussianRows(GaussianSum):
         return {name: (self.clients, *shape) for name, shape in contribution.items()}
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
-        """Return the rows plus Gaussian noise, rounded to the grid of a single row."""
+        """Return the rows plus Gaussian noise, rounded to the grid of a single row's release."""
         numbers = numbers_per_row(total)
-        drawn = normals(entropy, self.clients * numbers)
-        return _add_flat(total, self.on_grid(drawn, self.step(numbers)))
+        drawn = split(normals(entropy, self.clients * numbers), total)
+        noisy = {name: self.noisy(total[name].numpy(), z, numbers) for name, z in drawn.items()}
+        return map_arrays(noisy)
 
     def norm_bounds(self, totals: Shapes) -> tuple[NormBound, ...]:
         """Return one l2 bound on each row."""
@@ -485,12 +510,13 @@ class LocalGaussianSum(GaussianSum):
         clients = ids.tolist()
         _check_ids(clients, rows)
         numbers = numbers_per_row(rows)
-        step = self.step(numbers)
+        step, coarse = self.step(numbers), self.release_step(numbers)
         noise = np.empty((len(clients), numbers))
         for place, client in enumerate(clients):
             noise[place] = self.on_grid(normals(entropy(client), numbers), step)
         for name, part in split(noise, rows).items():
             rows[name].add_(torch.from_numpy(part).to(rows[name].device))
+            rows[name].div_(coarse).round_().mul_(coarse)
         return rows
 
     def draws(self, totals: Shapes) -> int:
@@ -508,7 +534,8 @@ class LocalGaussianSum(GaussianSum):
     def norm_bounds(self, totals: Shapes) -> tuple[NormBound, ...]:
         """Return one l2 bound on all leaves, with noise inside the sum."""
         (one,) = super().norm_bounds(totals)
-        return (replace(one, noise=self.deviation),)
+        step = self.release_step(count_numbers(totals))
+        return (replace(one, noise=self.deviation, step=step),)
 
     def standard_deviations(self, totals: Shapes) -> Mapping[str, float]:
         """Return the noise of an expected cohort."""
@@ -677,12 +704,18 @@ class BlockSum(Mechanism):
         return replaced_by(self.blocks) if relation == "replace" else 1.0
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
-        """Return the sum plus Gaussian noise, each block rounded to the grid of its sum."""
+        """Return the sum plus Gaussian noise, each block rounded to the grid of its release."""
         each = self.each({name: leaf.numel() for name, leaf in total.items()})
         # All at once: drawn ahead or not, a seed returns the same numbers.
         drawn = split(normals(entropy, size(total)), total)
-        noise = {name: each[name].on_grid(z, each[name].step(z.size)) for name, z in drawn.items()}
-        return map_arrays({name: total[name].numpy() + part for name, part in noise.items()})
+        return map_arrays(
+            {name: each[name].noisy(total[name].numpy(), z, z.size) for name, z in drawn.items()}
+        )
+
+    def grid(self, totals: Shapes) -> dict[str, float]:
+        """Return the grid of each block's release."""
+        each = self._each(totals)
+        return {name: one.release_step(math.prod(totals[name])) for name, one in each.items()}
 
     def event(self) -> Gaussian:
         """Return one Gaussian release."""
@@ -918,10 +951,6 @@ def split(numbers: Array, like: Tree) -> dict[str, Array]:
         found[name] = numbers[..., used : used + width].reshape(shape)
         used += width
     return found
-
-
-def _add_flat(total: Tree, noise: Array) -> Tree:
-    return map_arrays({n: total[n].numpy() + part for n, part in split(noise, total).items()})
 
 
 def _check_ids(clients: list[int], rows: Tree) -> None:

@@ -82,13 +82,15 @@ class FolderTranscript:
         self.packed = folder.with_name(folder.name + ".npz")
         self._archive: zipfile.ZipFile
         self._inside: dict[int, list[str]] = {}
+        # A release that is not recorded yet is made again with other noise: two noisy versions of
+        # one sum cost twice. So its unfinished file is never where releases are published.
+        self._unreleased = folder.with_name(".unreleased")
+        shutil.rmtree(self._unreleased, ignore_errors=True)
         self.packed.with_name(self.packed.name + ".partial").unlink(missing_ok=True)
         if self.packed.exists():
             self._open()
         else:
             folder.mkdir(parents=True, exist_ok=True)
-        for partial in folder.glob("*.partial"):
-            partial.unlink()  # an interrupted release never existed, and must not be read
 
     def write(self, index: int, value: Tree) -> str:
         """Store a value, atomically and synced."""
@@ -96,7 +98,8 @@ class FolderTranscript:
         if not arrays:
             raise ValueError(f"release {index} has no leaf: there is nothing to store")
         self.folder.mkdir(exist_ok=True)
-        write_atomically(self._path(index), _pack(arrays))
+        self._unreleased.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(self._path(index), _pack(arrays), self._unreleased)
         return digest_of(arrays)
 
     def read(self, index: int) -> Tree:
@@ -131,7 +134,8 @@ class FolderTranscript:
                         with archive.open(place, "w", force_zip64=True) as out:
                             np.lib.format.write_array(out, _rows(array), allow_pickle=False)
             self._open()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for done in (self.folder, self._unreleased):
+            shutil.rmtree(done, ignore_errors=True)
 
     def _open(self) -> None:
         """List the content of the packed file; a damaged one counts as empty."""
