@@ -27,20 +27,28 @@ def data():
     return synthetic("mean", clients=CLIENTS, rows=12, features=3, seed=0).data
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def plan_of(kind="pmtl", rounds=2, epsilon=EPSILON, **more):
     privacy = Privacy(epsilon=epsilon, delta=DELTA)
     return Plan(method=registered()[kind](), privacy=privacy, rounds=rounds, **more)
 
 
-@pytest.mark.parametrize("kind", ["pmtl", "pfeb", "mpmtl", "dpfedmtl"])
-def test_the_bound_is_below_the_claim_and_tight(data, kind):
-    found = audit(plan_of(kind), data, trials=400)
+@pytest.mark.parametrize(
+    ("kind", "trials"),
+    [slow("pmtl", 1000), ("pfeb", 300), slow("mpmtl", 1000), slow("dpfedmtl", 1000)],
+)
+def test_the_bound_is_below_the_claim_and_tight(data, kind, trials):
+    found = audit(plan_of(kind), data, trials=trials)
     assert found.holds and found.best.estimator == "gaussian"
     assert found.best.epsilon > 0.6 * found.claimed
     allowed = gaussian_mu(EPSILON, DELTA)
     assert 0.9 * allowed < found.canary["mu"] <= 1.001 * allowed
 
 
+@pytest.mark.slow
 def test_laplace_noise_and_hidden_cohorts_have_a_threshold_bound_only(data):
     laplace = Privacy(epsilon=2.0, delta=0.0, noise="laplace")
     plans = [
@@ -48,7 +56,7 @@ def test_laplace_noise_and_hidden_cohorts_have_a_threshold_bound_only(data):
         plan_of(sampler=Poisson(15)),
     ]
     for plan in plans:
-        found = audit(plan, data, trials=200, attack=LOUD)
+        found = audit(plan, data, trials=100, attack=LOUD)
         assert found.holds and {one.estimator.split("_")[0] for one in found.bounds} == {
             "threshold"
         }
@@ -134,29 +142,22 @@ def by_split(data):
 @pytest.mark.parametrize(
     ("bug", "attack"),
     [
-        (double_clip, LOUD),
-        (halve_noise, LOUD),
-        (weigh_by_rows, LOUD),
-        (reuse_noise, Attack(canary=Canary("random", 1.0, 8))),
-        (divide_by_realised_cohort, LOUD),
-        (share_streams, Attack(canary=LOUD.canary, split=by_split, others=20)),
+        (double_clip, Attack()),
+        slow(halve_noise, LOUD),
+        slow(weigh_by_rows, LOUD),
+        slow(reuse_noise, Attack(canary=Canary("random", 1.0, 8))),
+        slow(divide_by_realised_cohort, LOUD),
+        slow(share_streams, Attack(canary=LOUD.canary, split=by_split, others=20)),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_a_planted_bug_is_found(data, monkeypatch, bug, attack):
-    """Each is caught in 200 trials; the claim is epsilon 1 at delta 1e-5."""
-    plan = plan_of(epsilon=1.0)
-    assert audit(plan, data, trials=100, attack=attack).holds
+    """Each is caught in 100 trials; the claim is epsilon 4 at delta 1e-5."""
+    plan = plan_of()
+    assert audit(plan, data, trials=50, attack=attack).holds
     bug(monkeypatch)
-    found = audit(plan, data, trials=200, attack=attack)
-    assert not found.holds and found.best.epsilon > 1.2
-
-
-def test_a_cohort_that_is_seen_does_not_amplify(data):
-    plan = plan_of(epsilon=1.0, rounds=3, sampler=Poisson(6))
-    seen = Attack(canary=LOUD.canary, sees_cohort=True)
-    assert audit(plan, data, trials=300, attack=LOUD).holds
-    assert not audit(plan, data, trials=1500, attack=seen).holds
+    found = audit(plan, data, trials=100, attack=attack)
+    assert not found.holds and found.best.epsilon > 4.5
 
 
 def test_what_cannot_be_audited_is_refused(data):

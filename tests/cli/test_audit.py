@@ -17,12 +17,12 @@ def run(line, capsys):
 
 
 def test_an_honest_plan_holds(capsys):
-    status, told = run(f"{GIVEN} --method pmtl --epsilon 2 --trials 100 --json", capsys)
+    status, told = run(f"{GIVEN} --method pmtl --epsilon 2 --trials 60 --json", capsys)
     found = json.loads(told.out)
     assert status == 0 and found.keys() >= KEYS
     assert found["holds"] and found["lower_bound"] <= found["claimed"] <= 2
     assert {one["estimator"] for one in found["bounds"]} >= {"gaussian", "threshold"}
-    assert (found["trials"], found["view"], found["rounds"]) == (100, "other clients", 1)
+    assert (found["trials"], found["view"], found["rounds"]) == (60, "other clients", 1)
 
 
 def test_a_broken_mechanism_ends_with_status_1(capsys, monkeypatch):
