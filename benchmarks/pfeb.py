@@ -397,7 +397,7 @@ KEYS = ("data", "method", "epsilon")
 
 
 def asked(federations, epsilons):
-    """Name the cells of a study, in the order of its table."""
+    """Return the cells of a study, in the order of its table."""
     at = [*itertools.product(PRIVATE, epsilons), *((name, math.inf) for name in FREE)]
     if ASIDES_AT in epsilons:
         at += [(name, ASIDES_AT) for name in ASIDES]

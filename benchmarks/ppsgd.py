@@ -103,7 +103,7 @@ def federation(name, seed):
 
 
 def candidates(name, quick):
-    """Give, for every method, settings that are tried."""
+    """Return the settings that are tried, by method."""
     sgd = STEPS[name]
     pmtl = [PMTL(lam=lam, sgd=sgd, last_epochs=LAST) for lam in LAMS[name]]
     ppsgd = [PPSGD(share=share, sgd=sgd, last_epochs=LAST) for share in SHARES[name]]

@@ -78,7 +78,7 @@ class Task:
         return np.array([joint.primal - joint.gap])
 
     def contenders(self) -> dict[str, tuple[Solve, bool]]:
-        """Name solvers; the flag says whether the tolerance is to be looked for."""
+        """Return solvers by name; the flag states whether their tolerance is searched for."""
         return {
             "coterie": (self.ours(torch.float64), False),
             "coterie float32": (self.ours(torch.float32), False),

@@ -9,9 +9,10 @@ deviation s the log-likelihood ratio of the round is
     <x - m0, m1 - m0> / s^2 - |m1 - m0|^2 / (2 s^2),
 
 and for Laplace noise of scale b it is (|x - m0|_1 - |x - m1|_1) / b. Under a hidden Poisson cohort
-of rate q a round counts log(1 - q + q e^llr). The score of a run is the sum over rounds: no test
-has more power (Neyman and Pearson). Both sums come from whole stacks of clients, so a canary that
-moves the contributions of others is noticed too.
+of rate q a round counts log(1 - q + q e^llr). The score of a run is the sum over rounds: for sums
+with Gaussian or Laplace noise no test has more power (Neyman and Pearson). For other releases, such
+as second moments, it is a valid score that may have less. Both sums come from whole stacks of
+clients, so a canary that moves the contributions of others is noticed too.
 
 A few other clients suffice: the adversary knows their contributions. The rest of the federation
 contributes zeros, as in a deployment where they do not answer; noise, clip and the public number of
@@ -52,7 +53,7 @@ class Audit:
     Attributes:
         claimed: Epsilon of the guarantee, an upper bound.
         bounds: Lower bounds, one per estimator.
-        canary: The canary's pattern, and the share of the allowed mu that it uses.
+        canary: The canary's pattern, scale and rows, and the mu of Gaussian DP that it uses.
         scores: Scores of runs without and with the canary.
     """
 
