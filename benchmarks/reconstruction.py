@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.audit.reconstruction import Rule, chance, match, reconstruct
 from coterie.audit.simulation import Defence, client_messages, record, true_rows
+from coterie.audit.svm import Rule, chance, match, reconstruct
 from coterie.data.synthetic import synthetic
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
@@ -52,7 +52,7 @@ def client(rows, features, seed):
 
 
 def defences(rounds):
-    """Name, defence and whose view."""
+    """Return the name of each defence, the defence, and whose view it is."""
     noise = CLIP * calibrate(
         1.0,
         DELTA,
@@ -83,7 +83,7 @@ def attack(defence, view, rule, rows, features, rounds, seed):
             x, y, rule, rounds=rounds, defence=defence, absent=absent, seed=seed
         )
         guess = reconstruct(views[view == "others"], positive=0, seed=seed)
-        found.append(match(x, y, guess.rows, guess.labels))
+        found.append(match(x, y, *guess))
     absent = found[1].cosine if len(found) > 1 else np.nan
     one = found[0]
     return (
@@ -93,7 +93,7 @@ def attack(defence, view, rule, rows, features, rounds, seed):
 
 
 def library(rounds):
-    """Name, settings of the method and of privacy, rounds, whose view."""
+    """Return names, settings of the method and of privacy, rounds, and whose view it is."""
     beta = {"mask_law": "beta", "mask_untouched": 0.5}
     return (
         ("none", {}, math.inf, rounds, "server"),
@@ -117,8 +117,8 @@ def attack_library(settings, epsilon, rounds, view, rows, features, seed):
         simulation_seed=seed,
     )
     x, y = true_rows(data, 0, bias=True)
-    found = reconstruct(record(plan, data, 0)[view == "others"], positive=features, seed=seed)
-    one = match(x, y, found.rows, found.labels)
+    found = reconstruct(record(plan, data, 0)[view], positive=features, seed=seed)
+    one = match(x, y, *found)
     return (
         one.cosine, chance(x, seed=seed, tries=20), np.nan, one.revealed, one.relative_error,
         one.labels_right,

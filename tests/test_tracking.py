@@ -82,7 +82,7 @@ def test_no_model_and_nothing_of_a_single_client_is_handed_on(run):
 
 
 def names_in(run):
-    """Name the clients of a run, and make sure that its own page does."""
+    """Return the names of a run's clients; its own page shows them."""
     names = pq.read_table(run / "metrics.parquet")["client"].to_pylist()
     page = (run / "report.html").read_text()
     assert all(f">{name}<" in page for name in names)
@@ -107,8 +107,8 @@ def test_where_there_is_no_page_none_is_handed_on(run):
     assert kept == {"guarantee.json", "plan.toml"}
 
 
-def test_epsilon_of_a_hidden_cohort_is_against_other_clients(tmp_path):
-    flags = "--method pmtl --epsilon 1 --rounds 3 --sampling fixed --cohort 4 --relation replace"
+def test_epsilon_of_a_hidden_cohort_is_against_other_clients(tmp_path, no_pages):
+    flags = "--method fedavg --epsilon 1 --rounds 3 --sampling fixed --cohort 4 --relation replace"
     line = f"run {SMALL} {flags} --no-local --simulation-seed 1 --out {tmp_path / 'fixed'}"
     assert main(shlex.split(line)) == 0
     found = read_record(tmp_path / "fixed")
@@ -200,7 +200,7 @@ def test_tensorboards_file_names_no_host_and_is_replaced_not_repeated(run):
     assert len(read_events(folder).Scalars("epsilon_by_round")) == 3
 
 
-def test_the_flag_tracks_a_run_and_a_resumed_one(capsys):
+def test_the_flag_tracks_a_run_and_a_resumed_one(capsys, no_pages):
     pytest.importorskip("mlflow")
     line = f"run {SMALL} --rounds 1 --no-local --out here --json"
     assert main(shlex.split(f"{line} --track tensorboard")) == 0
@@ -238,7 +238,7 @@ def test_what_cannot_be_tracked_with_is_refused_before_anything_is_spent(
         check_kinds([kind])
 
 
-def test_a_tracker_that_fails_costs_no_run(monkeypatch, capsys):
+def test_a_tracker_that_fails_costs_no_run(monkeypatch, capsys, no_pages):
     def broken(*args, **more):
         raise OSError("no space left")
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Mutant:
-    """An edit (and, if it takes two, another one), and the test file that must fail with it."""
+    """An edit (and, if it takes two, another), and the test or test file that must fail with it."""
 
     name: str
     file: str
@@ -110,9 +110,9 @@ MUTANTS = (
     Mutant(
         "personal models handed to the wrong client",
         "engine/simulate.py",
-        "            rows = method.personalise(shared, personal, block, stream)\n",
-        "            personal = {name: leaf.roll(1, 0) for name, leaf in personal.items()}\n"
-        "            rows = method.personalise(shared, personal, block, stream)\n",
+        "personal_models(method, shared, personal, block, stream)",
+        "personal_models(method, shared, {name: leaf.roll(1, 0) for name, leaf in "
+        "personal.items()}, block, stream)",
         "tests/contracts/test_methods.py",
     ),
     Mutant(
@@ -346,6 +346,81 @@ MUTANTS = (
         "False",
         "tests/verify/test_certificate.py",
     ),
+    Mutant(
+        "audited: clip off by a factor of two",
+        "privacy/mechanisms.py",
+        "clip_rows(rows, self.bound - step * math.sqrt(numbers) / 2)",
+        "clip_rows(rows, 2 * self.bound - step * math.sqrt(numbers) / 2)",
+        "tests/audit/test_claims.py::test_the_claim_holds[one]",
+    ),
+    Mutant(
+        "audited: noise halved",
+        "privacy/mechanisms.py",
+        "return self.noise_multiplier * self.bound\n",
+        "return self.noise_multiplier * self.bound / 2\n",
+        "tests/audit/test_claims.py::test_the_claim_holds[loud]",
+    ),
+    Mutant(
+        "audited: contributions weighted by rows",
+        "engine/rounds.py",
+        "        after, rows = state.method.local_update(\n",
+        "        many = int(clients.counts[0]) if len(clients) else 1\n"
+        "        after, rows = state.method.local_update(\n",
+        "tests/audit/test_claims.py::test_the_claim_holds[loud]",
+        (
+            "    part, kept = bound(state.mechanism, rows, clients.ids, noise)\n    after =",
+            "    part, kept = bound(state.mechanism, rows, clients.ids, noise)\n"
+            "    for _ in range(many - 1):\n"
+            "        part = part + bound(state.mechanism, rows, clients.ids, noise)[0]\n"
+            "    after =",
+        ),
+    ),
+    Mutant(
+        "audited: mean over the clients that take part",
+        "engine/rounds.py",
+        "    part, kept = bound(state.mechanism, rows, clients.ids, noise)\n    after =",
+        "    part, kept = bound(state.mechanism, rows, clients.ids, noise)\n"
+        "    for leaf in part.total.values():\n"
+        "        leaf *= clients.spec.clients / len(clients)\n"
+        "    after =",
+        "tests/audit/test_claims.py::test_the_claim_holds[loud]",
+    ),
+    Mutant(
+        "audited: noise of the first round used again",
+        "privacy/billboard.py",
+        "shapes, entropy = mechanism.totals(self._template), self._entropy(index)",
+        "shapes, entropy = mechanism.totals(self._template), self._entropy(0)",
+        "tests/audit/test_claims.py::test_the_claim_holds[random]",
+    ),
+    Mutant(
+        "audited: amplification for a visible cohort",
+        "privacy/accounting.py",
+        "    if participation.visible:\n        return mixture_profile(groups, rate, scale)\n",
+        "",
+        "tests/audit/test_claims.py::test_the_claim_holds[visible]",
+    ),
+    Mutant(
+        "audited: one client silences its site",
+        "engine/rounds.py",
+        "    if len(clients) > 1:\n        return _one_by_one(state, personal, clients)\n    half",
+        "    half",
+        "tests/audit/test_site_attack.py",
+    ),
+    Mutant(
+        "audited: a split in which clients share random numbers",
+        "data/federated.py",
+        "rng.words(owner, rank)",
+        "rng.words(np.zeros_like(owner), np.arange(len(owner)))",
+        "tests/audit/test_claims.py::test_the_claim_holds[split]",
+    ),
+    Mutant(
+        "audited: a site answers a round twice",
+        "deploy/site.py",
+        "        if stored is not None and stored[0] != request:\n",
+        "        if stored is not None and stored[0] != request:\n            stored = None\n"
+        "        if False:\n",
+        "tests/audit/test_sites.py::test_a_hostile_coordinator_learns_no_more",
+    ),
 )
 
 
@@ -385,7 +460,8 @@ def _failing(mutant: Mutant) -> str:
         path = source / "coterie" / mutant.file
         path.write_text(apply(mutant, path.read_text()))
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-        command += ["-m", "not slow", str(ROOT / mutant.test)]
+        marks = "slow or not slow" if "::" in mutant.test else "not slow"  # a test named is run
+        command += ["-m", marks, str(ROOT / mutant.test)]
         environment = {**os.environ, "PYTHONPATH": str(source), "NUMBA_CACHE_DIR": scratch}
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

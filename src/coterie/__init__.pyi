@@ -22,6 +22,7 @@ from .estimators import NewClientWarning as NewClientWarning
 from .estimators import PerClientScaler as PerClientScaler
 from .estimators import PooledScalingError as PooledScalingError
 from .estimators import PrivacyWarning as PrivacyWarning
+from .estimators import WithinClientKFold as WithinClientKFold
 from .estimators import check_pipeline as check_pipeline
 from .evaluation.predict import decision_function as decision_function
 from .evaluation.predict import predict as predict

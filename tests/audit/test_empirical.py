@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from coterie.audit import empirical
-from coterie.audit.empirical import Attack, Canary, audit
+from coterie.audit.empirical import Attack, Canary, audit, audit_one_run
 from coterie.core.rng import Rng
 from coterie.core.tree import map_leaves
 from coterie.data.federated import FederatedDataset
 from coterie.data.synthetic import synthetic
 from coterie.engine import rounds
 from coterie.methods.base import registered
+from coterie.models import MLP
 from coterie.plan.plan import Plan, Privacy
 from coterie.privacy.billboard import Billboard, Release
 from coterie.privacy.entropy import SeededEntropy
@@ -31,14 +32,15 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def plan_of(kind="pmtl", rounds=2, epsilon=EPSILON, **more):
+def plan_of(kind="pmtl", rounds=2, epsilon=EPSILON, model=None, **more):
     privacy = Privacy(epsilon=epsilon, delta=DELTA)
-    return Plan(method=registered()[kind](), privacy=privacy, rounds=rounds, **more)
+    method = registered()[kind]() if model is None else registered()[kind](model=model)
+    return Plan(method=method, privacy=privacy, rounds=rounds, **more)
 
 
 @pytest.mark.parametrize(
     ("kind", "trials"),
-    [slow("pmtl", 1000), ("pfeb", 300), slow("mpmtl", 1000), slow("dpfedmtl", 1000)],
+    [slow("pmtl", 1000), ("pfeb", 200), slow("mpmtl", 1000), slow("dpfedmtl", 1000)],
 )
 def test_the_bound_is_below_the_claim_and_tight(data, kind, trials):
     found = audit(plan_of(kind), data, trials=trials)
@@ -139,25 +141,79 @@ def by_split(data):
     return data.split(0.5, 0)[0]
 
 
+BUGS = (
+    (double_clip, Attack(canary=Canary("one", 1e3, 1))),
+    (halve_noise, LOUD),
+    (weigh_by_rows, LOUD),
+    (reuse_noise, Attack(canary=Canary("random", 1.0, 8))),
+    (divide_by_realised_cohort, LOUD),
+    (share_streams, Attack(canary=LOUD.canary, split=by_split, others=20)),
+)
+
+
 @pytest.mark.parametrize(
     ("bug", "attack"),
-    [
-        (double_clip, Attack()),
-        slow(halve_noise, LOUD),
-        slow(weigh_by_rows, LOUD),
-        slow(reuse_noise, Attack(canary=Canary("random", 1.0, 8))),
-        slow(divide_by_realised_cohort, LOUD),
-        slow(share_streams, Attack(canary=LOUD.canary, split=by_split, others=20)),
-    ],
+    [BUGS[0], *(slow(*bug) for bug in BUGS[1:])],
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_a_planted_bug_is_found(data, monkeypatch, bug, attack):
     """Each is caught in 100 trials; the claim is epsilon 4 at delta 1e-5."""
-    plan = plan_of()
-    assert audit(plan, data, trials=50, attack=attack).holds
     bug(monkeypatch)
-    found = audit(plan, data, trials=100, attack=attack)
+    found = audit(plan_of(), data, trials=100, attack=attack)
     assert not found.holds and found.best.epsilon > 4.5
+
+
+@pytest.mark.slow
+def test_a_visible_cohort_has_no_amplification(data):
+    """The claim is that of a hidden cohort; the adversary observes who takes part."""
+    plan = plan_of(epsilon=1.0, sampler=Poisson(3), rounds=1)
+    assert audit(plan, data, trials=50, attack=LOUD).holds
+    seen = Attack(canary=LOUD.canary, sees_cohort=True)
+    found = audit(plan, data, trials=500, attack=seen)
+    assert not found.holds and found.best.estimator == "gaussian"
+
+
+def test_the_server_sees_messages_where_clients_add_the_noise(data, monkeypatch):
+    """Its bound is below the claim, and above it if half of a client's noise is missing."""
+    privacy = Privacy(epsilon=EPSILON, delta=DELTA, noise="local")
+    plan = Plan(method=registered()["pmtl"](), privacy=privacy, rounds=2)
+    found = audit(plan, data, trials=100, attack=LOUD)
+    assert found.view == "server" and found.holds and found.best.epsilon > 0.4 * found.claimed
+    halve_noise(monkeypatch)
+    assert not audit(plan, data, trials=50, attack=LOUD).holds
+
+
+def test_one_run_with_many_canaries(monkeypatch):
+    data = synthetic("mean", clients=200, rows=3, features=30, seed=0).data
+    plan = plan_of("fedavg", rounds=1, model=MLP(hidden=(32,)))
+    found = audit_one_run(plan, data)
+    assert found.holds and found.best.epsilon > 0 and found.best.estimator == "one_run"
+    assert found.canary["canaries"] == 100 == sum(map(len, found.scores))
+    assert audit_one_run(plan, data).best == found.best
+    on_grid = GaussianSum.on_grid
+    monkeypatch.setattr(
+        GaussianSum, "on_grid", lambda self, drawn, step: on_grid(self, drawn / 20, step)
+    )
+    weak = plan_of("fedavg", rounds=1, epsilon=0.5, model=MLP(hidden=(32,)))
+    assert not audit_one_run(weak, data).holds
+
+
+def test_a_single_run_needs_all_clients_and_noise_on_sums(data):
+    with pytest.raises(ValueError, match="noise on sums of all clients"):
+        audit_one_run(plan_of(sampler=Poisson(3)), data)
+    with pytest.raises(ValueError, match="expected 2 to 30"):
+        audit_one_run(plan_of(), data, canaries=31)
+
+
+def test_errors_are_those_of_the_attack(data):
+    found = audit(plan_of(), data, trials=50, attack=LOUD)
+    out, inside = found.scores
+    errors = found.errors
+    assert errors[0].tolist() == [1.0, 0.0] and errors[-1].tolist() == [0.0, 1.0]
+    assert (np.diff(errors[:, 0]) <= 0).all() and (np.diff(errors[:, 1]) >= 0).all()
+    area = float(np.trapezoid(1 - errors[::-1, 1], errors[::-1, 0]))
+    wins = (inside[:, None] > out[None, :]).mean() + (inside[:, None] == out[None, :]).mean() / 2
+    assert area == pytest.approx(float(wins), abs=0.02)
 
 
 def test_what_cannot_be_audited_is_refused(data):

@@ -1,413 +1,215 @@
-"""Rows reconstructed from messages: what is found, what cannot be, and what noise hides."""
+"""What a curious server reconstructs: rows that are known exactly, and what hides them."""
 
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import root
-from scipy.special import gammaln
+import torch
+from torch import nn
 
 from coterie.audit.reconstruction import (
-    Rule,
-    View,
-    _residuals,
-    chance,
-    consensus,
-    functionals,
-    match,
+    Known,
+    Matching,
+    draw_starts,
+    one_row,
     reconstruct,
+    score,
 )
-from coterie.audit.simulation import Defence, client_messages, record, true_rows
+from coterie.core.rng import Rng
+from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic
-from coterie.methods.baselines import Local
-from coterie.methods.mtlsvm import MTLSVM
-from coterie.models import Linear
+from coterie.methods.base import registered
+from coterie.models import CNN, MLP, Linear
 from coterie.plan.plan import Plan, Privacy
-from coterie.privacy.calibrate import calibrate
-from coterie.privacy.events import Participation
 from coterie.privacy.sampling import Poisson
+from coterie.solvers.sgd import SGD
 
 pytestmark = pytest.mark.full
 
-SIMULTANEOUS = Rule(steps="simultaneous", sigma=1.0)
-SERIAL = Rule(steps="serial", sigma=5.0)
-BERNOULLI, BETA = ("bernoulli", 0.5), ("beta", 2.0, 0.5, 0.5)
-MASKS = [
-    Defence(mask=mask, mask_kind=kind) for mask in (BERNOULLI, BETA) for kind in ("step", "paper")
-]
+KINDS = ["ditto", "dpfedmtl", "fedavg", "finetune", "naive_dp", "pfeb", "pfedme", "pmtl", "ppsgd"]
 
 
-def client(rows, features, seed=0):
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((rows, features))
-    x *= np.exp(0.2 * rng.standard_normal((rows, 1))) / np.linalg.norm(x, axis=1, keepdims=True)
-    x[:, 0] = np.abs(x[:, 0])
-    return x, np.where(rng.random(rows) < 0.5, -1.0, 1.0)
-
-
-def attacked(x, y, rule, *, rounds=100, defence=None, seed=0, **settings):
-    server, _ = client_messages(x, y, rule, rounds=rounds, defence=defence, seed=seed, **settings)
-    found = reconstruct(server, positive=0, seed=seed)
-    return match(x, y, found.rows, found.labels), found
-
-
-# --- the client that is played -------------------------------------------------------------------
-
-
-def test_a_client_alone_ends_at_the_support_vector_machine_of_its_rows():
-    svm = pytest.importorskip("sklearn.svm")
-    x, y = client(30, 3)
-    rule = Rule(c1=0.7, c2=2.0, sigma=1.0)
-    server, _ = client_messages(x, y, rule, rounds=400, others=0.0)
-    # q = w + v = (1 + 1/C2) sum alpha u: the machine with C = C1 (1 + 1/C2).
-    oracle = svm.LinearSVC(
-        loss="hinge", C=0.7 * 1.5, fit_intercept=False, tol=1e-10, max_iter=1_000_000
-    ).fit(x, y)
-    np.testing.assert_allclose(1.5 * server.messages.sum(axis=0), oracle.coef_[0], atol=1e-6)
-
-
-def test_what_the_others_see_without_noise_is_what_the_server_sees():
-    server, others = client_messages(*client(3, 4), SERIAL, rounds=20)
-    np.testing.assert_allclose(others.messages, server.messages, atol=1e-12)
-    noisy = client_messages(*client(3, 4), SERIAL, rounds=4000, defence=Defence(noise=2.0))
-    noise = noisy[1].messages - noisy[0].messages
-    assert abs(noise.std() - 2.0) < 0.1
-    # w moved by the noise that the others see.
-    assert np.linalg.norm(noisy[0].shared[-1] - noise[:-1].sum(axis=0)) < 60
-
-
-def test_an_absent_client_sends_nothing():
-    server, others = client_messages(
-        *client(3, 4), SERIAL, rounds=5, absent=True, defence=Defence(noise=1.0)
-    )
-    assert not server.messages.any() and others.messages.std() > 0.5
-    found = reconstruct(server)  # nothing was seen: a guess, and no error
-    assert found.rows.shape == (3, 4) and found.exact == 0
-
-
-# --- what is found -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
-@pytest.mark.parametrize("defence", [None, *MASKS, Defence(clip=0.05)])
-def test_one_row_is_revealed_by_its_messages_whatever_is_masked_or_clipped(rule, defence):
-    x, y = client(1, 20, seed=3)
-    server, _ = client_messages(x, y, rule, rounds=6, defence=defence, seed=3)
-    loud = server.messages[np.linalg.norm(server.messages, axis=1) > 0]
-    cosines = np.abs(loud @ x[0]) / np.linalg.norm(loud, axis=1) / np.linalg.norm(x[0])
-    assert len(loud) and cosines.min() > 1 - 1e-9  # each message alone, with no search at all
-    found = reconstruct(server, positive=0)
-    assert match(x, y, found.rows, found.labels).cosine > 0.999
-
-
-@pytest.mark.parametrize(("rows", "features"), [(2, 2), (2, 20), (5, 2), (5, 20)])
-@pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
-def test_few_rows_are_found_with_sizes_and_labels(rule, rows, features):
-    success, found = attacked(*client(rows, features, seed=1), rule, rounds=160, seed=1)
-    assert success.cosine > 0.99 and success.revealed == 1
-    assert success.relative_error < 1e-6 and success.labels_right == 1
-    assert found.residual < 1e-9 and found.exact == rows
-
-
-@pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
-@pytest.mark.parametrize("kind", ["step", "paper"])
-def test_a_bernoulli_mask_hides_no_row_of_five(rule, kind):
-    defence = Defence(mask=BERNOULLI, mask_kind=kind)
-    success, _ = attacked(*client(5, 10, seed=2), rule, rounds=160, defence=defence, seed=2)
-    assert success.cosine > 0.99
-
-
-def test_a_bernoulli_mask_helps_the_attacker():
-    x, y = client(10, 10, seed=5)
-    plain, _ = attacked(x, y, SERIAL, rounds=160, seed=5)
-    masked, _ = attacked(x, y, SERIAL, rounds=160, defence=Defence(mask=BERNOULLI), seed=5)
-    assert masked.revealed >= 0.8 > plain.revealed
-
-
-def test_the_number_of_rows_need_not_be_known():
-    x, y = client(3, 10, seed=4)
-    server, _ = client_messages(x, y, SERIAL, rounds=160, seed=4)
-    found = reconstruct(replace(server, rows=None), positive=0)
-    assert len(found.rows) == 3 and match(x, y, found.rows, found.labels).worst > 0.99
-
-
-# --- what cannot be found ------------------------------------------------------------------------
-
-
-def turned(signed, rng):
-    """Another client that sends the same under the printed step: E and 1/r turned alike."""
-    sizes = np.linalg.norm(signed, axis=1)
-    units, inverse, n = signed / sizes[:, None], 1 / sizes, len(signed)
-    places = np.triu_indices(n, 1)
-
-    def rotation(angles):
-        skew = np.zeros((n, n))
-        skew[places] = angles
-        skew -= skew.T
-        return np.linalg.solve(np.eye(n) - skew, np.eye(n) + skew)  # Cayley
-
-    def off(some, fixed):
-        return ((rotation(np.concatenate([some, fixed])) @ units) ** 2).sum(axis=1)[:-1] - 1
-
-    for _ in range(100):
-        fixed = rng.standard_normal(len(places[0]) - (n - 1))
-        free = root(off, rng.standard_normal(n - 1), args=(fixed,)).x
-        turn = rotation(np.concatenate([free, fixed]))
-        if np.abs(off(free, fixed)).max() < 1e-13 and np.abs(turn).max(axis=0).min() < 0.9:
-            return (turn @ units) / (turn @ inverse)[:, None]
-    raise AssertionError("no turn keeps the norms")
-
-
-@pytest.mark.parametrize("rows", [3, 4])
-def test_the_printed_step_without_a_box_never_tells_three_rows_apart(rows):
-    printed = replace(SIMULTANEOUS, c1=math.inf, c2=0.2)
-    x, y = client(rows, 8, seed=6)
-    twin = turned(y[:, None] * x, np.random.default_rng(6))
-    ones = np.ones(rows)
-    assert match(x, y, twin, ones).worst < 0.98  # another client
-    mine, _ = client_messages(x, y, printed, rounds=40, seed=6)
-    other, _ = client_messages(twin, ones, printed, rounds=40, seed=6)
-    np.testing.assert_allclose(mine.messages, other.messages, atol=1e-8)
-    np.testing.assert_allclose(mine.shared, other.shared, atol=1e-8)
-    # The same two clients in a box are told apart.
-    boxed = [client_messages(*one, SIMULTANEOUS, rounds=40)[0] for one in ((x, y), (twin, ones))]
-    assert np.abs(boxed[0].messages - boxed[1].messages).max() > 1e-3
-
-
-def test_two_rows_are_found_even_without_a_box():
-    printed = replace(SIMULTANEOUS, c1=math.inf, c2=0.2)
-    success, _ = attacked(*client(2, 8, seed=6), printed, rounds=40)
-    assert success.worst > 0.999
-
-
-def test_nothing_tells_a_row_from_its_negative_with_the_other_label():
-    x, y = client(4, 6)
-    one, _ = client_messages(x, y, SERIAL, rounds=30)
-    other, _ = client_messages(-x, -y, SERIAL, rounds=30)
-    assert np.array_equal(one.messages, other.messages)
-    assert np.array_equal(reconstruct(one, tries=5).labels, np.ones(4))  # and so does not guess
-
-
-# --- what noise hides, and from whom -------------------------------------------------------------
-
-
-def noisy_runs(rows, features, epsilon, rounds=20, clip=0.15, seeds=range(24)):
-    everyone = Participation("everyone")
-    noise = 0.0
-    if epsilon < math.inf:
-        noise = clip * calibrate(
-            epsilon, 1e-5, weights=[1.0] * rounds, participation=everyone, relation="zero_out"
-        )
-    defence = Defence(clip=clip, noise=noise)
-    for seed in seeds:
-        x, y = client(rows, features, seed)
-        played = {"rounds": rounds, "defence": defence, "seed": seed}
-        server, others = client_messages(x, y, SERIAL, **played)
-        _, neighbour = client_messages(x, y, SERIAL, absent=True, **played)
-        yield x, y, server, others, neighbour
-
-
-def score(x, y, view):
-    found = reconstruct(view, positive=0)
-    return match(x, y, found.rows, found.labels).cosine
-
-
-@pytest.mark.parametrize(("rows", "features"), [(1, 10), (5, 20)])
-def test_at_epsilon_1_the_others_do_no_better_than_without_the_client(rows, features):
-    runs = list(noisy_runs(rows, features, 1.0))
-    seen = np.mean([score(x, y, others) for x, y, _, others, _ in runs])
-    unseen = np.mean([score(x, y, neighbour) for x, y, _, _, neighbour in runs])
-    guessed = np.mean([chance(x, tries=20) for x, *_ in runs])
-    assert abs(seen - unseen) < 0.03
-    assert seen < guessed + 0.07
-
-
-def test_without_noise_the_others_find_what_the_server_finds():
-    for x, y, _, others, _ in noisy_runs(1, 10, math.inf, seeds=range(3)):
-        assert score(x, y, others) > 0.999
-
-
-def test_with_a_little_noise_the_attack_still_sees_something():
-    """The test above can fail: at a huge epsilon the same attack beats chance by far."""
-    runs = list(noisy_runs(1, 10, 500.0, seeds=range(12)))
-    assert np.mean([score(x, y, others) for x, y, _, others, _ in runs]) > 0.6
-
-
-def test_central_noise_does_not_protect_from_the_server():
-    for x, y, server, _, _ in noisy_runs(1, 10, 1.0, seeds=range(4)):
-        assert score(x, y, server) > 0.999
-    pairs = [
-        score(x, y, server) for x, y, server, *_ in noisy_runs(2, 10, 1.0, 100, seeds=range(6))
-    ]
-    assert np.mean(pairs) > 0.75  # chance reaches about 0.35
-
-
-# --- runs of the library itself ------------------------------------------------------------------
-
-
-def recorded(rows, *, epsilon=math.inf, rounds=60, bias=False, client=0, **settings):
-    data = synthetic(
-        "mean", clients=5, rows=rows, features=8, task="binary", unit_rows=True, seed=2
+def federation(rows, task="regression", features=6, clients=12, **options):
+    return synthetic(
+        "mean", clients=clients, rows=rows, features=features, task=task, seed=1, **options
     ).data
-    method = MTLSVM(model=Linear(bias=bias), **{"epochs": 1, **settings})
-    plan = Plan(method=method, privacy=Privacy(epsilon=epsilon), rounds=rounds, simulation_seed=0)
-    return (*true_rows(data, client, bias=bias), *record(plan, data, client))
 
 
-def test_the_library_steps_by_the_rule_that_the_attack_knows():
-    x, y, server, others = recorded(4)
-    signed = y[:, None] * x
-    alphas = np.cumsum(np.linalg.lstsq(signed.T, server.messages.T, rcond=None)[0], axis=1)
-    np.testing.assert_allclose(signed.T @ np.diff(alphas, prepend=0), server.messages.T, atol=1e-9)
-    assert alphas.min() > -1e-9 and alphas.max() < 1 + 1e-9 and alphas.max() > 0.1
-    margins = server.ends[server.uncut] @ signed.T
-    # Whoever moved last has margin 1, unless the box stopped it.
-    assert (np.abs(margins - 1).min(axis=1) < 1e-9).mean() > 0.8
-    np.testing.assert_allclose(others.messages, server.messages, atol=1e-12)
+def attacked(data, kind="pmtl", *, epsilon=1.0, clients=2, steps=100, rounds=2, **settings):
+    privacy = settings.pop("privacy", Privacy(epsilon=epsilon))
+    sampler = settings.pop("sampler", Poisson())
+    method = registered()[kind](**settings)
+    plan = Plan(method=method, privacy=privacy, rounds=rounds, sampler=sampler)
+    found = reconstruct(plan, data, clients=clients, steps=steps)
+    return found, {one.name: one for one in found.settings}
 
 
-@pytest.mark.parametrize("settings", [{}, {"epochs": 20}, {"mask": "step"}, {"mask": "paper"}])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_rows_of_a_run_of_the_library_are_found(rows, settings):
-    x, y, server, others = recorded(rows, bias=True, **settings)
-    for view in (server, others):
-        found = reconstruct(view, positive=x.shape[1] - 1)
-        success = match(x, y, found.rows, found.labels)
-        assert success.worst > 0.99 and success.labels_right == 1
-
-
-def test_a_budget_hides_the_one_row_of_a_client_from_others_and_not_from_the_server():
-    scores = []
-    for client in range(5):
-        x, y, server, others = recorded(1, epsilon=1.0, rounds=5, client=client)
-        assert server.clip is not None and others.noise > server.clip
-        assert score(x, y, server) > 0.999
-        scores.append(score(x, y, others))
-    assert np.mean(scores) < 0.6  # chance in 8 dimensions: 0.29, its deviation over 5 about 0.1
-
-
-def test_only_runs_that_the_attack_is_for_are_recorded():
-    with pytest.raises(ValueError, match="gamma"):
-        recorded(2, gamma="average")
-    data = synthetic("mean", clients=3, rows=4, features=2).data
-    plan = Plan(method=MTLSVM(), privacy=Privacy(epsilon=math.inf), rounds=2)
-    with pytest.raises(ValueError, match="regression"):
-        record(plan, data, 0)
-    with pytest.raises(ValueError, match="local"):
-        record(replace(plan, method=Local()), data, 0)
-    binary = synthetic("mean", clients=3, rows=4, features=2, task="binary").data
-    with pytest.raises(ValueError, match="sampled"):
-        record(replace(plan, sampler=Poisson(2)), binary, 0)
-
-
-# --- the parts -----------------------------------------------------------------------------------
-
-
-def test_functionals_of_sparse_steps_are_the_dual_basis():
-    rng = np.random.default_rng(0)
-    steps = rng.standard_normal((80, 4)) * (rng.random((80, 4)) < 0.4)
-    rows = rng.standard_normal((4, 4))
-    found = functionals(steps @ rows, math.inf, 60, rng)
-    duals = np.linalg.inv(rows)
-    cosines = np.abs(
-        np.array([one.value for one in found]) @ (duals / np.linalg.norm(duals, axis=0))
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_row_is_read_off_a_contribution(kind):
+    """The change of a dense first layer is a multiple of (x, 1), for any solver and any clip."""
+    model = MLP(hidden=(5,)) if kind == "dpfedmtl" else Linear()
+    found, settings = attacked(
+        federation(1), kind, model=model, privacy=Privacy(epsilon=1.0, clip=0.01)
     )
-    assert len(found) == 4 and cosines.max(axis=0).min() > 1 - 1e-8
+    assert found.closed_form and found.rows == (1, 1)
+    assert max(map(np.max, settings["trusted"].errors)) < 1e-3 and settings["trusted"].found == 1
+    hidden = settings["secure_aggregation"]
+    if kind == "naive_dp":  # it releases a row per client: a sum hides nothing
+        assert hidden.found == 1 and "client_noise" not in settings
+    else:
+        assert hidden.found == 0 and hidden.error > 0.5 and hidden.clients == 12
 
 
-def test_consensus_finds_each_of_several_planes():
+def test_noise_of_clients_hides_the_row_at_any_useful_epsilon():
+    _, settings = attacked(federation(1), "pmtl", clients=10)
+    noisy = settings["client_noise"]
+    assert noisy.noise > 1 and noisy.found == 0 and noisy.error > settings["guess"].error > 0.5
+    _, settings = attacked(federation(1), "pmtl", clients=10, epsilon=1e4)
+    assert settings["client_noise"].error < 0.05  # the test above can fail
+
+
+def test_a_plan_with_local_noise_is_compared_with_a_trusted_server():
+    privacy = Privacy(epsilon=1.0, noise="local")
+    central, local = (
+        attacked(federation(1), privacy=one)[1] for one in (Privacy(epsilon=1.0), privacy)
+    )
+    for name, one in central.items():
+        np.testing.assert_allclose(local[name].errors, one.errors)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_one_row_of_an_mlp_is_read_off_after_many_steps(task):
+    data = federation(1, task, outputs=3 if task == "multiclass" else None)
+    _, settings = attacked(data, "fedavg", model=MLP(hidden=(8,)), sgd=SGD(steps=7))
+    assert settings["trusted"].error < 1e-3
+    assert settings["secure_aggregation"].found == 0 == settings["client_noise"].found
+
+
+def test_few_rows_of_an_mlp_are_found_by_matching_gradients():
+    found, settings = attacked(
+        federation(3), model=MLP(hidden=(48,)), clients=1, steps=250, epsilon=math.inf
+    )
+    assert not found.closed_form and found.local_steps == 1
+    assert settings["trusted"].error < 0.1 and settings["secure_aggregation"].error > 0.5
+    assert "no budget" in found.left_out and "client_noise" not in settings
+
+
+def test_an_image_is_found_by_matching_gradients_and_its_class_inferred():
+    data = federation(1, "multiclass", features=36, outputs=4)
+    data = replace(
+        data, features=data.features.reshape(-1, 6, 6), spec=replace(data.spec, shape=(6, 6))
+    )
+    model = CNN(channels=(12,), kernel=3, padding=1)
+    found, settings = attacked(data, "pmtl", model=model, clients=1, steps=200, epsilon=math.inf)
+    assert not found.closed_form and settings["trusted"].error < 0.1
+    assert settings["secure_aggregation"].error > 0.5
+
+
+def test_a_linear_model_reveals_a_direction_of_many_rows_and_not_the_rows():
+    found, settings = attacked(federation(8), "fedavg", sgd=SGD(epochs=2), steps=60)
+    trusted = settings["trusted"]
+    assert found.local_steps == 2 and trusted.found < 0.2 and trusted.error > 0.5
+    assert all(0 <= one <= 1 for one in (*trusted.cosines, *trusted.mean_cosines))
+
+
+def test_without_a_bias_only_the_direction_is_found():
+    _, settings = attacked(federation(1), "fedavg", model=Linear(bias=False))
+    assert settings["trusted"].error < 1e-3  # at its best scale
+    row = np.array([[3.0, -4.0]])
+    found = one_row(torch.tensor(-2.0 * row), None)
+    np.testing.assert_allclose(np.abs(found), [[0.6, 0.8]])
+
+
+def test_mtlsvm_is_attacked_by_its_messages():
+    data = federation(1, "binary", clients=60)
+    found, settings = attacked(data, "mtlsvm", rounds=4, clients=6)
+    assert found.rounds == 4 and settings["trusted"].error < 1e-3
+    assert settings["secure_aggregation"].error > 0.5 < settings["client_noise"].error
+    direction = attacked(data, "mtlsvm", model=Linear(bias=False))[1]
+    assert direction["trusted"].error < 1e-3
+
+
+def test_clients_with_the_fewest_rows_are_attacked():
+    data = federation((1, 4))
+    found, _ = attacked(data, clients=3, steps=2)
+    assert found.rows == tuple(sorted(data.counts.tolist())[:3])
+
+
+def test_rows_are_matched_one_to_one_and_a_guess_has_error_1():
     rng = np.random.default_rng(0)
-    planes = rng.standard_normal((3, 4))
-    points = rng.standard_normal((60, 4))
-    points /= np.einsum("td,td->t", points, planes[rng.integers(3, size=60)])[:, None]
-    found = consensus(points, np.ones(60), np.linalg.norm(points, axis=1), rng, tries=20_000)
-    assert len(found) == 3
-    for plane in planes:
-        assert min(np.linalg.norm(one.value - plane) for one in found) < 1e-6
-    assert consensus(points[:5], np.ones(5), np.ones(5), rng, tries=100) == []
+    true = rng.standard_normal((4, 3))
+    known = Known(np.zeros(3), float((true**2).sum(axis=1).mean()))
+    errors, best, _ = score(true[[2, 0, 3, 1]] + 1e-9, true, known)
+    assert errors.max() < 1e-12 and best == pytest.approx(1)
+    assert score(np.zeros((0, 3)), true, known)[0].mean() == pytest.approx(1)
+    half = score(true[:2], true, known)[0]
+    assert (half[:2] == 0).all() and (half[2:] > 0).all()
+    assert score(np.full((1, 3), np.nan), true[:1], known)[0] == 1e12
 
 
-def test_the_jacobian_of_the_fit_is_that_of_finite_differences():
-    rng = np.random.default_rng(1)
-    x, y = client(3, 4)
-    view, _ = client_messages(x, y, SIMULTANEOUS, rounds=12)
-    rows = y[:, None] * x + 0.1 * rng.standard_normal((3, 4))
-    _, jacobian = _residuals(rows[None], view.messages, view.starts, view.rule)
-    for place in range(12):
-        step = np.zeros(12)
-        step[place] = 1e-6
-        there, _ = _residuals(
-            (rows + step.reshape(3, 4))[None], view.messages, view.starts, view.rule
-        )
-        back, _ = _residuals(
-            (rows - step.reshape(3, 4))[None], view.messages, view.starts, view.rule
-        )
-        np.testing.assert_allclose((there - back)[0] / 2e-6, jacobian[0][:, place], atol=1e-5)
+def test_units_that_are_active_for_one_row_are_a_start():
+    known = Known(np.zeros(2), 2.0)
+    weight, bias = (
+        torch.tensor([[2.0, 0.0], [0.0, -3.0], [900.0, 0.0]]),
+        torch.tensor([2.0, 3.0, 1.0]),
+    )
+    starts = draw_starts(known, 2, weight, bias, Rng.seeded(0))
+    assert {tuple(row) for row in starts[-1].tolist()} == {(1.0, 0.0), (0.0, -1.0)}
 
 
-@pytest.mark.parametrize("features", [2, 10, 50])
-def test_chance_of_one_row_is_the_mean_of_a_cosine(features):
-    mean = math.exp(gammaln(features / 2) - gammaln((features + 1) / 2)) / math.sqrt(math.pi)
-    assert abs(chance(client(1, features)[0], tries=4000) - mean) < 0.02
+def test_the_attack_is_the_same_with_the_same_seed():
+    first, second = (attacked(federation(2), steps=20)[0] for _ in range(2))
+    drop = lambda found: {**found.to_json(), "seconds": 0}  # noqa: E731
+    assert drop(first) == drop(second)
 
 
-def test_matching_takes_each_found_row_once():
-    x, y = client(4, 3)
-    order = np.array([2, 0, 3, 1])
-    perfect = match(x, y, -x[order], -y[order])
-    assert perfect.cosine == pytest.approx(1) and perfect.relative_error == 0
-    assert perfect.labels_right == 0 and perfect.revealed == 1
-    half = match(x, y, x[:2], y[:2])
-    assert half.cosine == pytest.approx(0.5) and half.worst == 0 and half.labels_right == 0.5
+def test_sampled_cohorts_contain_the_attacked_clients():
+    _, settings = attacked(federation(1), sampler=Poisson(2))
+    assert 2 <= settings["secure_aggregation"].clients < 12
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_any_run_gets_an_answer(seed):
-    """One round, one feature, equal rows, all messages clipped or masked away: never an error."""
-    rng = np.random.default_rng(seed)
-    rows, features = int(rng.integers(1, 6)), int(rng.integers(1, 6))
-    x, y = client(rows, features, seed)
-    x[-1] = x[0]
-    defence = (
-        Defence(),
-        Defence(clip=0.01),
-        Defence(mask=("bernoulli", 0.0)),
-        Defence(clip=0.1, noise=1.0),
-    )[seed % 4]
-    for rule in (SERIAL, SIMULTANEOUS, replace(SERIAL, c1=0.05, passes=3)):
-        played = client_messages(
-            x, y, rule, rounds=int(rng.integers(1, 20)), defence=defence, seed=seed
-        )
-        for view in played:
-            found = reconstruct(view, tries=3)
-            assert found.rows.shape == (rows, features) and np.isfinite(found.rows).all()
-            assert 0 <= match(x, y, found.rows, found.labels).cosine <= 1 + 1e-9
+@pytest.mark.parametrize("kind", ["mpmtl", "dpaggr", "local", "related", "dpmtrl"])
+def test_methods_without_an_attack_are_named(kind):
+    with pytest.raises(ValueError, match=f"no reconstruction attack for {kind}.*fedavg"):
+        attacked(federation(1), kind)
 
 
-def test_nonsense_is_refused():
-    x, y = client(2, 3)
-    server, _ = client_messages(x, y, SERIAL, rounds=3)
-    with pytest.raises(ValueError, match="expected -1 and"):
-        client_messages(x, np.array([0.0, 1.0]), SERIAL, rounds=3)
-    with pytest.raises(ValueError, match="steps"):
-        Rule(steps="parallel")
-    with pytest.raises(ValueError, match="c2 = 0"):
-        Rule(c2=0)
-    with pytest.raises(ValueError, match="before noise"):
-        replace(server, noise=1.0)
-    with pytest.raises(ValueError, match="kind"):
-        replace(server, kind="everybody")
-    with pytest.raises(ValueError, match="rounds, features"):
-        View(shared=server.shared[1:], messages=server.messages, rule=SERIAL)
+def test_settings_without_an_attack_are_refused():
+    with pytest.raises(ValueError, match="change of a whole model"):
+        attacked(federation(1), shared="slice", directions=2)
+    with pytest.raises(ValueError, match="change of a whole model"):
+        attacked(federation(1), "pfeb", shared="slice", directions=2)
+    with pytest.raises(ValueError, match="at least one client"):
+        attacked(federation(1), clients=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("features", [10, 20, 50])
-@pytest.mark.parametrize("rule", [SIMULTANEOUS, SERIAL], ids=["simultaneous", "serial"])
-def test_nine_of_ten_rows_are_found_over_seeds(rule, features):
-    runs = [
-        attacked(*client(5, features, seed), rule, rounds=300, seed=seed)[0] for seed in range(10)
-    ]
-    assert np.mean([success.revealed for success in runs]) > 0.9
-    assert np.median([success.relative_error for success in runs]) < 1e-6
+class Lookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(2, 3), nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.last(self.table((x > 0).long()).mean(dim=1))
+
+
+def test_models_that_look_rows_up_have_no_gradient():
+    with pytest.raises(ValueError, match="looks rows up"):
+        attacked(federation(1), "fedavg", model=Lookup)
+
+
+def test_the_update_of_true_rows_has_no_loss():
+    """The gradient of the search is that of the local step of a client."""
+    data = federation(2)
+    rows, targets = data.features[:2].double().numpy(), data.targets[:2]
+    model, spec = MLP(hidden=(4,)), Spec((6,), 1, "regression", 12)
+    start = {name: leaf.requires_grad_() for name, leaf in model.init(spec, Rng.seeded(0)).items()}
+    loss = model.losses("regression", model.apply(start, data.features[:2]), targets).mean()
+    slopes = torch.autograd.grad(loss, list(start.values()))
+    update = {name: -0.3 * slope for name, slope in zip(start, slopes, strict=True)}
+    start = {name: leaf.detach() for name, leaf in start.items()}
+    known = Known(rows.mean(axis=0), 1.0)
+    problem = Matching(model, spec, start, update, targets, known)
+    x = torch.from_numpy(rows)[None].float().requires_grad_()
+    losses = problem._losses(x, torch.zeros_like(x)).detach()
+    assert losses.tolist() == pytest.approx([0], abs=1e-6)

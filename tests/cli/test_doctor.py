@@ -35,7 +35,7 @@ def test_a_person_is_told_the_same(capsys):
 
 def test_a_missing_extra_is_named_with_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(
-        "coterie.cli.doctor._version", lambda name: None if name == "mlflow-skinny" else "1"
+        "coterie.cli.doctor.version_of", lambda name: None if name == "mlflow-skinny" else "1"
     )
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["extras"]

@@ -96,7 +96,7 @@ def test_bad_budgets(tmp_path, capsys, bad):
     assert status == 2 and "epsilon" in err and "Traceback" not in err
 
 
-def test_a_printed_mechanism_is_called_no_guarantee(tmp_path, capsys):
+def test_a_printed_mechanism_is_called_no_guarantee(tmp_path, capsys, no_charts):
     arguments = [*TWO, "--set", "privacy.noise.kind=wishart_paper", "--out", tmp_path / "all"]
     _, out, _ = sweep(capsys, *arguments)
     assert "NOT A GUARANTEE: this reproduces" in out and "epsilon = inf" in out
@@ -107,7 +107,7 @@ def test_a_printed_mechanism_is_called_no_guarantee(tmp_path, capsys):
     assert result["true_delta_at_claimed"] > 0.1
 
 
-def test_every_kind_of_noise_ends_with_a_report(tmp_path, capsys):
+def test_every_kind_of_noise_ends_with_a_report(tmp_path, capsys, no_charts):
     for structure, kind in (("group_sparse", "laplace"), ("low_rank", "wishart")):
         _, out, _ = sweep(
             capsys, *ONE, "--set", f"method.structure={structure}",
@@ -118,10 +118,10 @@ def test_every_kind_of_noise_ends_with_a_report(tmp_path, capsys):
         assert kind in (tmp_path / kind / "report.html").read_text().lower()
 
 
-def test_fixed_cohorts_together_cost_the_clients_their_own_view(tmp_path, capsys):
+def test_fixed_cohorts_together_cost_the_clients_their_own_view(tmp_path, capsys, no_pages):
     _, out, _ = sweep(
         capsys, *TWO, "--rounds", "2", "--sampling", "fixed", "--cohort", "20",
-        "--relation", "replace", "--out", tmp_path / "all",
+        "--method", "fedavg", "--relation", "replace", "--out", tmp_path / "all",
     )  # fmt: skip
     last = next(line for line in out.splitlines() if "observe all of these releases" in line)
     assert "so sampling does not reduce epsilon" in out
@@ -176,7 +176,9 @@ def test_real_clients_gain(data):
     assert sum(gains) / 5 > 3 * error > 0
 
 
-def test_private_runs_are_shown_whatever_becomes_of_their_reference(tmp_path, capsys, monkeypatch):
+def test_private_runs_are_shown_whatever_becomes_of_their_reference(
+    tmp_path, capsys, monkeypatch, no_pages
+):
     def fail(*_, **__):
         raise RuntimeError("no certificate")
 
@@ -187,7 +189,7 @@ def test_private_runs_are_shown_whatever_becomes_of_their_reference(tmp_path, ca
     assert [row[0] for row in rows] == ["single", *["mpmtl"] * 2]
 
 
-def test_a_binary_table_shows_the_area_under_the_curve(tmp_path, capsys):
+def test_a_binary_table_shows_the_area_under_the_curve(tmp_path, capsys, no_pages):
     _, out, _ = sweep(
         capsys, "run", "--data", "synthetic", "--option", "clients=30", "--option", "task=binary",
         "--method", "mpmtl", "--epsilon", "1,5", "--simulation-seed", "0", "--quiet",
@@ -199,7 +201,7 @@ def test_a_binary_table_shows_the_area_under_the_curve(tmp_path, capsys):
 def test_machines_of_several_budgets_say_why_and_are_reported_together(tmp_path, capsys):
     line = (
         "run --data synthetic --option clients=30 --option rows=12 --method mtlsvm --epsilon 1,8 "
-        f"--simulation-seed 1 --quiet --set method.stop=0.05 --out {tmp_path / 'all'}"
+        f"--simulation-seed 1 --quiet --rounds 12 --out {tmp_path / 'all'}"
     )
     status, out, _ = sweep(capsys, *line.split())
     assert status == 0 and "much local work" in out

@@ -93,8 +93,9 @@ VARIANTS = {
         {"solver": "steps", "decompose": 0.02, "decompose_by": "column"},
     ),
 }
-POOLED = sorted(n for n, kind in registered().items() if kind().shape is Shape.POOLED)
-METHODS = sorted(set(registered()) - set(POOLED)) + sorted(VARIANTS)
+KINDS = registered()
+POOLED = sorted(n for n, kind in KINDS.items() if kind().shape is Shape.POOLED)
+METHODS = sorted(set(KINDS) - set(POOLED)) + sorted(VARIANTS)
 CASES = [
     ("regression", Linear()),
     ("binary", Linear()),
@@ -105,7 +106,7 @@ CASES = [
 
 def build(name, **settings):
     kind, chosen = VARIANTS.get(name, (name, {}))
-    return registered()[kind](**chosen, **settings)
+    return KINDS[kind](**chosen, **settings)
 
 
 def toy(task, clients=6, seed=0):
@@ -114,10 +115,15 @@ def toy(task, clients=6, seed=0):
     ).data
 
 
+@cache
+def spec_of(task):
+    return toy(task).spec
+
+
 def refusal(name, task, model):
     """What a method says to a task and a model that it cannot work on; None if it can."""
     try:
-        build(name, model=model).check(toy(task).spec)
+        build(name, model=model).check(spec_of(task))
     except ValueError as error:
         return str(error)
     return None
@@ -128,9 +134,19 @@ TOLD = [refusal(*case) for case in ALL]
 TAKEN = [case for case, told in zip(ALL, TOLD, strict=True) if told is None]
 
 
+BY_STEPS = ("finetune", "sgd")  # in the names of variants that SGD fits, whatever the model
+
+
 def is_tried(name, task, model):
-    """Of settings that take several classes, two classes show nothing more."""
-    return name not in VARIANTS or task != "binary" or (name, "multiclass", model) not in TAKEN
+    """Of settings that take several classes, two classes show nothing more.
+
+    Nor does a linear regression of variants by SGD, next to linear classes and a network's
+    regression.
+    """
+    if name not in VARIANTS or (name, "multiclass", model) not in TAKEN:
+        return True
+    by_steps = any(word in name for word in BY_STEPS) and (name, *CASES[-1]) in TAKEN
+    return task != "binary" and not (by_steps and (task, model) == CASES[0])
 
 
 def marks(name):
@@ -153,6 +169,13 @@ every_case = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(autouse=True)
+def few_inner_steps(monkeypatch):
+    """Contracts hold after any number of steps: MP-MTL's two parts need thousands to be exact."""
+    monkeypatch.setattr("coterie.methods.mpmtl._INNER", 20)
+    monkeypatch.setattr("coterie.methods.mpmtl._STILL", 1e-5)
+
+
 def test_refusals_say_what_is_wrong_and_what_to_use():
     for (_, task, model), told in zip(ALL, TOLD, strict=True):
         if told is not None:
@@ -161,12 +184,12 @@ def test_refusals_say_what_is_wrong_and_what_to_use():
 
 def test_no_method_refuses_everything():
     for name in METHODS:
-        build(name).check(toy("regression").spec)
+        build(name).check(spec_of("regression"))
 
 
 @pytest.mark.parametrize("name", POOLED)
 def test_pooled_methods_are_never_private(name):
-    method, data = registered()[name](), toy("regression")
+    method, data = KINDS[name](), toy("regression")
     with pytest.raises(ValueError, match="not private"):
         Plan(method=method, privacy=Privacy(epsilon=5.0)).guarantee(6)
     with pytest.raises(ValueError, match="not private"):
@@ -344,11 +367,12 @@ def _replay(plan, data, posts, cohorts, client):
     return method.personalise(shared, personal, block, rng.at("personalise"))
 
 
-@every_case
-def test_block_size_is_a_matter_of_speed(name, task, model):
-    data = toy(task)
+@every_method
+def test_block_size_is_a_matter_of_speed(name):
+    """Once per method: that updates do not depend on the stack is checked above for every case."""
+    data = toy("regression")
     plan = Plan(
-        method=build(name, model=model),
+        method=build(name),
         privacy=Privacy(epsilon=2.0),
         rounds=2,
         simulation_seed=3,
@@ -384,7 +408,7 @@ def test_learns(name):
         pytest.skip(f"{name}: models cut to the clip, as printed, are too short for these scores")
     data = synthetic("mean", clients=60, rows=30, features=4, spread=0.1, noise=0.1, seed=1).data
     train, test = data.split(0.3, 0)
-    plan = Plan(method=method, privacy=Privacy(epsilon=8.0), rounds=15, simulation_seed=0)
+    plan = Plan(method=method, privacy=Privacy(epsilon=8.0), rounds=5, simulation_seed=0)
     outcome = simulate(plan, train)
     score = evaluate(method.model, outcome.rows, test)
     assert score.value < 0.5, score

@@ -20,7 +20,7 @@ from tests.data.samples import equal, refused
 from coterie.cli.flags import data_table
 from coterie.cli.main import build_parser
 from coterie.core.config import ConfigError, from_table, to_table, to_toml
-from coterie.data.config import JSON, DataConfig, find_files
+from coterie.data.config import JSON, MOST_ROWS, DataConfig, find_files
 from coterie.data.load import Source, load
 
 SOURCE = Source(classes=2)
@@ -188,14 +188,14 @@ def config_of(flags: str) -> DataConfig:
 def test_rows_are_kept_after_the_split_and_before_scaling() -> None:
     options = {"clients": 6, "rows": 40, "features": 3}
     whole = DataConfig(name="synthetic", options=options, split_seed=5)
-    train, test = replace(whole, rows=7, clients=4).split()
+    train, test = replace(whole, most_rows=7, clients=4).split()
     all_train, all_test = whole.split()
     assert train.counts.tolist() == [7] * 4
     assert equal(test, all_test.first(4))
     assert equal(train, all_train.first(4).at_most(7, seed=5))
-    other, _ = replace(whole, rows=7, clients=4, split_seed=6).split()
+    other, _ = replace(whole, most_rows=7, clients=4, split_seed=6).split()
     assert not torch.equal(train.targets, other.targets)
-    scaled, held = replace(whole, rows=7, standardise="client").split()
+    scaled, held = replace(whole, most_rows=7, standardise="client").split()
     assert isinstance(scaled.features, torch.Tensor)
     means = scaled.features.reshape(6, 7, 3).mean(dim=1)
     torch.testing.assert_close(means, torch.zeros(6, 3), atol=1e-5, rtol=0)
@@ -203,32 +203,32 @@ def test_rows_are_kept_after_the_split_and_before_scaling() -> None:
 
 
 def test_rows_of_a_declared_split() -> None:
-    train, test = DataConfig(name="mtlsvm:regression", rows=100, clients=3).split()
+    train, test = DataConfig(name="mtlsvm:regression", most_rows=100, clients=3).split()
     assert (train.counts.tolist(), test.counts.tolist()) == ([100] * 3, [60] * 3)
     assert len(DataConfig(name="mtlsvm:regression", clients=3).open()) == 3
 
 
 def test_flags_say_it() -> None:
     config = config_of("run --data a.npz --positive 3 --rows 100 --clients 20")
-    assert (config.rows, config.clients, config.source.positives) == (100, 20, ("3",))
+    assert (config.most_rows, config.clients, config.source.positives) == (100, 20, ("3",))
     assert config_of("tune --data a.npz --positive 3,4 --rows 9").source.positives == ("3", "4")
     shown = config_of("data show a.npz --positive=-1 --clients 2")
-    assert (shown.source.positives, shown.clients, shown.rows) == (("-1",), 2, None)
+    assert (shown.source.positives, shown.clients, shown.most_rows) == (("-1",), 2, MOST_ROWS)
     plain = config_of("run --data a.npz")
-    assert (plain.rows, plain.clients, plain.source) == (None, None, Source())
+    assert (plain.most_rows, plain.clients, plain.source) == (MOST_ROWS, None, Source())
 
 
 def test_a_plan_keeps_it_and_an_old_plan_reads_as_before() -> None:
     for source in (Source(positive=3), Source(positive=("3", 4), classes=6)):
-        config = DataConfig(name="a.npz", source=source, rows=100, clients=20)
+        config = DataConfig(name="a.npz", source=source, most_rows=100, clients=20)
         read = from_table(DataConfig, tomllib.loads(to_toml(to_table(config))), "data")
         assert read == config
     table = to_table(DataConfig(name="a.npz"))
-    assert not {"rows", "clients"} & table.keys()
+    assert "clients" not in table and table["most_rows"] == MOST_ROWS
     assert "positive" not in table["source"]
 
 
-@pytest.mark.parametrize("name", ["rows", "clients"])
+@pytest.mark.parametrize("name", ["most_rows", "clients"])
 def test_impossible_numbers_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} = 0: expected a whole number >= 1"):
         from_table(DataConfig, {"name": "a.npz", name: 0}, "data")

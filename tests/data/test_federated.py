@@ -12,6 +12,7 @@ import torch
 from scipy import sparse, stats
 from tests.data.samples import LABELS, OWNERS, X, equal, refused
 
+from coterie.data import federated
 from coterie.data.federated import DataError, FederatedDataset, Spec, describe
 from coterie.data.load import Source, from_arrays, load
 
@@ -60,6 +61,15 @@ def test_a_neighbours_nan_does_not_reach_an_empty_client():
     block = data.clients(np.arange(5))
     for client in (0, 1, 4):
         assert block.x[client].isfinite().all() and block.y[client].isfinite().all()
+
+
+def test_padded_rows_of_a_block_are_bounded_by_a_public_number(monkeypatch):
+    """However long one client is, it makes no block of others larger than the limit."""
+    data = make((3, 900, 2, 4, 3, 1), features=5)
+    monkeypatch.setattr(federated, "_PADDED", 45)
+    blocks = [block.ids.tolist() for block in data.blocks(np.arange(6), 100)]
+    assert blocks == [[5, 2, 0], [4, 3], [1]]
+    assert [len(block) for block in data.blocks(np.arange(6), 2)] == [2, 2, 1, 1]
 
 
 def test_blocks_cover_every_client_once_and_put_like_sizes_together():

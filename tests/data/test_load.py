@@ -553,6 +553,7 @@ BAD_CSR = {
     "index too large": {"X_indices": np.array([0, 1, 5, 2, 1, 0], dtype=np.int32)},
     "index below zero": {"X_indices": np.array([0, 1, -1, 2, 1, 0], dtype=np.int32)},
     "indptr out of order": {"X_indptr": np.array([0, 5, 2, 3, 4, 5, 6], dtype=np.int32)},
+    "indptr that ends with 0": {"X_indptr": np.array([0, 5, 2, 10**9, 4, 5, 0], dtype=np.int32)},
     "indptr below zero": {"X_indptr": np.array([0, -4, 2, 3, 4, 5, 6], dtype=np.int32)},
     "shape of floats": {"X_shape": np.array([6.0, 3.5])},
     "shape without axes": {"X_shape": np.array(6)},

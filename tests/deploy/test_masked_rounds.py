@@ -522,13 +522,13 @@ def test_a_site_that_was_restarted_before_its_setup_comes_back(rows, tmp_path):
 
 
 def test_work_that_fails_is_masked_zeros(rows, tmp_path, monkeypatch):
-    """The site stays a survivor, whose list others see; the coordinator notes the error's name."""
+    """The site stays a survivor, whose list others see, and the coordinator sees no error."""
     plan = plan_of(sampler=Poisson(5), rounds=2)
     lead, hood, log, _ = coordinate(plan, rows, tmp_path, patience=0)
     update = PMTL.local_update
 
     def fail(self, shared, personal, clients, *rest):
-        if int(clients.ids[0]) in hood.sites["site1"].ids:
+        if not set(hood.sites["site1"].ids.tolist()).isdisjoint(clients.ids.tolist()):
             raise ValueError("a secret number")
         return update(self, shared, personal, clients, *rest)
 
@@ -541,9 +541,8 @@ def test_work_that_fails_is_masked_zeros(rows, tmp_path, monkeypatch):
     assert list(lead.federation.client_ids["site1"]) == [3, 4, 5]
     for mine, theirs in zip(lead.billboard.posts, ct.simulate(plan, rows).posts, strict=True):
         np.testing.assert_array_equal(flat(mine.value), flat(theirs.value))
-    assert [(t.failed, t.asked, t.answered, t.void) for t in tallies] == [(1, 4, 4, 0)] * 2
-    noted = [facts for event, facts in log if event == "declined"]
-    assert [(facts["site"], facts["reason"]) for facts in noted] == [("site1", "ValueError")] * 2
+    assert [(t.failed, t.asked, t.answered, t.void) for t in tallies] == [(0, 4, 4, 0)] * 2
+    assert not [facts for event, facts in log if event == "declined"]
     survivors = [head for _, head in hood.asked if '"kind": "unmask"' in head]
     assert survivors and all('"site1"' in head for head in survivors)
 
@@ -628,17 +627,42 @@ EACH = {
 }
 
 
+def patterns(trust, sites):
+    """Who is silent at which of both times that a round is asked.
+
+    Under secure aggregation one site at most, or all: with two of four sites gone no sum opens,
+    whoever was drawn.
+    """
+    for pattern in itertools.product(TIMES, repeat=sites):
+        silent = sum(any(times) for times in pattern)
+        if trust == "server" or silent <= 1 or all(map(all, pattern)):
+            yield pattern
+
+
+def is_first(trust, pattern):
+    """Whether a pattern stands for those with the same sites in another order.
+
+    Of one silent site in three each habit is another site's.
+    """
+    if trust == "server":
+        return list(pattern) == sorted(pattern)
+    return all(times in (TIMES[0], TIMES[at]) for at, times in enumerate(pattern, 1)) or all(
+        map(all, pattern)
+    )
+
+
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"]
+)
 @pytest.mark.parametrize("trust,minimum,kinds,own", EACH.values(), ids=EACH)
-def test_silence_does_not_tell_who_was_drawn_elsewhere(trust, minimum, kinds, own, tmp_path):
+def test_silence_does_not_tell_who_was_drawn_elsewhere(trust, minimum, kinds, own, every, tmp_path):
     """Hidden cohorts: the coalition's questions, and the posts, are those without the target.
 
-    All patterns of silence over both times that a round is asked. Under secure aggregation those of
-    one site at most, and of all: with two of four sites gone no sum opens, whoever was drawn.
+    Patterns of silence that differ by more than the names of sites, or every pattern.
     """
     coalition = ["site1", "site2", "site3"][: 2 if trust == "server" else 3]
-    for at, pattern in enumerate(itertools.product(TIMES, repeat=len(coalition))):
-        silent = sum(any(times) for times in pattern)
-        if trust != "server" and silent > 1 and not all(map(all, pattern)):
+    for at, pattern in enumerate(patterns(trust, len(coalition))):
+        if not every and not is_first(trust, pattern):
             continue
         # Where a kind is asked more often, the last habit stays.
         silence = {

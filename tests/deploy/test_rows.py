@@ -56,7 +56,7 @@ def hook(folder, text):
 
 @pytest.mark.parametrize(
     "choice",
-    [{}, {"rows": 2}, {"split_seed": 3}, {"validation": 0.3}, {"standardise": "client"}],
+    [{}, {"most_rows": 2}, {"split_seed": 3}, {"validation": 0.3}, {"standardise": "client"}],
     ids=str,
 )
 def test_a_site_has_the_rows_that_a_simulation_would_give_it(choice, tmp_path, monkeypatch):

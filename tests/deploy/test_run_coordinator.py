@@ -1,6 +1,5 @@
 """`run_coordinator`: its report, its durations, another plan, a restarted site."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,6 @@ from tests.deploy.deployed import deploy
 
 import coterie as ct
 from coterie.deploy.coordinator import IncompleteRoundError, run_coordinator
-from coterie.deploy.site import SiteRun
 from coterie.privacy.sampling import Everyone
 
 pytestmark = pytest.mark.full
@@ -62,34 +60,3 @@ def test_another_plan_is_refused_with_what_can_be_done(tmp_path):
     with pytest.raises(FileExistsError) as refusal:
         run_coordinator(other, made.run, key, lambda note: made.hood)
     assert "removed" not in str(refusal.value)
-
-
-def test_zeros_of_a_site_that_failed_are_told_again_after_its_restart(tmp_path, monkeypatch):
-    """The answer is lost, the site restarts, and gives the same zeros: it still says that it fell
-    out, though nothing is computed again."""
-    made = deploy(tmp_path, sampler=Everyone(), rounds=1, patience=1, minimum=1.0, deadline=0.05)
-    real, worked, lost = SiteRun._clients_half, [], []
-
-    def work(run, number, shared, ids):
-        worked.append(run.site.name)
-        if run.site.name == "site1":
-            raise ZeroDivisionError
-        return real(run, number, shared, ids)
-
-    monkeypatch.setattr(SiteRun, "_clients_half", work)
-
-    def lose_the_first(site, question, answer):
-        if site == "site1" and not lost:
-            lost.append(site)
-            made.reopen()
-            return None
-        return answer
-
-    made.hood.tamper = lose_the_first
-    made.coordinate()
-    assert worked.count("site1") == 1
-    lines = [json.loads(line) for line in (made.run / "log.jsonl").read_text().splitlines()]
-    (declined,) = [line for line in lines if line["event"] == "declined"]
-    assert (declined["site"], declined["reason"]) == ("site1", "ZeroDivisionError")
-    (posted,) = [line for line in lines if line["event"] == "round"]
-    assert (posted["failed"], posted["answered"]) == (1, 12)

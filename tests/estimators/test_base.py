@@ -102,7 +102,7 @@ def test_epsilon_is_that_of_the_guarantee_for_other_clients():
     X, y, who = federation()
     sampler = ct.FixedSize(4)
     settings = {"relation": "replace", "cohort": sampler, "rounds": 3, "epsilon": 2.0}
-    found = ct.CoterieRegressor("pmtl", **settings).fit(X, y, clients=who)
+    found = ct.CoterieRegressor("fedavg", **settings).fit(X, y, clients=who)
     assert found.epsilon_ == found.guarantee_.epsilon
     assert found.epsilon_ > found.guarantee_.views["outsider"]  # others know who was invited
     assert found.delta_ == found.guarantee_.delta
@@ -210,7 +210,7 @@ def test_every_method_fits_and_predicts_or_says_why_not(name):
 @pytest.mark.parametrize("name", sorted(set(choices()) - {"auto"}))
 def test_a_shared_model_speaks_for_strangers_or_nobody_does(name):
     X, y, who = federation(clients=12, spread=0.0)
-    found = ct.CoterieRegressor(name, epsilon=np.inf).fit(X, y, clients=who)
+    found = ct.CoterieRegressor(name, epsilon=np.inf, rounds=20).fit(X, y, clients=who)
     strangers = np.full(len(y), "somewhere")
     if found._common is None:
         with pytest.raises(ValueError, match="no shared model"):
@@ -470,6 +470,28 @@ def test_pipelines_and_searches_hand_clients_on(routing):
     assert search.score(far, y, clients=who) > 0.9
     scores = cross_val_score(pipeline, far, y, cv=KFold(3), params={"clients": who})
     assert scores.min() > 0.8
+
+
+def test_rows_sorted_by_client_are_split_inside_clients(routing):
+    X, y, who = federation(clients=6)
+    order = np.argsort(who)
+    X, y, who = X[order], y[order], who[order]
+    local = ct.CoterieRegressor("local")
+    folds = ct.WithinClientKFold(3)
+    for fit, test in folds.split(X, y, clients=who):
+        assert set(who[fit]) == set(who[test]) == set(who) and not set(fit) & set(test)
+    scores = cross_val_score(local, X, y, cv=folds, params={"clients": who})
+    assert scores.min() > 0.5
+    with sklearn.config_context(enable_metadata_routing=False):
+        wide = np.column_stack([X, np.unique(who, return_inverse=True)[1]])
+        column = ct.CoterieRegressor("local", client_column=FEATURES)
+        folds = ct.WithinClientKFold(3, client_column=FEATURES)
+        np.testing.assert_allclose(cross_val_score(column, wide, y, cv=folds), scores, rtol=1e-5)
+        with pytest.raises(ValueError, match="WithinClientKFold needs the client of each row"):
+            next(ct.WithinClientKFold(3).split(X, y))
+    known = ct.CoterieRegressor("local").fit(X, y, clients=who)
+    with pytest.raises(ValueError, match="split inside clients with cv=WithinClientKFold"):
+        known.predict(X[:1], clients=["a stranger"])
 
 
 def test_groups_are_clients_that_nobody_trained_with(routing):

@@ -225,7 +225,7 @@ def test_a_run_that_nobody_wants_compared(settings):
         (["--baselines", "pooled,local_star"], ("local", "centralised", "local_star")),
     ],
 )
-def test_the_flag_names_baselines(tmp_path, capsys, flags, names):
+def test_the_flag_names_baselines(tmp_path, capsys, no_pages, flags, names):
     line = "run --data synthetic --option clients=12 --rounds 1 --simulation-seed 1 --quiet --json"
     assert main([*line.split(), "--out", str(tmp_path / "run"), *flags]) == 0
     assert Plan.load(tmp_path / "run" / "plan.toml").baselines == names

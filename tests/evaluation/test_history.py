@@ -113,7 +113,7 @@ def test_a_large_run_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert (tmp_path / "asked" / "history.parquet").exists()
 
 
-def test_the_command_line_has_both(tmp_path: Path) -> None:
+def test_the_command_line_has_both(tmp_path: Path, no_pages: None) -> None:
     line = "run --data synthetic --option clients=8 --rounds 2 --simulation-seed 1 --quiet --json"
     for flag, kept in (("", True), ("--history", True), ("--no-history", False)):
         out = tmp_path / f"run{flag}"

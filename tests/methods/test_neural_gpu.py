@@ -58,6 +58,23 @@ def dataset():
     ).data
 
 
+@pytest.mark.parametrize("lr", [1.0, 10.0])
+def test_clients_that_diverge_are_reset_as_on_the_cpu(lr):
+    data = synthetic("mean", clients=10, rows=(4, 12), features=5, seed=0).data
+    data.features[data.offsets[2] : data.offsets[4]] *= 30.0  # steps on these rows are unstable
+    plan = Plan(
+        method=PMTL(model=NET, sgd=SGD(lr=lr, steps=8, batch=5), lam=0.1),
+        privacy=Privacy(epsilon=math.inf),
+        rounds=3,
+        simulation_seed=0,
+    )
+    there, here = simulate(plan, data, speed=Speed(device="cuda")), simulate(plan, data)
+    assert there.zeroed == here.zeroed
+    for leaf, rows in here.models.leaves.items():
+        assert rows.isfinite().all() and rows.abs().max() < 1e3
+        torch.testing.assert_close(there.models.leaves[leaf].cpu(), rows, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("noise", ["gaussian", "local"])
 @pytest.mark.parametrize("name", METHODS)
 def test_both_devices_agree(name, noise):

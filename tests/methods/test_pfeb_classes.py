@@ -77,11 +77,11 @@ def fit(task, x, y, center, t2):
 @pytest.mark.parametrize("task", TASKS)
 def test_without_privacy_the_prior_is_a_fixed_point(task):
     """The mean of clients' modes, and of their variances and squared deviations, by BFGS."""
-    data = synthetic("mean", clients=25, rows=(8, 16), features=2, task=task, spread=1.5, seed=1)
+    data = synthetic("mean", clients=12, rows=(8, 16), features=2, task=task, spread=1.5, seed=1)
     outcome = run(PFEB(gls=False), data.data, rounds=400)
     shared = outcome.shared
     w, t2 = shared["mean"].numpy(), shared["variances"].numpy()
-    found = [fit(task, *rows_of(data.data, k), w, t2) for k in range(25)]
+    found = [fit(task, *rows_of(data.data, k), w, t2) for k in range(12)]
     modes, variances = (np.array(part) for part in zip(*found, strict=True))
     np.testing.assert_allclose(matrices(outcome), modes, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(w, modes.mean(axis=0), atol=0.01)

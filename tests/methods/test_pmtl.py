@@ -60,7 +60,7 @@ def test_mean_estimation_oracle(lam, change_from, solver):
         sgd=SGD(lr=0.15, steps=40),
         last_epochs=60,
     )
-    outcome = fit(method, means(x), rounds=400)
+    outcome = fit(method, means(x), rounds=120)
     w = outcome.models.leaves["weight"].flatten().numpy()
     np.testing.assert_allclose(outcome.shared["weight"].item(), x.mean(), atol=2e-3)
     np.testing.assert_allclose(w, (x + lam * x.mean()) / (1 + lam), atol=2e-3)
@@ -96,11 +96,11 @@ def test_own_change_from_integrates_noise_and_shared_forgets_it():
     """
     # 200 separate one-feature problems: a ridge with orthogonal rows, so that w' is shared / 2.
     eye = FederatedDataset(
-        Spec((200,), 1, "regression", 8),
-        [f"c{i}" for i in range(8)],
-        np.arange(0, 8 * 200 + 1, 200),
-        torch.eye(200).repeat(8, 1) * math.sqrt(200),
-        torch.zeros(8 * 200),
+        Spec((200,), 1, "regression", 4),
+        [f"c{i}" for i in range(4)],
+        np.arange(0, 4 * 200 + 1, 200),
+        torch.eye(200).repeat(4, 1) * math.sqrt(200),
+        torch.zeros(4 * 200),
     )
     errors = {}
     for change in ("shared", "own"):
@@ -108,7 +108,7 @@ def test_own_change_from_integrates_noise_and_shared_forgets_it():
         privacy = Privacy(noise_multiplier=0.1, clip=1.0)
         outcome = fit(method, eye, rounds=100, privacy=privacy)
         errors[change] = float(outcome.shared["weight"].double().square().mean())
-    noise = (0.1 * 1.0 / 8) ** 2
+    noise = (0.1 * 1.0 / 4) ** 2
     assert errors["shared"] == pytest.approx(noise / (1 - 0.25), rel=0.6)
     assert errors["own"] > 20 * errors["shared"]
 
@@ -119,9 +119,9 @@ def test_clip_below_the_deviation_moves_the_centre():
     x = np.array([0.0, 0.0, 0.0, 0.0, 10.0])
     method = PMTL(model=Linear(bias=False), lam=0.1, solver="exact")
     tight = Privacy(noise_multiplier=1e-4, clip=0.01)
-    outcome = fit(method, means(x), rounds=500, privacy=tight)
+    outcome = fit(method, means(x), rounds=250, privacy=tight)
     assert abs(outcome.shared["weight"].item()) < 0.2
-    wide = fit(method, means(x), rounds=300)
+    wide = fit(method, means(x), rounds=80)
     assert outcome.shared["weight"].item() < 0.2 < wide.shared["weight"].item()
     assert wide.shared["weight"].item() == pytest.approx(2.0, abs=0.01)
 

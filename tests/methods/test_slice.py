@@ -164,7 +164,7 @@ def shifted(method, data):
 
 @pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
 def test_each_client_chooses_its_last_pull_by_rows_left_out(task, tmp_path):
-    data = toy(task, clients=8)
+    data = toy(task, clients=3)
     model, weights = started(tmp_path, data.spec)
     method = PMTL(model=model, shared="slice", directions=2, lam=LAM)
     shared, personal = shifted(method, data)

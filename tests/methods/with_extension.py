@@ -35,7 +35,7 @@ def test_it_is_listed_with_its_texts_and_settings(coterie, capsys):
 def test_it_is_planned_and_compared(coterie, tmp_path):
     assert json.loads(coterie("plan", *PRIVATE, "--json"))["method"] == "fedrep"
     line = ["--methods", "local,fedrep", "--seeds", "1", "--out", str(tmp_path / "both"), "--quiet"]
-    coterie("compare", *DATA, "--epsilons", "8", *line)
+    coterie("compare", *DATA, "--epsilons", "8", "--workers", "0", *line)
     assert "fedrep" in (tmp_path / "both" / "report.html").read_text()
 
 

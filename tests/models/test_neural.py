@@ -46,6 +46,13 @@ class Net(nn.Module):
         return self.top(self.body(x.flatten(1)))
 
 
+@pytest.fixture(autouse=True)
+def no_page(request, monkeypatch):
+    """Pages take most of the time of such short runs: those of finetuned runs are written."""
+    if request.function is not test_finetuning_by_flag:
+        monkeypatch.setattr("coterie.cli.train.write_report", lambda *_: None)
+
+
 @pytest.fixture
 def run(capsys, tmp_path):
     def call(line, code=0):
@@ -148,7 +155,10 @@ def test_a_module_that_changed_is_noticed(tmp_path, monkeypatch, capsys):
     sys.modules.pop("changing")
     importlib.invalidate_caches()
     net.write_text(text.replace("nn.ReLU()", "nn.Tanh()") + "# another size\n")
-    for again in ("join run --data digits --out new", "run --resume run --quiet --json"):
+    for again in (
+        "join run --data digits --out new --trust",
+        "run --resume run --quiet --json --trust",
+    ):
         assert main(shlex.split(again)) == 2
         (tmp_path / "run" / "result.json").unlink(missing_ok=True)  # as if it had been stopped
         assert "has changed since this run began" in capsys.readouterr().err
@@ -165,7 +175,7 @@ def test_modules_by_class_instance_and_function():
     torch.manual_seed(0)
     for model in (Net, Net(8), function):
         method = DPFedMTL(model=model, head="top", sgd=SGD(lr=0.2, epochs=3))
-        plan = Plan(method=method, privacy=Privacy(epsilon=math.inf), rounds=8, simulation_seed=0)
+        plan = Plan(method=method, privacy=Privacy(epsilon=math.inf), rounds=5, simulation_seed=0)
         outcome = simulate(plan, train)
         assert set(outcome.posts[0].value) == {"body.0.weight", "body.0.bias"}
         assert evaluate(method.model, outcome.rows, test).value > 0.5

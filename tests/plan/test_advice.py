@@ -192,7 +192,7 @@ def test_the_budget_of_a_fixed_cohort_is_the_other_clients_number():
 
 
 def test_guesses_at_other_noise_are_good_to_two_hundredths():
-    epsilons = (0.5, 2.0, 8.0)
+    epsilons = (0.5, 8.0)
     for clients, cohort, rounds in ((205, 100, 200), (1000, 10, 100)):
         plan = {"clients": clients, "parameters": 10, "rounds": rounds, "sampler": Poisson(cohort)}
         facts = Facts(**plan, epsilon=1.0, delta=DELTA)

@@ -489,14 +489,9 @@ def test_json_is_strict_and_comes_back(changes):
 
 
 def test_versions_are_stated_even_from_a_source_tree(monkeypatch):
-    from coterie.privacy import guarantee as module
-
-    def missing(name):
-        raise module.PackageNotFoundError(name)
-
     found = guarantee(participation=EVERYONE)
     assert set(found.to_json()["versions"]) == {"coterie", "dp-accounting", "scipy"}
-    monkeypatch.setattr(module, "version", missing)
+    monkeypatch.setattr("coterie.privacy.guarantee.version_of", lambda name: None)
     assert set(found.to_json()["versions"].values()) == {"not installed"}
 
 

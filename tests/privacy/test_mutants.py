@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LEAST = 44
+LEAST = 53
 
 
 def load():
@@ -27,7 +27,7 @@ def test_a_mutant_applies_and_names_a_test_file(mutant):
     broken = mutants.apply(mutant, text)
     assert broken != text
     compile(broken, mutant.file, "exec")
-    assert (ROOT / mutant.test).is_file()
+    assert (ROOT / mutant.test.partition("::")[0]).is_file()
 
 
 def test_the_documentation_lists_each_mutant_and_an_existing_test():
@@ -39,7 +39,7 @@ def test_the_documentation_lists_each_mutant_and_an_existing_test():
     assert len(rows) == len(listed) >= LEAST
     for mutant in mutants.MUTANTS:
         file, _, test = listed[mutant.name].partition("::")
-        assert file == mutant.test
+        assert mutant.test in (file, listed[mutant.name])
         assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text()
 
 

@@ -239,7 +239,8 @@ def test_hidden_cohorts_of_a_fixed_size_are_no_smaller_for_it(place, monkeypatch
     found = choose(tmp_path / "f", sampler=sampler, privacy=privacy, simulation_seed=seed)
     stated = read(found.run, "guarantee.json")
     run = Guarantee.from_json(stated)
-    assert stated["selection"]["epsilon_chosen_alone"] > run.epsilon > run.views["outsider"]
+    # PMTL's clients keep state, so the cohort counts as visible to an outsider too.
+    assert stated["selection"]["epsilon_chosen_alone"] > run.epsilon == run.views["outsider"]
     before = f"(epsilon = {round_up(run.epsilon)}, before the choice)"
     text = charged_statement(run, stated["selection"])
     assert before in text and "an outsider" not in text

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import math
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import altair
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
@@ -246,6 +248,13 @@ def read(folders: list[Path], out: Path) -> tuple[str, Checker]:
     page = out.read_text(encoding="utf-8")
     parts = check(page)
     return " ".join(" ".join(parts.texts).split()), parts
+
+
+def read_words(folders: list[Path], out: Path) -> str:
+    """Return the text of a page without charts, which take most of its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "altair", None)
+        return read(folders, out)[0]
 
 
 def add_history(

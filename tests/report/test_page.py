@@ -1,6 +1,5 @@
 """The page: its text, escaping, self-containment, sections, and pages of many runs."""
 
-import html
 import json
 import math
 import re
@@ -31,6 +30,7 @@ from tests.report.runs import (
     make_comparison,
     make_run,
     read,
+    read_words,
     up,
 )
 
@@ -40,7 +40,13 @@ from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.events import Event, Gaussian, Laplace, NonPrivate, Participation
 from coterie.privacy.guarantee import Guarantee, gdp_approximation
 from coterie.privacy.sampling import Everyone
-from coterie.report.charts import draw_trade_off, save_losses, save_trade_off, spent_by_round
+from coterie.report.charts import (
+    draw_trade_off,
+    reconstruction,
+    save_losses,
+    save_trade_off,
+    spent_by_round,
+)
 from coterie.report.page import write_report
 from coterie.report.read import group, one_by_one, read_finished
 
@@ -133,7 +139,7 @@ def test_plan_and_versions_end_the_page(comparison: tuple[str, Checker, str]) ->
 
 def test_simulation_and_not_private_are_marked(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", events=(NonPrivate(),) * 3, simulation=True)
-    text, _ = read([run], tmp_path / "report.html")
+    text = read_words([run], tmp_path / "report.html")
     assert "Without privacy, pmtl has test NMSE 0.31" in text
     assert text.count("SIMULATION: known seed, protects nobody") == 1, "said once, at the top"
     assert text.count("NOT PRIVATE") == 4, "at the top, in two tables, and as the guarantee"
@@ -150,7 +156,7 @@ def test_simulated_guarantee_says_that_it_is_none(tmp_path: Path) -> None:
         metric="accuracy",
         value=0.8,
     )
-    text, _ = read([run], tmp_path / "report.html")
+    text = read_words([run], tmp_path / "report.html")
     assert "SIMULATION: noise from a known seed, not a guarantee." in text
     assert "the noise of a simulation is known" in text
     assert "pmtl has test accuracy 0.8; local" in text
@@ -201,7 +207,7 @@ def test_runs_that_cannot_be_compared_say_so(tmp_path: Path) -> None:
         make_run(tmp_path / "a", data="districts"),
         make_run(tmp_path / "b", data="digits", metric="accuracy", relation="replace"),
     ]
-    text, _ = read(runs, tmp_path / "report.html")
+    text = read_words(runs, tmp_path / "report.html")
     assert "do not compare their metrics" in text
     assert "Epsilons at different relations or deltas cannot be compared" in text
     assert "spend together" not in text
@@ -210,7 +216,7 @@ def test_runs_that_cannot_be_compared_say_so(tmp_path: Path) -> None:
 
 def test_epsilon_is_computed_anew(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epsilon=0.1)
-    text, _ = read([run], tmp_path / "report.html")
+    text = read_words([run], tmp_path / "report.html")
     assert "At epsilon 1, pmtl" in text
     assert "result.json has epsilon 0.1, but its guarantee.json implies 1, which is shown" in text
 
@@ -303,7 +309,7 @@ def test_notices_are_notes(tmp_path: Path) -> None:
 
 def test_a_run_that_ended_early_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", events=(NonPrivate(),) * 20, rounds=7)
-    text, _ = read([run], tmp_path / "report.html")
+    text = read_words([run], tmp_path / "report.html")
     assert " 7 of 20 " in text
     assert "ended after 7 of 20 planned rounds; the guarantee covers all of them." in text
 
@@ -320,7 +326,7 @@ def test_metrics_of_each_client_have_columns_where_they_apply(tmp_path: Path) ->
             balanced_accuracy_standard_error=None, balanced_accuracy_left_out=60,
         ),
     ]  # fmt: skip
-    text, _ = read(runs, tmp_path / "report.html")
+    text = read_words(runs, tmp_path / "report.html")
     assert "test balanced accuracy" in text and "0.71 \u00b1 0.03" in text
     assert "AUC" not in text and "R\u00b2" not in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -340,7 +346,7 @@ def test_the_worst_clients_are_shown(tmp_path: Path, metric: str) -> None:
     if metric == "accuracy":
         own, alone = 1 - own, 1 - alone
     tail, worst = (90, np.max) if metric == "nmse" else (10, np.min)
-    text, _ = read([run], tmp_path / "report.html")
+    text = read_words([run], tmp_path / "report.html")
     section = text[text.index("Each client's own") : text.rindex(" Guarantee ")]
     for find in (np.mean, lambda x: np.percentile(x, tail), worst):
         assert f"{find(own):.3g} ({find(alone):.3g})" in section
@@ -445,6 +451,14 @@ def test_a_trade_off_curve_can_be_saved(tmp_path: Path) -> None:
     assert save_trade_off(sampled(), tmp_path / "c.pdf").read_bytes()[:4] == b"%PDF"
     with pytest.raises(ValueError, match=r"curve.bmp: expected a name that ends in .svg"):
         save_trade_off(sampled(), tmp_path / "curve.bmp")
+
+
+def test_reconstructed_rows_are_drawn_by_setting() -> None:
+    errors = {"trusted server": np.array([1e-12, 0.02]), "guess": np.array([1.0, 1.4])}
+    spec = reconstruction(errors, 0.1, "rows").spec
+    altair.Chart.from_dict(dict(spec), validate=True)
+    assert [row["x"] for row in spec["datasets"]["rows"]] == [1e-4, 0.02, 1.0, 1.4]
+    assert [mark["x"] for mark in spec["datasets"]["marks"]] == [0.1, 1.0]
 
 
 def test_the_curve_that_is_drawn_is_the_bound() -> None:
@@ -618,7 +632,7 @@ def test_bounds_on_attacks_hold_for_other_clients(tmp_path: Path) -> None:
     guarantee = Guarantee(noise, who, "replace", delta=1e-5, clients=60)
     assert guarantee.views["outsider"] < guarantee.epsilon == guarantee.views["other_clients"]
     run = make_run(tmp_path / "run", events=noise, participation=who, relation="replace")
-    told = read([run], tmp_path / "report.html")[0].partition("Bounds on any attack")[2]
+    told = read_words([run], tmp_path / "report.html").partition("Bounds on any attack")[2]
     for alarm in (0.01, 0.1):
         caught = float(guarantee.detection([alarm])[0])
         assert f"{100 * alarm:.0f} % {math.ceil(1000 * caught - 1e-9) / 10:.1f} %" in told
@@ -636,7 +650,7 @@ def test_epsilon_of_a_hidden_cohort_is_against_other_clients(tmp_path: Path) -> 
     guarantee = Guarantee((Gaussian(3.0),) * 5, HIDDEN, "replace", 1e-5, 60)
     others, outsider = known_cohort(5, 0.2, 3.0), guarantee.views["outsider"]
     assert outsider < 0.7 * others
-    text, _ = read(runs, tmp_path / "report.html")
+    text = read_words(runs, tmp_path / "report.html")
     said = text.partition("Guarantee pmtl")[0]
     assert f"At epsilon {up(others)}, pmtl" in said
     assert f"{up(others)} epsilon at delta 1e-05, against other clients" in said
@@ -655,7 +669,7 @@ def test_guarantees_in_short_name_their_view(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"{z}", events=(Gaussian(z),) * 5) for z in (3.0, 4.0, 5.0, 6.0)]
     who: dict[str, Any] = {"participation": HIDDEN, "relation": "replace"}
     runs.append(make_run(tmp_path / "short", events=(Gaussian(7.0),) * 5, **who))
-    text, _ = read(runs, tmp_path / "report.html")
+    text = read_words(runs, tmp_path / "report.html")
     told = text.partition("Further guarantees")[2]
     assert f"{up(known_cohort(5, 0.2, 7.0))} other clients 1e-05 replace 5 fixed size" in told
 
@@ -788,7 +802,7 @@ def test_ties_are_no_losses(tmp_path: Path) -> None:
     pq.write_table(pa.table(table | {"error": own}), run / "metrics.parquet")
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"share_better_than_local": 14 / 57}))
-    text, _ = read([run], tmp_path / "report.html")
+    text = read_words([run], tmp_path / "report.html")
     assert "25 % of clients are better than with local training, 5 % are worse" in text
 
 
@@ -797,14 +811,14 @@ def test_parts_with_bounds_of_their_own_are_not_said_to_have_one(
 ) -> None:
     assert "of clients' contributions, each clipped to C = 1, plus" in comparison[0]
     parted = make_run(tmp_path / "b", method="pfeb", events=(Gaussian(NOISE, 1.76),) * 20)
-    text, _ = read([parted], tmp_path / "b.html")
+    text = read_words([parted], tmp_path / "b.html")
     assert "contributions, each block clipped to its own bound, plus" in text
     assert "clipped to C" not in text
 
 
 def test_a_note_calls_a_median_a_median(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", r2=-43.9, r2_left_out=6, r2_median=0.2)
-    text, _ = read([run], tmp_path / "report.html")
+    text = read_words([run], tmp_path / "report.html")
     assert "0.2 (median)" in text and "-43.9" not in text
     assert "is not defined for 6 clients" in text and "the median over clients is shown" in text
 
@@ -959,7 +973,7 @@ def test_the_page_explains_epsilon(comparison: tuple[str, Checker, str], tmp_pat
     assert "What epsilon means: any event that the other clients together can observe" in text
     assert "at most 2.72 times as likely" in text and "this is a strong guarantee" in text
     weak = make_run(tmp_path / "weak", events=(Gaussian(0.4),) * 20)
-    text, _ = read([weak], tmp_path / "weak.html")
+    text = read_words([weak], tmp_path / "weak.html")
     assert "this guarantee is very weak" in text
     assert "Terms of this page" in text
 
@@ -996,9 +1010,7 @@ SERVER = "the server, which observes each clipped contribution before noise"
 def page_of(tmp_path, **settings) -> str:
     made = deploy(tmp_path, **settings)
     made.coordinate()
-    page = write_report([made.run], tmp_path / "page.html").read_text()
-    text = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.S)
-    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text)))
+    return read_words([made.run], tmp_path / "page.html")
 
 
 @pytest.mark.parametrize(("sites", "needed"), [(3, 3), (6, 4)])

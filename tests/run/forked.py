@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Forks:
 
     def __init__(self, place: Path) -> None:
         self.place, self._number = place, 0
+        self._warmed = set[tuple[object, ...]]()
         # Threads do not survive a fork: the server has none.
         one = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         one["NUMBA_THREADING_LAYER"] = "workqueue"  # OpenMP refuses a fork
@@ -50,8 +52,12 @@ class Forks:
         assert self._ask({"ask": "ready"}) == "ready"
 
     def warm(self, *arguments):
-        """Run a command in the server itself: what it imports and compiles is there for all."""
-        assert self._ask({"ask": "warm", "argv": [str(one) for one in arguments]}) == 0
+        """Run a command in the server itself, once: what it loads is there for all."""
+        if arguments not in self._warmed:
+            self._warmed.add(arguments)
+            with tempfile.TemporaryDirectory(dir=self.place) as out:
+                argv = [*map(str, arguments), "--out", f"{out}/run"]
+                assert self._ask({"ask": "warm", "argv": argv}) == 0
 
     def start(self, *arguments, fault=None):
         """Start `coterie ARGUMENTS`, perhaps with a fault; give the job."""
@@ -60,7 +66,7 @@ class Forks:
         for path in (out, err):
             path.touch()  # a child may be killed before it opens them
         asked = {"ask": "start", "argv": [str(one) for one in arguments], "fault": fault}
-        pid = self._ask({**asked, "out": str(out), "err": str(err)})
+        pid = self._ask({**asked, "out": str(out), "err": str(err), "here": os.getcwd()})
         return Job(pid, out, err, time.monotonic())
 
     def finish(self, job, limit=120):
@@ -146,6 +152,8 @@ def _serve() -> None:
     from coterie.privacy.accounting import profile
     from coterie.privacy.events import Gaussian, Participation
 
+    # Only a machine that dies needs these.
+    os.fsync = np.memmap.flush = lambda _: None
     registered()
     coterie.cli.main.build_parser()
     # What is imported late, too.
@@ -167,6 +175,7 @@ def _serve() -> None:
             _, status = os.waitpid(asked["pid"], 0)
             answer = os.waitstatus_to_exitcode(status)
         print(json.dumps(answer), flush=True)
+    os._exit(0)  # what is loaded takes a second to be unloaded
 
 
 def _without_page(folders, path):
@@ -177,6 +186,7 @@ def _child(asked, main) -> None:
     for path, stream in ((asked["out"], 1), (asked["err"], 2), (os.devnull, 0)):
         mode = os.O_RDONLY if stream == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(path, mode), stream)
+    os.chdir(asked["here"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = 70
     try:

@@ -166,7 +166,7 @@ def outputs_of(outcome, choice, client):
 def test_what_is_saved_is_loaded(runs, tmp_path, kind):
     folder, outcome, _ = runs[kind]
     name = all_clients(folder)[2]
-    (given,) = read_clients(folder, [name])
+    (given,) = read_clients(folder, [name], trust=True)
     save_client(tmp_path / "m.safetensors", given)
     if kind == "module":
         with pytest.raises(ValueError, match="trust"):
@@ -183,7 +183,7 @@ def test_what_is_saved_is_loaded(runs, tmp_path, kind):
 def test_programs_agree_with_the_run(runs, tmp_path, kind):
     folder, outcome, choice = runs[kind]
     name = all_clients(folder)[1]
-    (model,) = read_clients(folder, [name])
+    (model,) = read_clients(folder, [name], trust=True)
     save_torch(tmp_path / "m.pt2", model)
     save_onnx(tmp_path / "m.onnx", model)
     rows = raw_rows(choice, name)
@@ -228,7 +228,9 @@ def test_a_linear_model_is_that_of_scikit_learn(runs, tmp_path):
 def test_own_means_and_deviations_are_those_of_its_training_rows(runs):
     folder, _, choice = runs["scaled"]
     plain = type(choice)(name=choice.name, source=choice.source).split()[0]
-    for name, model in zip(("s0", "s4"), read_clients(folder, ["s0", "s4"]), strict=True):
+    for name, model in zip(
+        ("s0", "s4"), read_clients(folder, ["s0", "s4"], trust=True), strict=True
+    ):
         at = list(plain.names).index(name)
         rows = plain.features[int(plain.offsets[at]) : int(plain.offsets[at + 1])].numpy()
         scaler = StandardScaler().fit(rows.astype(np.float64))
@@ -243,7 +245,7 @@ def test_own_means_and_deviations_are_those_of_its_training_rows(runs):
 def test_nothing_of_others_is_in_the_file(runs, tmp_path, kind):
     folder, outcome, _ = runs[kind]
     names = all_clients(folder)
-    save_client(tmp_path / "m.safetensors", read_clients(folder, names[:1])[0])
+    save_client(tmp_path / "m.safetensors", read_clients(folder, names[:1], trust=True)[0])
     content = (tmp_path / "m.safetensors").read_bytes()
     own = {leaf.numpy().tobytes() for leaf in outcome.model(0).values()}
     for other in range(1, len(names)):

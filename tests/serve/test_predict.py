@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 from pyarrow import csv, parquet
 from scipy import sparse
+from scipy.special import expit, softmax
 from sklearn.linear_model import LinearRegression
 
 from coterie.cli.main import main
@@ -136,6 +138,30 @@ def test_classes_have_their_names(place):
     ]
     right = np.array(found["prediction"].to_pylist()) == np.array(outcome_rows["out"].to_pylist())
     assert right.mean() > 0.6
+    odds = np.column_stack([found[f"probability_{name}"] for name in ("low", "mid", "high")])
+    np.testing.assert_allclose(odds, softmax(scores, axis=1), rtol=1e-5)
+
+
+def test_columns_of_the_file_are_kept(place, tmp_path, capsys):
+    """Ids stay as they are written, in the order of the file."""
+    given = csv.read_csv(place / "new.csv")
+    numbers = pa.array([f"{number:04d}" for number in range(given.num_rows)])
+    csv.write_csv(given.append_column("patient", numbers), tmp_path / "new.csv")
+    words = ["predict", str(place / "units"), "--data", str(tmp_path / "new.csv"), "--keep"]
+    assert main([*words, "patient", "id", "--out", str(tmp_path / "out.csv")]) == 0
+    text = csv.ConvertOptions(column_types={"patient": pa.string()})
+    found = csv.read_csv(tmp_path / "out.csv", convert_options=text)
+    assert found.column_names == ["row", "client", "patient", "id", "prediction"]
+    assert found["patient"].to_pylist() == numbers.to_pylist()
+    assert found["id"].to_pylist() == given["id"].to_pylist()
+    capsys.readouterr()
+    for column, problem in (("patiant", "did you mean patient?"), ("prediction", "no column")):
+        assert main([*words, column]) == 2
+        assert problem in capsys.readouterr().err
+    for taken in ("prediction", "row", "client"):
+        csv.write_csv(given.append_column(taken, numbers), tmp_path / "new.csv")
+        assert main([*words, taken]) == 2
+        assert "have a column of this name already" in capsys.readouterr().err
 
 
 def test_two_classes_and_signs(tmp_path):
@@ -149,6 +175,7 @@ def test_two_classes_and_signs(tmp_path):
         found = predict_run(tmp_path / name, str(tmp_path / f"{name}.csv")).table()
         positive = np.array(found["decision"].to_pylist()) > 0
         assert found["prediction"].to_pylist() == [names[int(up)] for up in positive]
+        np.testing.assert_allclose(found["probability"], expit(found["decision"]), rtol=1e-5)
         assert set(found["prediction"].to_pylist()) == set(names)
 
 
@@ -173,6 +200,13 @@ def test_deviations_are_those_of_the_library(tmp_path, capsys):
             near = np.abs(ours - [4 * mean, 4 * std]).max(axis=1).min()
             assert near < 1e-4  # the test rows are among the file's
     assert (np.array(found["std"].to_pylist()) > 0).all()
+    # some clients in another order, and one alone: the numbers are the same
+    for names in (["c3", "c1"], ["c2"]):
+        some = given.filter(pa.compute.is_in(given["id"], pa.array(names)))[::-1]
+        csv.write_csv(some, tmp_path / "some.csv")
+        part = predict_run(tmp_path / "pfeb", str(tmp_path / "some.csv"), std=True).table()
+        wanted = np.array(found["std"])[np.isin(ids, names)][::-1]
+        np.testing.assert_allclose(part["std"], wanted, rtol=1e-5)
 
 
 def test_what_cannot_be_said_is_an_error(place, capsys):

@@ -11,9 +11,9 @@ from tests.solvers.rows import everyone, federate
 
 from coterie.core.rng import Rng
 from coterie.core.tree import stack
-from coterie.models import CNN, MLP, Linear, Model, row_losses
+from coterie.models import CNN, MLP, Linear, Model, as_model, row_losses
 from coterie.solvers import sgd as module
-from coterie.solvers.sgd import SGD
+from coterie.solvers.sgd import SGD, computed_in
 from coterie.solvers.sgd_kernels import draw_batches
 
 TASKS = ("regression", "binary", "multiclass", "multilabel")
@@ -270,6 +270,80 @@ def test_order_and_company_do_not_matter(name, fast, monkeypatch):
         assert_trees_close(few, together)
 
 
+ODD = {
+    "linear": (Linear(), (37,)),
+    "mlp": (MLP(hidden=(23,)), (37,)),
+    "cnn": (CNN(channels=(2, 3), kernel=2, hidden=(5,)), (9, 7)),
+    "module": (as_model(lambda: torch.nn.Sequential(*layers())), (37,)),
+}
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+        ],
+    ),
+]
+
+
+def layers():
+    return torch.nn.Linear(37, 11), torch.nn.LayerNorm(11), torch.nn.Tanh(), torch.nn.Linear(11, 4)
+
+
+def models_by_client(model, data, settings, size, **call):
+    """Train block by block, as an engine does; with `alone`, each client of a block by itself."""
+    alone, found = call.pop("alone", False), {}
+    for block in data.blocks(np.arange(len(data)), size):
+        parts = [block.at(torch.tensor([place])) for place in range(len(block))]
+        for part in parts if alone else [block]:
+            first = model.init(data.spec, RNG)
+            start = {name: leaf.to(data.targets.device) for name, leaf in first.items()}
+            after = settings(model, stack(start, len(part)), part, RNG, **call)
+            for place, client in enumerate(part.ids.tolist()):
+                found[client] = {name: leaf[place].clone() for name, leaf in after.items()}
+    return found
+
+
+def assert_same_bits(found, wanted, clients):
+    for client in clients:
+        for name, leaf in wanted[client].items():
+            assert torch.equal(found[client][name], leaf), (client, name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 6}], ids=["epochs", "steps"])
+@pytest.mark.parametrize("name", ODD)
+def test_bits_do_not_depend_on_how_many_rows_others_have(name, length, device):
+    """The shape of a stack and the places in it are public, so its rounding is."""
+    model, shape = ODD[name]
+    settings = SGD(**length, batch=10, momentum=0.5, lr=1.0)
+    counts, changed = [5 + 12 * (client % 4) for client in range(17)], 3
+    many = 60
+    whole = dataset("multiclass", shape, [*counts, many]).to(device)
+
+    def with_rows(count):
+        """The federation in which one client holds `count` of the last client's rows."""
+        rows, offsets = [], whole.offsets
+        for client in range(len(counts)):
+            first = offsets[-2] if client == changed else offsets[client]
+            rows.append(np.arange(first, first + (count if client == changed else counts[client])))
+        kept = torch.from_numpy(np.concatenate(rows)).to(device)
+        held = [count if client == changed else one for client, one in enumerate(counts)]
+        return federate("multiclass", held, whole.features[kept], whole.targets[kept], 4)
+
+    others = [client for client in range(len(counts)) if client != changed]
+    for precision in ("float32", "bfloat16"):
+        with computed_in(precision):
+            wanted = models_by_client(model, with_rows(4), settings, 8)
+            for count in (0, 1, many):
+                found = models_by_client(model, with_rows(count), settings, 8)
+                assert_same_bits(found, wanted, others)
+            found = models_by_client(model, with_rows(4), settings, 8, alone=True)
+            assert_same_bits(found, wanted, range(len(counts)))
+
+
 def test_learning_rate_halves():
     settings = SGD(lr=0.2, halve_every=10)
     assert [settings.rate(round) for round in (0, 9, 10, 25, 40)] == [0.2, 0.2, 0.1, 0.05, 0.0125]
@@ -283,6 +357,7 @@ def test_steps_instead_of_epochs():
     counts = np.array(COUNTS)
     assert SGD(epochs=3, batch=4).count_steps(counts).tolist() == [6, 3, 0, 12, 3, 6]
     assert SGD(epochs=3, steps=5).count_steps(counts).tolist() == [5, 5, 0, 5, 5, 5]
+    assert SGD(epochs=3, batch=4, most_steps=4).count_steps(counts).tolist() == [4, 3, 0, 4, 3, 4]
 
 
 def test_nobody_and_nothing():

@@ -126,10 +126,12 @@ def test_noise_lies_on_the_grid_and_does_not_depend_on_the_sum():
         assert torch.equal(over[name] - total[name], alone[name])
 
 
-def test_noise_drawn_ahead_is_the_same_noise():
-    zeros = {name: torch.zeros(50, dtype=torch.float64) for name in SHAPES}
-    count = MECHANISM.draws(dict.fromkeys(SHAPES, (50,)))
-    assert count == 150
+@pytest.mark.parametrize("each", [50, 2000])
+def test_noise_drawn_ahead_is_the_same_noise(each):
+    """Few numbers are drawn at once, many in a thread."""
+    zeros = {name: torch.zeros(each, dtype=torch.float64) for name in SHAPES}
+    count = MECHANISM.draws(dict.fromkeys(SHAPES, (each,)))
+    assert count == 3 * each
     ahead = MECHANISM.perturb(zeros, DrawnAhead(SeededEntropy(3, "noise", 0), count))
     now = MECHANISM.perturb(zeros, SeededEntropy(3, "noise", 0))
     assert all(torch.equal(ahead[name], now[name]) for name in zeros)

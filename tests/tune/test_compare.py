@@ -227,7 +227,7 @@ def test_json_report_and_resume(tmp_path, capsys):
     place = list(finished(out))[-1]
     before = (place / "metrics.parquet").read_bytes()
     (place / "result.json").unlink()  # as if cut off before its end
-    _, again, _ = compare(capsys, "compare", "--resume", out, "--json", "--quiet")
+    _, again, _ = compare(capsys, "compare", "--resume", out, "--json", "--quiet", "--workers", "0")
     assert json.loads(again) == told
     assert (place / "metrics.parquet").read_bytes() == before
     status, _, err = compare(capsys, "compare", "--resume", out, "--epsilons", "2")

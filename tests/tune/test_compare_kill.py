@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +16,7 @@ pytestmark = [
 ]
 
 FLAGS = [
-    "--data", "districts", "--clients", "40", "--set", "rounds=10", "--quiet", "--no-report",
+    "--data", "districts", "--clients", "20", "--set", "rounds=5", "--quiet", "--no-report",
     "--methods", "local,fedavg,pmtl,pfeb", "--epsilons", "1,4", "--seeds", "2",
 ]  # fmt: skip
 
@@ -27,33 +25,33 @@ BEGUN = []
 
 
 @pytest.fixture(autouse=True)
-def none_is_left():
+def none_is_left(forks):
     """End what a failed test has begun."""
     yield
     while BEGUN:
-        process = BEGUN.pop()
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+        kill(forks, BEGUN[-1])
 
 
-def begin(*arguments):
-    # A shell starts background jobs with SIGINT ignored, and their children inherit that.
-    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code = listening + "from coterie.cli.main import entry\nentry()"
-    command = [sys.executable, "-c", code, "compare", *map(str, arguments)]
-    process = subprocess.Popen(
-        [*command, "--workers", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    BEGUN.append(process)
-    return process
+def begin(forks, *arguments, workers=2):
+    BEGUN.append(forks.start("compare", *arguments, "--workers", workers))
+    return BEGUN[-1]
 
 
-def wait_for(condition, process=None, seconds=300.0):
+def end(forks, job):
+    BEGUN.remove(job)
+    return forks.finish(job)
+
+
+def kill(forks, job):
+    os.kill(job.pid, signal.SIGKILL)  # one that has ended waits to be asked for
+    return end(forks, job)
+
+
+def wait_for(condition, job=None, seconds=300.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it takes too long"
-        assert process is None or process.poll() is None, process.communicate()
+        assert job is None or not (said := job.err.read_text() + job.out.read_text()), said
         time.sleep(0.02)
 
 
@@ -68,8 +66,8 @@ def is_worker(pid):
         return False
 
 
-def workers_of(process):
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+def workers_of(job):
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     return [int(pid) for pid in children if is_worker(pid)]
 
 
@@ -78,34 +76,33 @@ def values(folder):
     return [(row["label"], row["epsilon_asked"], row["seed"], row["value"]) for row in rows]
 
 
-def test_killed_interrupted_and_resumed(tmp_path):
+def test_killed_interrupted_and_resumed(forks, tmp_path):
     out = tmp_path / "c"
-    process = begin(*FLAGS, "--out", out)
-    wait_for(lambda: done(out) >= 1, process)
-    before = workers_of(process)
+    job = begin(forks, *FLAGS, "--out", out)
+    wait_for(lambda: done(out) >= 1, job)
+    before = workers_of(job)
     os.kill(before[0], signal.SIGKILL)
-    wait_for(lambda: not is_worker(before[0]), process)
-    wait_for(lambda: len(workers_of(process)) == 2, process)  # another takes its place
-    left = workers_of(process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130 and f"resume with: coterie compare --resume {out}" in err
+    wait_for(lambda: not is_worker(before[0]), job)
+    wait_for(lambda: len(workers_of(job)) == 2, job)  # another takes its place
+    left = workers_of(job)
+    os.kill(job.pid, signal.SIGINT)
+    code, _, err = end(forks, job)
+    assert code == 130 and f"resume with: coterie compare --resume {out}" in err
     assert "Traceback" not in err
     # A worker that is still starting notices the end of its parent later.
     wait_for(lambda: not any(map(is_worker, left)), seconds=120.0)
 
-    again = begin("--resume", out, "--quiet", "--no-report")
     had = done(out)
-    wait_for(lambda: done(out) >= had + 2, again)
+    again = begin(forks, "--resume", out, "--quiet", "--no-report", workers=1)
+    wait_for(lambda: done(out) > had, again)
     left = workers_of(again)
-    again.kill()
-    again.communicate()
+    assert left and kill(forks, again)[0] == -signal.SIGKILL
     wait_for(lambda: not any(map(is_worker, left)), seconds=120.0)  # no worker outlives its parent
-    assert 2 < done(out) < 14
+    assert 1 < done(out) < 14
 
     resume = ["compare", "--resume", str(out), "--quiet", "--no-report", "--workers", "0"]
     assert main(resume) == 0
     fresh = tmp_path / "fresh"
-    part = [*FLAGS, "--methods", "pmtl,pfeb", "--seeds", "2", "--epsilons", "1"]
+    part = [*FLAGS, "--methods", "pmtl,pfeb", "--seeds", "1", "--epsilons", "1"]
     assert main(["compare", *part, "--workers", "0", "--out", str(fresh)]) == 0
     assert len(values(out)) == 14 and set(values(fresh)) <= set(values(out))

@@ -429,7 +429,7 @@ def test_generated_and_declared_data_are_public_and_all_other_is_not():
         ("not covered", NOT_COVERED),
     ],
 )
-def test_every_result_says_how_it_was_tuned(tuned, told, coterie_):
+def test_every_result_says_how_it_was_tuned(tuned, told, coterie_, no_charts):
     line = f"run {FLAGS} --set tuned='{tuned}' --quiet --out run"
     code, out, _ = coterie_(line)
     page = Path("run/report.html").read_text()

@@ -15,6 +15,8 @@ import sys
 import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import ClassVar
 
 import numpy as np
@@ -533,14 +535,17 @@ def test_any_bit_of_a_public_file_counts(healthy, tmp_path_factory, data):
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_byte_of_a_certificate_counts(healthy, tmp_path_factory, data):
-    """Digits and letters: white space between them says nothing."""
+    """Digits and letters: white space between them says nothing.
+
+    Nor does the last digit of a number that is read as the same number.
+    """
     run = shutil.copytree(healthy, tmp_path_factory.mktemp("byte") / "run")
-    content = bytearray((run / "guarantee.json").read_bytes())
+    content, told = bytearray((run / "guarantee.json").read_bytes()), certificate(healthy)
     places = [place for place, byte in enumerate(content) if chr(byte).isalnum()]
     content[data.draw(st.sampled_from(places))] ^= 1
     (run / "guarantee.json").write_bytes(content)
     with suppress(UnreadableError):
-        assert not verify(run).verified
+        assert not verify(run).verified or json.loads(content) == told
     shutil.rmtree(run)
 
 
@@ -857,12 +862,12 @@ def test_a_header_of_numbers_that_says_more_is_found(run):
 
 
 def flagged(content):
-    """Set the flag of encryption."""
+    """Return the archive with all members marked as encrypted."""
     return marked(content, 6, 8, lambda byte: byte | 1)
 
 
 def squeezed(content):
-    """Name a way of compression that nobody knows."""
+    """Return the archive with an unknown compression method."""
     return marked(content, 8, 10, lambda byte: 99)
 
 
@@ -948,7 +953,8 @@ def test_a_sampler_that_is_none_is_found(run, line):
 def test_whatever_a_certificate_holds_there_is_a_verdict(healthy, tmp_path_factory, data):
     """Any value of it may be anything: it is found, and never a crash."""
     run = tmp_path_factory.mktemp("any") / "run"
-    shutil.copytree(healthy, run, ignore=shutil.ignore_patterns("models", "log.jsonl"))
+    # With the models: without them the number of clients cannot be checked, and verify says so.
+    shutil.copytree(healthy, run, ignore=shutil.ignore_patterns("log.jsonl"))
     told = certificate(run)
     anything = st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
@@ -960,7 +966,10 @@ def test_whatever_a_certificate_holds_there_is_a_verdict(healthy, tmp_path_facto
     other = changed(told, path, lambda _: value)
     store_skilfully(run, other) if isinstance(other.get("files"), dict) else store(run, other)
     with suppress(UnreadableError):
-        assert not verify(run).verified or other == told, path
+        # A whole number may be written as 1 or as 1.0.
+        before = reduce(getitem, path, told)
+        same = value == before and isinstance(value, bool) == isinstance(before, bool)
+        assert not verify(run).verified or other == told or same, path
     shutil.rmtree(run)
 
 

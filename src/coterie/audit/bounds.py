@@ -88,12 +88,15 @@ def _best_threshold(
     points = np.unique(np.quantile(np.concatenate([out, inside]), np.linspace(0.001, 0.999, 400)))
     best, chosen = -1.0, (float(points[0]), 1)
     for sign in (1, -1):
-        for at in points.tolist():
-            found = _by_rates(
-                sign * out, sign * inside, sign * at, delta, confidence, swap=sign < 0
-            )[0]
-            if found > best:
-                best, chosen = found, (at, sign)
+        likely, rare = (out, inside) if sign < 0 else (inside, out)
+        # Of each point how many scores are above it, or below it where the sign is turned.
+        hits, alarms = (
+            (sign * scores > sign * points[:, None]).sum(axis=1) for scores in (likely, rare)
+        )
+        found = _epsilons(hits, alarms, len(likely), len(rare), delta, confidence)[0]
+        at = int(found.argmax())
+        if found[at] > best:
+            best, chosen = float(found[at]), (float(points[at]), sign)
     return chosen
 
 
@@ -102,13 +105,29 @@ def _by_rates(
 ) -> tuple[float, float, float]:
     """Return epsilon and the two bounded rates of the event that a score is above `at`."""
     likely, rare = (out, inside) if swap else (inside, out)
+    hits, alarms = (np.array([(scores > at).sum()]) for scores in (likely, rare))
+    epsilon, low, high = _epsilons(hits, alarms, len(likely), len(rare), delta, confidence)
+    return float(epsilon[0]), float(low[0]), float(high[0])
+
+
+def _epsilons(
+    hits: NDArray[np.int64],
+    alarms: NDArray[np.int64],
+    likely: int,
+    rare: int,
+    delta: float,
+    confidence: float,
+) -> tuple[Array, Array, Array]:
+    """Return epsilons and both bounded rates (Clopper-Pearson) of several events."""
     level = (1 - confidence) / 2
-    hits, alarms = int((likely > at).sum()), int((rare > at).sum())
-    low = float(stats.beta.ppf(level, hits, len(likely) - hits + 1)) if hits else 0.0
-    every = alarms == len(rare)
-    high = 1.0 if every else float(stats.beta.ppf(1 - level, alarms + 1, len(rare) - alarms))
-    epsilon = math.log((low - delta) / high) if low > delta else 0.0
-    return max(0.0, epsilon), low, high
+    low, high = np.zeros(len(hits)), np.ones(len(hits))
+    some, few = hits > 0, alarms < rare
+    low[some] = stats.beta.ppf(level, hits[some], likely - hits[some] + 1)
+    high[few] = stats.beta.ppf(1 - level, alarms[few] + 1, rare - alarms[few])
+    epsilon = np.zeros(len(hits))
+    above = low > delta
+    epsilon[above] = np.maximum(0.0, np.log((low[above] - delta) / high[above]))
+    return epsilon, low, high
 
 
 def one_run_bound(

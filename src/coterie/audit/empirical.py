@@ -17,33 +17,59 @@ clients, so a canary that moves the contributions of others is noticed too.
 A few other clients suffice: the adversary knows their contributions. The rest of the federation
 contributes zeros, as in a deployment where they do not answer; noise, clip and the public number of
 clients stay those of the plan. Releases are made by the billboard, as in a run.
+
+Where clients add the noise, the adversary is the server: x is the canary's own message, m0 = 0, and
+s is the noise of one message.
+
+`audit_one_run` needs a single run. Many canaries each take part by a fair coin, and the adversary
+guesses the coins by the scores above, given all contributions (Steinke, Nasr, Jagielski 2023,
+"Privacy auditing with one (1) training run", https://arxiv.org/abs/2305.08846; Andrew, Kairouz, Oh,
+Oprea, McMahan, Suriyakumar 2024, https://arxiv.org/abs/2302.03098, for clients).
 """
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy import stats
 
-from coterie.audit.bounds import Array, Bound, gaussian_bound, threshold_bound
+from coterie.audit.bounds import Array, Bound, gaussian_bound, one_run_bound, threshold_bound
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import FederatedDataset, offsets_of
-from coterie.engine.rounds import ClientHalf, RoundState, client_half, server_half
+from coterie.engine.rounds import (
+    ClientHalf,
+    RoundState,
+    client_half,
+    no_contribution,
+    server_half,
+)
 from coterie.engine.store import Ids, Store
 from coterie.methods.base import Shape, per_row_leaves
 from coterie.plan.plan import Plan
 from coterie.plan.rules import resolve
+from coterie.privacy.billboard import Post, Release
 from coterie.privacy.entropy import open_entropy
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.mechanisms import Mechanism
 
 _SCALES = (1.0, 10.0, 1e3, 1e6)
 _PATTERNS = ("constant", "alternating", "one", "random")
 _ROWS = (1, 8, 40)
+_POINTS = 60
+_LIKELY, _FEWEST = 0.05, 25
+"""The least probability of a number of rounds, and the fewest trials, that are compared."""
+
+
+Seen = tuple[Array, Array]
+"""An observation: its error and the canary's move, in deviations of the noise."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +77,13 @@ class Audit:
     """What an audit found.
 
     Attributes:
-        claimed: Epsilon of the guarantee, an upper bound.
         bounds: Lower bounds, one per estimator.
         canary: The canary's pattern, scale and rows, and the mu of Gaussian DP that it uses.
         scores: Scores of runs without and with the canary.
+        guarantee: The guarantee that was attacked.
     """
 
     method: str
-    claimed: float
-    delta: float
-    relation: str
     view: str
     rounds: int
     trials: int
@@ -68,6 +91,21 @@ class Audit:
     bounds: tuple[Bound, ...]
     canary: dict[str, Any]
     scores: tuple[Array, Array]
+    guarantee: Guarantee
+
+    @property
+    def claimed(self) -> float:
+        """Epsilon of the guarantee, an upper bound."""
+        return self.guarantee.epsilon
+
+    @property
+    def errors(self) -> Array:
+        """False positives and false negatives of the attack at some thresholds, (n, 2)."""
+        out, inside = self.scores
+        finite = np.concatenate([out, inside])
+        at = np.unique(np.quantile(finite, np.linspace(0, 1, _POINTS)))
+        ends = np.concatenate([[-math.inf], at])
+        return np.array([((out > one).mean(), (inside <= one).mean()) for one in ends])
 
     @property
     def best(self) -> Bound:
@@ -84,8 +122,8 @@ class Audit:
         return {
             "method": self.method,
             "claimed": None if math.isinf(self.claimed) else self.claimed,
-            "delta": self.delta,
-            "relation": self.relation,
+            "delta": self.guarantee.delta,
+            "relation": self.guarantee.relation,
             "lower_bound": self.best.epsilon,
             "estimator": self.best.estimator,
             "confidence": self.best.confidence,
@@ -96,6 +134,7 @@ class Audit:
             "trials": self.trials,
             "seconds": self.seconds,
             "canary": self.canary,
+            "errors": self.errors.tolist(),
         }
 
 
@@ -106,10 +145,11 @@ class Canary:
     pattern: str
     scale: float
     rows: int
+    seed: int = 0
 
     def fill(self, features: Any, targets: Any, task: str) -> tuple[Any, Any]:
         """Return rows and targets of the shapes of these, with the pattern's values."""
-        rng = np.random.default_rng(0)
+        rng = np.random.default_rng(self.seed)
         sign = np.where(np.arange(self.rows) % 2 == 0, 1.0, -1.0)
         shape = (self.rows, *features.shape[1:])
         x = np.ones(shape)
@@ -142,32 +182,44 @@ class Attack:
     Attributes:
         canary: None to search for one.
         sees_cohort: Whether the adversary observes the cohort; None as the plan states.
+        sites: Through how many deployed sites, in this process; 0 for none.
+        hostile: Whether their coordinator asks for more than the protocol says.
         split: How training rows are chosen from a federation; each world is split by itself.
         others: How many other clients take part.
     """
 
     canary: Canary | None = None
     sees_cohort: bool | None = None
+    sites: int = 0
+    hostile: bool = False
     split: Callable[[FederatedDataset], FederatedDataset] = lambda data: data
     others: int = 3
 
 
-def place(data: FederatedDataset, canary: Canary | None, others: int) -> FederatedDataset:
-    """Return the federation with the canary as client 0, `others` clients, and no other rows."""
-    kept = np.argsort(-data.counts[1:], kind="stable")[:others] + 1
+def place(
+    data: FederatedDataset, canary: Canary | None, others: int, canaries: int = 1
+) -> FederatedDataset:
+    """Return the federation with canaries as first clients, `others` clients, and no other rows.
+
+    Several canaries differ in the seed of their rows.
+    """
+    kept = np.argsort(-data.counts[canaries:], kind="stable")[:others] + canaries
     rest = data.where(np.isin(data.owners, kept))
     if canary is None:
         return rest
     dense = rest.features
     if not isinstance(dense, torch.Tensor):
         dense = torch.from_numpy(dense.toarray().astype(np.float32))
-    x, y = canary.fill(dense, rest.targets, data.spec.task)
+    made = [
+        replace(canary, seed=canary.seed + number).fill(dense, rest.targets, data.spec.task)
+        for number in range(canaries)
+    ]
     counts = rest.counts.copy()
-    counts[0] = canary.rows
+    counts[:canaries] = canary.rows
     return replace(
         rest,
-        features=torch.cat([x, dense]),
-        targets=torch.cat([y, rest.targets]),
+        features=torch.cat([*(x for x, _ in made), dense]),
+        targets=torch.cat([*(y for _, y in made), rest.targets]),
         offsets=offsets_of(counts),
         source_split=None,
         mapped=None,
@@ -194,8 +246,8 @@ class Adversary:
         self.rate = plan.sampler.participation(self.spec.clients).rate
         self.hidden = self.rate < 1 and not sees_cohort
 
-    def attack(self, seed: int, *, inside: bool) -> tuple[float, float, float]:
-        """Run the plan once in a world; return two scores, and the mu that the canary uses.
+    def attack(self, seed: int, *, inside: bool) -> tuple[float, float, float, int]:
+        """Run the plan once in a world; return two scores, the canary's mu, and its rounds.
 
         The first score is the log-likelihood ratio of all releases. The second compares releases
         that follow each other, <e_t - e_t', m_t - m_t'> with e = (x - m0)/s and m = (m1 - m0)/s:
@@ -204,41 +256,76 @@ class Adversary:
         plan = replace(self.plan, simulation_seed=seed)
         billboard, rng = plan.open(self.spec), Rng.seeded(seed)
         shared = plan.method.init(self.spec, Rng.seeded(0).at("init"))
-        stores = [self._open_store(world, shared) for world in self.worlds]
-        total = repeated = square = 0.0
+        stores = [self.open_store(plan, world, shared) for world in self.worlds]
+        total, repeated, square, drawn_rounds = 0.0, 0.0, 0.0, 0
         last: tuple[Array, Array] | None = None
         for number in range(plan.posts):
             drawn = plan.sampler.draw(self.spec.clients, open_entropy(seed, "cohort", number))
             others, is_drawn = np.intersect1d(self.others, drawn), 0 in drawn[:1]
             with billboard.charged(number) as release:
-                state = RoundState(plan.method, release.mechanism, shared, rng, number, seed)
-                half0 = self._half(0, state, stores[0], others)
-                half1 = self._half(1, state, stores[1], np.concatenate([[0], others]))
-                release.add((half1 if inside and is_drawn else half0).part)
-                shared, post = server_half(plan.method, shared, release)
-            error, move = self._standardised(release.mechanism, post.value, half0, half1)
-            total += self._counted(self._ratio(release.mechanism, error, move), is_drawn)
-            square += float(move @ move)
-            if last is not None:
-                repeated += float((error - last[0]) @ (move - last[1]))
-            last = error, move
-        return total, repeated, math.sqrt(square)
+                mechanism = release.mechanism.of_message()
+                state = RoundState(plan.method, mechanism, shared, rng, number, seed)
+                watch = self._messages if release.mechanism.local else self._sums
+                post, seen = watch(state, release, stores, others, inside and is_drawn)
+                shared = plan.method.server_update(shared, post)
+            drawn_rounds += is_drawn
+            for error, move in seen:
+                total += self._counted(self._ratio(release.mechanism, error, move), is_drawn)
+                square += float(move @ move)
+                if last is not None:
+                    repeated += float((error - last[0]) @ (move - last[1]))
+                last = error, move
+        for store in stores:
+            self.close_store(store)
+        return total, repeated, math.sqrt(square), drawn_rounds
 
-    def _half(self, world: int, state: RoundState, store: Store, ids: Ids) -> ClientHalf:
+    def close_store(self, store: Any) -> None:
+        """Remove what a run left behind."""
+
+    def _sums(
+        self, state: RoundState, release: Release, stores: list[Any], others: Ids, inside: bool
+    ) -> tuple[Post, list[Seen]]:
+        """Publish the sum of a round; return it, and error and move in deviations of the noise."""
+        half0 = self.half(0, state, stores[0], others)
+        half1 = self.half(1, state, stores[1], np.concatenate([[0], others]))
+        release.add((half1 if inside else half0).part)
+        post = release.publish()
+        sums = half0.part.total, half1.part.total
+        return post, [self.standardised(release.mechanism, post.value, *sums)]
+
+    def _messages(
+        self, state: RoundState, release: Release, stores: list[Any], others: Ids, inside: bool
+    ) -> tuple[Post, list[Seen]]:
+        """Send noisy messages; return the release, and error and move of the canary's messages."""
+        noisy = replace(state, mechanism=release.mechanism)
+        canary = np.zeros(1, dtype=np.int64)
+        first = partial(self.plan.method.init_client_state, state.shared, self.spec)
+        own, rows = stores[1].take(canary, first), self.worlds[1].clients(canary)
+        sent = (client_half if inside else no_contribution)(noisy, own, rows).part
+        release.add(sent)
+        if len(others):
+            release.add(self.half(0, noisy, stores[0], others).part)
+        exact = self.half(1, state, stores[1], canary).part.total
+        post = release.publish()
+        nothing = {name: torch.zeros_like(leaf) for name, leaf in exact.items()}
+        return post, [self.standardised(state.mechanism, sent.total, nothing, exact)]
+
+    def half(self, world: int, state: RoundState, store: Any, ids: Ids) -> ClientHalf:
+        """Return the clients' half of a round in a world, and keep their personal state."""
         method = self.plan.method
         personal = store.take(ids, lambda n: method.init_client_state(state.shared, self.spec, n))
         half = client_half(state, personal, self.worlds[world].clients(ids))
         store.put(ids, half.personal)
         return half
 
-    def _standardised(
-        self, mechanism: Mechanism, released: Tree, half0: ClientHalf, half1: ClientHalf
+    def standardised(
+        self, mechanism: Mechanism, released: Tree, without: Tree, with_canary: Tree
     ) -> tuple[Array, Array]:
         """Return (x - m0) / s and (m1 - m0) / s over all independent numbers of a release."""
         shapes = {name: tuple(leaf.shape) for name, leaf in released.items()}
         errors, moves = [], []
         for name, s in mechanism.standard_deviations(shapes).items():
-            trees = released, half0.part.total, half1.part.total
+            trees = released, without, with_canary
             x, low, high = (self._numbers(tree[name]) for tree in trees)
             errors.append((x - low) / s)
             moves.append((high - low) / s)
@@ -261,8 +348,9 @@ class Adversary:
             return array[np.triu_indices(len(array))]
         return array.reshape(-1)
 
-    def _open_store(self, world: FederatedDataset, shared: Tree) -> Store:
-        first = self.plan.method.init_client_state(shared, self.spec, 1)
+    def open_store(self, plan: Plan, world: FederatedDataset, shared: Tree) -> Any:
+        """Return a store for the clients of a world."""
+        first = plan.method.init_client_state(shared, self.spec, 1)
         return Store(first, self.spec.clients, per_row=per_row_leaves(first), offsets=world.offsets)
 
 
@@ -311,45 +399,168 @@ def audit(
     worlds = [how.split(place(data, one, how.others)) for one in (None, canary)]
     sees = shown if how.sees_cohort is None else how.sees_cohort
     adversary = Adversary(plan, (worlds[0], worlds[1]), sees_cohort=sees)
-    scores = np.empty((2, trials, 3))
+    if how.sites:
+        from coterie.audit.sites import SiteAdversary
+
+        adversary = SiteAdversary(
+            plan, (worlds[0], worlds[1]), sites=how.sites, hostile=how.hostile
+        )
+    scores = np.empty((2, trials, 4))
     for trial in range(trials):
         for world in (0, 1):
             words = np.random.SeedSequence([seed, trial, world]).generate_state(1, np.uint64)
             scores[world, trial] = adversary.attack(int(words[0] >> 1), inside=bool(world))
         progress(trial + 1, trials)
-    # Rounds in which the canary is not drawn score 0, so sampled scores are no normals.
-    normal = adversary.rate == 1 and _is_gaussian(plan, data.spec.clients)
+    normal = not adversary.hidden and _is_gaussian(plan, data.spec.clients)
+    drawn = stats.binom(plan.posts, adversary.rate)
     return Audit(
         method=str(plan.method),
-        claimed=guarantee.epsilon,
-        delta=guarantee.delta,
-        relation=guarantee.relation,
-        view="other clients",
+        view=_view(plan),
         rounds=plan.posts,
         trials=trials,
         seconds=time.perf_counter() - started,
-        bounds=_bounds(scores, guarantee.delta, confidence, normal=normal),
+        bounds=_bounds(scores, guarantee.delta, confidence, drawn if normal else None),
         canary={**asdict(canary), "mu": float(scores[:, :, 2].mean())},
         scores=(scores[0, :, 0], scores[1, :, 0]),
+        guarantee=guarantee,
     )
 
 
-def _bounds(scores: Array, delta: float, confidence: float, *, normal: bool) -> tuple[Bound, ...]:
-    """Return every estimator's bound; together they hold with the confidence (Bonferroni)."""
-    level = 1 - (1 - confidence) / (4 if normal else 2)
+def audit_one_run(
+    plan: Plan,
+    data: FederatedDataset,
+    *,
+    canaries: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Audit:
+    """Return a lower bound on epsilon from a single run with many canaries.
+
+    Args:
+        plan: What to audit, with noise on sums of all clients; open values are filled in by rule.
+        data: Its spec is that of the run; its rows are not used, every client is a canary or empty.
+        canaries: How many; None for half of the clients, at most 500.
+        confidence: That the bound holds.
+        seed: Of coins, noise and canaries.
+    """
+    started = time.perf_counter()
+    plan = replace(resolve(plan, data.spec), simulation_seed=seed)
+    guarantee, clients = plan.guarantee(data.spec.clients), data.spec.clients
+    many = canaries or min(500, max(2, clients // 2))
+    _check(plan, 50)
+    _check_one_run(plan, many, clients)
+    truth = np.random.default_rng(seed).choice(np.array([-1, 1]), many)
+    candidates = [Canary("random", scale, 8, seed) for scale in (0.1, *_SCALES)]
+    used = [_first_move(plan, place(data, one, 0, many), many) for one in candidates]
+    canary = candidates[int(np.argmax(used))]
+    scores = _score_canaries(plan, place(data, canary, 0, many), truth, seed)
+    guessed = np.zeros(many, dtype=np.int64)
+    sure = np.argsort(-np.abs(scores), kind="stable")[: max(1, many // 2)]
+    guessed[sure] = np.where(scores[sure] > 0, 1, -1)
+    return Audit(
+        method=str(plan.method),
+        view=_view(plan),
+        rounds=plan.posts,
+        trials=1,
+        seconds=time.perf_counter() - started,
+        bounds=(one_run_bound(guessed, truth, guarantee.delta, confidence),),
+        canary={**asdict(canary), "canaries": many},
+        scores=(scores[truth < 0], scores[truth > 0]),
+        guarantee=guarantee,
+    )
+
+
+def _first_move(plan: Plan, world: FederatedDataset, canaries: int) -> float:
+    """Return the mean norm of the canaries' contributions to the first round."""
+    clients = world.clients(np.arange(canaries))
+    shared = plan.method.init(world.spec, Rng.seeded(0).at("init"))
+    own = plan.method.init_client_state(shared, world.spec, canaries)
+    own = {**own, **{name: own[name].new_zeros(canaries, 8) for name in per_row_leaves(own)}}
+    mechanism = plan.mechanisms(world.spec.clients)[0]
+    _, rows = plan.method.local_update(shared, own, clients, Rng.seeded(0), 0)
+    clipped = mechanism.clip(rows)[0]
+    return float(sum(leaf.double().square().sum() for leaf in clipped.values()))
+
+
+def _score_canaries(
+    plan: Plan, world: FederatedDataset, truth: NDArray[np.int64], seed: int
+) -> Array:
+    """Run a plan with the canaries that take part, and score each: large if it seems to.
+
+    Each canary computes its contribution, whether it takes part or not. Let the rows of C be the
+    contributions in all rounds, in deviations of the noise, and x the releases. The coins of all
+    canaries are unknown, so the score is the best linear estimate of a coin,
+    (I + C C^T / 4)^-1 C (x - C^T 1 / 2).
+    """
+    adversary = Adversary(plan, (world, world), sees_cohort=True)
+    billboard, rng = plan.open(world.spec), Rng.seeded(seed)
+    shared = plan.method.init(world.spec, Rng.seeded(0).at("init"))
+    store = adversary.open_store(plan, world, shared)
+    released, moved = [], []
+    for number in range(plan.posts):
+        with billboard.charged(number) as release:
+            state = RoundState(plan.method, release.mechanism, shared, rng, number, seed)
+            ids = [np.array([one], dtype=np.int64) for one in range(len(truth))]
+            parts = [adversary.half(1, state, store, one).part for one in ids]
+            for part, takes_part in zip(parts, truth > 0, strict=True):
+                if takes_part:
+                    release.add(part)
+            shared, post = server_half(plan.method, shared, release)
+        nothing = {name: torch.zeros_like(leaf) for name, leaf in post.value.items()}
+        pairs = [
+            adversary.standardised(release.mechanism, post.value, nothing, part.total)
+            for part in parts
+        ]
+        released.append(pairs[0][0])
+        moved.append(np.stack([move for _, move in pairs]))
+    moves = np.concatenate(moved, axis=1)
+    left = np.concatenate(released) - moves.sum(axis=0) / 2
+    found: Array = np.linalg.solve(np.eye(len(truth)) + moves @ moves.T / 4, moves @ left)
+    return found
+
+
+def _check_one_run(plan: Plan, canaries: int, clients: int) -> None:
+    if not 2 <= canaries <= clients:
+        raise ValueError(f"canaries = {canaries}: expected 2 to {clients}, the number of clients")
+    if plan.privacy.noise.local or plan.sampler.participation(clients).rate < 1:
+        raise ValueError(
+            "a single run is audited with noise on sums of all clients: leave out sampling and "
+            "noise of clients, or audit by repeated runs"
+        )
+
+
+def _view(plan: Plan) -> str:
+    return "server" if plan.privacy.noise.local else "other clients"
+
+
+def _bounds(scores: Array, delta: float, confidence: float, drawn: Any) -> tuple[Bound, ...]:
+    """Return every estimator's bound; together they hold with the confidence (Bonferroni).
+
+    `drawn` is the law of the number of rounds that the canary takes part in, where that is visible
+    and scores are normal given it. Trials with one number k of rounds are then compared: since
+    P1(S, k) <= e^epsilon P0(S, k) + delta, their delta is delta / P(k).
+    """
+    level = 1 - (1 - confidence) / (2 if drawn is None else 4)
     found = []
     for at, suffix in ((0, ""), (1, "_repeated_noise")):
-        out, inside = scores[0, :, at], scores[1, :, at]
-        estimators = (gaussian_bound, threshold_bound) if normal else (threshold_bound,)
-        for estimate in estimators:
-            bound = estimate(out, inside, delta, level)
-            found.append(replace(bound, estimator=bound.estimator + suffix, confidence=confidence))
+        bounds = [threshold_bound(scores[0, :, at], scores[1, :, at], delta, level)]
+        if drawn is not None:
+            rounds = np.arange(drawn.args[0] + 1)
+            k = rounds[drawn.pmf(rounds) >= _LIKELY][-1]
+            out, inside = (world[world[:, 3] == k, at] for world in scores)
+            if min(len(out), len(inside)) >= _FEWEST:
+                less = delta / float(drawn.pmf(k))
+                bounds.insert(0, gaussian_bound(out, inside, less, level))
+        found += [
+            replace(one, estimator=one.estimator + suffix, confidence=confidence) for one in bounds
+        ]
     return tuple(found)
 
 
 def _is_gaussian(plan: Plan, clients: int) -> bool:
     relation, mechanisms = plan.privacy.relation, plan.mechanisms(clients)
-    return all(one.event().gaussian_noise(relation) is not None for one in set(mechanisms))
+    events = {one.of_message().event() for one in mechanisms}
+    return all(event.gaussian_noise(relation) is not None for event in events)
 
 
 def _check(plan: Plan, trials: int) -> None:
@@ -359,9 +570,4 @@ def _check(plan: Plan, trials: int) -> None:
         raise ValueError(
             f"{plan.method.kind} at epsilon = {plan.privacy.epsilon}: there is no claim to audit; "
             "give a method that releases something, and a finite epsilon"
-        )
-    if plan.privacy.noise.local:
-        raise ValueError(
-            f"noise = {plan.privacy.noise.kind!r}: messages with a client's own noise cannot be "
-            "audited yet; give a plan whose noise is added to sums"
         )

@@ -1,721 +1,550 @@
-"""Reconstruct a client's rows and labels from an attacker's view of an MTL-SVM run.
+"""What a curious server could learn: rows of a client, reconstructed from its contribution.
 
-Two attackers, since the library protects against one of them and not the other:
+A server that adds contributions up sees each of them, clipped, before noise. Epsilon against the
+other clients does not cover this view. `reconstruct` attacks some clients in three settings:
 
-- "server": adds the contributions up and sees each clipped contribution *before* noise. Central
-  noise does not protect a client from it; only secure aggregation would.
-- "others": all other clients together, the worst case of the guarantee. They see the releases,
-  subtract their own contributions, and have the target's contribution plus the noise of the
-  release. Without noise (epsilon = inf) they see what the server sees.
+- "trusted": the server receives each client's clipped contribution;
+- "secure_aggregation": it receives the sum over a cohort, and takes it for the client's;
+- "client_noise": it receives each contribution with the client's own noise (noise = "local"),
+  calibrated to the epsilon of the plan.
 
-Both see every shared w and know the public settings: step rule, clip and noise. Since v_k starts at
-0 and moves by dw_k / C2, an attacker who sees dw_k knows v_k too (Ponomarenko-Timofeev et al.,
-section 6.1), unless contributions are masked and duals are not.
+Contributions come from the code of a run, `client_half`, in the first round, in which the shared
+model is the public start. MTL-SVM is attacked over all rounds (`coterie.audit.svm`). The attacker
+knows the method, the model, the number of rows, the mean row and the spread of all clients' rows,
+and the client's targets. Of one row the class is inferred from the biases of the last layer (Zhao,
+Mopuri, Bilen 2020, "iDLG", https://arxiv.org/abs/2001.02610).
 
-The attack looks for rows u_i = y_i x_i that would have produced the observed messages. Messages lie
-in the span of the rows; one row is revealed by one message. The results depend on the step rule:
+**One row, and a dense first layer with biases.** Unit j has the gradient delta_j x by its weights
+and delta_j by its bias, in every step and at any clip. So x is their ratio, by least squares over
+units (Phong, Aono, Hayashi, Wang, Moriai 2018, "Privacy-preserving deep learning via additively
+homomorphic encryption"). A linear model without biases reveals only the direction of x.
 
-- serial steps, and simultaneous ones in a box, separate rows as soon as w moves enough for rows to
-  reach the ends of their boxes, or to be last in enough rounds;
-- simultaneous steps without a box, as published, never do from three rows on (below);
-- a row that never moves, far on the right side of the margin, is never seen;
-- a Bernoulli mask helps the attacker: steps that are exactly 0 separate rows. A Beta mask makes the
-  search harder, and hides no single row. If contributions are masked and duals are not, v is
-  unknown, and only directions are found;
-- a clip hides the size of a message, not its direction;
-- central noise hides the client from all others, not from the server.
+**Several rows, or another first layer.** The update is taken for one gradient step. Adam searches,
+from several starts, for rows whose gradient has the largest cosine with it (Zhu, Liu, Han 2019,
+"Deep leakage from gradients", https://arxiv.org/abs/1906.08935; Geiping, Bauermeister, Dröge,
+Moeller 2020, "Inverting gradients", https://arxiv.org/abs/2003.14053). There is a weak penalty on
+the distance from the mean row and, for images, on the total variation. The last start consists of
+ratios of single units: a rectified unit that is active for one row reveals it. A linear model has
+one ratio per output, a weighted sum of the rows. With few outputs it reveals little of many rows.
 
-A better attack may find more: only noise with a budget has a proof. For noisy views the attack is
-simple (means and main directions); epsilon bounds the success of any attack.
-
-Exact search. Messages are M = D U: D (T, n) the steps of alpha, U (n, d) the rows. Where the rows
-are independent, each row has a *functional* g_i with g_i . u_j = 1 for j = i and else 0, and M g_i
-is the series of its steps. Steps are often exactly 0 (a row at an end of its box, or masked), and
-their sums lie in [0, C1] and often at its ends. Both are vertices of polytopes, which linear
-programs find (the first is the recovery of sparsely used dictionaries; Spielman, Wang, Wright
-2012). In serial steps the row that moved last in a round has margin 1 at its end,
-u . (w + v + a dw) = 1, where only u is unknown: a row that was last in more rounds than it has
-unknowns is found by consensus (Fischler and Bolles 1981).
-
-Fit. With w + v known, rows do not interact within a simultaneous round: alpha_i(t + 1) =
-clip(alpha_i(t) + (1 - q_t . u_i) / (a |u_i|^2)), and the message is the sum over rows of steps
-times u_i. It is fitted by Levenberg-Marquardt from many starts. Without a box (as published) the
-message is s - G q, with s = sum u_i / (a |u_i|^2) and G = sum u_i u_i^T / (a |u_i|^2): nothing else
-is revealed by any number of rounds. Write u_i = r_i e_i, E for the matrix of the e_i and c for the
-1/r_i: a G = E^T E and a s = E^T c do not change if E and c become R E and R c for a rotation R, and
-that is a client again if the rows of R E have norm 1. There are n (n - 1) / 2 angles and n - 1
-conditions, so from three rows on a client is never determined.
+The error of a row is |found - true|^2 over the mean of |row - mean row|^2 of all rows, after found
+and true rows are matched one to one. The mean row, as a guess, has error 1 on average. A better
+attack may find more: results are lower bounds on what a server could learn. Only noise has a proof.
 """
 
+import functools
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import operator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment, linprog
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
 
+from coterie.audit import svm
+from coterie.audit.simulation import record
 from coterie.core.rng import Rng
+from coterie.core.tree import Tree, size
+from coterie.data.federated import FederatedDataset, Spec
+from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.store import Ids
+from coterie.methods.base import Method, Shape, about
+from coterie.methods.ditto import Ditto
+from coterie.methods.pfeb import PFEB
+from coterie.methods.proximal import Proximal
+from coterie.models import Linear, Model
+from coterie.models.linear import head_of
+from coterie.plan.plan import Plan
+from coterie.plan.rules import resolve
+from coterie.privacy.entropy import open_entropy
+from coterie.privacy.noise import GaussianNoise, LocalNoise
 
 Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-MaskKind = Literal["none", "step", "paper"]
-REVEALED = 0.99
-_PARALLEL = 1e-12
-_ALIKE = 0.9999
-_SAME = 1e-9
-_MISS = 1e-8
-_NEAR = 1e-3
-_MOST_ROUNDS = 150
-_CHUNK = 2000
-_MOST_STEPS = 80
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """The public step rule of a client, hinge loss, u_i = y_i x_i.
-
-    "simultaneous" moves all rows at once, as published: from alpha_i to
-    alpha_i + (1 - (w + v) . u_i) / (a |u_i|^2), a = sigma + 1/C2 (published with sigma = 1),
-    clipped to [0, C1]. "serial" moves them one by one, in a new order in each pass, with
-    w + v + a dw for w + v: the library's safe steps.
-
-    Attributes:
-        c1: The box; infinity for the published step, which has none (alpha may be negative).
-        c2: The weight of the personal parts.
-        sigma: The number of clients whose steps are summed.
-        steps: "serial" or "simultaneous".
-        passes: Passes over the rows in a round, of serial steps.
-    """
-
-    c1: float = 1.0
-    c2: float = 1.0
-    sigma: float = 1.0
-    steps: Literal["serial", "simultaneous"] = "serial"
-    passes: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("c1", "c2", "sigma", "passes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: expected a positive number")
-        if self.steps not in ("serial", "simultaneous"):
-            raise ValueError(f"steps = {self.steps!r}: expected 'serial' or 'simultaneous'")
-
-    @property
-    def curvature(self) -> float:
-        """The factor a = sigma + 1/C2 of |x|^2 in the denominator of a step."""
-        return self.sigma + 1 / self.c2
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """An attacker's view of one client over T rounds with D features: by default the server's.
-
-    Attributes:
-        shared: w before each round, (T, D).
-        messages: The observed contribution of the client to each round, (T, D).
-        rule: The public step rule.
-        kind: "server" or "others".
-        clip: The bound on a contribution; None for none.
-        noise: Standard deviation of the noise per coordinate of a message; 0 for a server.
-        mask: "none"; "step" if dual steps are masked; "paper" if only contributions are, so that
-            v is unknown.
-        rows: The number of rows of the client, if known.
-    """
-
-    shared: Array
-    messages: Array
-    rule: Rule
-    kind: Literal["server", "others"] = "server"
-    clip: float | None = None
-    noise: float = 0.0
-    mask: MaskKind = "none"
-    rows: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("server", "others"):
-            raise ValueError(f"kind = {self.kind!r}: expected 'server' or 'others'")
-        if self.shared.ndim != 2 or self.shared.shape != self.messages.shape:
-            raise ValueError(
-                f"shared is {self.shared.shape} and messages are {self.messages.shape}: expected "
-                "(rounds, features) of both"
-            )
-        if self.kind == "server" and self.noise:
-            raise ValueError(
-                f"noise = {self.noise}: a server sees contributions before noise; see `others`"
-            )
-
-    def others(self, posts: Array, sent: Array, *, noise: float = 0.0) -> "View":
-        """Return the view of all other clients together, from the server's view.
-
-        They see the releases, (T, D), and know the sum of their own contributions, (T, D).
-        """
-        return replace(self, kind="others", messages=posts - sent, noise=noise)
-
-    @property
-    def starts(self) -> Array:
-        """The vectors w + v before each round, with v from the messages."""
-        before = np.cumsum(self.messages, axis=0) - self.messages
-        return self.shared + before / self.rule.c2
-
-    @property
-    def ends(self) -> Array:
-        """The vectors w + v + a dw after each round: the last row that moved has margin 1 there."""
-        return self.starts + self.rule.curvature * self.messages
-
-    @property
-    def uncut(self) -> NDArray[np.bool_]:
-        """The rounds with a message that is neither clipped nor rounding."""
-        size = np.linalg.norm(self.messages, axis=1)
-        heard: NDArray[np.bool_] = size > 1e-6 * size.max(initial=0.0)
-        # A mechanism clips slightly below its bound, for rounding.
-        return heard if self.clip is None else heard & (size < 0.99 * self.clip)
-
-
-def span(messages: Array, tolerance: float = 1e-9) -> Array:
-    """Return an orthonormal basis, (d, m), of the space that messages lie in."""
-    _, sizes, basis = np.linalg.svd(messages, full_matrices=False)
-    kept: Array = basis[sizes > tolerance * sizes.max(initial=0.0)].T
-    return kept
+FOUND = 0.1
+"""The error below which a row counts as found."""
+_STEPS = 300
+_STARTS, _FEWEST_STARTS, _WORK = 8, 2, 200_000
+_MOST_ROWS = 32
+_PENALTY, _VARIATION = 1e-3, 1e-3
+_MEASURED = 10_000
 
 
 @dataclass(frozen=True)
-class Found:
-    """A candidate and the rounds that support it."""
+class Setting:
+    """What the attack reached in one setting.
 
-    value: Array
-    rounds: Flags
+    Attributes:
+        name: "trusted", "secure_aggregation", "client_noise", or "guess" for the mean row.
+        clients: How many contributions are in what the server received.
+        noise: Standard deviation of the noise of a message, in units of the clip; 0 for none.
+        errors: The error of each row of each attacked client.
+        cosines: The largest |cosine| of a found row with a row of the client, less the mean row.
+        mean_cosines: That with the mean of the client's rows.
+    """
+
+    name: str
+    clients: int
+    noise: float
+    errors: tuple[Array, ...]
+    cosines: Array
+    mean_cosines: Array
 
     @property
-    def count(self) -> int:
-        """The number of rounds that support it."""
-        return int(self.rounds.sum())
+    def error(self) -> float:
+        """The median error of a row."""
+        return float(np.median(np.concatenate(self.errors)))
 
+    @property
+    def found(self) -> float:
+        """The share of rows with an error below 0.1."""
+        return float((np.concatenate(self.errors) < FOUND).mean())
 
-def functionals(steps: Array, c1: float, tries: int, rng: np.random.Generator) -> list[Found]:
-    """Return functionals g, (m,), of messages in coordinates of their span, best first."""
-    size = np.linalg.norm(steps, axis=1)
-    heard = np.flatnonzero(size > 1e-7 * size.max())
-    sums = np.cumsum(steps, axis=0)[heard]
-    if len(heard) > _MOST_ROUNDS:
-        heard = np.sort(rng.choice(heard, _MOST_ROUNDS, replace=False))
-        sums = np.cumsum(steps, axis=0)[heard]
-    if len(heard) < steps.shape[1] + 3:
-        return []
-    found = _still(steps[heard] / size[heard, None], tries, rng)
-    if np.isfinite(c1):
-        found += _boxed(sums, c1, tries, rng)
-    return _choose(found, steps.shape[1])
-
-
-def _still(steps: Array, tries: int, rng: np.random.Generator) -> list[Found]:
-    """Minimise the sum of |steps . g| with one round fixed to 1: steps that are often 0."""
-    rounds, width = steps.shape
-    white, shape = np.linalg.qr(steps)
-    white = white * np.sqrt(rounds)
-    goal = np.concatenate([np.zeros(width), np.ones(rounds)])
-    eye = np.eye(rounds)
-    sides = np.block([[white, -eye], [-white, -eye]])
-    found = []
-    for turn in rng.permutation(rounds)[:tries]:
-        held = np.concatenate([white[turn], np.zeros(rounds)])[None]
-        solved = _solve(goal, sides, np.zeros(2 * rounds), held)
-        if solved is not None:
-            moved = white @ solved[:width]
-            found.append(Found(np.linalg.solve(shape, solved[:width]), np.abs(moved) < _SAME))
-    return found
-
-
-def _boxed(sums: Array, c1: float, tries: int, rng: np.random.Generator) -> list[Found]:
-    """Return vertices of {g: 0 <= sums . g <= C1}: alphas often at an end of the box."""
-    white, shape = np.linalg.qr(sums)
-    white = white * np.sqrt(len(sums))
-    sides = np.concatenate([white, -white])
-    ends = np.concatenate([np.full(len(sums), c1), np.zeros(len(sums))])
-    found = []
-    for turn in range(tries):
-        pair = white[rng.integers(len(sums), size=2)]
-        goal = pair[1] - pair[0] if turn % 2 else rng.standard_normal(white.shape[1])
-        solved = _solve(goal, sides, ends)
-        if solved is None:
-            continue
-        alpha = white @ solved
-        low, high = np.abs(alpha) < _SAME * c1, np.abs(alpha - c1) < _SAME * c1
-        if alpha.max() > 1e-6 * c1:
-            found.append(Found(np.linalg.solve(shape, solved) * np.sqrt(len(sums)), low | high))
-    return found
-
-
-def _solve(goal: Array, sides: Array, ends: Array, held: Array | None = None) -> Array | None:
-    equal: dict[str, Any] = {} if held is None else {"A_eq": held, "b_eq": [1.0]}
-    solved = linprog(goal, sides, ends, bounds=(None, None), method="highs-ds", **equal)
-    return solved.x if solved.status == 0 else None
-
-
-def _choose(found: list[Found], width: int) -> list[Found]:
-    """Return independent candidates with more support than any vertex, best first."""
-    kept: list[Found] = []
-    basis = np.zeros((width, 0))
-    for one in sorted(found, key=lambda one: -one.count):
-        if one.count < width + 2 or len(kept) == width:
-            break
-        unit = one.value / np.linalg.norm(one.value)
-        apart = unit - basis @ (basis.T @ unit)
-        # A mixture of two functionals has, but for accidents, the rounds that both have.
-        mixed = any((one.rounds & ~other.rounds).sum() <= 3 for other in kept)
-        if np.linalg.norm(apart) > 1e-5 and not mixed:
-            kept.append(Found(unit, one.rounds))
-            basis = np.column_stack([basis, apart / np.linalg.norm(apart)])
-    return kept
-
-
-def consensus(
-    left: Array,
-    right: Array,
-    scale: Array,
-    rng: np.random.Generator,
-    *,
-    tries: int,
-    largest: float = math.inf,
-) -> list[Found]:
-    """Return x with left @ x = right in more rounds than unknowns, best first.
-
-    `left` is (T, r), `right` is (T,), and `scale` the unit of a residual in each round. Of `tries`
-    choices of r rounds those count with |x| < `largest`: nearly equal rounds have huge solutions.
-    """
-    rounds, unknowns = left.shape
-    if rounds < unknowns + 3 or not unknowns:
-        return []
-    found: list[Found] = []
-    for _ in range(0, tries, _CHUNK):
-        # One row is last in a round: choose among rounds without a row so far.
-        taken = np.zeros(rounds, dtype=bool)
-        for one in found:
-            near = _NEAR * (1 + np.linalg.norm(one.value)) * scale
-            taken |= np.abs(left @ one.value - right) <= near
-        open_rounds = np.flatnonzero(~taken)
-        if len(open_rounds) < unknowns:
-            break
-        drawn = rng.random((min(tries, _CHUNK), len(open_rounds)))
-        chosen = open_rounds[np.argsort(drawn, axis=1)[:, :unknowns]]
-        systems = left[chosen]
-        sign, _ = np.linalg.slogdet(systems)
-        systems, goals = systems[sign != 0], right[chosen][sign != 0]
-        solved = np.linalg.solve(systems, goals[..., None])[..., 0]
-        size = np.linalg.norm(solved, axis=1)
-        solved, size = solved[size < largest], size[size < largest]
-        reach = _MISS * (1 + size)[:, None] * scale
-        fits = np.abs(solved @ left.T - right) <= reach
-        found += _refined(left, right, scale, fits)
-        found = _distinct(found)
-    return found
-
-
-def _refined(left: Array, right: Array, scale: Array, fits: Flags) -> list[Found]:
-    """Solve again with all rounds that fit, for distinct candidates, best first."""
-    fits = fits[fits.sum(axis=1) >= left.shape[1] + 2]
-    refined = []
-    while len(fits):
-        here = fits[int(np.argmax(fits.sum(axis=1)))]
-        weighted, aims = left[here] / scale[here, None], right[here] / scale[here]
-        # Equal rounds count once: no unknown may depend on a single round.
-        if (np.linalg.qr(weighted)[0] ** 2).sum(axis=1).max() < 0.999:
-            refined.append(Found(np.linalg.lstsq(weighted, aims, rcond=None)[0], here))
-        # The same row again, or a mixture of rows, which fits where they all fit.
-        fits = fits[(fits & ~here).sum(axis=1) > 2]
-    return refined
-
-
-def _distinct(found: list[Found]) -> list[Found]:
-    kept: list[Found] = []
-    for one in sorted(found, key=lambda one: -one.count):
-        if not any((one.rounds & ~other.rounds).sum() <= 2 for other in kept):
-            kept.append(one)
-    return kept
+    def to_json(self) -> dict[str, Any]:
+        """Return a dictionary that can be written as JSON."""
+        return {
+            "clients_in_message": self.clients,
+            "noise": self.noise,
+            "error": self.error,
+            "found": self.found,
+            "best_cosine": float(np.median(self.cosines)),
+            "mean_cosine": float(np.median(self.mean_cosines)),
+            "errors": [one.tolist() for one in self.errors],
+        }
 
 
 @dataclass(frozen=True)
-class Reconstruction:
-    """An attacker's result.
+class Reconstructed:
+    """What a server could reconstruct.
 
     Attributes:
-        rows: (n, d).
-        labels: -1 or +1; +1 where (x, y) and (-x, -y) are indistinguishable.
-        residual: Relative part of the messages outside the span of the rows; 0 also for wrong rows
-            with the right span.
-        exact: The number of rows, the first ones, supported by more rounds than unknowns.
+        clients: The names of the attacked clients: those with the fewest rows.
+        rows: Their numbers of rows.
+        rounds: How many rounds the server uses.
+        closed_form: Whether rows follow from the contribution without a search.
+        local_steps: The most local steps, which a search takes for one; None for a solution of the
+            local problem in closed form, which it takes for one step too.
+        settings: The result in each setting, and of the mean row as a guess.
+        left_out: Why the clients' own noise is left out; "" if it is not.
     """
 
-    rows: Array
-    labels: Array
-    residual: float
-    exact: int
+    method: str
+    model: str
+    epsilon: float
+    clients: tuple[str, ...]
+    rows: tuple[int, ...]
+    rounds: int
+    closed_form: bool
+    local_steps: int | None
+    settings: tuple[Setting, ...]
+    left_out: str
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dictionary that can be written as JSON."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {
+            "attack": "reconstruction",
+            **found,
+            "epsilon": None if math.isinf(self.epsilon) else self.epsilon,
+            "settings": {one.name: one.to_json() for one in self.settings},
+        }
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the attacker knows of all rows: the mean row, and the mean of |row - mean row|^2."""
+
+    mean: Array
+    spread: float
+
+    @classmethod
+    def of(cls, data: FederatedDataset) -> "Known":
+        """Measure it on the first rows of the data."""
+        rows: Any = data.features[:_MEASURED]
+        dense = rows.flatten(1).double().numpy() if isinstance(rows, Tensor) else rows.toarray()
+        mean = dense.mean(axis=0)
+        return cls(mean, max(float(((dense - mean) ** 2).sum(axis=1).mean()), 1e-300))
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of a number of a row."""
+        return math.sqrt(self.spread / len(self.mean))
+
+
+def score(
+    found: Array, true: Array, known: Known, *, sized: bool = True
+) -> tuple[Array, float, float]:
+    """Return the error of each true row, and the largest |cosines| with rows and with their mean.
+
+    Rows are matched by the Hungarian method; a true row without a match is guessed by the mean row.
+    Where only directions are found (`sized` is False), each has its best scale.
+
+    >>> score(np.eye(2)[::-1], np.eye(2), Known(np.zeros(2), 1.0))[0].tolist()
+    [0.0, 0.0]
+    """
+    apart = ((true[:, None] - found[None]) ** 2).sum(axis=2) / known.spread
+    if not sized:
+        along = true @ _units(found).T
+        apart = ((true**2).sum(axis=1)[:, None] - along**2).clip(min=0) / known.spread
+    apart = np.nan_to_num(apart, nan=1e12, posinf=1e12).clip(max=1e12)
+    errors = ((true - known.mean) ** 2).sum(axis=1) / known.spread
+    at, by = linear_sum_assignment(apart)
+    errors[at] = apart[at, by]
+    if not len(found):
+        return errors, 0.0, 0.0
+    ours, own = _units(found - known.mean), true - known.mean
+    cosines = np.abs(ours @ _units(own).T), np.abs(ours @ _units(own.mean(axis=0)[None]).T)
+    return errors, float(cosines[0].max()), float(cosines[1].max())
+
+
+def _units(rows: Array) -> Array:
+    scaled: Array = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+    return scaled
 
 
 def reconstruct(
-    view: View, *, positive: int | None = None, seed: int = 0, tries: int = 60
-) -> Reconstruction:
-    """Attack one client; it finds the view's number of rows, else the rank of its messages.
+    plan: Plan,
+    data: FederatedDataset,
+    *,
+    clients: int = 5,
+    seed: int = 0,
+    steps: int = _STEPS,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Reconstructed:
+    """Return how well a curious server reconstructs rows of clients in three settings.
 
-    `positive` is a column known to be positive in every row, which determines labels; `tries` is
-    the number of linear programs of each kind.
+    Args:
+        plan: What clients contribute to; open values are filled in by rule.
+        data: The rows.
+        clients: How many clients are attacked: those with the fewest rows.
+        seed: Of local steps, noise and starts of the attack.
+        steps: Of the optimiser.
+        progress: Called after every attack with how many are done.
     """
-    rng = Rng.seeded(seed).at("attack").numpy()
-    messages = view.messages
-    count = view.rows or max(span(messages, 1e-6).shape[1], 1)
-    if not np.any(messages):
-        return _result(view, rng.standard_normal((count, messages.shape[1])), positive, 0)
-    if view.noise:
-        return _result(view, _sized(view, _rough(messages, count, rng)), positive, 0)
-    found = _search(view, count, rng, tries)
-    filled = _fill(view, found.rows, count, rng)
-    signed = _sized(view, filled)
-    signed[: len(found)][found.sized] = found.rows[found.sized]
-    return _result(view, signed, positive, len(found))
-
-
-def _result(view: View, signed: Array, positive: int | None, exact: int) -> Reconstruction:
-    labels = np.ones(len(signed))
-    if positive is not None:
-        labels = np.where(signed[:, positive] < 0, -1.0, 1.0)
-    basis = np.linalg.qr(signed.T)[0]
-    total = max(float(np.linalg.norm(view.messages)), 1e-300)
-    left = view.messages - view.messages @ basis @ basis.T
-    return Reconstruction(
-        labels[:, None] * signed, labels, float(np.linalg.norm(left)) / total, exact
+    started, spec = time.perf_counter(), data.spec
+    if clients < 1:
+        raise ValueError(f"clients = {clients}: expected at least one client to attack")
+    plan = replace(resolve(plan, spec), simulation_seed=seed)
+    kind = SVMAttack if plan.method.kind == "mtlsvm" else GradientAttack
+    known = Known.of(data)
+    attack = kind(plan, data, _fewest_rows(data, clients), known, seed, steps)
+    true = [_rows_of(data, client) for client in attack.targets]
+    epsilon = plan.guarantee(spec.clients).epsilon if plan.private else math.inf
+    plans, left_out = _plans(plan, spec.clients, epsilon)
+    settings: list[Setting] = []
+    for name, used in plans.items():
+        scored = []
+        for found, own in zip(attack.rows(name, used), true, strict=True):
+            scored.append(score(found, own, known, sized=attack.sized))
+            progress(len(settings) * len(true) + len(scored), len(plans) * len(true))
+        settings.append(_setting(name, used, scored, spec.clients, len(attack.cohort)))
+    guesses = tuple(score(np.empty((0, len(known.mean))), own, known)[0] for own in true)
+    nothing = np.zeros(len(true))
+    settings.append(Setting("guess", 0, 0.0, guesses, nothing, nothing))
+    return Reconstructed(
+        method=str(plan.method),
+        model=plan.method.model.kind,
+        epsilon=epsilon,
+        clients=tuple(str(data.names[client]) for client in attack.targets),
+        rows=tuple(len(own) for own in true),
+        rounds=attack.rounds,
+        closed_form=attack.closed_form,
+        local_steps=attack.local_steps,
+        settings=tuple(settings),
+        left_out=left_out,
+        seconds=time.perf_counter() - started,
     )
 
 
-class _Directions:
-    """At most `count` rows with distinct directions; rows of unknown size have unit norm."""
-
-    def __init__(self, width: int, count: int) -> None:
-        self.count = count
-        self.rows, self.sized = np.zeros((0, width)), np.zeros(0, dtype=bool)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def add(self, rows: Array, *, sized: bool) -> None:
-        """Add new directions."""
-        for row in rows:
-            size = float(np.linalg.norm(row))
-            cosines = self.rows @ row / size / np.linalg.norm(self.rows, axis=1)
-            if len(self) < self.count and not np.any(np.abs(cosines) > _ALIKE):
-                self.rows = np.vstack([self.rows, row if sized else row / size])
-                self.sized = np.append(self.sized, sized)
+def _fewest_rows(data: FederatedDataset, clients: int) -> Ids:
+    """Return the clients with the fewest rows, which are the most exposed."""
+    order = np.argsort(data.counts, kind="stable")
+    chosen: Ids = order[data.counts[order] > 0][:clients]
+    if not len(chosen):
+        raise ValueError(f"{data.title}: no client has rows to reconstruct")
+    return chosen
 
 
-def _search(view: View, count: int, rng: np.random.Generator, tries: int) -> _Directions:
-    """Return rows that the messages support."""
-    found = _Directions(view.messages.shape[1], count)
-    rest = _peel(view, found, rng, tries)
-    if len(found) < count and view.rule.steps == "serial" and view.mask != "paper":
-        found.add(_last_movers(view, span(rest), count, rng), sized=True)
-    elif len(found) < count and view.mask == "none":
-        rows = _fitted(view, count, rng)
-        found = _Directions(rows.shape[1], count) if len(rows) else found
-        found.add(rows, sized=True)
-    return found
-
-
-def _peel(view: View, found: _Directions, rng: np.random.Generator, tries: int) -> Array:
-    """Find rows with known steps and subtract them; return the remaining messages."""
-    rest = view.messages
-    while len(found) < found.count and np.linalg.norm(rest) > 1e-9 * np.linalg.norm(view.messages):
-        basis = span(rest)
-        if basis.shape[1] == 1:
-            found.add(basis.T, sized=False)
-            break
-        steps, left = rest @ basis, found.count - len(found)
-        # Functionals exist where the rows that are left are independent.
-        known = functionals(steps, view.rule.c1, tries, rng) if left == basis.shape[1] else []
-        if len(known) == left:
-            found.add(np.linalg.inv([one.value for one in known]).T @ basis.T, sized=False)
-            break
-        pairs = _paired(view, basis, steps, known, rng) if view.mask != "paper" else []
-        for functional, row in pairs:
-            found.add((basis @ row)[None], sized=True)
-            rest = rest - np.outer(steps @ functional / (functional @ row), basis @ row)
-        if not pairs:
-            break
-    return rest
-
-
-def _paired(
-    view: View, basis: Array, steps: Array, known: list[Found], rng: np.random.Generator
-) -> list[tuple[Array, Array]]:
-    """Return pairs of a functional and its row, in coordinates of the basis."""
-    pairs = []
-    size = np.linalg.norm(view.messages, axis=1)
-    for place, one in enumerate(known):
-        others = [other.value for k, other in enumerate(known) if k != place]
-        if view.rule.steps == "serial":
-            # The row is 0 under all other functionals.
-            free = _null(np.array(others).reshape(-1, basis.shape[1]))
-            left = (view.ends @ basis @ free)[view.uncut]
-            spoken = consensus(
-                left, np.ones(len(left)), view.rule.curvature * size[view.uncut], rng, tries=4000
-            )
-            rows = [free @ other.value for other in spoken[:1]]
-        else:
-            moved = steps @ one.value
-            use = view.uncut & (np.abs(moved) > 1e-9 * np.abs(moved).max())
-            left = np.column_stack([np.ones(use.sum()), -(view.starts @ basis)[use]])
-            scale = np.abs(view.rule.curvature * moved[use])
-            spoken = consensus(left, view.rule.curvature * moved[use], scale, rng, tries=4000)
-            rows = [other.value[1:] / other.value[0] for other in spoken[:1]]
-        pairs += [(one.value, row) for row in rows if abs(one.value @ row) > 1e-9]
-    return pairs
-
-
-def _null(rows: Array) -> Array:
-    """Return an orthonormal basis, (m, m - k), of the null space of k functionals."""
-    if not len(rows):
-        return np.eye(rows.shape[1])
-    full: Array = np.linalg.qr(rows.T, mode="complete")[0][:, len(rows) :]
-    return full
-
-
-def _last_movers(view: View, basis: Array, count: int, rng: np.random.Generator) -> Array:
-    """Return rows with margin 1 at the end of more rounds than by chance."""
-    width = basis.shape[1]
-    if count ** max(width - 1, 0) > 1e6 or not view.uncut.any():
-        return np.zeros((0, len(basis)))
-    size = np.linalg.norm(view.messages, axis=1)[view.uncut]
-    ends = (view.ends @ basis)[view.uncut]
-    # A row with margin 1 at z has a norm of 1 / |z| over the cosine between them.
-    largest = 100 / max(float(np.median(np.linalg.norm(ends, axis=1))), 1e-9)
-    spoken = consensus(
-        ends, np.ones(len(ends)), view.rule.curvature * size, rng, tries=20_000, largest=largest
-    )
-    return np.array([one.value @ basis.T for one in spoken]).reshape(-1, len(basis))
-
-
-def _repeated(view: View, units: Array) -> Array:
-    """Return directions of several messages: rounds in which one row moved."""
-    if view.rule.steps == "simultaneous" and view.mask == "none":
-        return units[:0]  # rows that move between the ends of their boxes together repeat too
-    alike = np.abs(units @ units.T) > 1 - _PARALLEL
-    several: Array = units[alike.sum(axis=1) > 1]
-    return several
-
-
-def _fitted(view: View, count: int, rng: np.random.Generator) -> Array:
-    """Return rows fitted by the simultaneous rule; none if no start gives a perfect fit."""
-    basis = span(view.messages)
-    width = basis.shape[1]
-    size = np.linalg.norm(view.messages, axis=1)
-    if (
-        count > 10
-        or count * width > 60
-        or (view.clip is not None and size.max() > 0.99 * view.clip)
-    ):
-        return np.zeros((0, len(basis)))
-    number = int(np.clip(5000 // (count * width), 8, 200))
-    guesses = rng.standard_normal((number, count, width))
-    guesses /= np.linalg.norm(guesses, axis=2, keepdims=True)
-    first = view.messages[0] @ basis
-    guesses *= np.where(guesses @ first < 0, -1.0, 1.0)[..., None]
-    guesses *= np.exp(0.4 * rng.standard_normal((number, count, 1)))
-    rows, misfit = fit(view.messages @ basis, view.starts @ basis, view.rule, guesses)
-    return rows @ basis.T if misfit < 1e-16 else np.zeros((0, len(basis)))
-
-
-def _sized(view: View, units: Array) -> Array:
-    """Return directions e with signs and sizes r.
-
-    Alpha starts at 0, so the first of m, a row's parts of the messages, is not negative, nor are
-    their sums, r alpha. 1/r is the value on which most rounds agree of e . (w + v + a dw), where
-    the row moved last, and of e . (w + v) + a m, where it moved first, or rows moved at once.
-    Otherwise, sums that return to their maximum are r C1 there.
-    """
-    parts = np.linalg.lstsq(units.T, view.messages.T, rcond=None)[0].T
-    sums = np.cumsum(parts, axis=0)
-    begun = np.abs(parts[0]) > 1e-3 * np.abs(parts).max(axis=0)
-    signs = np.where(np.where(begun, parts[0], sums.sum(axis=0)) < 0, -1.0, 1.0)
-    units, parts, sums = signs[:, None] * units, signs * parts, signs * sums
-    if view.mask == "paper":
-        # v is known in the first round only: a step from 0 there is 1 / (a r).
-        sizes = np.where(begun, 1 / (view.rule.curvature * np.maximum(parts[0], 0.01)), 1.0)
-        return np.asarray(sizes[:, None] * units)
-    moved = np.abs(parts) > 1e-9 * np.abs(parts).max(initial=1e-300)
-    first, last = view.starts @ units.T + view.rule.curvature * parts, view.ends @ units.T
-    sizes = np.ones(len(units))
-    for place in range(len(units)):
-        use = view.uncut & moved[:, place]
-        agreed = _densest(np.sort(np.concatenate([first[use, place], last[use, place]])))
-        highest = float(sums[:, place].max())
-        back = int((sums[:, place] > highest * (1 - 1e-9)).sum())
-        if agreed:
-            sizes[place] = 1 / agreed
-        elif back >= 3 and highest > 0 and np.isfinite(view.rule.c1):
-            sizes[place] = highest / view.rule.c1
-    return np.asarray(sizes[:, None] * units)
-
-
-def _densest(values: Array) -> float:
-    """Return the value on which at least three of the sorted values agree, else 0."""
-    wide = values + 1e-6 * np.abs(values)
-    counts = np.searchsorted(values, wide, side="right") - np.arange(len(values))
-    if counts.max(initial=0) < 3:
-        return 0.0
-    best = int(np.argmax(counts))
-    agreed = float(values[best : best + counts[best]].mean())
-    return agreed if abs(agreed) > 1e-3 else 0.0
-
-
-def _fill(view: View, found: Array, count: int, rng: np.random.Generator) -> Array:
-    """Guess missing rows: the messages that are least similar to the rows."""
-    size = np.linalg.norm(view.messages, axis=1)
-    loud = size > 1e-6 * size.max()
-    units = view.messages[loud] / size[loud, None]
-    rows = found / np.linalg.norm(found, axis=1, keepdims=True)
-    for unit in _repeated(view, units):
-        if len(rows) < count and not np.any(np.abs(rows @ unit) > 1 - 1e-8):
-            rows = np.vstack([rows, unit])
-    while len(rows) < count:
-        alike = np.abs(units @ rows.T).max(axis=1, initial=0.0)
-        far = units[int(np.argmin(alike))]
-        if alike.min() > 1 - 1e-9:  # all messages are used: any direction of their span
-            basis = span(view.messages)
-            far = basis @ rng.standard_normal(basis.shape[1])
-        rows = np.vstack([rows, far / np.linalg.norm(far)])
-    first: Array = rows[:count]
-    return first
-
-
-def _rough(messages: Array, count: int, rng: np.random.Generator) -> Array:
-    """Guess from noisy messages: mean, main directions, then random directions."""
-    main = np.linalg.svd(messages, full_matrices=False)[2]
-    mean = messages.sum(axis=0)[None]
-    rest = rng.standard_normal((max(count - 1 - len(main), 0), messages.shape[1]))
-    rows = np.vstack([mean, main, rest])[:count]
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    signed: Array = np.where(rows @ mean[0] < 0, -1.0, 1.0)[:, None] * rows
-    return signed
-
-
-def fit(messages: Array, starts: Array, rule: Rule, guesses: Array) -> tuple[Array, float]:
-    """Return the best fit of rows (n, m) to messages (T, m), and its relative squared misfit.
-
-    `guesses` are (starts, n, m).
-    """
-    scale = max(float((messages**2).sum()), 1e-300)
-    now, damping = guesses.copy(), np.full(len(guesses), 1e-2)
-    errors, jacobian = _residuals(now, messages, starts, rule)
-    cost = (errors**2).sum(axis=1) / scale
-    for _ in range(_MOST_STEPS):
-        if cost.min() < 1e-22 or damping.min() > 1e8:
-            break
-        trial = now + _step(errors, jacobian, damping).reshape(now.shape)
-        new_errors, new_jacobian = _residuals(trial, messages, starts, rule)
-        new_cost = (new_errors**2).sum(axis=1) / scale
-        better = new_cost < cost
-        now[better], errors[better], cost[better] = (
-            trial[better],
-            new_errors[better],
-            new_cost[better],
+def _plans(plan: Plan, clients: int, epsilon: float) -> tuple[dict[str, Plan], str]:
+    """Return the plan of each setting, and why the clients' own noise is left out, if it is."""
+    privacy, central = plan.privacy, plan
+    if privacy.noise.local:
+        central = replace(plan, privacy=replace(privacy, noise=GaussianNoise()))
+    plans = {"trusted": central, "secure_aggregation": central}
+    if epsilon == math.inf:
+        return plans, "the plan has no budget (epsilon = inf)"
+    if not privacy.noise.local:
+        local = replace(
+            privacy,
+            epsilon=epsilon,
+            noise_multiplier=None,
+            delta=privacy.delta or None,
+            noise=LocalNoise(),
         )
-        jacobian[better] = new_jacobian[better]
-        damping = np.clip(np.where(better, damping / 4, damping * 3), 1e-12, 1e9)
-    best = int(np.argmin(cost))
-    return now[best], float(cost[best])
+        plan = replace(plan, privacy=local)
+    try:
+        plan.mechanisms(clients)
+    except ValueError as error:
+        return plans, str(error)
+    return {**plans, "client_noise": plan}, ""
 
 
-def _step(errors: Array, jacobian: Array, damping: Array) -> Array:
-    """Return the damped Gauss-Newton step of each start."""
-    normal = np.matmul(jacobian.transpose(0, 2, 1), jacobian)
-    gradient = np.einsum("spq,sp->sq", jacobian, errors)
-    diagonal = np.einsum("sqq->sq", normal)
-    places = np.arange(normal.shape[1])
-    normal[:, places, places] = diagonal * (1 + damping[:, None]) + 1e-12 * diagonal.max() + 1e-300
-    step: Array = -np.linalg.solve(normal, gradient[..., None])[..., 0]
-    return step
+def _setting(
+    name: str, plan: Plan, scored: list[tuple[Array, float, float]], clients: int, cohort: int
+) -> Setting:
+    errors, cosines, means = zip(*scored, strict=True)
+    mechanism = plan.mechanisms(clients)[0]
+    return Setting(
+        name=name,
+        clients=cohort if name == "secure_aggregation" else 1,
+        noise=mechanism.of_message().noise_over_bound if mechanism.local else 0.0,
+        errors=errors,
+        cosines=np.array(cosines),
+        mean_cosines=np.array(means),
+    )
 
 
-def _residuals(rows: Array, messages: Array, starts: Array, rule: Rule) -> tuple[Array, Array]:
-    """Return residuals of the rule, (s, T m), and their Jacobians, (s, T m, n m)."""
-    count, n, m = rows.shape
-    rounds, low = len(messages), 0.0 if np.isfinite(rule.c1) else -np.inf
-    square = np.maximum((rows**2).sum(axis=2), 1e-12)
-    alpha, bend = np.zeros((count, n)), np.zeros((count, n, m))
-    residuals, jacobian = np.zeros((count, rounds, m)), np.zeros((count, rounds, m, n, m))
-    eye = np.eye(m)
-    for turn in range(rounds):
-        step = (1 - rows @ starts[turn]) / (rule.curvature * square)
-        aim = alpha + step
-        inside = (aim > low) & (aim < rule.c1)
-        derivative = -starts[turn] / (rule.curvature * square[..., None])
-        derivative = (bend + derivative - 2 * (step / square)[..., None] * rows) * inside[..., None]
-        moved = np.clip(aim, low, rule.c1) - alpha
-        residuals[:, turn] = np.einsum("sn,snm->sm", moved, rows) - messages[turn]
-        jacobian[:, turn] = np.einsum("snk,snj->sknj", rows, derivative - bend)
-        jacobian[:, turn] += np.einsum("sn,kj->sknj", moved, eye)
-        alpha, bend = alpha + moved, derivative
-    return residuals.reshape(count, -1), jacobian.reshape(count, rounds * m, n * m)
+def _rows_of(data: FederatedDataset, client: int) -> Array:
+    """Return a client's rows, flat."""
+    one = data.clients(np.array([client]))
+    rows: Array = one.x[0].flatten(1).double().numpy()
+    return rows
+
+
+class SVMAttack:
+    """The attack on MTL-SVM: messages of all rounds.
+
+    Attributes:
+        cohort: The clients in a sum.
+        sized: Whether rows are found with their sizes and signs; only directions without a bias.
+    """
+
+    closed_form, local_steps = False, 1
+
+    def __init__(
+        self, plan: Plan, data: FederatedDataset, targets: Ids, known: Known, seed: int, steps: int
+    ) -> None:
+        self.data, self.targets, self.seed = data, targets, seed
+        self.cohort, self.rounds = np.arange(data.spec.clients), plan.posts
+        assert isinstance(plan.method.model, Linear)
+        self.sized = plan.method.model.bias
+
+    def rows(self, name: str, plan: Plan) -> Iterator[Array]:
+        """Yield the rows found of each attacked client."""
+        features = self.data.spec.features
+        positive = features if self.sized else None
+        seen = "sum" if name == "secure_aggregation" else "server"
+        for client in self.targets:
+            view = record(plan, self.data, int(client))[seen]
+            found = svm.reconstruct(view, positive=positive, seed=self.seed)[0]
+            if self.sized:  # the column of the bias is 1
+                found = found / np.maximum(found[:, features:], 1e-9)
+            yield found[:, :features]
+
+
+class GradientAttack:
+    """The attack on changes of a model: contributions to the first round; see `SVMAttack`."""
+
+    rounds = 1
+
+    def __init__(
+        self, plan: Plan, data: FederatedDataset, targets: Ids, known: Known, seed: int, steps: int
+    ) -> None:
+        method, spec, rng = plan.method, data.spec, Rng.seeded(seed).at("init")
+        self.method, self.shared = method, method.init(spec, rng)
+        self.start = dict(method.model.init(spec, rng))
+        leaves = _changed_leaves(method, self.shared, self.start, spec)
+        self.data, self.targets, self.known = data, targets, known
+        self.seed, self.steps = seed, steps
+        drawn = plan.sampler.draw(spec.clients, open_entropy(seed, "cohort", 0))
+        self.cohort = np.union1d(drawn, targets)
+        self.first = next(iter(self.start))
+        self.dense = self.first in leaves and self.start[self.first].shape[1:] == (spec.features,)
+        self.closed_form = self.dense and int(data.counts[targets].max()) == 1
+        self.sized = not self.closed_form or len(leaves) > 1
+        self.local_steps = _local_steps(getattr(method, "base", method), data, targets)
+
+    def rows(self, name: str, plan: Plan) -> Iterator[Array]:
+        """Yield the rows found of each attacked client."""
+        summed = self._received(plan, self.cohort) if name == "secure_aggregation" else None
+        for client in self.targets:
+            total = self._received(plan, np.array([client])) if summed is None else summed
+            if self.method.shape is Shape.ROWS:  # each client has a row of its own in a sum
+                total = {leaf: value[int(client)] for leaf, value in total.items()}
+            yield self._invert(_as_update(self.method, self.shared, total), int(client))
+
+    def _received(self, plan: Plan, ids: Ids) -> Tree:
+        """Return the sum of these clients' contributions, as a server receives it."""
+        mechanism = plan.mechanisms(self.data.spec.clients)[0]
+        rng = Rng.seeded(self.seed)
+        state = RoundState(self.method, mechanism, self.shared, rng, 0, self.seed)
+        parts = []
+        for block in self.data.blocks(ids, plan.speed.clients(self.shared)):
+            own = self.method.init_client_state(self.shared, self.data.spec, len(block))
+            parts.append(client_half(state, own, block).part)
+        return functools.reduce(operator.add, parts).total
+
+    def _invert(self, update: Tree, client: int) -> Array:
+        """Return rows that lead to this update."""
+        one, spec, model = self.data.clients(np.array([client])), self.data.spec, self.method.model
+        count = min(int(one.counts[0]), _MOST_ROWS)
+        weight = update[self.first].double() if self.dense else torch.empty(0, spec.features)
+        bias = update.get(self.first.removesuffix("weight") + "bias") if self.dense else None
+        if self.dense and count == 1 and (self.closed_form or bias is not None):
+            return one_row(weight, bias)
+        labels = _labels(one.y[0, :count], update, spec, model)
+        rng = Rng.seeded(self.seed).at("reconstruction", client)
+        many = int(np.clip(_WORK // (size(self.start) * count), _FEWEST_STARTS, _STARTS))
+        starts = draw_starts(self.known, count, weight, bias, rng, many)
+        problem = Matching(model, spec, self.start, update, labels, self.known)
+        return problem.solve(starts, self.steps)
+
+
+def _local_steps(method: Method, data: FederatedDataset, targets: Ids) -> int | None:
+    """Return the most local steps of a client; None for solutions in closed form."""
+    if not isinstance(method, Proximal):
+        return None
+    if not isinstance(method, Ditto) and method.problem().is_exact(data.spec):
+        return None  # Ditto solves for what it does not contribute
+    return int(method.sgd.count_steps(data.counts[targets]).max())
+
+
+def _changed_leaves(method: Method, shared: Tree, start: Tree, spec: Spec) -> Tree:
+    """Return the leaves of the model that a client changes; raise ValueError if there are none."""
+    leaves: Tree = {}
+    if method.shape in (Shape.SUM, Shape.ROWS):
+        with suppress(RuntimeError):  # a slice has fewer weights
+            leaves = _as_update(method, shared, method.contribution(spec))
+    fits = all(name in start and leaf.shape == start[name].shape for name, leaf in leaves.items())
+    if not leaves or not fits:
+        raise ValueError(
+            f"no reconstruction attack for {method} with these settings: a contribution is not a "
+            f"change of a whole model (it releases {about(method.kind).releases}); try pmtl, "
+            "fedavg, dpfedmtl, pfeb or mtlsvm"
+        )
+    return leaves
+
+
+def _as_update(method: Method, shared: Tree, total: Tree) -> Tree:
+    """Return a contribution as a change of the model.
+
+    That of pfeb is the change of each weight over its prior standard deviation.
+    """
+    if not isinstance(method, PFEB):
+        return total
+    assert isinstance(method.model, Linear)
+    spread = shared["variances"].sqrt()
+    return head_of(total["mean"].reshape(spread.shape) / spread, method.model.bias)
+
+
+def one_row(weight: Tensor, bias: Tensor | None) -> Array:
+    """Return the row, (1, d), whose multiples the changes of units are; a direction without bias.
+
+    >>> one_row(torch.tensor([[2.0, 4.0], [1.0, 2.0]]), torch.tensor([2.0, 1.0])).tolist()
+    [[1.0, 2.0]]
+    """
+    weight = weight.double()
+    if bias is None:
+        return np.asarray(torch.linalg.svd(weight, full_matrices=False)[2][:1])
+    bias = bias.double()
+    return np.asarray((bias @ weight / (bias @ bias).clamp_min(1e-300))[None])
+
+
+def draw_starts(
+    known: Known, count: int, weight: Tensor, bias: Tensor | None, rng: Rng, many: int = _STARTS
+) -> Tensor:
+    """Return starts of the search, (starts, count, d); the last has ratios of units, if any.
+
+    Of the ratios that are near enough to the mean row, those that differ most are taken.
+    """
+    drawn = torch.randn(many, count, len(known.mean), generator=rng.torch()).double()
+    sizes = torch.linspace(0.1, 1.0, many, dtype=torch.float64)[:, None, None]
+    starts = torch.from_numpy(known.mean) + known.deviation * sizes * drawn
+    if bias is None:
+        return starts
+    active = bias.abs() > 1e-6 * bias.abs().max()
+    ratios = (weight[active] / bias[active, None]).double().numpy()
+    ratios = ratios[((ratios - known.mean) ** 2).sum(axis=1) < 9 * known.spread]
+    for place in range(min(count, len(ratios))):
+        taken = starts[-1, :place].numpy() if place else known.mean[None]
+        apart = ((ratios[:, None] - taken[None]) ** 2).sum(axis=2).min(axis=1)
+        starts[-1, place] = torch.from_numpy(ratios[int(np.argmax(apart))])
+    return starts
+
+
+def _labels(true: Tensor, update: Tree, spec: Spec, model: Model) -> Tensor:
+    """Return the targets: of one row the class whose bias rises (iDLG), else the true ones."""
+    biases = [name for name in model.head(spec) if name in update and update[name].dim() == 1]
+    if len(true) > 1 or spec.task != "multiclass" or not biases:
+        return true
+    return update[biases[-1]].argmax().reshape(1).to(true)
 
 
 @dataclass(frozen=True)
-class Success:
-    """The similarity of found and true rows, matched one to one.
+class Matching:
+    """The search for rows whose gradient points against an update of the model."""
 
-    Attributes:
-        cosine: Mean |cos| of matched rows.
-        best: The largest of them.
-        worst: The smallest.
-        revealed: Share of rows matched with |cos| above 0.99.
-        relative_error: Median of |found - true| / |true| of y x.
-        labels_right: Share of matched rows with the right label; 1/2 by chance if the sign of a row
-            cannot be known.
-    """
+    model: Model
+    spec: Spec
+    start: Tree
+    update: Tree
+    labels: Tensor
+    known: Known
 
-    cosine: float
-    best: float
-    worst: float
-    revealed: float
-    relative_error: float
-    labels_right: float
+    def solve(self, starts: Tensor, steps: int) -> Array:
+        """Return the rows, (n, d), with the least loss over all starts and steps of Adam."""
+        mean = torch.from_numpy(self.known.mean)
+        # In units of the rows' deviation from the mean row.
+        moved = ((starts - mean) / self.known.deviation).float().requires_grad_()
+        optimiser = torch.optim.Adam([moved], lr=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        best, least = moved.detach().clone(), torch.full((len(starts),), math.inf)
+        for _ in range(steps):
+            losses = self._losses(moved * self.known.deviation + mean.float(), moved)
+            better = losses.detach() < least
+            least = torch.where(better, losses.detach(), least)
+            best[better] = moved.detach()[better]
+            moved.grad = torch.nan_to_num(self._slope(losses, moved))
+            optimiser.step()
+            schedule.step()
+        return np.asarray(best[int(least.argmin())].double() * self.known.deviation + mean)
 
+    def _slope(self, losses: Tensor, moved: Tensor) -> Tensor:
+        try:
+            return torch.autograd.grad(losses.sum(), moved)[0]
+        except RuntimeError as error:
+            raise ValueError(
+                f"model {self.model.kind}: its gradient cannot be differentiated by the rows "
+                f"({error}); attack a linear model, mlp or cnn"
+            ) from error
 
-def match(truth_rows: Array, truth_labels: Array, rows: Array, labels: Array) -> Success:
-    """Match found rows to true ones by the Hungarian method.
+    def _losses(self, rows: Tensor, moved: Tensor) -> Tensor:
+        """Return 1 - cosine of every start's gradient and the update, and the penalties."""
+        images = rows.reshape(*rows.shape[:2], *self.spec.shape)
+        trained = {name: self.start[name] for name in self.update}
+        held = {name: leaf for name, leaf in self.start.items() if name not in trained}
 
-    The sum of log(1 - |cos|) is minimised: unlike the sum of cosines, it keeps a row that was found
-    matched to itself.
+        def loss(params: Tree, x: Tensor) -> Tensor:
+            outputs = self.model.apply({**held, **params}, x)
+            return self.model.losses(self.spec.task, outputs, self.labels).mean()
 
-    >>> eye = np.eye(2)
-    >>> match(eye, np.ones(2), -3 * eye[::-1], np.array([-1.0, 1.0])).cosine
-    1.0
-    """
-    cosines = np.abs(_unit(truth_rows) @ _unit(rows).T)
-    true, found = linear_sum_assignment(np.log(np.maximum(1 - cosines, 1e-9)))
-    matched = np.zeros(len(truth_rows))  # an unmatched row scores 0
-    matched[true] = cosines[true, found]
-    signed = truth_labels[true, None] * truth_rows[true]
-    error = np.linalg.norm(labels[found, None] * rows[found] - signed, axis=1)
-    errors = np.ones(len(truth_rows))
-    errors[true] = error / np.linalg.norm(signed, axis=1)
-    right = np.zeros(len(truth_rows))
-    right[true] = labels[found] == truth_labels[true]
-    return Success(
-        cosine=float(matched.mean()),
-        best=float(matched.max()),
-        worst=float(matched.min()),
-        revealed=float((matched > REVEALED).mean()),
-        relative_error=float(np.median(errors)),
-        labels_right=float(right.mean()),
-    )
-
-
-def chance(rows: Array, *, seed: int = 0, tries: int = 50) -> float:
-    """Return the mean |cos| of as many random directions."""
-    rng = Rng.seeded(seed).at("chance").numpy()
-    labels = np.ones(len(rows))
-    guesses = (rng.standard_normal(rows.shape) for _ in range(tries))
-    return float(np.mean([match(rows, labels, guess, labels).cosine for guess in guesses]))
-
-
-def _unit(rows: Array) -> Array:
-    scaled: Array = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
-    return scaled
+        slopes = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(trained, images)
+        flat = torch.cat([slopes[name].flatten(1) for name in self.update], dim=1)
+        wanted = torch.cat([leaf.flatten() for leaf in self.update.values()]).to(flat)
+        cosine = torch.nn.functional.cosine_similarity(flat, -wanted[None], dim=1, eps=1e-30)
+        if not cosine.requires_grad:
+            raise ValueError(
+                f"model {self.model.kind}: it looks rows up in a table, and has no gradient by "
+                "them; attack a linear model, mlp or cnn"
+            )
+        penalty = _PENALTY * moved.square().mean(dim=(1, 2))
+        if len(self.spec.shape) > 1:
+            shifts = [images.diff(dim=side).abs().flatten(1).mean(dim=1) for side in (-1, -2)]
+            penalty = penalty + _VARIATION * (shifts[0] + shifts[1]) / self.known.deviation
+        return 1 - cosine + penalty

@@ -4,18 +4,19 @@
 and method. The other clients are a random walk of w.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from coterie.audit.reconstruction import Array, MaskKind, Rule, View
+from coterie.audit.svm import Array, MaskKind, Rule, View
 from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset
 from coterie.methods.svm import joined
 from coterie.plan.plan import Plan
 from coterie.privacy.billboard import bound
+from coterie.privacy.entropy import client_entropy
 
 Mask = tuple[Literal["bernoulli"], float] | tuple[Literal["beta"], float, float, float]
 
@@ -88,7 +89,7 @@ def client_messages(
     server = View(shared=shared, messages=sent, rule=rule, clip=defence.clip, mask=kind, rows=count)
     walked = np.diff(shared + 0.0, axis=0, append=(own + walk)[None]) - sent - noises
     posts = sent + noises + walked
-    return server, server.others(posts, walked, noise=defence.noise)
+    return server, replace(server, messages=posts - walked, noise=defence.noise)
 
 
 def _kept(message: Array, clip: float | None) -> float:
@@ -104,24 +105,26 @@ def _local(
     rng: np.random.Generator,
 ) -> Array:
     """Return the change of alpha in a round."""
-    low = 0.0 if np.isfinite(rule.c1) else -np.inf
     curvature = rule.curvature * (signed**2).sum(axis=1)
     if rule.steps == "simultaneous":
-        aim = np.clip(alpha + (1 - signed @ start) / curvature, low, rule.c1)
+        aim = np.clip(alpha + (1 - signed @ start) / curvature, 0.0, rule.c1)
         moved: Array = mask * (aim - alpha)
         return moved
     now, dw = alpha.copy(), np.zeros(len(start))
-    for _ in range(rule.passes):
-        for i in rng.permutation(len(signed)):
-            slack = 1 - signed[i] @ (start + rule.curvature * dw)
-            step = mask[i] * (np.clip(now[i] + slack / curvature[i], low, rule.c1) - now[i])
-            now[i] += step
-            dw += step * signed[i]
+    for i in rng.permutation(len(signed)):
+        slack = 1 - signed[i] @ (start + rule.curvature * dw)
+        step = mask[i] * (np.clip(now[i] + slack / curvature[i], 0.0, rule.c1) - now[i])
+        now[i] += step
+        dw += step * signed[i]
     return now - alpha
 
 
-def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]:
-    """Return the server's view of one client, and that of all other clients, in a run of a plan.
+def record(plan: Plan, data: FederatedDataset, client: int) -> dict[str, View]:
+    """Return views of one client in a run of a plan, by name.
+
+    - "server": its clipped messages, with the client's own noise where the plan has local noise;
+    - "sum": the sums over all clients before noise, taken for the messages of one client;
+    - "others": the view of all other clients together.
 
     The attack is for methods with a `step_rule` (MTL-SVM), binary tasks, and plans in which all
     clients take part in every round.
@@ -136,30 +139,32 @@ def record(plan: Plan, data: FederatedDataset, client: int) -> tuple[View, View]
     billboard = plan.open(spec)
     seen: list[Array] = []
     for number in range(plan.posts):
-        mechanism = billboard.mechanism(number)
+        mechanism, noise = billboard.mechanism(number), client_entropy(seed, number)
         stream = rng.at("client", number)
         after, rows = method.local_update(shared, personal, everyone, stream, number)
-        sent = joined(mechanism.clip(rows)[0]).double()
-        part, kept = bound(mechanism, rows, everyone.ids)
+        mine = {name: leaf[client : client + 1] for name, leaf in rows.items()}
+        own = bound(mechanism, mine, everyone.ids[client : client + 1], noise)[0].total
+        part, kept = bound(mechanism, rows, everyone.ids, noise)
         personal = method.on_clipped(personal, after, kept)
         post = billboard.post([part])
-        own = sent[client]
-        seen.append(_flat(joined(shared), own, joined(post.value), sent.sum(dim=0) - own))
+        seen.append(_flat(*map(joined, (shared, own, part.total, post.value))))
         shared = method.server_update(shared, post)
     billboard.ledger.close()
-    before, contributions, posts, others = np.stack(seen, axis=1)
-    private = billboard.mechanism(0).event().name == "gaussian"
-    clip = plan.clip(spec.clients) if private else None
+    before, sent, sums, posts = np.stack(seen, axis=1)
+    clip = plan.clip(spec.clients) if plan.private else None
+    noise_of = max(plan.noise_multipliers(spec.clients), default=0.0) * (clip or 0.0)
+    local = plan.privacy.noise.local
     server = View(
         shared=before,
-        messages=contributions,
+        messages=sent,
         rule=Rule(steps="serial", **rule),
         clip=clip,
+        noise=noise_of if local else 0.0,
         mask=mask,
         rows=int(data.counts[client]),
     )
-    noise = max(plan.noise_multipliers(spec.clients), default=0.0) * (clip or 0.0)
-    return server, server.others(posts, others, noise=noise)
+    others = replace(server, messages=posts - (sums - sent), noise=noise_of)
+    return {"server": server, "sum": replace(server, messages=sums), "others": others}
 
 
 def true_rows(data: FederatedDataset, client: int, *, bias: bool) -> tuple[Array, Array]:
@@ -186,7 +191,11 @@ def _check(plan: Plan, data: FederatedDataset) -> dict[str, Any]:
     rule: dict[str, Any] = rule_of(spec.clients)
     method.check(spec, cohort=plan.sampler.largest(spec.clients))
     events = {mechanism.event() for mechanism in plan.mechanisms(spec.clients)}
-    if len(events) > 1 or not {e.name for e in events} <= {"gaussian", "non_private"}:
+    if len(events) > 1 or not {e.name for e in events} <= {
+        "gaussian",
+        "local_gaussian",
+        "non_private",
+    }:
         raise ValueError("expected Gaussian noise, the same in every round, or none at all")
     if plan.sampler.participation(spec.clients).rate != 1:
         raise ValueError("a sampled cohort: expected a plan in which all clients take part")

@@ -236,8 +236,7 @@ def _advice(
 
 def _from_plan(arguments: argparse.Namespace, flags: Sequence[str]) -> Answer:
     """Answer for a plan made of flags; torch is loaded here."""
-    from coterie.cli.flags import plan_table
-    from coterie.plan.plan import Plan
+    from coterie.cli.flags import make_plan
     from coterie.plan.rules import advice_for, facts_of, resolve
 
     assumed = arguments.data is None and arguments.plan is None
@@ -252,7 +251,7 @@ def _from_plan(arguments: argparse.Namespace, flags: Sequence[str]) -> Answer:
         absent = ("features", "classes", "clients", "task")
         values = {**vars(arguments), **dict.fromkeys(absent), "data": "synthetic"}
         arguments = argparse.Namespace(**values)
-    plan = Plan.from_table(plan_table(arguments))
+    plan = make_plan(arguments)
     spec = plan.data.open().spec if spec is None else spec
     resolved = resolve(plan, spec)
     resolved.guarantee(spec.clients)

@@ -13,6 +13,7 @@ from coterie.cli.options import (
     BLOCK,
     SET,
     TRACKING,
+    TRUST,
     Commands,
     add_flags,
     add_plan,
@@ -59,6 +60,7 @@ _CHOSEN = {
 _RUN = {
     "--out DIR": "folder of the comparison (default runs/compare-DATA-TIME)",
     "--resume DIR": "resume a comparison",
+    **TRUST,
     "--workers N:int": "processes (default: one per core; 0: this one)",
     **SET,
     "--device DEVICE": "cpu (default) or cuda",
@@ -130,13 +132,20 @@ def _interrupted(folder: Path) -> str:
 
 def _open(arguments: argparse.Namespace) -> "tuple[Path, Comparison]":
     """Claim a new folder, or read the comparison to resume."""
-    from coterie.tune.compare import PLAN, claim_folder, make_comparison, read_comparison
+    from coterie.tune.compare import (
+        PLAN,
+        check_trust,
+        claim_folder,
+        make_comparison,
+        read_comparison,
+    )
 
     if arguments.resume is not None:
         refuse_with_resume(arguments)
         folder = Path(arguments.resume)
         if not (folder / PLAN).exists():
             raise ValueError(f"{folder} holds no comparison ({PLAN} is missing); check --resume")
+        check_trust(folder, trust=arguments.trust)
         return folder, read_comparison(folder)
     comparison = make_comparison(_table(arguments))
     stem = Path(comparison.base["data"]["name"]).stem

@@ -15,13 +15,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.options import JSON, Commands, aligned, command
-from coterie.core.environment import TELEMETRY_OFF, is_offline
+from coterie.core.environment import TELEMETRY_OFF, is_offline, version_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,25 +99,19 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: _version(name) or "" for name in _NEEDED}}
+    found = {name: version_of(name) or "" for name in _NEEDED}
+    return {"python": platform.python_version(), **found}
 
 
 def _extras() -> dict[str, dict[str, Any]]:
     """Return by extra what is installed, and what to install where a package is missing."""
     found: dict[str, dict[str, Any]] = {}
     for extra, packages in _EXTRAS.items():
-        versions = {name: _version(name) for name in packages}
+        versions = {name: version_of(name) for name in packages}
         whole = None not in versions.values()
         install = None if whole else f"pip install 'coterie[{extra}]'"
         found[extra] = {"installed": whole, "versions": versions, "install": install}
     return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _devices() -> dict[str, Any]:

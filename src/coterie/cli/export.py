@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from coterie.cli.options import JSON, Commands, add_flags, check_file, check_run, command
+from coterie.cli.options import JSON, TRUST, Commands, add_flags, check_file, check_run, command
 
 _MORE = """\
 The file holds that client's model, its own means and standard deviations if features are
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
         "--format {safetensors,torch,onnx}": "default safetensors",
         "--out FILE": "default NAME with the format's suffix",
     }
-    add_flags(parser, flags | JSON)
+    add_flags(parser, flags | TRUST | JSON)
     parser.set_defaults(format="safetensors")
 
 
@@ -54,7 +54,7 @@ def export(arguments: argparse.Namespace) -> int:
         paths = {arguments.client: check_file(Path(arguments.out), "--out")}
     else:
         paths = _paths(folder, arguments.client, Path(arguments.all or "."), suffix)
-    models = library.read_clients(folder, list(paths))
+    models = library.read_clients(folder, list(paths), trust=arguments.trust)
     if arguments.all is not None:
         Path(arguments.all).mkdir(parents=True, exist_ok=True)
     writers = {"torch": library.save_torch, "onnx": library.save_onnx}

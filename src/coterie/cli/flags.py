@@ -3,12 +3,16 @@
 import argparse
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.cli.account import make_sampler
 from coterie.cli.options import NO_DATA
-from coterie.core.config import ConfigError, assign, read_toml, to_table
+from coterie.core.config import ConfigError, assign, naming, read_toml, to_table
+
+if TYPE_CHECKING:
+    from coterie.plan.plan import Plan
 
 _BUDGET = ("epsilon", "noise_multiplier")
 _SHAPES = {
@@ -25,7 +29,8 @@ _FILES = (
 )  # fmt: skip
 _PATHS = {
     "data": "data.name",
-    **{name: f"data.{name}" for name in ("test", "standardise", "clients", "rows")},
+    **{name: f"data.{name}" for name in ("test", "standardise", "clients")},
+    "rows": "data.most_rows",
     "client_column": "data.source.client",
     **{name: f"data.source.{name}" for name in _FILES},
     **{n: f"privacy.{n}" for n in ("delta", "clip", "relation", "noise", *_BUDGET)},
@@ -34,6 +39,14 @@ _PATHS = {
     **{name: name for name in ("rounds", "simulation_seed", "newcomers", "history")},
 }
 """The key of a plan that each flag sets."""
+
+
+def make_plan(arguments: argparse.Namespace) -> "Plan":
+    """Return the plan of the flags; errors name its TOML file, if there is one."""
+    from coterie.plan.plan import Plan
+
+    with naming(arguments.plan) if arguments.plan else nullcontext():
+        return Plan.from_table(plan_table(arguments))
 
 
 def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -45,7 +58,8 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.method is not None and method.get("kind") != arguments.method:
         table["method"] = method = {"kind": arguments.method}
     if arguments.model is not None:
-        method["model"] = {"kind": arguments.model}
+        named = {"kind": "module", "make": arguments.model}
+        method["model"] = named if ":" in arguments.model else {"kind": arguments.model}
     if any(getattr(arguments, name) is not None for name in _BUDGET):
         for name in _BUDGET:
             privacy.pop(name, None)

@@ -58,7 +58,10 @@ class Parser(argparse.ArgumentParser):
         flag = arguments[0].partition("=")[0]
         if not flag.startswith("-"):
             return f"{text}: {self.prog} expects none here"
-        near = closest(flag, self._option_string_actions)
+        flags = self._option_string_actions
+        # A word of the flag says more than its letters: --seed is --simulation-seed, not --set.
+        whole = [name for name in flags if flag.strip("-") in name.strip("-").split("-")]
+        near = whole[0] if len(whole) == 1 else closest(flag, flags)
         return f"{text}: did you mean {near}?" if near else text
 
 

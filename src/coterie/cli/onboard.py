@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.cli.options import (
     JSON,
+    TRUST,
     Commands,
     add_source,
     check_flags,
@@ -26,7 +27,7 @@ def add(commands: Commands) -> None:
         "compute models for clients who arrive after training; they release nothing",
         "coterie onboard runs/har-mtlsvm --data new.npz --out new-clients",
         "Rows are read and scaled as in training; settings that contradict its plan are refused.",
-        flags=JSON,
+        flags=TRUST | JSON,
         action=onboard,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
@@ -48,7 +49,8 @@ def onboard(arguments: argparse.Namespace) -> int:
     table = data_table(arguments)
     if "name" not in table:
         raise ValueError("no data: give --data NAME|FILE with the new clients' rows")
-    found = library.onboard(folder, library.choose(folder, table), out)
+    choice = library.choose(folder, table)
+    found = library.onboard(folder, choice, out, trust=arguments.trust)
     share = found.score.share_better_than(found.local)
     summary: dict[str, Any] = {
         "run": str(folder),

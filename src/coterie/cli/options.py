@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.environment import entry_points
+from coterie.core.files import refuse_special
 from coterie.core.suggest import did_you_mean
 from coterie.privacy import noise_names
 
@@ -18,7 +19,8 @@ Action = Callable[[argparse.Namespace], Any]
 Commands = Any  # argparse keeps the type of its subparsers private
 NO_DATA = "no data: give --data NAME|FILE, for example --data districts"
 _WITH_RESUME = (
-    "resume", "workers", "json", "quiet", "no_report", "track", "track_dir", "command", "action",
+    "resume", "trust", "workers", "json", "quiet", "no_report", "track", "track_dir", "command",
+    "action",
 )  # fmt: skip
 BASELINES = ("local", "local_star", "centralised", "mixed")
 
@@ -90,6 +92,7 @@ TRACKING = {
     "RUN/tensorboard)",
 }
 SET = {"--set KEY=VALUE...": "e.g. method.lam=0.3"}
+TRUST = {"--trust": "import and run the code that a run or model of others names (docs: Trust)"}
 JSON = {"--json": "print one JSON object"}
 BLOCK = "number of clients that are computed together (default: by size)"
 
@@ -102,7 +105,8 @@ def add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         {
             "--plan FILE": "a TOML plan; flags override it",
             "--method NAME": "see `coterie methods` (default auto: chosen by rule, with reasons)",
-            "--model NAME": "linear, mlp, cnn, femnist_cnn, ... (see `coterie methods`)",
+            "--model NAME": "linear, mlp, cnn, ... (see `coterie methods`), or your own class: "
+            "nets:Net of nets.py",
             "--finetune {plain,mean,kl,ewc}": f"{finetune}--set finetune.lam=1",
         },
     )
@@ -321,6 +325,7 @@ def check_run(folder: str) -> Path:
     """Return the path of a run folder; raise ValueError if there is none."""
     if not Path(folder).is_dir():
         raise ValueError(f"{folder}: no such folder; expected a run folder, such as runs/NAME")
+    refuse_special(Path(folder))
     return Path(folder)
 
 

@@ -7,19 +7,33 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import JSON, Commands, add_flags, check_data, check_file, command
+from coterie.cli.options import (
+    JSON,
+    TRUST,
+    Commands,
+    add_flags,
+    check_data,
+    check_file,
+    command,
+)
 
 if TYPE_CHECKING:
     from coterie.serve.predict import Predictions
 
+_FORMULA = r"\A([=+\-@\t\r])"
+_NUMBER = r"\A[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\z"
 _MORE = """\
 Rows are read as in training, with the same columns and constants; a target column is not needed
 and not read. Each row is predicted by its client's own model; with --client every row is treated as
 that client's. An exported model predicts rows of its own client: without --client, a file with rows
 of other clients is refused. Predictions are for the owner of the rows; they are not private.
 
-The table has one line per row, in the file's order: row, client, prediction (a value in the
-target's own units, or the name of a class), decision values, and with --std standard deviations."""
+The table has one line per row, in the file's order: row, client, columns of the file (--keep),
+prediction (a value in the target's own units, or the name of a class), for classes the probability
+(binary: of class 1; else one column per class; none for support vector machines) and decision
+values, and with --std standard deviations.
+In CSV, a name that begins with =, +, -, @, a tab or a carriage return, and is no number, gets an
+apostrophe before it: spreadsheets would take it for a formula."""
 
 
 def add(commands: Commands) -> None:
@@ -38,13 +52,21 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--data", metavar="FILE", required=True, help="rows: csv, parquet, npz, ... or a data name"
     )
+    parser.add_argument(
+        "--keep",
+        metavar="COLUMN",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="columns of the file to copy, such as an id",
+    )
     flags = {
         "--client NAME": "treat every row as this client's",
         "--client-column COLUMN": "names clients (default: as in training)",
         "--unknown-clients/--newcomers {refuse,shared}": "clients that the run does not know: "
         "refuse them (default), or use the shared model",
         "--std": "also standard deviations (pfeb; needs training rows)",
-        "--trust": "run the code that an exported module names",
+        **TRUST,
         "--out FILE": ".csv or .parquet (default: CSV on stdout)",
     }
     add_flags(parser, flags | JSON)
@@ -64,7 +86,7 @@ def predict(arguments: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{arguments.model}: no such file or run folder; check the path")
     check_data(arguments.data)
     found = _predictions(arguments)
-    table = found.table()
+    table = found.table(_kept(arguments, found))
     if found.unknown:
         more = ", ..." if len(found.unknown) > 5 else ""
         print(
@@ -106,6 +128,7 @@ def _predictions(arguments: argparse.Namespace) -> "Predictions":
             client_column=arguments.client_column,
             unknown_clients=arguments.unknown_clients,
             std=arguments.std,
+            trust=arguments.trust,
         )
     if arguments.std:
         raise ValueError(
@@ -126,6 +149,15 @@ def _predictions(arguments: argparse.Namespace) -> "Predictions":
     )
 
 
+def _kept(arguments: argparse.Namespace, found: "Predictions") -> Any:
+    """Return the columns of the file that are copied; None for none."""
+    if not arguments.keep:
+        return None
+    from coterie.data.load import read_columns
+
+    return read_columns(Path(arguments.data), found.info.source, arguments.keep)
+
+
 def _clients(count: int) -> str:
     return "1 client" if count == 1 else f"{count} clients"
 
@@ -135,7 +167,20 @@ def _encoded(table: Any, suffix: str) -> bytes:
 
     buffer = io.BytesIO()
     if suffix == ".csv":
-        csv.write_csv(table, buffer)
+        csv.write_csv(_protected(table), buffer)
     else:
         parquet.write_table(table, buffer)
     return buffer.getvalue()
+
+
+def _protected(table: Any) -> Any:
+    """Return a table whose text no spreadsheet takes for a formula: an apostrophe comes first."""
+    from pyarrow import compute, types
+
+    for at, column in enumerate(table.columns):
+        if types.is_string(column.type):
+            safe = compute.replace_substring_regex(column, _FORMULA, r"'\1")
+            number = compute.match_substring_regex(column, _NUMBER)
+            kept = compute.if_else(number, column, safe)
+            table = table.set_column(at, table.column_names[at], kept)
+    return table

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from coterie.cli.options import Commands, check_run, command
+from coterie.cli.options import TRUST, Commands, check_run, command
 
 
 def add(commands: Commands) -> None:
@@ -17,6 +17,7 @@ def add(commands: Commands) -> None:
         flags={
             "--out FILE": "page to write (default RUN/report.html of the first run)",
             "--figures DIR": "also write every chart of the page as PNG and SVG",
+            **TRUST,
         },
         action=_write,
     )
@@ -27,9 +28,12 @@ def _write(arguments: argparse.Namespace) -> None:
     for run in arguments.runs:
         check_run(run)
     from coterie.report.page import write_report
-    from coterie.tune.compare import PLAN, finished
+    from coterie.tune.compare import PLAN, check_trust, finished
     from coterie.tune.frontier import findings_of
 
+    for run in arguments.runs:
+        if (Path(run) / PLAN).exists():  # its methods are looked up; a single run's are not
+            check_trust(Path(run), trust=arguments.trust)
     labels = {part: label for run in arguments.runs for part, label in _members(Path(run)).items()}
     folders = list(labels)
     first = Path(arguments.runs[0])

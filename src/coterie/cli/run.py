@@ -5,6 +5,7 @@ import argparse
 from coterie.cli.options import (
     NO_DATA,
     TRACKING,
+    TRUST,
     Commands,
     add_flags,
     add_plan,
@@ -18,6 +19,7 @@ from coterie.cli.options import (
 _FLAGS = {
     "--out DIR": "run folder (default runs/DATA-METHOD-TIME)",
     "--resume DIR": "resume an interrupted run",
+    **TRUST,
     "--hardware {equal,spread}": "speed of clients on the virtual clock: equal, or from 1 to 10",
 }
 

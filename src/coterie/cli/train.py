@@ -12,11 +12,11 @@ from typing import Any
 
 from rich.console import Console
 
-from coterie.cli.flags import plan_table
+from coterie.cli.flags import make_plan
 from coterie.cli.options import new_folder, refuse_with_resume
 from coterie.cli.tracked import tracked
 from coterie.cli.watch import Watch, chosen_line, verdict_line
-from coterie.core.config import ConfigError, to_table
+from coterie.core.config import ConfigError, naming, refuse_code, to_table
 from coterie.core.files import how_to_resume, write_atomically
 from coterie.core.signals import stop_status, stoppable
 from coterie.methods.auto import Auto
@@ -48,15 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_with_resume(arguments)
         if (folder / MEMBERS).exists():
             return _run_members(folder, arguments)
-        plan = Plan.load(folder / "plan.toml")
         if (folder / "result.json").exists():
-            _show(folder, *_read_finished(folder), as_json=arguments.json)
-            return tracked([folder], arguments)
+            status = _show(folder, *_read_finished(folder), as_json=arguments.json)
+            return tracked([folder], arguments) or status
+        plan = Plan.load(folder / "plan.toml", trust=arguments.trust)
         if (folder / "federation.toml").exists():
             # It would continue with rows of this machine, in the ledger of the sites' rows.
             raise ConfigError(f"{folder} is a deployment; {how_to_resume(folder)}")
     else:
-        plan = Plan.from_table(plan_table(arguments))
+        plan = make_plan(arguments)
         folder = Path(arguments.out) if arguments.out else _new_folder(plan)
         if (folder / "plan.toml").exists():
             raise FileExistsError(
@@ -91,7 +91,7 @@ def _several(arguments: argparse.Namespace) -> int:
     """Train once per epsilon, and also locally and without privacy."""
     budgets = sorted(set(arguments.epsilon))
     first = argparse.Namespace(**{**vars(arguments), "epsilon": budgets[0]})
-    base = Plan.from_table(plan_table(first))
+    base = make_plan(first)
     folder = Path(arguments.out) if arguments.out else _new_folder(base)
     if (folder / MEMBERS).exists() or (folder / "plan.toml").exists():
         raise FileExistsError(
@@ -118,7 +118,7 @@ def _several(arguments: argparse.Namespace) -> int:
 
 def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
     """Run the members that are not finished, then show all of them."""
-    tables = json.loads((folder / MEMBERS).read_text(encoding="utf-8"))
+    tables = _read_members(folder / MEMBERS, trust=arguments.trust or arguments.resume is None)
     shown: set[str] = set()
     try:
         with stoppable(partial(_last_line, folder)):
@@ -131,12 +131,12 @@ def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
         print(_last_line(folder), file=sys.stderr)
         return stop_status()
     summaries, guarantees = zip(*(_read_finished(part) for part in done), strict=True)
-    report = write_report(done, folder / "report.html")
+    status, report = _report(folder, done)
     spent = [g for g in guarantees if g.events and g.epsilon < math.inf]
     if arguments.json:
         together = add_up(spent) if spent else None
         print(json.dumps({"runs": summaries, "together": together}, allow_nan=False))
-        return tracked(done, arguments, group=folder)
+        return tracked(done, arguments, group=folder) or status
     _show_tables(summaries)
     claims = [g for g in guarantees if g.claimed_epsilon is not None]
     for stated in (*spent[-1:], *claims):
@@ -145,8 +145,19 @@ def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
     _print_tuning(summaries[0])
     if spent:
         print(f"\n{spent_together(spent)}")
-    print(f"run folder {folder}, report {report}")
-    return tracked(done, arguments, group=folder)
+    print(f"run folder {folder}{report}")
+    return tracked(done, arguments, group=folder) or status
+
+
+def _read_members(path: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
+    """Return the plan of each member, by name; raise ConfigError if the file is damaged."""
+    with naming(path):
+        tables = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+            raise ConfigError("damaged: expected the plan of each run; restore it")
+        for table in () if trust else tables.values():
+            refuse_code(table, path)
+    return tables
 
 
 def _train(
@@ -155,12 +166,14 @@ def _train(
     """Run a member unless it is finished; return whether it is. Add to `shown` what is printed."""
     if (part / "result.json").exists():
         return True
+    with naming(part.parent / MEMBERS):
+        plan = Plan.from_table(table)
     if not arguments.quiet:
-        print(f"training {table['method']['kind']} ({part.name}) ...", file=sys.stderr)
+        print(f"training {plan.method.kind} ({part.name}) ...", file=sys.stderr)
     try:
         with Watch(quiet=arguments.quiet, brief=True) as watch:
             scoring = None if arguments.json else watch.scoring
-            execute(Plan.from_table(table), folder=part, observer=watch.open, scoring=scoring)
+            execute(plan, folder=part, observer=watch.open, scoring=scoring)
         shown |= watch.shown
     except (ValueError, RuntimeError) as error:
         if part.name != _BASELINE:
@@ -188,7 +201,7 @@ def _show(
     shown: Collection[str] = (),
 ) -> int:
     """Write the report and print the result, without the lines that were shown before the run."""
-    status = _report(folder)
+    status, report = _report(folder, [folder])
     if as_json:
         print(json.dumps(summary, allow_nan=False))
         return status
@@ -198,22 +211,21 @@ def _show(
     _print_tuning(summary)
     for notice in summary.get("notices") or ():
         print(f"Note for the data's owner, not covered by epsilon: {notice}.")
-    print(f"\nrun folder {folder}, report {folder / 'report.html'}")
+    print(f"\nrun folder {folder}{report}")
     return status
 
 
-def _report(folder: Path) -> int:
-    """Write the report of a finished run; return the exit status."""
+def _report(folder: Path, runs: Sequence[Path], before: str = ", report ") -> tuple[int, str]:
+    """Write the report of finished runs; return the exit status, and text that names the page."""
     try:
-        write_report([folder], folder / "report.html")
+        return 0, f"{before}{write_report(runs, folder / 'report.html')}"
     except OSError as error:
         print(
             f"{folder}: the run is finished and saved, but its report cannot be written "
             f"({error.strerror or error}); free some space, then: coterie report {folder}",
             file=sys.stderr,
         )
-        return 2
-    return 0
+        return 2, ""
 
 
 def _show_tables(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -267,13 +279,14 @@ def demo(arguments: argparse.Namespace) -> int:
                 execute(plan, folder=out / method, observer=watch.open, scoring=watch.scoring)
             )
         shown |= watch.shown
-    report = write_report([out / method for method in _DEMO], out / "report.html")
+    status, report = _report(out, [out / method for method in _DEMO], "\nreport: ")
     summaries = [result.summary for result in results]
     _show_tables(summaries)
     print(results[-1].outcome.guarantee.statement())
     _print_caveats(summaries, shown)
-    print(f"\n{spent_together([result.outcome.guarantee for result in results])}\nreport: {report}")
-    return 0
+    together = spent_together([result.outcome.guarantee for result in results])
+    print(f"\n{together}{report}")
+    return status
 
 
 def _known_method(plan: Plan) -> Method:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.cli.options import JSON, Commands, command
+from coterie.core.files import refuse_special
 
 if TYPE_CHECKING:
     from coterie.verify import Verdict
@@ -64,6 +65,7 @@ def _judged(folder: Path) -> "list[Verdict]":
 
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give the folder of a finished run")
+    refuse_special(folder)
     inside = [] if any((folder / name).exists() for name in _OF_A_RUN) else _inside(folder)
     if not inside:
         return [check(folder)]

@@ -3,20 +3,25 @@
 import collections.abc
 import dataclasses
 import importlib
+import inspect
 import os
+import re
 import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
 
+from coterie.core.files import refuse_special
 from coterie.core.suggest import closest
 
 T = TypeVar("T")
+_CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")  # package.module:name
 
 
 class ConfigError(ValueError):
@@ -145,20 +150,43 @@ def _place(function: Any) -> str:
     return f"{getattr(function, '__module__', '?')}:{name}"
 
 
+def refuse_code(table: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError if a table of others names code: made into a plan, it would be run.
+
+    This is the only rule, for exported models, run folders and comparisons. Every text that
+    `from_table` would import counts; a plan's `data` has none.
+    """
+    left: list[Any] = [value for key, value in table.items() if key != "data"]
+    while left:  # not by recursion: tables of others may be nested deeply
+        value = left.pop()
+        if isinstance(value, str) and _CODE.fullmatch(value):
+            raise ConfigError(
+                f"{path}: it names code, {value!r}, which would be imported and run; if you trust "
+                "the source of this file, give --trust (from Python, trust=True)"
+            )
+        left += value.values() if isinstance(value, Mapping) else ()
+        left += value if isinstance(value, list | tuple) else ()
+
+
 def _imported(place: str, where: str) -> Any:
     """Import what a plan names; what has no name of its own in a module cannot be found again."""
     module, _, name = place.partition(":")
     try:
+        if _CODE.fullmatch(place) is None:
+            raise ValueError("no such name")
         found: Any = _import_here(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # a user's file can fail in any way
+    except (Exception, SystemExit) as error:  # a user's file can fail in any way
         raise ConfigError(
             f"{where} = {place!r}: expected 'package.module:name' of a function that can be "
             f"imported ({error}); define it by name in a module on the path, or run from Python"
         ) from error
-    if not callable(found):
-        raise ConfigError(f"{where} = {place!r}: found {found!r}; expected a function")
+    if not (inspect.isfunction(found) or inspect.isclass(found)):
+        raise ConfigError(
+            f"{where} = {place!r}: found {found!r}; expected a function written in Python, or a "
+            "class"
+        )
     return found
 
 
@@ -234,14 +262,28 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: If it cannot be read, or is not TOML; the message says where.
     """
+    refuse_special(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with naming(path):
+            return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         if not path.parent.exists():
             raise ConfigError(f"{path.parent}: no such folder; check the path") from error
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Add the file to the errors of what was read from it, and turn these into ConfigError."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply; expected a few levels") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except ValueError as error:
+        known = str(error).startswith(str(path))
+        raise ConfigError(str(error) if known else f"{path}: {error}") from error
 
 
 def assign(table: dict[str, Any], path: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The process environment: other packages' entry points, no telemetry, and no network when asked.
+"""The process environment: installed packages, no telemetry, and no network when asked.
 
 `import coterie` changes nothing in a process. The command line and the entry points of a
 deployment call `telemetry_off`; `--offline` calls `go_offline`.
@@ -40,6 +40,15 @@ _SETTINGS = {
 def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
     """Return the entry points of a group; read once per process, since that takes long."""
     return tuple(metadata.entry_points(group=group))
+
+
+@cache
+def version_of(package: str) -> str | None:
+    """Return the installed version of a package, None if there is none; read once per process."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 # Where the address is among the arguments of each event.

@@ -7,6 +7,8 @@ stopped.
 
 import errno
 import os
+import stat
+import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +34,16 @@ def write_atomically(path: Path, content: bytes, beside: Path | None = None) -> 
     """
     with replacing(path, beside) as file:
         file.write(content)
+
+
+def refuse_special(path: Path) -> None:
+    """Raise ValueError for a FIFO, socket or device, also in a folder: reading may never end."""
+    for each in (path, *(path.rglob("*") if path.is_dir() else ())):
+        mode = each.stat().st_mode if each.exists() else stat.S_IFREG
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ValueError(
+                f"{each}: a FIFO, socket or device; expected a file: copy what it gives to one"
+            )
 
 
 @contextmanager
@@ -70,6 +82,18 @@ def how_to_resume(folder: Path) -> str:
 def is_disk_error(error: Exception) -> bool:
     """Return whether an error comes from the disk and not from the request."""
     return isinstance(error, OSError) and error.errno in {**_FULL, **_CLOSED}
+
+
+@contextmanager
+def explain_damage(folder: Path) -> Iterator[None]:
+    """Turn what parsers raise on damaged files of a run into one line that names its folder."""
+    try:
+        yield
+    except (RecursionError, SyntaxError, tokenize.TokenError) as error:
+        raise ValueError(
+            f"{folder}: a file in it is damaged ({type(error).__name__}: {error}); restore it, or "
+            "start a new run in a new folder"
+        ) from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ which files of a folder are read (`find_files`).
 
 import json
 import re
+import tokenize
 import zipfile
 import zlib
 from collections import Counter
@@ -19,10 +20,12 @@ from typing import Any, Literal
 import numpy as np
 
 from coterie.core.config import ConfigError, convert_fields
+from coterie.core.files import refuse_special
 from coterie.core.rng import derive_key
 from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Task
 
 DEFAULT_TEST_SHARE = 0.25
+MOST_ROWS = 100_000
 PARQUET = (".parquet",)
 HDF5 = (".h5", ".hdf5")
 JSON = (".json",)
@@ -33,6 +36,11 @@ _DATA = (
     *(".sqlite", ".sqlite3", ".db", ".arrow"),
 )
 _PARTS = ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout", "held_out")
+# TokenError and SyntaxError come from the header of an array.
+DAMAGED = (
+    *(OSError, EOFError, ValueError, OverflowError, RecursionError, NotImplementedError),
+    *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 _LISTED = 8  # files listed in a message
 
 
@@ -238,8 +246,9 @@ class DataConfig:
         split_seed: Seed of a random split.
         standardise: "client" scales every client's features by its own training rows.
         clients: The number of clients to take from the start; None takes all.
-        rows: The most training rows of each client, drawn at random by split_seed after the split.
-            None keeps all. Test rows are not reduced.
+        most_rows: The most training rows of a client; of more, so many are drawn at random by
+            split_seed. A public number, which limits the time and memory that one client's rows
+            take from the others of its site. Test rows are not reduced.
         validation: Validation rows of each client (a share, or a number), taken from its training
             rows to choose settings by; None for none.
     """
@@ -251,13 +260,13 @@ class DataConfig:
     split_seed: int = 0
     standardise: Literal["none", "client"] = "none"
     clients: int | None = None
-    rows: int | None = None
+    most_rows: int = MOST_ROWS
     validation: int | float | None = None
 
     def __post_init__(self) -> None:
         if self.split_seed < 0:
             raise ValueError(f"split_seed = {self.split_seed}: expected a whole number >= 0")
-        for name, value in (("clients", self.clients), ("rows", self.rows)):
+        for name, value in (("clients", self.clients), ("most_rows", self.most_rows)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value}: expected a whole number >= 1; or leave it out")
         if self._is_builtin and self.source != Source():
@@ -324,9 +333,7 @@ class DataConfig:
         else:
             test_size = self._default_test if self.test is None else self.test
             train, test = data.split(test_size, self.split_seed)
-        if self.rows is not None:
-            train = train.at_most(self.rows, self.split_seed)
-        return train, test
+        return train.at_most(self.most_rows, self.split_seed), test
 
     @property
     def _default_test(self) -> int | float:
@@ -351,10 +358,19 @@ def find_twice(names: Sequence[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
+def check_file(path: Path) -> None:
+    """Raise DataError for a FIFO, socket or device."""
+    try:
+        refuse_special(path)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn the errors of a damaged or absent file into a `DataError` that names the file."""
     try:
+        check_file(path)
         yield
     except DataError:
         raise
@@ -369,9 +385,10 @@ def reading(path: Path) -> Iterator[None]:
             f"{path}: not whole JSON (line {error.lineno}, character {error.colno}: {error.msg}); "
             "it is truncated or damaged: fetch it again"
         ) from error
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGED as error:
+        why = " ".join(str(error).split())  # in one line
         raise DataError(
-            f"{path}: could not be read ({error}); it is truncated, damaged or of another format: "
+            f"{path}: could not be read ({why}); it is truncated, damaged or of another format: "
             "fetch it again or check its suffix"
         ) from error
 

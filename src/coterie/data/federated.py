@@ -31,6 +31,7 @@ Task = Literal["regression", "binary", "multiclass", "multilabel"]
 TASKS: tuple[str, ...] = get_args(Task)
 Features: TypeAlias = "Tensor | sparse.csr_matrix"
 _CHUNK = 1 << 16  # rows copied at a time between memory maps
+_PADDED = 1 << 28  # values of a block's padded rows: 1 GiB
 _HASHED = 1 << 22  # approximate number of feature values that a fingerprint covers
 
 
@@ -64,6 +65,12 @@ class Clients:
     Kernels read the flat arrays in place; `x`, `y` and `mask` are the same rows padded to the
     longest client, for code over stacked tensors. `memory` is a cache in which solvers keep values
     derived from single clients' rows, as long as the data exists.
+
+    `ranks` number the clients of a round from 0, by id; `width` is how many of them may be computed
+    side by side. Both are public, and stay what they are when a block is cut into parts. Rounding
+    in stacked arithmetic depends on the shape of a stack and on the place in it: a solver that
+    derives these from `ranks` and `width` alone rounds a client's result in the same way whatever
+    rows the others hold.
     """
 
     spec: Spec
@@ -72,6 +79,8 @@ class Clients:
     counts: Tensor
     features: Features
     targets: Tensor
+    ranks: Tensor
+    width: int
     memory: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -90,7 +99,11 @@ class Clients:
     def at(self, places: Tensor) -> Clients:
         """Return the clients at these places, or where a mask is true."""
         return replace(
-            self, ids=self.ids[places], starts=self.starts[places], counts=self.counts[places]
+            self,
+            ids=self.ids[places],
+            starts=self.starts[places],
+            counts=self.counts[places],
+            ranks=self.ranks[places],
         )
 
     @cached_property
@@ -300,6 +313,8 @@ class FederatedDataset(ClientArrays):
             counts=torch.from_numpy(self.offsets[ids + 1] - starts),
             features=self.features,
             targets=self.targets,
+            ranks=torch.arange(len(ids)),
+            width=len(ids),
             memory=self._memory,
         )
 
@@ -312,11 +327,26 @@ class FederatedDataset(ClientArrays):
         self._memory.clear()
 
     def blocks(self, ids: NDArray[np.int64], size: int) -> Iterator[Clients]:
-        """Yield clients in blocks of at most `size`, sorted by their number of rows."""
-        ids = np.asarray(ids, dtype=np.int64)
-        ordered = ids[np.argsort(self.offsets[ids + 1] - self.offsets[ids], kind="stable")]
-        for start in range(0, len(ordered), size):
-            yield self.clients(ordered[start : start + size])
+        """Yield clients in blocks of at most `size`, sorted by their number of rows.
+
+        Rows that are padded to the longest client of a block are at most `_PADDED` values, so the
+        memory of a block is bounded by public numbers: that, and the largest client alone.
+        """
+        import torch
+
+        ids = np.sort(np.asarray(ids, dtype=np.int64))
+        counts = self.offsets[ids + 1] - self.offsets[ids]
+        order = np.argsort(counts, kind="stable")
+        ordered, values = ids[order], np.maximum(counts[order], 1) * self.spec.features
+        start = 0
+        while start < len(ordered):
+            # Counts rise, so the last client of a block is its longest.
+            window = values[start : start + size]
+            taken = max(1, int((np.arange(1, len(window) + 1) * window <= _PADDED).sum()))
+            ranks = torch.from_numpy(order[start : start + taken])
+            block = self.clients(ordered[start : start + taken])
+            yield replace(block, ranks=ranks, width=min(size, len(ids)))
+            start += taken
 
     def split(self, test: float | int, seed: int) -> tuple[FederatedDataset, FederatedDataset]:
         """Split inside every client, at random; a client always keeps a row for training.
@@ -367,6 +397,8 @@ class FederatedDataset(ClientArrays):
         if rows < 1:
             raise DataError(f"rows = {rows}: expected at least 1 row of each client")
         wanted = np.minimum(self.counts, rows)
+        if (wanted == self.counts).all():
+            return self
         part = self.where(self._draw(wanted, _stream(seed).at("at_most")))
         return replace(part, notes=(*self.notes, f"at most {rows} rows of each client kept"))
 

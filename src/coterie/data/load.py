@@ -8,6 +8,7 @@ label). `from_arrays` and `from_targets` take arrays in memory. `load_unlabelled
 predicted. `coterie.data.assemble` documents the order of clients and rows.
 """
 
+import math
 import operator
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from coterie.core.suggest import did_you_mean
 from coterie.data.assemble import assemble, targets_of, values_of
-from coterie.data.config import HDF5, JSON, PARQUET, Source, find_files, find_twice, reading
+from coterie.data.config import (
+    HDF5,
+    JSON,
+    PARQUET,
+    Source,
+    check_file,
+    find_files,
+    find_twice,
+    reading,
+)
 from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Task, offsets_of
 from coterie.data.hub import is_dataset, is_saved, open_dataset, open_saved, refusal
 from coterie.data.leaf import open_leaf
@@ -84,6 +95,7 @@ def read(
         path = Path(given)
         if not path.exists():
             raise DataError(f"{path}: no such file or folder; check the path")
+        check_file(path)
         table, title = _open(path, source, clients), path.resolve().name.split(".")[0]
     data = assemble(table, table.declared or source, title=title)
     # readers that can take fewer clients have already done so
@@ -368,6 +380,8 @@ def _open_npz(path: Path, source: Source, unlabelled: "_Unlabelled | None" = Non
             wanted = [*targets, source.client, source.split, "feature_names", *_CSR]
             small = {name: archive[name] for name in wanted if name in archive.files}
             present = set(archive.files)
+        if odd := [name for name, value in small.items() if not isinstance(value, np.ndarray)]:
+            raise DataError(f"{path}: {odd[0]!r} is no array; save it again by np.savez")
     client = unlabelled.client_of(source.client in small) if unlabelled else None
     needed = [*targets, *([] if "X_data" in present else ["X"])]
     needed += [] if source.targets_are_clients or client is not None else [source.client]
@@ -417,14 +431,27 @@ def checked_csr(values: Any, shape: tuple[int, ...] | None = None) -> Values:
     if shape is not None and (len(shape) != 2 or not 0 <= max(shape) < MOST_VALUES):
         raise ValueError(f"shape {shape}: expected rows and features, below {MOST_VALUES} each")
     x = sparse.csr_matrix(values, shape=shape)
-    x.check_format(full_check=True)
+    _check_sparse(x)
     return x
+
+
+def _check_sparse(x: Any) -> None:
+    """Raise ValueError if a matrix in CSR or CSC format points outside its own arrays."""
+    # Of a matrix whose indptr ends with 0, SciPy checks nothing.
+    if (np.diff(x.indptr) < 0).any():
+        raise ValueError("indptr is out of order")
+    x.check_format(full_check=True)
 
 
 def _streamed_rows(path: Path) -> _Rows:
     """Return the rows of X, read from the archive a slice at a time."""
     with reading(path), zipfile.ZipFile(path) as archive, archive.open("X.npy") as file:
         shape, by_column, dtype = _header(file)
+        held = archive.getinfo("X.npy").file_size
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > held:
+        raise DataError(
+            f"{path}: X has shape {shape} and {held} bytes; its header is damaged: save it again"
+        )
     if dtype.kind not in "fiub":
         raise DataError(f"{path}: X is {dtype}, expected numbers; save it as floats")
     if len(shape) < 2:
@@ -515,16 +542,17 @@ def _cells(path: Path) -> list[tuple[Values, NDArray[Any]]]:
 def _cell(path: Path, at: int, x: Any, y: Any) -> tuple[Values, NDArray[Any]]:
     from scipy import sparse
 
-    y = np.asarray(y.toarray() if sparse.issparse(y) else y)
     try:
-        if sparse.issparse(x):
-            x.check_format(full_check=True)  # before it is converted
+        for values in (x, y):
+            if sparse.issparse(values):
+                _check_sparse(values)  # before it is converted
         x = checked_csr(x) if sparse.issparse(x) else np.asarray(x)
     except ValueError as error:
         raise DataError(
-            f"{path}: the features of client '{at}' are a damaged sparse matrix ({error}); save "
-            "the file again"
+            f"{path}: rows of client '{at}' are a damaged sparse matrix ({error}); save the file "
+            "again"
         ) from error
+    y = np.asarray(y.toarray() if sparse.issparse(y) else y)
     for kind, values in (("features", x), ("targets", y)):
         if values.dtype.kind not in "fiub":
             raise DataError(
@@ -575,6 +603,7 @@ def load_unlabelled(
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; check the path")
+    check_file(path)
     plain, options = _without_target(source), _Unlabelled(columns, client, owner)
     if path.name.lower().endswith(".npz"):
         table = _open_npz(path, plain, options)
@@ -591,6 +620,27 @@ def load_unlabelled(
     if len(data.targets) > _MOST_ROWS:
         raise DataError(f"{path}: {len(data.targets)} rows; give at most {_MOST_ROWS} in one file")
     return Unlabelled(data, data.targets.numpy().astype(np.int64))
+
+
+def read_columns(path: Path, source: Source, names: Sequence[str]) -> pa.Table:
+    """Return columns of a file in its own order; text for CSV, so that "007" stays what it is.
+
+    Raises:
+        DataError: If the file has no such column, or no named columns.
+    """
+    file = None if path.name.lower().endswith(".npz") else _open_rows(path, source, None)
+    if file is None:
+        raise DataError(f"{path}: this format has no named columns to keep; leave --keep out")
+    for name in names:
+        if name not in file.names:
+            raise DataError(f"{path}: no column {name!r}; {did_you_mean(name, file.names)}")
+    pieces = [piece.columns for piece in file.pieces(names)]
+    found = {name: [value for one in pieces for value in _listed(one[name])] for name in names}
+    return pa.table({name: pa.array(values) for name, values in found.items()})
+
+
+def _listed(values: Any) -> list[Any]:
+    return values.to_pylist() if hasattr(values, "to_pylist") else list(values)
 
 
 def _without_target(source: Source) -> Source:

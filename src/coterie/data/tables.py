@@ -458,15 +458,19 @@ def arrow_errors(path: Path) -> Iterator[None]:
             yield
         except pa.ArrowInvalid as error:
             if "straddling" in str(error) or "cannot infer number" in str(error):
+                wide = path.name.lower().endswith(".gz") or path.stat().st_size >= _BLOCK
                 raise DataError(
                     f"{path}: a line is longer than {_BLOCK} bytes; give rows this wide as Parquet "
                     "or npz"
+                    if wide
+                    else f"{path}: no line of column names; give one, then one line per row"
                 ) from error
             found = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
             if found is None:
                 raise
+            why = " ".join(found[2].split())[:200]
             raise DataError(
-                f"{path}: line {_line(path, int(found[1]))}: {found[2].strip()[:200]}; give every "
+                f"{path}: line {_line(path, int(found[1]))}: {why}; give every "
                 "line as many values as the first, in UTF-8, and quote text that holds a delimiter"
             ) from error
 

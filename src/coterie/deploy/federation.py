@@ -230,7 +230,12 @@ class Agreement:
     def guarantee(self) -> Guarantee:
         """The guarantee of a run under this agreement."""
         federation = self.federation
-        return replace(self.plan.guarantee(federation.spec.clients), assumed=federation.assumed)
+        answers = (
+            "which sites answer a round, and when (no more than "
+            f"{self.plan.data.most_rows} rows of a client are used)"
+        )
+        guarantee = self.plan.guarantee(federation.spec.clients)
+        return replace(guarantee, assumed=(*federation.assumed, answers))
 
 
 def load_agreement(app: Path) -> Agreement:

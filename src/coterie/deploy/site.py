@@ -7,8 +7,11 @@ A site answers requests of the coordinator, and of no other party:
 - `keys`, `shares`, `masked`, `unmask`: the same under secure aggregation;
 - `finish`: it makes its clients' models, and keeps them.
 
-Everything that leaves a site is signed, and is a `Bounded` sum, a masked sum, or a short text. New
-personal state is staged when a round is answered. It is committed when the coordinator's next
+Everything that leaves a site is signed, and is a `Bounded` sum, a masked sum, or a short text that
+does not depend on rows: a client that cannot be computed contributes zeros (`engine.rounds`), and
+its error is written to errors.log at the site.
+
+New personal state is staged when a round is answered. It is committed when the coordinator's next
 request states that the answer is in the release, and discarded otherwise, as if the clients had not
 been drawn. After a crash on either side a client continues from its last counted round, and a
 client that missed rounds returns with the state that it had.
@@ -34,6 +37,7 @@ the number of dishonest sites. Tests: tests/deploy/test_masked_rounds.py.
 import io
 import json
 import re
+import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,7 +70,13 @@ from coterie.deploy.results import save_models
 from coterie.deploy.rows import load_rows, row_hints
 from coterie.deploy.secagg.member import Member
 from coterie.deploy.secagg.primitives import to_ring
-from coterie.engine.rounds import RoundState, client_half
+from coterie.engine.rounds import (
+    RoundState,
+    check_separate,
+    client_half,
+    no_contribution,
+    personal_models,
+)
 from coterie.engine.store import Ids, Store
 from coterie.methods.base import per_row_leaves
 from coterie.plan.plan import Speed
@@ -81,6 +91,8 @@ MAX_SESSIONS = 256
 Reply = tuple[str, dict[str, Any], Arrays]
 Finished = Callable[[Path, Tree, Tree], None]
 """Takes the folder of a run, the clients' models (stacked) and the shared tree."""
+_WORKING = 0.75
+"""The share of the deadline in which a site computes; the rest is for the message."""
 _RUN = re.compile(r"[0-9a-f]{16}")
 
 
@@ -157,6 +169,7 @@ class Site:
         self.mechanisms = self.plan.mechanisms(spec.clients)
         self.takes_all = self.plan.sampler.participation(spec.clients).rate == 1
         self.plan.method.check(spec)
+        check_separate(self.plan.method, spec)
         own = self.rows.only(self.ids)
         self.offsets = own.offsets
         # Targets that are equal at one site may differ over all sites, which no site can see.
@@ -246,7 +259,6 @@ class SiteRun:
             # Fresh state would replace the old one, and its clients would start again unnoticed.
             raise RefusedError("personal state of this site is missing; restore its folder")
         self.masking: Masking | None = None
-        self.failure: dict[str, str] = {}
 
     def _join(self) -> None:
         """Join a run, unless the site has taken part in as many as it permits."""
@@ -291,7 +303,7 @@ class SiteRun:
         if self.site.federation.trust != "server":
             raise RefusedError("sums of this federation are masked: sites send no plain ones")
         total = self.contribution(message)
-        return "round", self.failure, {SUM + name: leaf for name, leaf in total.items()}
+        return "round", {}, {SUM + name: leaf for name, leaf in total.items()}
 
     def contribution(self, message: Message) -> Arrays:
         """Compute the sum of a round, or return the one computed for the same request."""
@@ -317,27 +329,11 @@ class SiteRun:
 
     def _compute(self, number: int, request: str, shared: Tree, ids: Ids) -> Arrays:
         """Compute the sum of a round; store it, and stage the clients' new state."""
-        self.failure = {}
-        try:
-            total = self._clients_half(number, shared, ids)
-        except OSError:
-            raise  # state could not be stored: nothing may leave
-        except Exception as error:
-            if self.site.mechanisms[number].honest:
-                raise  # zeros without the clients' noise must not count as noisy
-            # Zeros, as from a site with no drawn clients: its failure must not reveal to others
-            # that its clients were drawn. The coordinator learns only the type of the error.
-            self.site.log_error(f"round {number + 1}: {type(error).__name__}: {error}")
-            self.failure = {"failed": type(error).__name__}
-            self.store.discard()
-            total = self._zeros(number)
+        total = self._clients_half(number, shared, ids)
         buffer = io.BytesIO()
-        # The failure is stored too, so that a repeated answer states it, after a restart as well.
-        about = {
-            "request": np.frombuffer(request.encode(), dtype=np.uint8),
-            "failed": np.array(self.failure.get("failed", "")),
-        }
-        np.savez(buffer, allow_pickle=False, **about, **{SUM + n: a for n, a in total.items()})
+        asked = np.frombuffer(request.encode(), dtype=np.uint8)
+        arrays = {SUM + name: leaf for name, leaf in total.items()}
+        np.savez(buffer, allow_pickle=False, request=asked, **arrays)
         write_atomically(self.folder / "answer.npz", buffer.getvalue())
         self.store.seal(number)
         return total
@@ -391,21 +387,30 @@ class SiteRun:
             return None
         with np.load(path, allow_pickle=False) as stored:
             total = {n.removeprefix(SUM): stored[n] for n in stored.files if n.startswith(SUM)}
-            failed = str(stored["failed"]) if "failed" in stored.files else ""
-            self.failure = {"failed": failed} if failed else {}
             return stored["request"].tobytes().decode(), total
 
     def _clients_half(self, number: int, shared: Tree, ids: Ids) -> Arrays:
-        """Compute the clients' clipped contributions and their sum; stage their new state."""
+        """Compute the clients' clipped contributions and their sum; stage their new state.
+
+        Clients with fewer rows come first. Those that are not done when most of the deadline is
+        over contribute zeros: a late answer would drop all clients of the site.
+        """
         plan, mechanism = self.site.plan, self.site.mechanisms[number]
         state = RoundState(plan.method, mechanism, shared, self.rng, number, plan.simulation_seed)
         self.store.discard()
         total: Bounded | None = None
+        end = time.monotonic() + _WORKING * self.site.federation.deadline
         for block in self.site.rows.blocks(ids, Speed().clients(shared)):
             local, before = self._personal(block, shared)
-            part, after, _ = client_half(state, before, block)
-            self.store.stage(local, after)
-            total = part if total is None else total + part
+            in_time = time.monotonic() < end
+            half = (client_half if in_time else no_contribution)(state, before, block)
+            if in_time:
+                self.store.stage(local, half.personal)
+            else:
+                self.site.log_error(f"round {number + 1}: no time for {len(block)} clients")
+            for error in half.errors:
+                self.site.log_error(f"round {number + 1}: {error}")
+            total = half.part if total is None else total + half.part
         if total is not None:
             return {name: leaf.numpy() for name, leaf in total.total.items()}
         return self._zeros(number)
@@ -433,7 +438,9 @@ class SiteRun:
         for block in self.site.rows.blocks(self.site.ids, Speed().clients(shared)):
             local, personal = self._personal(block, shared)
             with computed_in("float32"):
-                rows = method.personalise(shared, personal, block, stream)
+                rows, errors = personal_models(method, shared, personal, block, stream)
+            for error in errors:
+                self.site.log_error(f"models: {error}")
             places.append(local)
             for name, row in rows.items():
                 made.setdefault(name, []).append(row)
@@ -494,7 +501,7 @@ class SiteRun:
         masking.rounds[session] = message.round
         context = mask_context(message.round, message.arrays)
         vector = masking.member.mask(session, to_ring(total, grid), message.round, context)
-        return MASKED, self.failure, {MASKED: vector}
+        return MASKED, {}, {MASKED: vector}
 
     def unmask(self, message: Message) -> Reply:
         """Reveal the shares that unmask the sum of a round, for one list of survivors."""

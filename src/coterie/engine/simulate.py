@@ -23,7 +23,13 @@ from coterie.core.rng import Rng
 from coterie.core.signals import raise_if_stopped
 from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
-from coterie.engine.rounds import RoundState, client_half, server_half
+from coterie.engine.rounds import (
+    RoundState,
+    check_separate,
+    client_half,
+    personal_models,
+    server_half,
+)
 from coterie.engine.store import Ids, Store
 from coterie.methods.base import Duality, Method, Shape, per_row_leaves
 from coterie.methods.finetune import Finetune
@@ -34,6 +40,9 @@ from coterie.privacy.entropy import open_entropy
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import LedgerError
 from coterie.solvers.sgd import computed_in
+
+_ERRORS = 10
+"""Errors of clients that are kept."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,9 @@ class Outcome:
     Attributes:
         gap: The relative duality gap, of runs without privacy that stop by it; not private.
         names: The clients' names, in the order of their models.
-        zeroed: The number of contributions that were not finite and counted as zero; not private.
+        zeroed: The number of contributions that were not finite, or could not be computed, and
+            counted as zero; not private.
+        errors: Why clients could not be computed, a line for each of the first; not private.
     """
 
     plan: Plan
@@ -97,6 +108,7 @@ class Outcome:
     gap: float | None = None
     names: Sequence[str] = ()
     zeroed: int = 0
+    errors: tuple[str, ...] = ()
 
     @property
     def posts(self) -> tuple[Post, ...]:
@@ -235,12 +247,14 @@ class _Simulation:
         stragglers: Stragglers | None,
     ) -> None:
         self.plan, self.speed, self.folder = plan, speed, folder
+        data = data.at_most(plan.data.most_rows, plan.data.split_seed)
         self.data = data if speed.device == "cpu" else data.to(speed.device)
         seed = plan.simulation_seed
         self.rng = _client_rng(seed)
         self.data.forget()
         cohort = plan.sampler.largest(data.spec.clients)
         plan.method.check(data.spec, cohort=cohort, data=data)
+        check_separate(plan.method, data.spec)
         self.clock = None if stragglers is None else set_clock(stragglers, plan, data)
         # The first shared tree is public: it comes from the spec and a fixed stream.
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
@@ -252,6 +266,7 @@ class _Simulation:
         self._noted = 0
         self._zeroed = torch.zeros((), dtype=torch.int64, device=speed.device)
         self._next_look = 0
+        self._errors: tuple[str, ...] = ()
         try:
             self.store = self._open_store("personal")
         except BaseException:
@@ -298,6 +313,7 @@ class _Simulation:
                 release.add(half.part)
                 self.store.stage(block.ids.numpy(), half.personal)
                 self._zeroed = self._zeroed + half.zeroed.sum().to(self._zeroed.device)
+                self._errors = (self._errors + half.errors)[:_ERRORS]
             # New personal rows are on disk before the release exists: see `Store`.
             self.store.seal(number)
             self.shared, _ = server_half(self.plan.method, self.shared, release)
@@ -331,7 +347,11 @@ class _Simulation:
         models: Store | None = None
         for block, personal in blocks:
             with computed_in(self.speed.precision):
-                rows = method.personalise(shared, personal, block, stream)
+                if method.shape is Shape.POOLED:
+                    rows = method.personalise(shared, personal, block, stream)
+                else:
+                    rows, errors = personal_models(method, shared, personal, block, stream)
+                    self._errors = (self._errors + errors)[:_ERRORS]
             if models is None:
                 models = self._open_store("models", {name: row[:1] for name, row in rows.items()})
             models.put(block.ids.numpy(), rows)
@@ -377,6 +397,7 @@ class _Simulation:
             gap=None if self.duality is None else self._gap(self.duality),
             names=self.data.names,
             zeroed=int(self._zeroed),
+            errors=self._errors,
         )
 
     def _recover(self) -> None:

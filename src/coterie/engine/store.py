@@ -12,6 +12,7 @@ returned padded with zeros to the longest client, and starts at zero.
 import json
 import os
 import shutil
+import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,7 @@ def _open_map(path: Path) -> Any:
         whole = np.load(path, mmap_mode="r", allow_pickle=False)
         del whole
         return np.lib.format.open_memmap(path, mode="r+")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SyntaxError, tokenize.TokenError) as error:
         if is_disk_error(error):
             raise
         raise ValueError(

@@ -20,6 +20,7 @@ from coterie.estimators.scalers import (
     ConstantScaler,
     PerClientScaler,
     PooledScalingError,
+    WithinClientKFold,
     check_pipeline,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "PerClientScaler",
     "PooledScalingError",
     "PrivacyWarning",
+    "WithinClientKFold",
     "check_pipeline",
 ]

@@ -51,6 +51,7 @@ _UNPICKLED = ("outcome_", "_train")
 _NESTED = "method__"
 _TEXT_ERROR = "could not convert string to float"
 _NAMED = 3  # clients named in a message
+_SPLIT = "In a search or cross-validation, split inside clients with cv=WithinClientKFold(...)"
 NO_WEIGHTS = (
     "sample_weight is not supported: the bound on a client's contribution, and so epsilon, applies "
     "to whole clients, and every row of a client counts alike; leave it out"
@@ -369,13 +370,13 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         if self._moments is not None:
             raise ValueError(
                 f"clients {named} did not take part in training: standardise='client' has no means "
-                "of theirs; call onboard with their rows first"
+                f"of theirs; call onboard with their rows first. {_SPLIT}"
             )
         if self._common is None:
             raise ValueError(
                 f"clients {named} did not take part in training, and {self.plan_.method.kind} has "
                 "no shared model for them: call onboard with their rows, fit with them, or use a "
-                "method with a shared model, such as pfeb, pmtl or fedavg"
+                f"method with a shared model, such as pfeb, pmtl or fedavg. {_SPLIT}"
             )
         warnings.warn(
             f"clients {named} did not take part in training: the shared model predicts their rows; "

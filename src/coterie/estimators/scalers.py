@@ -1,4 +1,4 @@
-"""Client ids, scalers that pool nothing, and the detection of pooled scaling.
+"""Client ids, folds inside clients, scalers that pool nothing, and detection of pooled scaling.
 
 `PerClientScaler` scales a client's rows by that client's own mean and standard deviation,
 `ConstantScaler` by declared constants. A pipeline passes `clients` on if metadata routing is
@@ -6,6 +6,7 @@ enabled (`sklearn.set_config(enable_metadata_routing=True)`); scalers and estima
 """
 
 import difflib
+import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.compose import ColumnTransformer
+from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -129,6 +131,56 @@ def split_column(X: Any, column: Any) -> tuple[Any, Any]:
         by_column = X.tocsc()
         return by_column[:, others].tocsr(), by_column[:, [column]].toarray().reshape(-1)
     return rows[:, others], rows[:, column]
+
+
+class WithinClientKFold(StratifiedKFold):  # type: ignore[misc]
+    """Splits each client's rows into folds, so that every client takes part in every fit.
+
+    Give client ids as `clients` (with metadata routing) or `groups` to the search, or name the
+    column of `X` that has them. Clients with fewer rows than folds have rows in some folds only.
+
+    >>> clients = np.array(["a"] * 4 + ["b"] * 4)
+    >>> folds = WithinClientKFold(2).split(np.zeros((8, 1)), groups=clients)
+    >>> all(set(clients[test]) == set("ab") for _, test in folds)
+    True
+    """
+
+    __metadata_request__split: ClassVar[dict[str, bool]] = {"clients": True}
+
+    def __init__(
+        self,
+        n_splits: int = 5,
+        *,
+        shuffle: bool = False,
+        random_state: Any = None,
+        client_column: Any = None,
+    ) -> None:
+        super().__init__(n_splits, shuffle=shuffle, random_state=random_state)
+        self.client_column = client_column
+
+    def get_n_splits(
+        self, X: Any = None, y: Any = None, groups: Any = None, clients: Any = None
+    ) -> int:
+        """Return the number of folds."""
+        return int(self.n_splits)
+
+    def split(
+        self, X: Any, y: Any = None, groups: Any = None, clients: Any = None
+    ) -> Iterator[tuple[Integers, Integers]]:
+        """Yield numbers of rows to fit and to test."""
+        clients = groups if clients is None else clients
+        if self.client_column is not None:
+            clients = split_column(X, self.client_column)[1]
+        if clients is None:
+            raise ValueError(
+                "WithinClientKFold needs the client of each row: give groups= (or clients=, with "
+                "metadata routing) to fit of the search, or name the column by client_column="
+            )
+        codes = np.unique(np.asarray([str(one) for one in clients]), return_inverse=True)[1]
+        with warnings.catch_warnings():
+            # Clients with fewer rows than folds are no mistake here.
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+            yield from super().split(np.zeros(len(codes)), codes)
 
 
 def _plain(label: Any) -> Any:

@@ -350,8 +350,9 @@ def ratio(over: Array, under: Array) -> tuple[float, float]:
     count = int(used.sum())
     if count < 2:
         return value, math.nan
-    residuals = over[used] - value * under[used]
-    return value, math.sqrt(count / (count - 1) * float((residuals**2).sum())) / total
+    with np.errstate(over="ignore", invalid="ignore"):  # losses of a diverged model are infinite
+        squares = float(((over[used] - value * under[used]) ** 2).sum())
+    return value, math.sqrt(count / (count - 1) * squares) / total
 
 
 def average(values: Sequence[float], errors: Sequence[float]) -> tuple[float, float]:

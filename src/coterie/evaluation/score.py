@@ -148,15 +148,20 @@ def noise_to_signal(outcome: Outcome) -> list[float | None]:
             ratios.append(_norm_ratio(_square(noise), _square(signal)))
             continue
         if mechanism not in expected:
-            expected[mechanism] = _expected_square(mechanism, post.value)
+            expected[mechanism] = _expected_square(outcome.plan.method.shape, mechanism, post.value)
         left = _square(mechanism.reported(post.value)) - expected[mechanism]
         hidden = expected[mechanism] > 0 and left <= 0
         ratios.append(None if hidden else _norm_ratio(expected[mechanism], left))
     return ratios
 
 
-def _expected_square(mechanism: Mechanism, like: Tree) -> float:
-    """Estimate the expected squared norm of the noise from draws at a fixed seed."""
+def _expected_square(shape: Shape, mechanism: Mechanism, like: Tree) -> float:
+    """Return the expected squared norm of the noise; of second moments, estimated from draws."""
+    if shape in (Shape.SUM, Shape.ROWS):  # independent numbers, each with its leaf's deviation
+        totals = {name: tuple(leaf.shape) for name, leaf in like.items()}
+        deviations = mechanism.standard_deviations(totals)
+        shown = mechanism.reported(like).items()
+        return sum(leaf.numel() * deviations[name] ** 2 for name, leaf in shown)
     draws = max(2, -(-_DRAWN // max(1, size(like))))
     entropy = SeededEntropy(0, "size of noise", 0)
     drawn = (mechanism.typical_noise(like, entropy) for _ in range(draws))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 from coterie.core.environment import entry_points
@@ -297,6 +298,15 @@ def check_numbers(settings: object, **limits: str) -> None:
             raise ValueError(f"{name} = {value}: expected a finite number {limit}")
 
 
+def keeps_state(method: Method) -> bool:
+    """Return whether clients keep something between rounds; True where that is not known."""
+    probe, spec = {"": torch.zeros(1)}, Spec((1,), 1, "regression", 1)
+    try:
+        return bool(method.init_client_state(probe, spec, 1))
+    except Exception:
+        return True
+
+
 def per_row_leaves(state: Tree) -> tuple[str, ...]:
     """Return the leaves of a first personal state that have an entry for each row of a client."""
     return tuple(name for name, leaf in state.items() if leaf.dim() > 1 and leaf.shape[1] == 0)
@@ -321,11 +331,15 @@ class About:
         releases: What is released, in a few words.
         not_applicable: Utility contracts that do not apply, with the reason; privacy contracts have
             no exceptions.
+        stacked: Whether a method of another package is called with many clients at once: its author
+            vouches that no client's rows reach another's contribution. False calls it with one
+            client at a time.
     """
 
     summary: str = ""
     releases: str = ""
     not_applicable: Mapping[str, str] = field(default_factory=dict)
+    stacked: bool = False
 
 
 _METHODS: dict[str, type[Method]] = {}
@@ -334,7 +348,11 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register(
-    name: str, *, releases: str = "", not_applicable: Mapping[str, str] | None = None
+    name: str,
+    *,
+    releases: str = "",
+    not_applicable: Mapping[str, str] | None = None,
+    stacked: bool = False,
 ) -> Callable[[M], M]:
     """Return a decorator that registers a method under a name; see `About` for the texts."""
 
@@ -346,11 +364,27 @@ def register(
         cls.kind = name
         _METHODS[name] = cls
         _ABOUT[name] = About(
-            summary=_first_line(cls), releases=releases, not_applicable=not_applicable or {}
+            summary=_first_line(cls),
+            releases=releases,
+            not_applicable=not_applicable or {},
+            stacked=stacked,
         )
         return cls
 
     return put
+
+
+def is_ours(method: Method) -> bool:
+    """Return whether the code of a method, and of the method that it wraps, is this package's."""
+    base = getattr(method, "base", None)
+    own = type(method).__module__.partition(".")[0] == "coterie"
+    return own and (not isinstance(base, Method) or is_ours(base))
+
+
+def is_stacked(method: Method) -> bool:
+    """Return whether a method may be called with many clients at once; see `About.stacked`."""
+    base = getattr(method, "base", method)
+    return is_ours(method) or _ABOUT.get(base.kind, About()).stacked
 
 
 def registered() -> Mapping[str, type[Method]]:

@@ -35,9 +35,7 @@ _LEAST = 1e-6
 @register(
     "dpmtrl",
     releases="each client's model, each with its own noise",
-    not_applicable={
-        "learns": "at epsilon 8 over 15 rounds the noise on each client's own row hides it"
-    },
+    not_applicable={"learns": "at epsilon 8 the noise on each client's own row hides it"},
 )
 @dataclass(frozen=True, kw_only=True)
 class DPMTRL(RowLevel):

@@ -411,6 +411,7 @@ def framework(
         "kind": name,
         "share": lambda self, before, moment, radius: share(before, moment, radius),
         "solve": lambda self, information, clients: solve(information, clients),
+        "__module__": solve.__module__,  # the caller's code: called with one client at a time
         "__doc__": f"The framework with the functions of {name}.",
     }
     made: type[Framework] = type(name, (Framework,), members)

@@ -327,7 +327,7 @@ class MTLSVM(Machines):
     def step_rule(self, clients: int) -> dict[str, Any]:
         """Return the public rule of a client's dual steps, which an audit follows.
 
-        They are those of `audit.reconstruction.Rule`: no weights of classes, and all steps added.
+        They are those of `audit.svm.Rule`: no weights of classes, and all steps added.
         """
         if self.gamma != "add" or self.class_weight != "none":
             raise ValueError(
@@ -335,8 +335,7 @@ class MTLSVM(Machines):
                 "'none', the rule that the attack knows"
             )
         sigma = float(self.together or clients)
-        rule = {"c1": self.c1, "c2": self.c2, "sigma": sigma, "passes": self.epochs}
-        return {**rule, "mask": self.mask}
+        return {"c1": self.c1, "c2": self.c2, "sigma": sigma, "mask": self.mask}
 
     def _draw_mask(self, clients: Clients, longest: int, rng: Rng) -> Tensor | None:
         """Draw each row's factor of this round from its client's own random stream."""

@@ -26,6 +26,7 @@ from coterie.data.federated import Spec
 from coterie.models.base import Model, register_model, squeezed
 from coterie.models.layers import stacked_linear
 
+MOST_PARAMETERS = 100_000_000  # of one client's model
 Activation = Literal["relu", "tanh", "gelu"]
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
@@ -56,6 +57,7 @@ class Linear(Model):
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Return zeros, or the public weights."""
         shapes: dict[str, tuple[int, ...]] = {"weight": (spec.outputs, spec.features)}
+        check_parameters(shapes["weight"])
         if self.bias:
             shapes["bias"] = (spec.outputs,)
         if self.start is None:
@@ -118,6 +120,7 @@ def dense(
 
 def dense_layers(inputs: int, widths: tuple[int, ...], rng: Rng) -> dict[str, Tensor]:
     """Return initial fully connected layers of these widths; the last is called "head"."""
+    check_parameters(*zip(widths, (inputs, *widths), strict=False))
     params: dict[str, Tensor] = {}
     for layer, width in enumerate(widths, 1):
         name = "head" if layer == len(widths) else f"layer{layer}"
@@ -132,6 +135,16 @@ def start_layer(name: str, shape: tuple[int, ...], rng: Rng) -> dict[str, Tensor
     weight = torch.empty(shape).uniform_(-bound, bound, generator=generator)
     bias = torch.empty(shape[0]).uniform_(-bound, bound, generator=generator)
     return {f"{name}.weight": weight, f"{name}.bias": bias}
+
+
+def check_parameters(*shapes: tuple[int, ...]) -> None:
+    """Raise ValueError if a model of these layers is too large, before memory is taken."""
+    count = sum(math.prod(shape) for shape in shapes)
+    if count > MOST_PARAMETERS:
+        raise ValueError(
+            f"the model of a client has {count:,} parameters; expected at most "
+            f"{MOST_PARAMETERS:,}: use fewer or narrower layers, or fewer features"
+        )
 
 
 def check_widths(name: str, widths: tuple[int, ...]) -> None:

@@ -201,7 +201,7 @@ def _check_losses(losses: Losses, outputs: Tensor, spec: Spec) -> Tensor:
         found = losses(outputs, torch.zeros(2, _TRIED, *labels, dtype=kind))
     except MisfitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise MisfitError(
             f"loss: it failed on {_TRIED} rows: {type(error).__name__}: {error}; expected a "
             "function of (outputs, targets) of one client that returns one number per row, made "
@@ -267,7 +267,7 @@ _REASONS = (
 )
 
 
-def _explained(module: nn.Module, path: list[nn.Module], error: Exception) -> str:
+def _explained(module: nn.Module, path: list[nn.Module], error: BaseException) -> str:
     # Which layer failed in a trial, and what to do.
     names = {layer: name for name, layer in module.named_modules()}
     at = path[-1] if path else module
@@ -474,7 +474,7 @@ class Network:
                 self._slow = any(_SLOW in str(warning.message) for warning in said)
             except MisfitError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise ValueError(_explained(self._module, path, error)) from error
         return called, trained
 
@@ -868,7 +868,7 @@ class Module(Networked):
                 "no weights; set make = 'package.module:name' of a function that makes the module, "
                 "or run from Python with the module itself"
             )
-        if (make is None) == (module is None) or (make is not None and not callable(make)):
+        if (make is None) == (module is None) or (make is not None and not _makes(make)):
             raise ValueError(
                 f"make = {make!r}: expected a torch.nn.Module, or a class or function that makes "
                 "one"
@@ -892,7 +892,7 @@ class Module(Networked):
         arguments = (spec,) if _takes_spec(make, self.options) else ()
         try:
             made = make(*arguments, **self.options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             given = ", ".join((*("the Spec" for _ in arguments), *self.options)) or "no arguments"
             raise ValueError(
                 f"make = {_place(make)}: called with {given}, it failed: {type(error).__name__}: "
@@ -933,12 +933,11 @@ def as_model(given: Any) -> Model:
     """
     if isinstance(given, Model):
         return given
-    of_class = isinstance(given, type)
-    if of_class and issubclass(given, Model):
+    if isinstance(given, type) and issubclass(given, Model):
         raise ValueError(
             f"model = {given.__name__}: expected {given.__name__}(), with its settings"
         )
-    if callable(given) and (not of_class or issubclass(given, nn.Module)):
+    if callable(given) and _makes(given):
         return Module(given)
     raise ValueError(
         f"model = {given!r}: expected a model such as Linear() or MLP(), a torch.nn.Module, or a "
@@ -955,6 +954,11 @@ def _copied(module: nn.Module) -> nn.Module:
             f"model: {type(module).__name__} cannot be copied ({error}); expected a module whose "
             "tensors are parameters and buffers: pass a function that makes it"
         ) from error
+
+
+def _makes(make: Any) -> bool:
+    # Checked before it is called: a class of something else may do anything.
+    return issubclass(make, nn.Module) if isinstance(make, type) else callable(make)
 
 
 def _place(make: Any) -> str:

@@ -4,6 +4,7 @@ Hu, Wu and Smith, "Private Multi-Task Learning" (PMTL; sizes from their code), a
 "LEAF: A Benchmark for Federated Settings" (and its code), which Wu, Chen and Wang use as well.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -17,7 +18,14 @@ from coterie.core.tree import Tree
 from coterie.data.federated import Spec
 from coterie.models.base import Model, register_model
 from coterie.models.layers import convolve, pad_images, rows_last, stacked_linear
-from coterie.models.linear import Linear, check_widths, dense, dense_layers, start_layer
+from coterie.models.linear import (
+    Linear,
+    check_parameters,
+    check_widths,
+    dense,
+    dense_layers,
+    start_layer,
+)
 from coterie.models.module import Networked
 
 # Entries of the unfolded patches of one piece of work without gradients.
@@ -70,13 +78,14 @@ class CNN(Model):
             ValueError: If rows are not images, or too small for the layers.
         """
         channels, sides = self._sides(spec.shape)
+        depths, side = (channels, *self.channels), self.kernel
+        shapes = [(out, given, side, side) for given, out in itertools.pairwise(depths)]
+        check_parameters(*shapes)
         params: dict[str, Tensor] = {}
-        for layer, filters in enumerate(self.channels, 1):
-            shape = (filters, channels, self.kernel, self.kernel)
+        for layer, shape in enumerate(shapes, 1):
             params |= start_layer(f"conv{layer}", shape, rng)
-            channels = filters
         height, width = sides[-1]
-        return params | dense_layers(channels * height * width, (*self.hidden, spec.outputs), rng)
+        return params | dense_layers(depths[-1] * height * width, (*self.hidden, spec.outputs), rng)
 
     def apply(self, params: Tree, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """Predict one client's rows."""
@@ -248,6 +257,7 @@ class CelebaCNN(Networked):
         _expect_rows("celeba_cnn", spec, shapes, "images in three colours")
         layers: list[nn.Module] = [] if spec.shape[0] == 3 else [_ColoursFirst()]
         channels, side = 3, 84
+        check_parameters(*[(9, self.filters, self.filters)] * 3)
         for _ in range(4):
             layers += [
                 nn.Conv2d(channels, self.filters, 3, padding=1),
@@ -308,6 +318,8 @@ class CharLSTM(Networked):
                 f"char_lstm: {characters} characters for a {spec.task} task; expected at least 2: "
                 "set vocabulary, such as 80"
             )
+        width = self.hidden + max(self.embedding, self.hidden)
+        check_parameters((characters, self.embedding), (self.layers, 4 * self.hidden, width))
         return _CharNet(self, characters, spec.outputs)
 
 

@@ -10,17 +10,26 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from coterie.core.config import ConfigError, from_table, read_toml, to_table, to_toml
+from coterie.core.config import (
+    ConfigError,
+    from_table,
+    naming,
+    read_toml,
+    refuse_code,
+    to_table,
+    to_toml,
+)
 from coterie.core.tree import Tree, size
 from coterie.data.config import DataConfig
 from coterie.data.federated import Spec
-from coterie.methods.base import Method, Shape, choices
+from coterie.methods.base import Method, Shape, choices, keeps_state
+from coterie.plan.advice import MOST_ROUNDS
 from coterie.plan.stragglers import Stragglers
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.calibrate import Even, Spending
@@ -199,8 +208,11 @@ class Plan:
             raise ValueError(f"simulation_seed = {seed}: expected a whole number >= 0")
         if rounds is None:
             return
-        if not isinstance(rounds, int) or rounds < 1:
-            raise ValueError(f"rounds = {rounds}: expected a whole number of at least 1")
+        if not isinstance(rounds, int) or not 1 <= rounds <= MOST_ROUNDS:
+            raise ValueError(
+                f"rounds = {rounds}: expected a whole number of at least 1 and at most "
+                f"{MOST_ROUNDS:,}"
+            )
         if self.privacy.budget and len(self.privacy.budget) != rounds:
             raise ValueError(
                 f"budget has {len(self.privacy.budget)} weights for {rounds} rounds: "
@@ -297,10 +309,20 @@ class Plan:
         return privacy.noise.mechanisms(request)
 
     def guarantee(self, clients: int, posts: int | None = None) -> Guarantee:
-        """Return what the plan, or its first `posts` releases, guarantees."""
+        """Return what the plan, or its first `posts` releases, guarantees.
+
+        In a cohort of fixed size the participation of one client changes that of others. If clients
+        keep state between rounds, later contributions of others then depend on who took part
+        before, and amplification by sampling is not proved, not even for an outsider. The cohort
+        counts as visible there.
+        """
+        participation = self.sampler.participation(clients)
+        replaced = self.privacy.relation == "replace"  # under zero_out such a cohort is refused
+        if participation.kind == "fixed" and replaced and keeps_state(self.method):
+            participation = replace(participation, visible=True)
         return Guarantee(
             events=tuple(mechanism.event() for mechanism in self.mechanisms(clients)[:posts]),
-            participation=self.sampler.participation(clients),
+            participation=participation,
             relation=self.privacy.relation,
             delta=self.delta(clients),
             clients=clients,
@@ -348,9 +370,19 @@ class Plan:
         return from_table(cls, table, "plan")
 
     @classmethod
-    def load(cls, path: Path) -> "Plan":
-        """Return the plan of a TOML file; raise ConfigError if it cannot be read or is wrong."""
-        return cls.from_table(read_toml(path))
+    def load(cls, path: Path, *, trust: bool = True) -> "Plan":
+        """Return the plan of a TOML file.
+
+        Without `trust`, as for the run folders of others, it may name no code.
+
+        Raises:
+            ConfigError: If it cannot be read, is wrong, or names code without `trust`.
+        """
+        table = read_toml(path)
+        with naming(path):
+            if not trust:
+                refuse_code(table, path)
+            return cls.from_table(table)
 
 
 def fill_kinds(table: Mapping[str, Any]) -> None:

@@ -65,10 +65,11 @@ def _check(
     """Raise ValueError for an invalid target; return the number of equal weights."""
     check_delta(delta, (event,))
     check_relation(relation)
-    if not 0 < epsilon <= 1e4:
+    if not 1e-9 <= epsilon <= 1e4:
         raise ValueError(
-            f"epsilon = {epsilon}: expected a positive number of at most 10,000 (which "
-            "protects nobody); for no noise, run with epsilon inf"
+            f"epsilon = {epsilon}: expected a positive number of at least 1e-9 (below, releases "
+            "are only noise) and at most 10,000 (which protects nobody); for no noise, run with "
+            "epsilon inf"
         )
     if len(weights) == 0 or not all(weight > 0 and math.isfinite(weight) for weight in weights):
         raise ValueError(

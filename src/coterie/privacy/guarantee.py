@@ -24,10 +24,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
-from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import Any
 
+from coterie.core.environment import version_of
 from coterie.privacy.accounting import (
     check_covered,
     coalition_profile,
@@ -202,7 +202,10 @@ class Guarantee:
             "epsilon": _plain(self.epsilon),
             "events": list_runs(self.events),
             "accountant": self.profile.accountant,
-            "versions": {name: _version(name) for name in ("coterie", "dp-accounting", "scipy")},
+            "versions": {
+                name: version_of(name) or "not installed"
+                for name in ("coterie", "dp-accounting", "scipy")
+            },
             "simulation": self.simulation,
             "assumed_public": list(self.assumed),
         }
@@ -236,13 +239,6 @@ class Guarantee:
 
 def _plain(epsilon: float) -> float | str:
     return "inf" if epsilon == math.inf else epsilon
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def smallest_cohort(participation: Participation, clients: int) -> int:

@@ -241,6 +241,10 @@ class Mechanism(ABC):
     def check_secure_sum(self) -> None:  # noqa: B027
         """Raise ValueError if sums out of secure aggregation cannot be bounded at no cost."""
 
+    def of_message(self) -> "Mechanism":
+        """Return the central mechanism with the noise of one message; itself if it is central."""
+        return self
+
     def typical_noise(self, like: Tree, entropy: Entropy) -> Tree:
         """Return noise as releases carry it, for sums of these shapes."""
         return self.perturb(map_leaves(torch.zeros_like, like), entropy)
@@ -504,6 +508,10 @@ class LocalGaussianSum(GaussianSum):
     def summed(self) -> GaussianSum:
         """Return the central mechanism with the noise of an expected cohort."""
         return GaussianSum(self.bound, self.noise_multiplier * math.sqrt(self.cohort))
+
+    def of_message(self) -> GaussianSum:
+        """Return the central mechanism with the noise of one message."""
+        return GaussianSum(self.bound, self.noise_multiplier)
 
     def perturb_rows(self, rows: Tree, ids: Tensor, entropy: ClientEntropy) -> Tree:
         """Add each client's own noise to its clipped row, in place; `ids` name the sources."""

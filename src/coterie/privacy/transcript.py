@@ -85,8 +85,7 @@ class FolderTranscript:
         # A release that is not recorded yet is made again with other noise: two noisy versions of
         # one sum cost twice. So its unfinished file is never where releases are published.
         self._unreleased = folder.with_name(".unreleased")
-        shutil.rmtree(self._unreleased, ignore_errors=True)
-        self.packed.with_name(self.packed.name + ".partial").unlink(missing_ok=True)
+        self._writes = False  # a reader removes nothing: another process may be writing
         if self.packed.exists():
             self._open()
         else:
@@ -97,6 +96,9 @@ class FolderTranscript:
         arrays = {name: leaf.numpy() for name, leaf in value.items()}
         if not arrays:
             raise ValueError(f"release {index} has no leaf: there is nothing to store")
+        if not self._writes:
+            shutil.rmtree(self._unreleased, ignore_errors=True)
+            self._writes = True
         self.folder.mkdir(exist_ok=True)
         self._unreleased.mkdir(mode=0o700, exist_ok=True)
         write_atomically(self._path(index), _pack(arrays), self._unreleased)

@@ -11,17 +11,20 @@ Every honest sum x of n clients obeys |x| <= n B in the mechanism's norm, and li
 longer sum is scaled onto the limit, then rounded towards zero, which increases no norm.
 
 **Guarantee:** releases stay as private as the ledger states for every client of an honest site,
-whatever the other sites send. Let s_i be the message of site i. A round releases
-sum_i validate(s_i) + noise. A client of site j changes only s_j, and validate(s_j) = s_j: so
-neighbours differ by at most `sensitivity(relation)`, on the grid, around a sum of the others that
-is the same for both. The norm is computed in floats, so a sum may exceed its limit by a relative
-2^-51 per number before it is changed. That is harmless: it only limits a *hostile* site, and no
-honest client's sensitivity depends on it. Over rounds: the others choose s_i after they observe all
-earlier releases, but not this round's contributions. Given those releases s_i is fixed, or random
-independently of them, so each round is dominated by the pair of distributions that the ledger
-counts, and adaptive composition holds for such pairs (Dong, Roth and Su 2022; Zhu, Dong and Wang
-2022). Cohorts are as hidden as the plan's account assumes. Under local noise a message is private
-before it arrives, and all of this is post-processing.
+whatever the other sites send. Let s_i be the message of site i. A round releases sum_i
+validate(s_i) + noise. A client of site j changes only s_j, and in s_j only its own summand: a
+client that cannot be computed is a summand of zeros, and no other client of the site is
+(`engine.rounds`). Since validate(s_j) = s_j, neighbours differ by at most `sensitivity(relation)`,
+on the grid, around a sum of the others that is the same for both. This assumes that whether s_j
+arrives does not depend on one client's rows, which the certificate lists. The norm is computed in
+floats, so a sum may exceed its limit by a relative 2^-51 per number before it is changed. That is
+harmless: it only limits a *hostile* site, and no honest client's sensitivity depends on it. Over
+rounds: the others choose s_i after they observe all earlier releases, but not this round's
+contributions. Given those releases s_i is fixed, or random independently of them, so each round is
+dominated by the pair of distributions that the ledger counts, and adaptive composition holds for
+such pairs (Dong, Roth and Su 2022; Zhu, Dong and Wang 2022). Cohorts are as hidden as the plan's
+account assumes. Under local noise a message is private before it arrives, and all of this is
+post-processing.
 
 `fold`: one sum over all sites, out of secure aggregation
 ---------------------------------------------------------

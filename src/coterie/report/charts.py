@@ -227,8 +227,12 @@ def on(rows: str = "rows") -> Any:
 
 
 def sized(chart: Any, height: float = 250) -> Any:
-    """Return a chart as wide as its container."""
-    return chart.properties(width="container", height=height)
+    """Make a chart as wide as its container, and return it.
+
+    In place: a copy, as `chart.properties` makes, copies every layer several times.
+    """
+    chart.width, chart.height = "container", height
+    return chart
 
 
 def tooltip(*fields: tuple[str, str, str]) -> list[Any]:
@@ -328,13 +332,20 @@ def trade_off(
     misses: Array,
     marks: Array,
     approximation: Array | None = None,
+    attack: Array | None = None,
 ) -> Figure:
-    """Return the trade-off curve: the least type II error at each type I error, and guessing."""
+    """Return the trade-off curve: the least type II error at each type I error, and guessing.
+
+    `attack` are both errors of an audit's attack, (n, 2).
+    """
     best, rough, guess = "best possible attack", "approximation, not a bound", "guessing"
+    tried = "attack of the audit"
     curves = [(best, alarms, misses)]
     curves += [] if approximation is None else [(rough, alarms, approximation)]
+    curves += [] if attack is None else [(tried, attack[:, 0], attack[:, 1])]
     curves.append((guess, np.array([0.0, 1.0]), np.array([1.0, 0.0])))
-    look = {best: (GAIN, (1, 0)), rough: (LOSS, (6, 3)), guess: (SOFT, (2, 3))}
+    look = {best: (GAIN, (1, 0)), rough: (LOSS, (6, 3)), tried: (INK, (1, 0))}
+    look[guess] = (SOFT, (2, 3))
     names = [curve[0] for curve in curves]
     hues, dashes = zip(*(look[one] for one in names), strict=True)
     rows = rows_of(curves)
@@ -354,6 +365,31 @@ def trade_off(
     word = on("word").mark_text(align="left", color=GAIN).encode(x=x, y=y, text="text:N")
     chart = altair().layer(area, lines, word, hover(base).encode(tooltip=tip), points)
     return figure(name, title, sized(chart), {"rows": rows, "marks": pointed, "word": word_at})
+
+
+def reconstruction(errors: Mapping[str, Array], found: float, name: str) -> Figure:
+    """Return the error of every attacked row, by setting, with lines at `found` and at 1.
+
+    The mean row has error 1 as a guess, on average. Errors below 1e-4 are drawn there.
+    """
+    rows = [
+        {"kind": kind, "x": max(float(error), 1e-4)}
+        for kind, some in errors.items()
+        for error in some
+    ]
+    ends = [max(float(error), 1e-4) for some in errors.values() for error in some]
+    ends += [found / 10, 10.0]
+    marks = [{"x": found, "text": "found"}, {"x": 1.0, "text": "1"}]
+    x = x_of("x", "error of a row", scale=altair().Scale(type="log"), axis=axis_of(ends))
+    y = altair().Y(field="kind", type="nominal", title=None, sort=list(errors))
+    tip = tooltip(("kind", "setting", ""), ("x", "error", ".3g"))
+    points = on().mark_point(size=50, color=GAIN).encode(x=x, y=y, tooltip=tip)
+    lines_at = on("marks").mark_rule(color=INK, strokeDash=[4, 3]).encode(x=x)
+    words = on("marks").mark_text(dy=-8, baseline="bottom").encode(x=x, text="text:N")
+    words = words.encode(y=altair().value(0))
+    title = "Error of each reconstructed row, by what the server receives"
+    chart = altair().layer(lines_at, words, points)
+    return figure(name, title, sized(chart, 120), {"rows": rows, "marks": marks})
 
 
 def spending(name: str, guarantee: Guarantee) -> Figure:
@@ -610,10 +646,13 @@ _MARKS = 12
 _LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
 
 
-def draw_trade_off(guarantee: Guarantee, name: str = "trade-off") -> Figure:
+def draw_trade_off(
+    guarantee: Guarantee, name: str = "trade-off", attack: Array | None = None
+) -> Figure:
     """Return the trade-off curve of a guarantee against the other clients, and random guessing.
 
     The Gaussian approximation of some papers is dashed where it differs; it is not a bound.
+    `attack` are the false positives and false negatives of an audit's attack, (n, 2).
     """
     alarms = np.concatenate([[0.0], np.geomspace(1e-4, 0.1, 30), np.linspace(0.12, 1, 45)])
     listed = [float(alarm) for alarm in alarms]
@@ -624,6 +663,7 @@ def draw_trade_off(guarantee: Guarantee, name: str = "trade-off") -> Figure:
         misses=guarantee.trade_off(listed),
         marks=np.column_stack([ALARMS, guarantee.trade_off(ALARMS)]),
         approximation=approximation(guarantee, listed),
+        attack=attack,
     )
 
 

@@ -28,6 +28,7 @@ Array = NDArray[np.float64]
 _RESULT = {"method", "data", "clients", "rounds", "metric", "value", "simulation"}
 _COLUMNS = {"client", "train_rows", "test_rows", "error"}
 _SETTINGS = {"method", "rounds", "sampler"}
+_AUDIT = {"claimed", "lower_bound", "confidence", "holds", "trials", "bounds", "errors"}
 _HISTORY = {"round", "seconds", "answered", "value"}
 
 
@@ -49,6 +50,7 @@ class FinishedRun:
         held_out: As metrics, of held-out clients; empty where there are none.
         entry: Its label in a comparison, if it is part of one.
         selection: The part of its certificate on the private selection that chose it, if any.
+        audit: What `coterie audit` found of its plan, if it was run.
     """
 
     folder: Path
@@ -62,6 +64,7 @@ class FinishedRun:
     held_out: dict[str, Any] = field(default_factory=dict)
     entry: str = ""
     selection: dict[str, Any] | None = None
+    audit: dict[str, Any] | None = None
 
     @cached_property
     def table(self) -> dict[str, Any]:
@@ -88,9 +91,9 @@ class FinishedRun:
         found = self.table.get("simulation_seed", split)
         return found if isinstance(found, int) else None
 
-    @property
+    @cached_property
     def epsilon(self) -> float:
-        """Epsilon against the other clients, recomputed.
+        """Epsilon against the other clients, recomputed once: pages of many runs ask often.
 
         Of a run that was selected privately: epsilon against an adversary who sees this run only.
         """
@@ -247,9 +250,10 @@ def _readable(folder: Path) -> Iterator[None]:
     """Raise one ValueError that names the run for whatever is wrong with its files."""
     try:
         yield
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        why = " ".join(str(error).split())  # in one line
         raise ValueError(
-            f"{folder} cannot be read ({type(error).__name__}: {error}): its files are not as "
+            f"{folder} cannot be read ({type(error).__name__}: {why}): its files are not as "
             "`coterie run` wrote them; restore them (result.json, guarantee.json), or run the plan "
             "again into a new folder"
         ) from error
@@ -264,6 +268,10 @@ def _read(folder: Path, entry: str) -> FinishedRun:
         metrics = _columns(folder / "metrics.parquet", _COLUMNS, may_lack=at_sites)
         kept = _columns(folder / "history.parquet", _HISTORY, may_lack=True)
         held_out = _columns(folder / "newcomers" / "metrics.parquet", _COLUMNS, may_lack=True)
+        audit = folder / "audit.json"
+        audited = json.loads(audit.read_text(encoding="utf-8")) if audit.exists() else None
+        if audited is not None and (missing := _AUDIT - audited.keys()):
+            raise ValueError(f"audit.json lacks {', '.join(sorted(missing))}")
     return FinishedRun(
         folder=folder,
         label=entry or result["method"],
@@ -276,6 +284,7 @@ def _read(folder: Path, entry: str) -> FinishedRun:
         held_out=held_out,
         entry=entry,
         selection=stated.get("selection"),
+        audit=audited,
     )
 
 

@@ -5,7 +5,7 @@ covered by epsilon.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -613,13 +613,24 @@ def attack_bounds(guarantee: Guarantee) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def attack_charts(guarantee: Guarantee, key: str) -> list[Figure]:
-    """Return the trade-off curve, and epsilon by round."""
+def attack_charts(
+    guarantee: Guarantee, key: str, audit: Mapping[str, Any] | None = None
+) -> list[Figure]:
+    """Return the trade-off curve, with that of an audit's attack, and epsilon by round."""
     if not can_draw():
         return []
+    errors = None if audit is None else np.array(audit["errors"], dtype=np.float64)
     return [
-        charts.draw_trade_off(guarantee, f"{key}-trade-off"),
+        charts.draw_trade_off(guarantee, f"{key}-trade-off", errors),
         charts.spending(f"{key}-spent", guarantee),
+    ]
+
+
+def audit_rows(audit: Mapping[str, Any]) -> list[list[str]]:
+    """Return the lower bounds of an audit, by estimator."""
+    return [
+        [bound["estimator"].replace("_", " "), f"{bound['lower_bound']:.4g}"]
+        for bound in audit["bounds"]
     ]
 
 

@@ -13,6 +13,7 @@
 - `history.parquet`: with a virtual clock, or on request: the score of every round (not private)
 - `metrics.parquet`: per client: test rows, error, other metrics of the task, error of the local
   baseline (not private)
+- `audit.json`: what `coterie audit` found of its plan, if it was run
 - `result.json`: the summary that `coterie run --json` prints; written last, it marks a finished run
 """
 
@@ -109,6 +110,17 @@ def check_rows(folder: Path, train: FederatedDataset) -> None:
             f"{path}: the training rows are not those the run was started with; "
             "restore them, or start a new run"
         )
+
+
+def check_personal(folder: Path) -> None:
+    """Raise ValueError if a file of personal models is damaged."""
+    for path in sorted((folder / "personal").glob("*.npy")):
+        try:
+            np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as error:  # a damaged header can trip NumPy's parser anywhere
+            raise ValueError(
+                f"{path}: damaged ({error}); restore it, or start a new run in a new folder"
+            ) from error
 
 
 def facts_of(data: FederatedDataset) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from coterie.core.environment import version_of
 from coterie.engine.simulate import Observer, Progress
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.guarantee import Guarantee
@@ -20,13 +20,8 @@ _MARKS = 8
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that compute a run."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    found = {name: version_of(name) or "not installed" for name in _PACKAGES}
+    return {"python": platform.python_version(), **found}
 
 
 def now() -> str:

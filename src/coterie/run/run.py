@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.core.files import explain_disk_errors
+from coterie.core.files import explain_damage, explain_disk_errors
 from coterie.core.signals import as_interrupt
 from coterie.data.federated import FederatedDataset
 from coterie.engine.simulate import Observer, Outcome, check_onboard, set_clock, simulate
@@ -24,7 +24,14 @@ from coterie.plan.rules import advice_for, resolve
 from coterie.plan.stragglers import Stragglers
 from coterie.plan.stragglers import calibrate as calibrate_clock
 from coterie.privacy.ledger import locked
-from coterie.run.folder import check_charged, check_model, check_rows, claim, keep
+from coterie.run.folder import (
+    check_charged,
+    check_model,
+    check_personal,
+    check_rows,
+    claim,
+    keep,
+)
 from coterie.run.log import Log, Logged
 from coterie.run.summary import paid, summarise
 
@@ -77,10 +84,11 @@ def execute(
         plan = _set_clock(plan, plan.stragglers, train)
     if folder is None:
         return _train(plan, data, None, (observer, scoring), started)
-    with as_interrupt(), explain_disk_errors(folder), locked(folder):
+    with as_interrupt(), explain_disk_errors(folder), explain_damage(folder), locked(folder):
         claim(folder, plan)
         check_rows(folder, train)
         check_model(folder, plan.method.model, train.spec)
+        check_personal(folder)
         with _logged(folder):
             return _train(plan, data, folder, (observer, scoring), started)
 

@@ -107,12 +107,15 @@ def _claimed(guarantee: Guarantee) -> tuple[str, ...]:
 
 
 def _zeroed(outcome: Outcome) -> tuple[str, ...]:
-    """Return how many contributions were not finite."""
+    """Return how many contributions were zeros because they could not be computed."""
     count = outcome.zeroed
-    if not count:
-        return ()
     were = "1 contribution was" if count == 1 else f"{count} contributions were"
-    return (f"{were} not finite and counted as zero; the clients kept their models",)
+    lines = [f"{were} not finite and counted as zero; the clients kept their models"]
+    if outcome.errors:
+        # Only its type: the text of an error may quote rows.
+        kind = outcome.errors[0].split(": ")[1]
+        lines.append(f"some clients could not be computed ({kind}): `Outcome.errors` says why")
+    return tuple(lines if count else lines[1:])
 
 
 def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import importlib.util
 import io
 import json
 import logging
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,16 +35,18 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from coterie import __version__
-from coterie.core.config import ConfigError, from_table, to_table
-from coterie.core.files import how_to_resume, write_atomically
+from coterie.core.config import ConfigError, from_table, naming, refuse_code, to_table
+from coterie.core.files import explain_damage, how_to_resume, refuse_special, write_atomically
+from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.config import DataConfig, Source
-from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.federated import TASKS, FederatedDataset, Spec
 from coterie.data.scaling import LIMIT, Moments, client_moments
 from coterie.data.tables import feature_constants, target_constants
 from coterie.data.text_images import plan_tags, read_words
 from coterie.engine.models import client_model, client_names, client_scaling
 from coterie.evaluation.holdout import FOLDER, hold_out
+from coterie.methods.svm import Machines
 from coterie.models import Model
 from coterie.models.base import squeezed
 from coterie.models.module import Networked, assembled
@@ -54,6 +57,7 @@ from coterie.run.summary import promised
 
 FORMAT = "coterie-client-model/1"
 _CENTER, _SCALE, _LEAF = "scaling.center", "scaling.scale", "model."
+_PARSED = ("model", "source", "shape", "columns", "classes", "guarantee")  # metadata as JSON
 _EXAMPLE_ROWS = 3  # rows that a program is traced with
 
 
@@ -67,6 +71,7 @@ class ModelInfo:
     columns: tuple[str, ...] = ()  # names of the features, if they have names
     classes: tuple[str, ...] = ()  # names of the classes or labels; () for regression
     scaled: bool = False  # whether features are standardised per client
+    odds: bool = True  # whether outputs are log-odds; those of support vector machines are not
     # The guarantee of the run, as in `coterie run --json`
     guarantee: Mapping[str, Any] = field(default_factory=dict)
 
@@ -84,10 +89,13 @@ class ClientModel:
 # --- from a run folder --------------------------------------------------------
 
 
-def read_info(folder: Path) -> tuple[Plan, ModelInfo]:
-    """Read the plan of a finished run, and the public metadata of its models."""
+def read_info(folder: Path, *, trust: bool = False) -> tuple[Plan, ModelInfo]:
+    """Read the plan of a finished run, and the public metadata of its models.
+
+    `trust` imports and runs a module that the plan names.
+    """
     _check_folder(folder)
-    run_plan = Plan.load(folder / "plan.toml")
+    run_plan = Plan.load(folder / "plan.toml", trust=trust)
     # Runs of older versions have no facts of their rows.
     facts = read_facts(folder) or facts_of(
         _split(folder, replace(run_plan.data, standardise="none"))[0]
@@ -103,6 +111,7 @@ def read_info(folder: Path) -> tuple[Plan, ModelInfo]:
         columns=tuple(facts["columns"]),
         classes=_classes(run_plan.data.source, spec, signed=bool(facts.get("signed"))),
         scaled=run_plan.data.standardise == "client",
+        odds=not isinstance(run_plan.method, Machines),
         guarantee={
             **promised(guarantee, selection),
             **{key: result.get(key) for key in ("tuning", "caveats")},
@@ -111,11 +120,12 @@ def read_info(folder: Path) -> tuple[Plan, ModelInfo]:
     return run_plan, info
 
 
-def read_clients(folder: Path, names: Sequence[str]) -> list[ClientModel]:
-    """Read the models of some clients of a finished run."""
-    run_plan, info = read_info(folder)
-    held = set(held_out(folder))
-    params = [client_model(folder, n, FOLDER if n in held else "models") for n in names]
+def read_clients(folder: Path, names: Sequence[str], *, trust: bool = False) -> list[ClientModel]:
+    """Read the models of some clients of a finished run; `trust` as in `read_info`."""
+    with explain_damage(folder):
+        run_plan, info = read_info(folder, trust=trust)
+        held = set(held_out(folder))
+        params = [client_model(folder, n, FOLDER if n in held else "models") for n in names]
     moments: Sequence[Moments | None] = [None] * len(names)
     if info.scaled:
         moments = list(zip(*_moments(folder, run_plan, names), strict=True))
@@ -125,7 +135,8 @@ def read_clients(folder: Path, names: Sequence[str]) -> list[ClientModel]:
 def all_clients(folder: Path) -> list[str]:
     """Return the names of all clients of a finished run, held-out clients last."""
     _check_folder(folder)
-    return [*client_names(folder), *held_out(folder)]
+    with explain_damage(folder):
+        return [*client_names(folder), *held_out(folder)]
 
 
 def held_out(folder: Path) -> list[str]:
@@ -152,6 +163,7 @@ def training_rows(folder: Path, run_plan: Plan, *, scaled: bool) -> FederatedDat
 def _check_folder(folder: Path) -> None:
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such folder; check the path")
+    refuse_special(folder)
     if (folder / "members.json").exists():
         names = ", ".join(sorted(path.parent.name for path in folder.glob("*/result.json")))
         raise ConfigError(
@@ -163,7 +175,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     """Return the public facts of a run's rows; {} if it has none (runs of older versions)."""
     try:
         return dict(json.loads((folder / "data.json").read_text(encoding="utf-8"))["facts"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 
@@ -257,6 +269,7 @@ def metadata(model: ClientModel) -> dict[str, str]:
         "model": json.dumps(to_table(info.model)),
         "source": json.dumps(to_table(info.source)),
         "scaled": "client" if info.scaled else "none",
+        "scores": "log-odds" if info.odds else "margins",
         "leaves": json.dumps(list(model.params)),
         "epsilon": str(info.guarantee.get("epsilon")),
         "view": str(info.guarantee.get("view")),
@@ -270,6 +283,7 @@ def load_client(path: Path, *, trust: bool = False) -> ClientModel:
 
     Raises ValueError if it is another kind of file, is damaged, or names code without `trust`.
     """
+    refuse_special(path)
     try:
         with safe_open(path, framework="pt") as file:
             text = file.metadata() or {}
@@ -283,32 +297,62 @@ def load_client(path: Path, *, trust: bool = False) -> ClientModel:
             f"{path}: format {text.get('format')!r}, expected {FORMAT!r}: give a file that "
             "`coterie export` wrote"
         )
-    try:
-        info = _parse_info(path, text, trust)
-        params = {name: tensors[f"{_LEAF}{name}"] for name in json.loads(text["leaves"])}
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: damaged ({error!r}); export it again") from error
-    moments = (tensors[_CENTER].numpy(), tensors[_SCALE].numpy()) if info.scaled else None
-    return ClientModel(text["client"], info, params, moments)
+    with naming(path):
+        try:
+            info = _parse_info(path, text, trust)
+            params = {name: tensors[f"{_LEAF}{name}"] for name in json.loads(text["leaves"])}
+            moments = (tensors[_CENTER].numpy(), tensors[_SCALE].numpy()) if info.scaled else None
+            model = ClientModel(text["client"], info, params, moments)
+            _check_client(model)
+        except (AttributeError, LookupError, RecursionError, TypeError) as error:
+            raise ValueError(f"damaged ({error!r}); export it again") from error
+    return model
 
 
 def _parse_info(path: Path, text: Mapping[str, str], trust: bool) -> ModelInfo:
-    table = json.loads(text["model"])
-    if table.get("kind") == "module" and not trust:
-        raise ValueError(
-            f"{path}: code in {table.get('make')!r} makes its model: --trust imports and runs it; "
-            "use it only if you trust the source of the file"
-        )
-    spec = Spec(tuple(json.loads(text["shape"])), int(text["outputs"]), text["task"], 1)  # type: ignore[arg-type]
+    table = {key: json.loads(text[key]) for key in _PARSED}
+    if not trust:
+        refuse_code({"model": table["model"]}, path)
+    spec = Spec(tuple(table["shape"]), int(text["outputs"]), text["task"], 1)  # type: ignore[arg-type]
     return ModelInfo(
-        model=from_table(Model, table, "model"),  # type: ignore[type-abstract]
+        model=from_table(Model, table["model"], "model"),  # type: ignore[type-abstract]
         spec=spec,
-        source=from_table(Source, json.loads(text["source"]), "source"),
-        columns=tuple(json.loads(text["columns"])),
-        classes=tuple(json.loads(text["classes"])),
+        source=from_table(Source, table["source"], "source"),
+        columns=tuple(table["columns"]),
+        classes=tuple(table["classes"]),
         scaled=text.get("scaled", "") == "client",
-        guarantee=json.loads(text["guarantee"]),
+        odds=text.get("scores", "") != "margins",
+        guarantee=dict(table["guarantee"]),
     )
+
+
+def _check_client(model: ClientModel) -> None:
+    """Raise ValueError if the parts of an exported file do not fit one another."""
+    info, spec = model.info, model.info.spec
+    width = math.prod(spec.shape)
+    labels = {"regression": 0, "binary": 2}.get(spec.task, spec.outputs)
+    single = spec.task in ("regression", "binary")
+    own = () if model.moments is None else model.moments
+    fits = {
+        "task": spec.task in TASKS and (spec.outputs == 1 if single else spec.outputs >= 1),
+        "shape": all(type(side) is int and side > 0 for side in spec.shape),
+        "columns": all(isinstance(name, str) for name in info.columns)
+        and len(info.columns) in (0, width),
+        "classes": all(isinstance(name, str) for name in info.classes)
+        and len(info.classes) == labels,
+        "scaling": all(part.shape == (width,) and part.dtype.kind == "f" for part in own),
+    }
+    wrong = [name for name, fit in fits.items() if not fit]
+    wanted = {} if wrong else info.model.init(spec, Rng.seeded(0))
+    if not wrong and {name: leaf.shape for name, leaf in model.params.items()} != {
+        name: leaf.shape for name, leaf in wanted.items()
+    }:
+        wrong = ["parameters"]
+    if wrong or not all(leaf.is_floating_point() for leaf in model.params.values()):
+        raise ValueError(
+            f"damaged: its {', '.join(wrong or ['parameters'])} do not fit its other metadata; "
+            "export it again"
+        )
 
 
 def file_name(client: str, suffix: str, *, capitals: bool = True) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from coterie.core.config import from_table, read_toml, to_table
+from coterie.core.config import from_table, naming, read_toml, to_table
+from coterie.core.files import explain_damage, refuse_special
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take
 from coterie.data.config import DataConfig
@@ -63,7 +64,10 @@ def choose(folder: Path, table: Mapping[str, Any]) -> DataConfig:
 
     The table says where the rows are (`name`), and may have other keys of a plan's `data`.
     """
-    kept, facts = Plan.load(folder / "plan.toml").data, read_facts(folder)
+    path = folder / "plan.toml"
+    with naming(path):
+        kept = from_table(DataConfig, read_toml(path).get("data", {}), "data")
+    facts = read_facts(folder)
     given = dict(table)
     given.setdefault("standardise", kept.standardise)
     name = str(given.get("name", ""))
@@ -81,34 +85,39 @@ def choose(folder: Path, table: Mapping[str, Any]) -> DataConfig:
     return choice
 
 
-def onboard(folder: Path, choice: DataConfig, out: Path | None = None) -> Onboarded:
+def onboard(
+    folder: Path, choice: DataConfig, out: Path | None = None, *, trust: bool = False
+) -> Onboarded:
     """Fit models of new clients from a finished run and their own rows; write them to `out`.
 
-    Raises ValueError if rows differ from the run's in kind, or in how they are read (`choose`).
+    `trust` imports and runs a module that the run's plan names. Raises ValueError if it names one
+    without `trust`, or if rows differ from the run's in kind, or in how they are read (`choose`).
     """
-    run_plan = Plan.load(folder / "plan.toml")
-    guarantee, selection, result = read_guarantee(folder)
-    shared = read_shared(folder)
-    _check_choice(folder, run_plan.data, choice)
-    train, test = choice.split()
-    _check_rows(folder, train, result)
-    method, spec = run_plan.method, replace(train.spec, clients=guarantee.clients)
-    _check_shared(method, spec, shared, folder)
-    models = onboard_models(method, shared, spec, train, run_plan.simulation_seed)
-    names = [str(name) for name in train.names]
-    found = Onboarded(
-        models=models,
-        names=names,
-        score=evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test),
-        local=score_local(method, train, test),
-        guarantee=guarantee,
-        notes={key: result.get(key) for key in ("caveats", "tuning")},
-        known=_known(folder, names),
-        selection=selection,
-    )
-    if out is not None:
-        write_models(out, found.models, found.names)
-    return found
+    with explain_damage(folder):
+        refuse_special(folder)
+        run_plan = Plan.load(folder / "plan.toml", trust=trust)
+        guarantee, selection, result = read_guarantee(folder)
+        shared = read_shared(folder)
+        _check_choice(folder, run_plan.data, choice)
+        train, test = choice.split()
+        _check_rows(folder, train, result)
+        method, spec = run_plan.method, replace(train.spec, clients=guarantee.clients)
+        _check_shared(method, spec, shared, folder)
+        models = onboard_models(method, shared, spec, train, run_plan.simulation_seed)
+        names = [str(name) for name in train.names]
+        found = Onboarded(
+            models=models,
+            names=names,
+            score=evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test),
+            local=score_local(method, train, test),
+            guarantee=guarantee,
+            notes={key: result.get(key) for key in ("caveats", "tuning")},
+            known=_known(folder, names),
+            selection=selection,
+        )
+        if out is not None:
+            write_models(out, found.models, found.names)
+        return found
 
 
 def _known(folder: Path, names: list[str]) -> list[str] | None:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.config import ConfigError
-from coterie.core.files import how_to_resume
+from coterie.core.files import explain_damage, how_to_resume
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, stack, take
-from coterie.data.config import DataConfig
+from coterie.data.config import DAMAGED, DataConfig
 from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.load import Unlabelled, load_unlabelled
@@ -55,11 +55,12 @@ class Predictions:
     # Clients that the run does not know, predicted by the shared model
     unknown: tuple[str, ...] = ()
 
-    def table(self) -> pa.Table:
-        """Return one line per row, in the file's order: client, prediction, decision values.
+    def table(self, keep: pa.Table | None = None) -> pa.Table:
+        """Return one line per row, in the file's order: client, prediction, probabilities.
 
         Predictions are values in the target's own units, names of classes, or a 0 or 1 for each
-        label. A positive decision value decides for class 1, the largest one for its class.
+        label. Support vector machines have no probabilities. A positive decision value decides for
+        class 1, the largest one for its class. `keep` has columns of the file to copy.
         """
         data, back = self.rows.data, np.argsort(self.rows.order, kind="stable")
         owner = np.repeat(np.arange(len(data)), data.counts)[back]
@@ -68,11 +69,17 @@ class Predictions:
             "row": self.rows.order[back],
             "client": pa.array(names[owner].tolist(), pa.string()),
         }
+        kept = {} if keep is None else {name: keep[name] for name in keep.column_names}
+        if self.info.source.client == "client":
+            kept.pop("client", None)  # the table has it already
         if self.unknown:
             known = np.isin(names, np.array(self.unknown, dtype=object), invert=True)[owner]
             columns["model"] = np.where(known, "own", "shared")
         std = None if self.std is None else self.std[back]
-        return pa.table(columns | _columns(self.info, self.outputs[back], std))
+        found = _columns(self.info, self.outputs[back], std)
+        if taken := sorted(kept.keys() & (columns | found).keys()):
+            raise ValueError(f"--keep {taken[0]}: predictions have a column of this name already")
+        return pa.table(columns | kept | found)
 
 
 def predict_run(
@@ -83,6 +90,7 @@ def predict_run(
     client_column: str | None = None,
     unknown_clients: UnknownClients = "refuse",
     std: bool = False,
+    trust: bool = False,
 ) -> Predictions:
     """Predict rows of a run's clients by their own models.
 
@@ -93,20 +101,22 @@ def predict_run(
         client_column: The column that names clients, if it differs from the training's.
         unknown_clients: Refuse clients that the run does not know, or use the shared model.
         std: Whether to return standard deviations as well.
+        trust: Import and run a module that the run's plan names.
     """
-    run_plan, info = read_info(folder)
-    rows = _read(given, info, client, run_plan, column=client_column)
-    known = set(all_clients(folder))
-    unknown = tuple(name for name in rows.data.names if name not in known)
-    if unknown and (unknown_clients == "refuse" or client is not None):
-        raise ValueError(_unknown(folder, unknown, sorted(known)))
-    data = _as_trained(rows.data, info)
-    if info.scaled:
-        data = _scaled(folder, run_plan, data, unknown)
-    models = _models(folder, run_plan.method, data, unknown)
-    outputs = model_outputs(info.model, models, data)
-    deviations = _std(folder, run_plan, data, unknown) if std else None
-    return Predictions(info, rows, outputs, deviations, unknown)
+    with explain_damage(folder):
+        run_plan, info = read_info(folder, trust=trust)
+        rows = _read(given, info, client, run_plan, column=client_column)
+        known = set(all_clients(folder))
+        unknown = tuple(name for name in rows.data.names if name not in known)
+        if unknown and (unknown_clients == "refuse" or client is not None):
+            raise ValueError(_unknown(folder, unknown, sorted(known)))
+        data = _as_trained(rows.data, info)
+        if info.scaled:
+            data = _scaled(folder, run_plan, data, unknown)
+        models = _models(folder, run_plan.method, data, unknown)
+        outputs = model_outputs(info.model, models, data)
+        deviations = _std(folder, run_plan, data, unknown) if std else None
+        return Predictions(info, rows, outputs, deviations, unknown)
 
 
 def predict_model(
@@ -155,7 +165,8 @@ def model_std(
     found = torch.empty(len(data.targets), *_width(data), dtype=torch.float64)
     for rows in data.blocks(np.flatnonzero(data.counts > 0), BLOCK):
         clients = train.clients(places[rows.ids.numpy()])
-        std = predictive_std(method, shared, clients, rows)
+        # Rows of a file number its clients otherwise than training does.
+        std = predictive_std(method, shared, clients, replace(rows, ids=clients.ids))
         found[rows.index[rows.mask]] = std[rows.mask].cpu().double()
     return found
 
@@ -169,7 +180,7 @@ def read_shared(folder: Path) -> Tree:
     try:
         with np.load(folder / "shared.npz", allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (OSError, ValueError, KeyError) as error:
+    except (*DAMAGED, KeyError) as error:
         why = f"{folder}: no finished run ({error!r}); {how_to_resume(folder)}"
         raise ConfigError(f"{why}, or restore shared.npz") from error
 
@@ -326,7 +337,10 @@ def _columns(info: ModelInfo, outputs: Tensor, std: Tensor | None) -> dict[str, 
         columns = {f"prediction_{name}": decided[:, at] for at, name in enumerate(classes)}
     else:
         columns = {"prediction": pa.array([classes[at] for at in decided], pa.string())}
-    for title, values in (("decision", outputs), ("std", std)):
+    odds = None if not info.odds else torch.sigmoid(outputs)
+    if odds is not None and task == "multiclass":
+        odds = torch.softmax(outputs, dim=1)
+    for title, values in (("probability", odds), ("decision", outputs), ("std", std)):
         if values is not None and task == "binary":
             columns[title] = values.numpy()
         elif values is not None:

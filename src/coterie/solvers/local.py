@@ -141,17 +141,15 @@ class LocalProblem:
         (steps on squared loss are unbounded and could grow from round to round).
         """
         sizes = _norms(after)
-        if sizes.is_cuda:
-            # Do not inspect single clients: the host would wait for the device.
-            return after if keep_failed else _where(sizes.isfinite(), after, start)
         doubtful = ~(sizes <= 2 * _norms(start) + 1)  # NaN is doubtful too
         if not bool(doubtful.any()):
             return after
-        places = torch.nonzero(doubtful).flatten()
-        some = clients.at(places.cpu())
-        before = self._losses(take(start, places), some)
         good = sizes.isfinite()
-        good[places] &= self._losses(take(after, places), some) <= before
+        for place in torch.nonzero(doubtful):
+            # One at a time: rows of others would change the shapes of the sums, and so their bits.
+            one = clients.at(place.cpu())
+            before, now = (self._losses(take(tree, place), one) for tree in (start, after))
+            good[place] &= now <= before
         return _where(good | ~sizes.isfinite() if keep_failed else good, after, start)
 
     def _losses(self, params: Tree, clients: Clients) -> Tensor:

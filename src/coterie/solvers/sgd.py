@@ -12,9 +12,18 @@ normal with variance 1, so that the divergence is the squared difference of the 
 There are three implementations, equal up to rounding. Linear models on the CPU run in a compiled
 kernel. All others run as stacked tensors: one backward pass through the sum of the clients' losses
 returns every client's own gradient. `fast=False` takes `torch.func` for any model, as a check.
+
+**Guarantee:** a client's result of `SGD` is a function of its own rows, start, id, rank, the random
+stream and the round, to the last bit: it does not change with the rows of others. Products of
+stacked matrices round differently in stacks of other shapes and in other places of a stack, so both
+are public: a stack has `stack_width` places, whatever clients have rows, and a client of rank r is
+computed in place r modulo that. Clients of one place follow one another, and places without work
+are computed all the same. Assumes that torch's stacked operations read and write each client's part
+only and choose their algorithms by shapes alone, as they do with `torch.backends.cudnn.benchmark`
+off (torch's default). Test: tests/solvers/test_sgd.py, on the CPU and CUDA, also in bfloat16.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -37,6 +46,9 @@ Precision = Literal["float32", "bfloat16"]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 # Parameters that a CPU thread works on at a time: about its share of the last-level cache.
 _CACHED = 1 << 20
+# Places of a stack whose clients take steps by their numbers of rows. A place waits while the one
+# with most steps still works, so more places would wait more.
+_UNEVEN = 64
 _KEPT = 16  # recordings
 _WARM_UP = 3
 
@@ -93,7 +105,7 @@ class Near:
     weight: float
     toward: Tree
 
-    def at(self, places: Tensor | slice) -> "Near":
+    def at(self, places: Tensor) -> "Near":
         """Return the penalty of the clients at these places."""
         return Near(self.weight, {name: leaf[places] for name, leaf in self.toward.items()})
 
@@ -136,17 +148,6 @@ class Proximal:
             for name in trained
         }
         return cls(0.0, anchors, weights)
-
-    def at(self, places: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return anchors and weights of the clients at these places."""
-        # Repeated per client where that saves launches; on the CPU it would only fill the cache.
-        anchors = [
-            (leaf.expand(len(places), *leaf.shape[1:]).contiguous() if leaf.is_cuda else leaf)
-            if len(leaf) == 1
-            else leaf[places]
-            for leaf in self.anchors.values()
-        ]
-        return anchors, [leaf[places] for leaf in self.weights.values()]
 
 
 def _check_stacked(start: Tree, clients: int) -> None:
@@ -262,64 +263,139 @@ def divergence(task: Task, outputs: Tensor, others: Tensor) -> Tensor:
     return apart.sum(dim=-1) if task == "multilabel" else apart
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The batches of some clients, those with most steps first, so that active clients lead.
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """The steps of a stack: which client each place works for, and on which rows.
 
     A batch that is not full repeats its first row with weight zero: this needs no masks, and no row
-    from outside the batch can spoil it.
+    from outside the batch can spoil it. A place without work has weight zero throughout.
     """
 
     clients: Clients
-    places: Tensor  # (c,) positions of these clients in the stack
-    index: Tensor  # (steps, c, batch) rows of the flat arrays
-    share: Tensor  # (steps, c, batch) one over the number of rows in the batch, or 0
-    active: list[int]  # (steps,) how many clients take the step
-    seeds: Tensor | None = None  # (steps, c) one per client, for models with dropout
+    index: Tensor  # (steps, width, batch) rows of the flat arrays
+    share: Tensor  # (steps, width, batch) one over the number of rows in the batch, or 0
+    starts: dict[int, tuple[Tensor, Tensor]]  # by step: clients that begin, and their places
+    ends: dict[int, tuple[Tensor, Tensor]]  # by step: clients that are done before it
+    seeds: Tensor | None = None  # (steps, width) for models with dropout
 
     @classmethod
     def plan(
         cls,
         clients: Clients,
-        places: Integers,
         batches: Any,
         steps: Integers,
-        params: Tree,
+        width: int,
+        like: Tensor,
         stream: Rng | None = None,
-    ) -> "Rows":
-        """Return the batches of the clients at these places."""
-        longest = int(steps[places].max(initial=0))
-        local = np.ascontiguousarray(batches[places, :longest].transpose(1, 0, 2))
+    ) -> "Schedule":
+        """Return the steps of clients with these batches, (c, steps, batch) row numbers."""
+        begin = _begins(clients.ranks.numpy(), steps, width)
+        place = clients.ranks.numpy() % width
+        # One entry for each step of each client: whose, which of its own, and when.
+        who = np.repeat(np.arange(len(steps)), steps)
+        own = np.arange(len(who)) - np.repeat(np.cumsum(steps) - steps, steps)
+        when, where = begin[who] + own, place[who]
+        local = batches[who, own]
         missing = local < 0
-        index = np.where(missing, local[:, :, :1], local) + clients.starts.numpy()[places, None]
-        share = ~missing / np.maximum((~missing).sum(axis=2, keepdims=True), 1)
-        like = next(iter(params.values()))
-        active = (steps[places][None, :] > np.arange(longest)[:, None]).sum(axis=1)
-        dense = isinstance(clients.features, Tensor)
+        length = int((begin + steps).max(initial=0))
+        index = np.zeros((length, width, local.shape[1]), dtype=np.int64)
+        index[when, where] = np.where(missing, local[:, :1], local)
+        index[when, where] += clients.starts.numpy()[who, None]
+        share = np.zeros(index.shape)
+        share[when, where] = ~missing / np.maximum((~missing).sum(axis=1, keepdims=True), 1)
         seeds = None
         if stream is not None:
-            drawn = stream.words(clients.ids.numpy()[places], np.arange(longest)[:, None])
-            seeds = torch.from_numpy(drawn.astype(np.int64)).to(like.device)
+            drawn = np.zeros((length, width), dtype=np.int64)
+            drawn[when, where] = stream.words(clients.ids.numpy()[who], own).astype(np.int64)
+            seeds = torch.from_numpy(drawn).to(like.device)
+        dense = isinstance(clients.features, Tensor)
         return cls(
             clients=clients,
-            places=torch.from_numpy(places).to(like.device),
             index=torch.from_numpy(index).to(like.device if dense else "cpu"),
             share=torch.from_numpy(share).to(like),
-            active=active.tolist(),
+            starts=_by_step(begin, steps, place, like.device),
+            ends=_by_step(begin + steps, steps, place, like.device),
             seeds=seeds,
         )
 
+    def __len__(self) -> int:
+        return len(self.index)
+
     def at(self, step: int) -> Batch:
         """Return the batch of a step."""
-        share = self.share[step, : self.active[step]]
-        index = self.index[step, : self.active[step]]
+        share, index = self.share[step], self.index[step]
         if isinstance(self.clients.features, Tensor):
             x = self.clients.features[index]
         else:
             picked = self.clients.features[index.reshape(-1).numpy()].toarray()
             x = torch.from_numpy(picked).reshape(*index.shape, *self.clients.spec.shape)
-        seeds = None if self.seeds is None else self.seeds[step, : self.active[step]]
+        seeds = None if self.seeds is None else self.seeds[step]
         return Batch(x.to(share), self.clients.targets[index], share, seeds)
+
+
+def _begins(ranks: Integers, steps: Integers, width: int) -> Integers:
+    """Return the step at which each client begins: when those before it in its place are done.
+
+    >>> _begins(np.arange(5), np.array([3, 1, 0, 2, 4]), 2).tolist()
+    [0, 0, 3, 1, 3]
+    """
+    order = np.lexsort((ranks, ranks % width))
+    before = np.cumsum(steps[order]) - steps[order]
+    place = (ranks % width)[order]
+    found = np.empty_like(steps)
+    found[order] = before - before[np.searchsorted(place, place)]
+    return found
+
+
+def _by_step(
+    when: Integers, steps: Integers, place: Integers, device: torch.device
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return clients that take steps, and their places, by step."""
+    found = {}
+    order = np.flatnonzero(steps)[np.argsort(when[steps > 0], kind="stable")]
+    for who in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
+        if len(who):
+            pair = (torch.from_numpy(who).to(device), torch.from_numpy(place[who]).to(device))
+            found[int(when[who[0]])] = pair
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The memory that a step reads and writes, for `width` clients side by side.
+
+    Attributes:
+        params: Parameters by name.
+        velocities: Of the trained leaves, if there is momentum.
+        anchors: Of the trained leaves, if there is a proximal term: per client, or one for all.
+        weights: Of the proximal term by coordinate, if it has them.
+        toward: The models of a `Near`, by name.
+    """
+
+    params: dict[str, Tensor]
+    velocities: list[Tensor]
+    anchors: list[Tensor]
+    weights: list[Tensor]
+    toward: dict[str, Tensor]
+
+    def load(self, work: "_Work", result: Tree, who: Tensor, places: Tensor) -> None:
+        """Put clients into places, at the start of their steps."""
+        near = () if work.near is None else tuple(work.near.toward[name] for name in self.toward)
+        mine = [*self.params.values(), *self.anchors, *self.weights, *self.toward.values()]
+        anchors = work.proximal.anchors.values()
+        given = [result[name] for name in self.params]
+        given += [*anchors, *work.proximal.weights.values(), *near]
+        with torch.no_grad():
+            for leaf, source in zip(mine, given, strict=True):
+                if leaf is not source:
+                    leaf[places] = source if len(source) == 1 else source[who]
+            for leaf in self.velocities:
+                leaf[places] = 0
+
+    def store(self, work: "_Work", result: Tree, who: Tensor, places: Tensor) -> None:
+        """Write the trained leaves of clients that are done."""
+        for name in work.trained:
+            result[name][who] = self.params[name].detach()[places]
 
 
 @dataclass(frozen=True)
@@ -341,11 +417,6 @@ class Recipe:
     device: torch.device
 
 
-def bucket(clients: int) -> int:
-    """Return a stack size rounded up, so that similar cohorts share a recording."""
-    return clients if clients < 32 else -(-clients // 4) * 4
-
-
 class Recording:
     """A CUDA graph of one step, with the memory that it reads and writes.
 
@@ -357,14 +428,19 @@ class Recording:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(recipe.clients, *shape, dtype=dtype, device=recipe.device)
 
-        self._params = {
+        params = {
             name: zeros(*shape).requires_grad_(name in recipe.trained)
             for name, shape in recipe.leaves
         }
         moved = [shape for name, shape in recipe.leaves if name in recipe.trained]
         sgd, rows = recipe.sgd, recipe.sgd.batch
-        self._velocities = [zeros(*shape) for shape in moved] if sgd.momentum > 0 else []
-        self._anchors = [zeros(*shape) for shape in moved] if recipe.lam > 0 else []
+        self.stack = Stack(
+            params,
+            [zeros(*shape) for shape in moved] if sgd.momentum > 0 else [],
+            [zeros(*shape) for shape in moved] if recipe.lam > 0 else [],
+            [],
+            {},
+        )
         self._batch = Batch(
             zeros(rows, *recipe.row),
             zeros(rows, *recipe.label, dtype=recipe.label_type),
@@ -374,12 +450,7 @@ class Recording:
         gradient = stacked_gradient(recipe.model, recipe.task, recipe.trained)
 
         def step() -> None:
-            grads = gradient(self._params, self._batch, None)
-            with torch.no_grad():
-                leaves = [self._params[name] for name in recipe.trained]
-                sgd._move(
-                    leaves, grads, self._velocities, self._anchors, weights=recipe.lam, lr=recipe.lr
-                )
+            sgd._step(self.stack, recipe, gradient(params, self._batch, None))
 
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(recipe.device)  # type: ignore[no-untyped-call]
@@ -391,32 +462,13 @@ class Recording:
         with torch.cuda.graph(self._graph):
             step()
 
-    def run(
-        self, params: dict[str, Tensor], anchors: list[Tensor], batches: Iterable[Batch]
-    ) -> None:
-        """Take a step for each batch, updating `params` in place."""
-        clients = len(next(iter(params.values())))
+    def step(self, batch: Batch) -> None:
+        """Take a step."""
         with torch.no_grad():
-            for mine, given in zip(self._params.values(), params.values(), strict=True):
-                _fill(mine, given)
-            for mine, given in zip(self._anchors, anchors, strict=True):
-                _fill(mine, given)
-            for velocity in self._velocities:
-                velocity.zero_()
-            for batch in batches:
-                for static, now in zip(self._batch, batch, strict=True):
-                    if static is not None and now is not None:
-                        _fill(static, now)
-                self._graph.replay()
-            for mine, given in zip(self._params.values(), params.values(), strict=True):
-                given.copy_(mine[:clients])
-
-
-def _fill(static: Tensor, given: Tensor) -> None:
-    # Places beyond the stack hold zeros; their results are never read.
-    static[: len(given)].copy_(given)
-    if len(given) < len(static):
-        static[len(given) :].zero_()
+            for static, now in zip(self._batch, batch, strict=True):
+                if static is not None and now is not None:
+                    static.copy_(now)
+            self._graph.replay()
 
 
 @lru_cache(maxsize=_KEPT)
@@ -437,6 +489,8 @@ class SGD:
         lr: Learning rate.
         epochs: Passes over a client's rows, each in a new order.
         steps: Steps of every client, instead of epochs.
+        most_steps: The most steps of a client in a round, however many rows it has; None for the
+            epochs of the most rows that the plan permits.
         batch: Rows per step; the last batch of an epoch may be smaller.
         momentum: Heavy-ball factor.
         halve_every: Rounds between halvings of the learning rate; 0 for never.
@@ -446,6 +500,7 @@ class SGD:
     lr: float = 0.1
     epochs: int = 1
     steps: int | None = None
+    most_steps: int | None = None
     batch: int = 10
     momentum: float = 0.0
     halve_every: int = 0
@@ -458,7 +513,7 @@ class SGD:
             raise ValueError(
                 f"momentum: given {self.momentum}; expected 0 <= momentum < 1, such as 0.9"
             )
-        for name in ("epochs", "steps", "batch"):
+        for name in ("epochs", "steps", "most_steps", "batch"):
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ValueError(f"{name}: given {given}; expected a whole number of at least 1")
@@ -508,15 +563,38 @@ class SGD:
         if plain and self.fast and _is_linear(model) and _fits_kernel(start, clients):
             return self._compiled(start, clients, proximal, keys=keys, steps=steps, lr=lr)
         result = {name: leaf.detach().clone() for name, leaf in start.items()}
+        if not steps.any():
+            return result
         work = _Work(model, clients.spec.task, tuple(trained), proximal, near, lr)
         from coterie.solvers.sgd_kernels import draw_batches
 
-        batches = draw_batches(keys, counts, steps, self.batch)
-        for places in _portions(model, result, clients.device, steps):
-            stream = rng.at("coins") if model.draws else None  # the name is part of the stream
-            rows = Rows.plan(clients, places, batches, steps, result, stream)
-            self._train(work, result, rows)
+        like = next(iter(result.values()))
+        schedule = Schedule.plan(
+            clients,
+            draw_batches(keys, counts, steps, self.batch),
+            steps,
+            self.stack_width(model, result, clients),
+            like,
+            rng.at("coins") if model.draws else None,  # the name is part of the stream
+        )
+        self._train(work, result, schedule)
         return result
+
+    def stack_width(self, model: Model, params: Tree, clients: Clients) -> int:
+        """Return how many clients are computed side by side, from public numbers alone.
+
+        On the CPU few, so that their data stay in cache from step to step.
+        """
+        device, most = clients.device.type, clients.width
+        if self.steps is None:
+            most = min(most, _UNEVEN)
+        if device == "cpu":
+            size = sum(leaf[0].numel() for leaf in params.values())
+            per_thread = model.clients_per_thread or max(1, _CACHED // size)
+            most = min(most, per_thread * torch.get_num_threads())
+        width = -(-clients.width // -(-clients.width // most))  # as even as possible
+        # Rounded up on other devices, so that similar cohorts share a recording.
+        return width if device == "cpu" or width < 32 else -(-width // 4) * 4
 
     def rate(self, round: int) -> float:
         """Return the learning rate of a round.
@@ -529,55 +607,60 @@ class SGD:
     def count_steps(self, counts: Integers) -> Integers:
         """Return the number of steps of clients with these numbers of rows."""
         if self.steps is not None:
-            return np.where(counts > 0, self.steps, 0).astype(np.int64)
-        return np.asarray(self.epochs * -(-counts // self.batch), dtype=np.int64)
-
-    def _train(self, work: "_Work", result: Tree, rows: Rows) -> None:
-        params = {name: leaf[rows.places] for name, leaf in result.items()}
-        anchors, weights = work.proximal.at(rows.places)
-        recording = self._recording(work, params, rows)
-        if recording is not None:
-            recording.run(params, anchors, (rows.at(step) for step in range(len(rows.active))))
+            found = np.where(counts > 0, self.steps, 0)
         else:
-            self._step_by_step(work, params, rows, anchors, weights)
-        for name in work.trained:
-            result[name][rows.places] = params[name]
+            found = self.epochs * -(-counts // self.batch)
+        return np.minimum(found, self.most_steps or found).astype(np.int64)
 
-    def _step_by_step(
-        self,
-        work: "_Work",
-        params: dict[str, Tensor],
-        rows: Rows,
-        anchors: list[Tensor],
-        weights: list[Tensor],
-    ) -> None:
+    def _train(self, work: "_Work", result: Tree, schedule: Schedule) -> None:
+        recording = self._recording(work, result, schedule)
+        stack = self._stack(work, result, schedule) if recording is None else recording.stack
         maker = stacked_gradient if self.fast else general_gradient
         gradient = maker(work.model, work.task, work.trained)
-        moving = self.momentum > 0
-        velocities = [torch.zeros_like(params[name]) for name in work.trained] if moving else []
-        near = None if work.near is None else work.near.at(rows.places)
-        working: dict[str, Tensor] = {}
-        for step, active in enumerate(rows.active):
-            if step == 0 or active != rows.active[step - 1]:
-                working = {name: leaf[:active].detach() for name, leaf in params.items()}
-                leaves = [working[name].requires_grad_() for name in work.trained]
-                velocities, anchors, weights = (
-                    [leaf[:active] for leaf in part] for part in (velocities, anchors, weights)
-                )
-                near = None if near is None else near.at(slice(active))
-            grads = gradient(working, rows.at(step), near)
-            with torch.no_grad():
-                lam = weights or work.proximal.lam
-                self._move(leaves, grads, velocities, anchors, weights=lam, lr=work.lr)
+        near = None if work.near is None else Near(work.near.weight, stack.toward)
+        for step in range(len(schedule) + 1):
+            if step in schedule.ends:
+                stack.store(work, result, *schedule.ends[step])
+            if step in schedule.starts:
+                stack.load(work, result, *schedule.starts[step])
+            if step == len(schedule):
+                break
+            if recording is None:
+                grads = gradient(stack.params, schedule.at(step), near)
+                self._step(stack, work, grads)
+            else:
+                recording.step(schedule.at(step))
 
-    def _recording(self, work: "_Work", params: Tree, rows: Rows) -> Recording | None:
-        """Return a recorded step if the stack is on a GPU and all clients take every step."""
-        like = next(iter(params.values()))
-        even = len(rows.active) > 1 and min(rows.active) == len(like)
+    def _stack(self, work: "_Work", result: Tree, schedule: Schedule) -> Stack:
+        """Return the memory of a stack, with zeros."""
+        width = schedule.index.shape[1]
+
+        def zeros(leaf: Tensor) -> Tensor:
+            return leaf.new_zeros(width, *leaf.shape[1:])
+
+        params = {name: zeros(leaf) for name, leaf in result.items()}
+        for name in work.trained:
+            params[name].requires_grad_()
+        near = {} if work.near is None else work.near.toward
+        return Stack(
+            params,
+            [zeros(result[name]) for name in work.trained] if self.momentum > 0 else [],
+            # Repeated per client where that saves launches; on the CPU it would fill the cache.
+            [
+                leaf if len(leaf) == 1 and not leaf.is_cuda else zeros(leaf)
+                for leaf in work.proximal.anchors.values()
+            ],
+            [zeros(leaf) for leaf in work.proximal.weights.values()],
+            {name: zeros(leaf) for name, leaf in near.items()},
+        )
+
+    def _recording(self, work: "_Work", result: Tree, schedule: Schedule) -> Recording | None:
+        """Return a recorded step if the stack is on a GPU and the objective is a usual one."""
+        like = next(iter(result.values()))
         usual = work.near is None and not work.proximal.weights
-        if not (usual and self.fast and like.is_cuda and even and like.dtype == torch.float32):
+        if not (usual and self.fast and like.is_cuda and like.dtype == torch.float32):
             return None
-        targets = rows.clients.targets
+        targets = schedule.clients.targets
         recipe = Recipe(
             sgd=self,
             model=work.model,
@@ -586,37 +669,31 @@ class SGD:
             lr=work.lr,
             lam=work.proximal.lam,
             precision=current_precision(),
-            leaves=tuple((name, tuple(leaf.shape[1:])) for name, leaf in params.items()),
-            clients=bucket(len(like)),
-            row=rows.clients.spec.shape,
+            leaves=tuple((name, tuple(leaf.shape[1:])) for name, leaf in result.items()),
+            clients=schedule.index.shape[1],
+            row=schedule.clients.spec.shape,
             label=tuple(targets.shape[1:]),
             label_type=targets.dtype,
             device=like.device,
         )
         return record(recipe)
 
-    def _move(
-        self,
-        leaves: list[Tensor],
-        grads: list[Tensor],
-        velocities: list[Tensor],
-        anchors: list[Tensor],
-        *,
-        weights: list[Tensor] | float,
-        lr: float,
-    ) -> None:
+    @torch.no_grad()
+    def _step(self, stack: Stack, work: "_Work | Recipe", grads: list[Tensor]) -> None:
+        """Move the trained leaves by one step."""
         # One launch for all leaves. Gradients are not modified: two leaves may share one.
-        if anchors:
-            offsets = torch._foreach_sub(leaves, anchors)
-            if isinstance(weights, float):
-                grads = list(torch._foreach_add(grads, offsets, alpha=weights))
+        leaves = [stack.params[name] for name in work.trained]
+        if stack.anchors:
+            offsets = torch._foreach_sub(leaves, stack.anchors)
+            if stack.weights:
+                grads = list(torch._foreach_add(grads, torch._foreach_mul(offsets, stack.weights)))
             else:
-                grads = list(torch._foreach_add(grads, torch._foreach_mul(offsets, weights)))
-        if self.momentum > 0:
-            torch._foreach_mul_(velocities, self.momentum)
-            torch._foreach_add_(velocities, grads)
-            grads = velocities
-        torch._foreach_add_(leaves, grads, alpha=-lr)
+                grads = list(torch._foreach_add(grads, offsets, alpha=work.lam))
+        if stack.velocities:
+            torch._foreach_mul_(stack.velocities, self.momentum)
+            torch._foreach_add_(stack.velocities, grads)
+            grads = stack.velocities
+        torch._foreach_add_(leaves, grads, alpha=-work.lr)
 
     def _compiled(
         self,
@@ -664,20 +741,9 @@ class _Work:
     near: Near | None
     lr: float
 
-
-def _portions(
-    model: Model, params: Tree, device: torch.device, steps: Integers
-) -> Iterator[Integers]:
-    # Clients with most steps first. On the CPU few at a time, so that their data stay in cache from
-    # step to step; on other devices all at once.
-    order = np.argsort(-steps, kind="stable")
-    together = max(len(order), 1)
-    if device.type == "cpu":
-        size = sum(leaf[0].numel() for leaf in params.values()) if len(order) else 1
-        per_thread = model.clients_per_thread or max(1, _CACHED // size)
-        together = per_thread * torch.get_num_threads()
-    for first in range(0, len(order), together):
-        yield order[first : first + together]
+    @property
+    def lam(self) -> float:
+        return self.proximal.lam
 
 
 def _is_linear(model: Model) -> bool:

@@ -38,7 +38,15 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from coterie.core.config import ConfigError, assign, from_table, read_toml, to_table, to_toml
+from coterie.core.config import (
+    ConfigError,
+    assign,
+    from_table,
+    read_toml,
+    refuse_code,
+    to_table,
+    to_toml,
+)
 from coterie.core.environment import go_offline, is_offline
 from coterie.core.files import write_atomically
 from coterie.core.signals import as_interrupt, stoppable
@@ -376,6 +384,12 @@ class Ended:
 def read_comparison(folder: Path) -> Comparison:
     """Read the comparison of a folder."""
     return make_comparison(read_toml(folder / PLAN))
+
+
+def check_trust(folder: Path, *, trust: bool) -> None:
+    """Raise ConfigError if a plan in a comparison's folder names code, unless it is trusted."""
+    for path in () if trust else sorted(folder.rglob("*.toml")):
+        refuse_code(read_toml(path), path)
 
 
 def claim_folder(folder: Path, comparison: Comparison) -> None:

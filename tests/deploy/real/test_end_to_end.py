@@ -46,7 +46,7 @@ from coterie.privacy.sampling import Poisson
 
 pytestmark = pytest.mark.full
 SIZES = {"north": 269, "south": 268}
-ROUNDS = 2
+ROUNDS = 1
 EAR = """
 import os, sys
 
