@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import gc
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+_numbers = itertools.count()
 
 
 gc.disable()  # until tests are collected: imports make half a million objects, which stay
@@ -32,6 +34,23 @@ def no_syncs() -> Iterator[None]:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(np.memmap, "flush", lambda mapped: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def registers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep the budget register of this user out of all tests, also out of their processes."""
+    folder = tmp_path_factory.mktemp("registers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COTERIE_BUDGET", str(folder / "session.json"))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def register(registers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give each test a budget register of its own, which does not exist yet."""
+    path = registers / f"{next(_numbers)}.json"
+    monkeypatch.setenv("COTERIE_BUDGET", str(path))
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -209,7 +209,7 @@ def test_every_command_is_shown_on_a_page():
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "a-run"
-    line = f"run --data synthetic --option clients=20 --rounds 2 --quiet --out {folder}"
+    line = f"run --anyway --data synthetic --option clients=20 --rounds 2 --quiet --out {folder}"
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(shlex.split(line)) == 0
     return folder, out.getvalue()

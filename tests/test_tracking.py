@@ -15,6 +15,7 @@ from coterie.tracking import check_kinds, close_parent, open_parent, read_record
 
 pytestmark = pytest.mark.full
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3 --quiet"
+RUN = f"run --anyway {SMALL}"
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def _here(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "run"
-    line = f"run {SMALL} --epsilon 2 --rounds 3 --history --simulation-seed 1 --out"
+    line = f"{RUN} --epsilon 2 --rounds 3 --history --simulation-seed 1 --out"
     assert main([*shlex.split(line), str(folder)]) == 0
     return folder
 
@@ -109,7 +110,7 @@ def test_where_there_is_no_page_none_is_handed_on(run):
 
 def test_epsilon_of_a_hidden_cohort_is_against_other_clients(tmp_path, no_pages):
     flags = "--method fedavg --epsilon 1 --rounds 3 --sampling fixed --cohort 4 --relation replace"
-    line = f"run {SMALL} {flags} --no-local --simulation-seed 1 --out {tmp_path / 'fixed'}"
+    line = f"{RUN} {flags} --no-local --simulation-seed 1 --out {tmp_path / 'fixed'}"
     assert main(shlex.split(line)) == 0
     found = read_record(tmp_path / "fixed")
     views = json.loads((tmp_path / "fixed" / "result.json").read_text())["views"]
@@ -202,7 +203,7 @@ def test_tensorboards_file_names_no_host_and_is_replaced_not_repeated(run):
 
 def test_the_flag_tracks_a_run_and_a_resumed_one(capsys, no_pages):
     pytest.importorskip("mlflow")
-    line = f"run {SMALL} --rounds 1 --no-local --out here --json"
+    line = f"{RUN} --rounds 1 --no-local --out here --json"
     assert main(shlex.split(f"{line} --track tensorboard")) == 0
     assert main(shlex.split("run --resume here --quiet --json --track mlflow")) == 0
     out = capsys.readouterr().out
@@ -214,7 +215,7 @@ def test_the_flag_tracks_a_run_and_a_resumed_one(capsys, no_pages):
 
 def test_a_run_over_several_budgets_is_a_comparison(capsys):
     pytest.importorskip("mlflow")
-    line = f"run {SMALL} --epsilon 1,2 --rounds 1 --no-local --out all --json --track mlflow"
+    line = f"{RUN} --epsilon 1,2 --rounds 1 --no-local --out all --json --track mlflow"
     assert main(shlex.split(line)) == 0
     parent = json.loads(Path("all/tracking.json").read_text())["mlflow"]["run"]
     store = client("mlruns")
@@ -231,7 +232,7 @@ def test_what_cannot_be_tracked_with_is_refused_before_anything_is_spent(
     kind, told, monkeypatch, capsys
 ):
     monkeypatch.setattr("coterie.tracking.importlib.util.find_spec", lambda name: None)
-    assert main(shlex.split(f"run {SMALL} --out here --track {kind}")) == 2
+    assert main(shlex.split(f"{RUN} --out here --track {kind}")) == 2
     err = capsys.readouterr().err
     assert told in err and len(err.splitlines()) == 1 and not Path("here").exists()
     with pytest.raises(ValueError, match=kind):
@@ -243,9 +244,7 @@ def test_a_tracker_that_fails_costs_no_run(monkeypatch, capsys, no_pages):
         raise OSError("no space left")
 
     monkeypatch.setattr("coterie.tracking.track", broken)
-    assert (
-        main(shlex.split(f"run {SMALL} --rounds 1 --no-local --out here --track tensorboard")) == 1
-    )
+    assert main(shlex.split(f"{RUN} --rounds 1 --no-local --out here --track tensorboard")) == 1
     err = capsys.readouterr().err
     assert "no space left" in err and "coterie run --resume here --track tensorboard" in err
     assert Path("here/result.json").exists()

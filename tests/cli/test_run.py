@@ -35,6 +35,7 @@ from coterie.privacy.guarantee import Guarantee
 from coterie.run.run import execute
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"
+RUN = f"run --anyway {SMALL}"
 PLAN_205 = "--clients 205 --cohort 100 --rounds 1000 --delta 0.0048780487"
 PROMISED = {
     "method", "data", "clients", "rounds", "epsilon", "delta", "relation", "view", "metric",
@@ -123,7 +124,7 @@ def process(*arguments, **environment):
 
 
 def test_run_ends_with_one_json_object_and_keeps_progress_off_stdout(coterie):
-    done = coterie(f"run {SMALL} --method pmtl --epsilon 2 --rounds 2 --json")
+    done = coterie(f"{RUN} --method pmtl --epsilon 2 --rounds 2 --json")
     assert done.code == 0
     assert len(done.out.splitlines()) == 1 and done.out.endswith("\n")
     assert "epsilon so far" in done.err and "epsilon so far" not in done.out
@@ -140,14 +141,14 @@ def test_run_ends_with_one_json_object_and_keeps_progress_off_stdout(coterie):
 
 
 def test_without_json_a_table_and_the_guarantee_in_words(coterie):
-    done = coterie(f"run {SMALL} --rounds 1 --quiet --out here")
+    done = coterie(f"{RUN} --rounds 1 --quiet --out here")
     assert done.code == 0 and done.err == ""
     for told in ("pfeb", "better", "Protected: one client", "run folder here"):
         assert told in done.out
 
 
 def test_an_infinite_epsilon_is_the_text_inf(coterie, pages, no_charts):
-    found = coterie(f"run {SMALL} --epsilon inf --rounds 1 --quiet --json --out bare").json
+    found = coterie(f"{RUN} --epsilon inf --rounds 1 --quiet --json --out bare").json
     assert found["epsilon"] == "inf" and float(found["epsilon"]) == math.inf
     assert found["noise_multiplier"] is None and found["clip"] is None
     for name in ("result.json", "guarantee.json"):
@@ -157,7 +158,7 @@ def test_an_infinite_epsilon_is_the_text_inf(coterie, pages, no_charts):
 
 
 def test_nothing_posted_costs_nothing_and_nobody_is_better_off_alone_than_alone(coterie):
-    found = coterie(f"run {SMALL} --method local --quiet --json").json
+    found = coterie(f"{RUN} --method local --quiet --json").json
     assert found["epsilon"] == 0 and found["rounds"] == 0
     assert found["value"] == found["local_value"]
     assert found["share_better_than_local"] == 0.0
@@ -165,7 +166,7 @@ def test_nothing_posted_costs_nothing_and_nobody_is_better_off_alone_than_alone(
 
 def test_scores_that_do_not_exist_are_null_and_dashes_in_the_table(coterie):
     # One row a client: it is kept for training, so there is nothing to test on.
-    found = coterie(f"run {SMALL} --option rows=1 --rounds 1 --quiet --json --out one").json
+    found = coterie(f"{RUN} --option rows=1 --rounds 1 --quiet --json --out one").json
     assert found["value"] is None and found["standard_error"] is None
     assert found["share_better_than_local"] is None
     told = coterie("run --resume one")
@@ -173,7 +174,7 @@ def test_scores_that_do_not_exist_are_null_and_dashes_in_the_table(coterie):
 
 
 def test_no_local_leaves_the_comparison_out(coterie):
-    found = coterie(f"run {SMALL} --rounds 1 --no-local --quiet --json --out alone").json
+    found = coterie(f"{RUN} --rounds 1 --no-local --quiet --json --out alone").json
     assert found["share_better_than_local"] is None and found["local_value"] is None
     assert "error_alone" not in pq.read_table("alone/metrics.parquet").column_names
 
@@ -192,7 +193,7 @@ def test_no_local_leaves_the_comparison_out(coterie):
 )
 def test_every_sampling_and_relation(coterie, sampling, relation):
     done = coterie(
-        f"run {SMALL} --epsilon 1 --rounds 2 --no-local --quiet --json {sampling} "
+        f"{RUN} --epsilon 1 --rounds 2 --no-local --quiet --json {sampling} "
         f"--relation {relation} --out run"
     )
     if sampling == "--sampling fixed --cohort 5" and relation == "zero_out":
@@ -216,7 +217,7 @@ def test_every_sampling_and_relation(coterie, sampling, relation):
 
 
 def test_a_seeded_run_says_simulation_everywhere_and_repeats(coterie, pages):
-    line = f"run {SMALL} --rounds 2 --simulation-seed 3 --quiet"
+    line = f"{RUN} --rounds 2 --simulation-seed 3 --quiet"
     told = coterie(f"{line} --out first")
     assert told.out.count("SIMULATION") >= 2  # under the table, and in the guarantee
     again = coterie(f"{line} --json --out second").json
@@ -229,7 +230,7 @@ def test_a_seeded_run_says_simulation_everywhere_and_repeats(coterie, pages):
 
 
 def test_an_unseeded_run_says_nothing_of_simulation_and_does_not_repeat(coterie, pages, no_charts):
-    line = f"run {SMALL} --rounds 2 --quiet"
+    line = f"{RUN} --rounds 2 --quiet"
     told = coterie(f"{line} --out first")
     again = coterie(f"{line} --json --out second").json
     assert "SIMULATION" not in told.out and again["simulation"] is False
@@ -245,7 +246,7 @@ def test_an_unseeded_run_says_nothing_of_simulation_and_does_not_repeat(coterie,
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "run"
-    line = f"run {SMALL} --method pmtl --set method.lam=0.7 --set method.solver=sgd --epsilon 2"
+    line = f"{RUN} --method pmtl --set method.lam=0.7 --set method.solver=sgd --epsilon 2"
     line += " --rounds 3 --cohort 6 --simulation-seed 7 --quiet --json"
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main([*shlex.split(line), "--out", str(folder)]) == 0
@@ -321,7 +322,7 @@ def test_a_finished_run_resumes_to_the_same_answer_and_spends_nothing(coterie, f
 
 
 def test_resuming_a_finished_unseeded_run_keeps_its_models(coterie):
-    line = f"run {SMALL} --method pmtl --rounds 2 --set method.solver=sgd --option rows=40"
+    line = f"{RUN} --method pmtl --rounds 2 --set method.solver=sgd --option rows=40"
     coterie(f"{line} --quiet --out run")
     before = stacked_models(Path("run"))["weight"], strict(Path("run/result.json").read_text())
     assert coterie("run --resume run --quiet").code == 0
@@ -378,20 +379,20 @@ def test_resume_refuses_to_change_the_plan(coterie, finished, flags):
 def test_a_folder_that_holds_a_run_is_not_run_into(coterie, finished):
     folder, _ = finished
     before = (folder / "ledger.jsonl").read_text()
-    done = coterie(f"run {SMALL} --quiet --out", folder)
+    done = coterie(f"{RUN} --quiet --out", folder)
     assert done.code == 2 and "--resume" in done.err and "--out" in done.err
     assert (folder / "ledger.jsonl").read_text() == before
 
 
 def test_a_run_can_be_kept_on_disk_and_in_blocks(coterie, finished):
     _, result = finished
-    line = f"run {SMALL} --method pmtl --set method.lam=0.7 --set method.solver=sgd --epsilon 2"
+    line = f"{RUN} --method pmtl --set method.lam=0.7 --set method.solver=sgd --epsilon 2"
     line += " --rounds 3 --cohort 6 --simulation-seed 7 --quiet --json --store disk --block 5"
     assert coterie(line).json["value"] == pytest.approx(result["value"], rel=1e-5)
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(coterie):
-    line = f"run {SMALL} --method local --quiet --json"
+    line = f"{RUN} --method local --quiet --json"
     assert len({coterie(line).json["run"] for _ in range(3)}) == 3
 
 
@@ -473,7 +474,7 @@ def test_set_reaches_every_part_of_the_plan(coterie):
         "data.standardise=client": lambda plan: plan.data.standardise == "client",
     }
     flags = [part for setting in expected for part in ("--set", setting)]
-    line = f"run {SMALL} --method pmtl --rounds 2 --no-local --quiet --out run"
+    line = f"{RUN} --method pmtl --rounds 2 --no-local --quiet --out run"
     done = coterie(line, *flags)
     assert done.code == 0, done.err
     plan = Plan.load(Path("run/plan.toml"))
@@ -501,7 +502,7 @@ def test_set_alone_is_enough(coterie):
     ],
 )
 def test_an_unknown_key_is_refused_and_the_known_ones_listed(coterie, setting, listed):
-    done = coterie(f"run {SMALL} --method pmtl --quiet --json --set {setting}")
+    done = coterie(f"{RUN} --method pmtl --quiet --json --set {setting}")
     assert done.code == 2 and done.out == ""
     assert setting.split("=")[0].split(".")[-1] in done.err and listed in done.err
 
@@ -652,7 +653,7 @@ def test_a_command_that_no_group_names_is_shown_all_the_same():
     [
         ("rnu", "unknown command 'rnu': did you mean run?"),
         ("reprot here", "unknown command 'reprot': did you mean report?"),
-        ("zzz", "unknown command 'zzz': expected one of run, demo"),
+        ("zzz", "unknown command 'zzz': expected one of init, run, demo"),
         ("run --epsilom 1", "unknown argument '--epsilom': did you mean --epsilon?"),
         ("account --clients 5 --rounds 2 --noise-multiplier 1 --jsom", "did you mean --json?"),
         ("plan --relation zero_oot", "unknown --relation 'zero_oot': did you mean zero_out?"),
@@ -692,7 +693,7 @@ def test_demo_ends_with_the_table_and_writes_the_report(coterie, pages):
 
 @pytest.mark.full
 def test_report_puts_several_runs_on_one_page(coterie, pages, finished):
-    coterie(f"run {SMALL} --method local --quiet --out alone")
+    coterie(f"{RUN} --method local --quiet --out alone")
     done = coterie("report --out pages/all.html alone", finished[0])
     assert done.code == 0 and done.out.strip() == "pages/all.html"
     assert all(name in Path("pages/all.html").read_text() for name in ("local", "pmtl"))
@@ -716,10 +717,11 @@ def exam(tmp_path):
 
 
 CSV = "--client-column school --target score --levels kind=day,night"
+EXAM = f"run --anyway --data exam.csv {CSV}"
 
 
 def test_a_csv_from_end_to_end(coterie, exam):
-    found = coterie(f"run --data exam.csv {CSV} --epsilon 4 --rounds 2 --quiet --json --out r").json
+    found = coterie(f"{EXAM} --epsilon 4 --rounds 2 --quiet --json --out r").json
     assert (found["data"], found["clients"], found["metric"]) == ("exam.csv", 8, "nmse")
     assert stacked_models(Path("r"))["weight"].shape == (8, 1, 3)  # hours, kind=day, kind=night
     assert json.loads(Path("r/models/clients.json").read_text()) == [f"s{k}" for k in range(8)]
@@ -735,7 +737,7 @@ def test_data_show_on_a_csv(coterie, exam):
 
 
 def test_a_csv_standardised_inside_clients(coterie, exam):
-    line = f"run --data exam.csv {CSV} --standardise client --test 2 --rounds 1 --quiet --json"
+    line = f"{EXAM} --standardise client --test 2 --rounds 1 --quiet --json"
     done = coterie(f"{line} --out r")
     assert done.code == 0 and Plan.load(Path("r/plan.toml")).data.standardise == "client"
     assert pq.read_table("r/metrics.parquet")["test_rows"].to_pylist() == [2] * 8
@@ -748,7 +750,10 @@ def test_targets_are_clients(coterie, tmp_path):
     line = "--target kidney,liver --targets-are-clients --task regression"
     found = coterie(f"data show wide.csv {line} --json").json
     assert (found["clients"], found["rows"]) == (2, 29 + 24)
-    assert coterie(f"run --data wide.csv {line} --rounds 1 --quiet --json").json["clients"] == 2
+    assert (
+        coterie(f"run --anyway --data wide.csv {line} --rounds 1 --quiet --json").json["clients"]
+        == 2
+    )
 
 
 def test_sparse_npz_stays_sparse(coterie, tmp_path):
@@ -759,14 +764,15 @@ def test_sparse_npz_stays_sparse(coterie, tmp_path):
     np.savez(tmp_path / "words.npz", y=y, client=client, **arrays)
     shown = coterie("data show words.npz --json").json
     assert shown["sparse"] is True and shown["features"] == 200 and shown["task"] == "binary"
-    found = coterie("run --data words.npz --rounds 2 --quiet --json --out r").json
+    found = coterie("run --anyway --data words.npz --rounds 2 --quiet --json --out r").json
     assert (found["metric"], found["clients"]) == ("accuracy", 6)
     assert stacked_models(Path("r"))["weight"].shape == (6, 1, 200)
 
 
 @pytest.mark.full
 def test_digits_with_a_network(coterie):
-    line = "run --data digits --option clients=10 --model mlp --set method.model.hidden=[8]"
+    line = "run --anyway --data digits --option clients=10 --model mlp"
+    line += " --set method.model.hidden=[8]"
     found = coterie(f"{line} --rounds 2 --epsilon 5 --no-local --quiet --json --out r").json
     assert found["metric"] == "accuracy" and 0 <= found["value"] <= 1
     assert stacked_models(Path("r"))["layer1.weight"].shape == (10, 8, 64)
@@ -778,7 +784,7 @@ def test_digits_with_a_network(coterie):
     ("method", "task"), [("local", "binary"), ("fedavg", "multiclass"), ("pmtl", "multilabel")]
 )
 def test_every_task(coterie, method, task):
-    line = f"run {SMALL} --option task={task} --method {method} --rounds 1 --quiet --json"
+    line = f"{RUN} --option task={task} --method {method} --rounds 1 --quiet --json"
     found = coterie(line).json
     assert found["metric"] == "accuracy" and 0 <= found["value"] <= 1
 
@@ -811,33 +817,33 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
 # (command line, a part of what is said)
 MISTAKES = [
     # numbers of a run
-    (f"run {SMALL} --epsilon 0", "epsilon = 0.0"),
-    (f"run {SMALL} --epsilon -1", "epsilon = -1.0"),
-    (f"run {SMALL} --epsilon nan", "epsilon = nan"),
-    (f"run {SMALL} --epsilon much", "--epsilon"),
-    (f"run {SMALL} --epsilon 1 --noise-multiplier 1", "exactly one"),
-    (f"run {SMALL} --noise-multiplier 0", "noise_multiplier = 0.0"),
-    (f"run {SMALL} --noise-multiplier inf", "noise_multiplier = inf"),
-    (f"run {SMALL} --delta 0", "delta = 0.0"),
-    (f"run {SMALL} --delta 1", "--delta 1: expected a number"),
-    (f"run {SMALL} --delta nan", "--delta nan: expected a number"),
-    (f"run {SMALL} --clip 0", "clip = 0.0"),
-    (f"run {SMALL} --clip nan", "clip = nan"),
-    (f"run {SMALL} --rounds 0", "rounds = 0"),
-    (f"run {SMALL} --rounds -1", "rounds = -1"),
-    (f"run {SMALL} --rounds 1.5", "--rounds"),
-    (f"run {SMALL} --cohort 0", "cohort = 0.0"),
-    (f"run {SMALL} --cohort 13", "number of clients (12)"),
-    (f"run {SMALL} --cohort nan", "cohort = nan"),
-    (f"run {SMALL} --test 1.5", "test = 1.5"),
-    (f"run {SMALL} --test 0", "test = 0"),
-    (f"run {SMALL} --test -1", "test = -1"),
-    (f"run {SMALL} --test some", "--test"),
-    (f"run {SMALL} --block -1", "block = -1"),
-    (f"run {SMALL} --simulation-seed x", "--simulation-seed"),
+    (f"{RUN} --epsilon 0", "epsilon = 0.0"),
+    (f"{RUN} --epsilon -1", "epsilon = -1.0"),
+    (f"{RUN} --epsilon nan", "epsilon = nan"),
+    (f"{RUN} --epsilon much", "--epsilon"),
+    (f"{RUN} --epsilon 1 --noise-multiplier 1", "exactly one"),
+    (f"{RUN} --noise-multiplier 0", "noise_multiplier = 0.0"),
+    (f"{RUN} --noise-multiplier inf", "noise_multiplier = inf"),
+    (f"{RUN} --delta 0", "delta = 0.0"),
+    (f"{RUN} --delta 1", "--delta 1: expected a number"),
+    (f"{RUN} --delta nan", "--delta nan: expected a number"),
+    (f"{RUN} --clip 0", "clip = 0.0"),
+    (f"{RUN} --clip nan", "clip = nan"),
+    (f"{RUN} --rounds 0", "rounds = 0"),
+    (f"{RUN} --rounds -1", "rounds = -1"),
+    (f"{RUN} --rounds 1.5", "--rounds"),
+    (f"{RUN} --cohort 0", "cohort = 0.0"),
+    (f"{RUN} --cohort 13", "number of clients (12)"),
+    (f"{RUN} --cohort nan", "cohort = nan"),
+    (f"{RUN} --test 1.5", "test = 1.5"),
+    (f"{RUN} --test 0", "test = 0"),
+    (f"{RUN} --test -1", "test = -1"),
+    (f"{RUN} --test some", "--test"),
+    (f"{RUN} --block -1", "block = -1"),
+    (f"{RUN} --simulation-seed x", "--simulation-seed"),
     # names
-    (f"run {SMALL} --method nope", "globalsvm, local, local_star, localsvm"),
-    (f"run {SMALL} --model nope", "expected one of celeba_cnn, char_lstm, cnn,"),
+    (f"{RUN} --method nope", "globalsvm, local, local_star, localsvm"),
+    (f"{RUN} --model nope", "expected one of celeba_cnn, char_lstm, cnn,"),
     ("run", "--data"),
     ("run --data nope.csv", "nope.csv"),
     ("data show nope.csv", "nope.csv"),
@@ -846,18 +852,18 @@ MISTAKES = [
     ("nope", "calibrate"),
     ("", "COMMAND"),
     # sampling
-    (f"run {SMALL} --sampling fixed --relation replace", "--cohort"),
-    (f"run {SMALL} --sampling fixed --cohort 5.5 --relation replace", "whole number"),
-    (f"run {SMALL} --sampling fixed --cohort 5", "replace"),
-    (f"run {SMALL} --sampling everyone --cohort 5", "--sampling everyone"),
-    (f"run {SMALL} --sampling sometimes", "--sampling"),
-    (f"run {SMALL} --relation cousin", "--relation"),
+    (f"{RUN} --sampling fixed --relation replace", "--cohort"),
+    (f"{RUN} --sampling fixed --cohort 5.5 --relation replace", "whole number"),
+    (f"{RUN} --sampling fixed --cohort 5", "replace"),
+    (f"{RUN} --sampling everyone --cohort 5", "--sampling everyone"),
+    (f"{RUN} --sampling sometimes", "--sampling"),
+    (f"{RUN} --relation cousin", "--relation"),
     (f"{ACCOUNT} --sampling fixed", "replace"),
     # devices and folders
-    pytest.param(f"run {SMALL} --device cuda", "no CUDA device", marks=NO_CUDA),
-    (f"run {SMALL} --store cloud", "--store"),
-    (f"run {SMALL} --out plain.txt", "plain.txt"),
-    (f"run {SMALL} --out plain.txt/run", "plain.txt"),
+    pytest.param(f"{RUN} --device cuda", "no CUDA device", marks=NO_CUDA),
+    (f"{RUN} --store cloud", "--store"),
+    (f"{RUN} --out plain.txt", "plain.txt"),
+    (f"{RUN} --out plain.txt/run", "plain.txt"),
     ("run --resume nowhere", "nowhere"),
     ("report nowhere", "nowhere"),
     ("report", "RUN"),
@@ -866,27 +872,27 @@ MISTAKES = [
     ("run --plan broken.toml", "broken.toml"),
     ("run --plan .", "."),
     ("run --plan unknown.toml", "rouds"),
-    (f"run {SMALL} --set lam", "KEY=VALUE"),
-    (f"run {SMALL} --set =3", "KEY=VALUE"),
-    (f"run {SMALL} --method pmtl --set method.lam=", "method.lam"),
-    (f"run {SMALL} --method pmtl --set method.lam=high", "expected float"),
-    (f"run {SMALL} --method pmtl --set method.lam=-1", "lam = -1.0"),
-    (f"run {SMALL} --method pmtl --set method.lam=nan", "lam = nan"),
-    (f"run {SMALL} --method pmtl --set method.lam=[1]", "expected float"),
-    (f"run {SMALL} --method pmtl --set method.lam.x=1", "method.lam"),
-    (f"run {SMALL} --method pmtl --set method.sgd.lr=0", "lr"),
-    (f"run {SMALL} --method pmtl --set method.sgd.epochs=1.5", "expected int"),
-    (f"run {SMALL} --method pmtl --set method.solver=magic", "'auto', 'exact', 'sgd'"),
-    (f"run {SMALL} --method pmtl --set method.change_from=me", "'shared', 'own'"),
-    (f"run {SMALL} --set compare_with_local=3", "expected bool"),
-    (f"run {SMALL} --set rounds=true", "expected int"),
-    (f"run {SMALL} --set sampler.kind=nope", "everyone, fixed, poisson"),
-    (f"run {SMALL} --set privacy.budget=[0]", "positive weights"),
-    (f"run {SMALL} --rounds 3 --set privacy.budget=[1,2]", "one weight per round"),
-    (f"run {SMALL} --option clients", "KEY=VALUE"),
-    (f"run {SMALL} --option colour=3", "colour"),
-    (f"run {SMALL} --option clients=-1", "clients = -1: expected 1 or more"),
-    (f"run {SMALL} --option task=magic", "magic"),
+    (f"{RUN} --set lam", "KEY=VALUE"),
+    (f"{RUN} --set =3", "KEY=VALUE"),
+    (f"{RUN} --method pmtl --set method.lam=", "method.lam"),
+    (f"{RUN} --method pmtl --set method.lam=high", "expected float"),
+    (f"{RUN} --method pmtl --set method.lam=-1", "lam = -1.0"),
+    (f"{RUN} --method pmtl --set method.lam=nan", "lam = nan"),
+    (f"{RUN} --method pmtl --set method.lam=[1]", "expected float"),
+    (f"{RUN} --method pmtl --set method.lam.x=1", "method.lam"),
+    (f"{RUN} --method pmtl --set method.sgd.lr=0", "lr"),
+    (f"{RUN} --method pmtl --set method.sgd.epochs=1.5", "expected int"),
+    (f"{RUN} --method pmtl --set method.solver=magic", "'auto', 'exact', 'sgd'"),
+    (f"{RUN} --method pmtl --set method.change_from=me", "'shared', 'own'"),
+    (f"{RUN} --set compare_with_local=3", "expected bool"),
+    (f"{RUN} --set rounds=true", "expected int"),
+    (f"{RUN} --set sampler.kind=nope", "everyone, fixed, poisson"),
+    (f"{RUN} --set privacy.budget=[0]", "positive weights"),
+    (f"{RUN} --rounds 3 --set privacy.budget=[1,2]", "one weight per round"),
+    (f"{RUN} --option clients", "KEY=VALUE"),
+    (f"{RUN} --option colour=3", "colour"),
+    (f"{RUN} --option clients=-1", "clients = -1: expected 1 or more"),
+    (f"{RUN} --option task=magic", "magic"),
     # account and calibrate
     (f"{ACCOUNT} --delta 0", "delta"),
     (f"{ACCOUNT} --rounds 0", "--rounds 0"),
@@ -925,25 +931,25 @@ MISTAKES = [
     ("run --plan method.toml", "method"),
     ("run --plan privacy.toml", "privacy"),
     ("run --plan data.toml", "data = 'synthetic'"),
-    (f"run {SMALL} --device gpu", "cuda"),
-    (f"run {SMALL} --device mps", "cuda"),
-    (f"run {SMALL} --option clients=many", "clients"),
-    (f"run {SMALL} --option clients=2.5", "clients"),
-    (f"run {SMALL} --option rows=2.5", "rows"),
-    (f"run {SMALL} --option spread=wide", "spread"),
+    (f"{RUN} --device gpu", "cuda"),
+    (f"{RUN} --device mps", "cuda"),
+    (f"{RUN} --option clients=many", "clients"),
+    (f"{RUN} --option clients=2.5", "clients"),
+    (f"{RUN} --option rows=2.5", "rows"),
+    (f"{RUN} --option spread=wide", "spread"),
     ("run --data digits --option clients=many", "clients"),
     ("run --data digits --option skew=high", "skew"),
-    (f"run {SMALL} --simulation-seed -1", "simulation_seed = -1"),
-    (f"run {SMALL} --set simulation_seed=x", "simulation_seed"),
-    (f"run {SMALL} --model cnn", "MLP"),
-    (f"run {SMALL} --set method.lam=inf", "lam"),
+    (f"{RUN} --simulation-seed -1", "simulation_seed = -1"),
+    (f"{RUN} --set simulation_seed=x", "simulation_seed"),
+    (f"{RUN} --model cnn", "MLP"),
+    (f"{RUN} --set method.lam=inf", "lam"),
     (
-        f"run {SMALL} --method pmtl --set method.last_epochs=0 --set method.solver=sgd --rounds 1",
+        f"{RUN} --method pmtl --set method.last_epochs=0 --set method.solver=sgd --rounds 1",
         "last_epochs",
     ),
     ("run --data nope", "districts"),
     ("run --data synthetic:nope", "synthetic:mean"),
-    (f"run {SMALL} --target score --rounds 1", "--target"),
+    (f"{RUN} --target score --rounds 1", "--target"),
     ("run --data ok.csv --option clients=3 --rounds 1", "--option"),
     (f"{CALIBRATE} --epsilon 1e6", "epsilon"),
     (f"{CALIBRATE} --epsilon 1e300", "epsilon"),
@@ -969,8 +975,8 @@ MISTAKES = [
         "account --clients 9 --rounds 2 --noise-multiplier 1 --sampling everyone --cohort-visible",
         "no cohort",
     ),
-    (f"run {SMALL} --noise-multiplier 1e-9", "1e-5"),
-    (f"run {SMALL} --epsilon 1 --delta 1e-300", "1e-30"),
+    (f"{RUN} --noise-multiplier 1e-9", "1e-5"),
+    (f"{RUN} --epsilon 1 --delta 1e-300", "1e-30"),
     # other commands
     ("demo --epsilon 0 --out demo", "epsilon = 0.0"),
     ("demo --data nope --out demo", "nope"),
@@ -999,7 +1005,7 @@ def check_refused(done, line, told):
     assert not made, f"left behind: {made}"
 
 
-@pytest.mark.parametrize("line", [f"run {SMALL} --epsilon much", f"{ACCOUNT} --rounds 1.5", "nope"])
+@pytest.mark.parametrize("line", [f"{RUN} --epsilon much", f"{ACCOUNT} --rounds 1.5", "nope"])
 def test_one_line_is_enough(coterie, line):
     assert len(coterie(line).err.splitlines()) == 1
 
@@ -1008,7 +1014,7 @@ def test_one_line_is_enough(coterie, line):
 
 
 def test_the_command_as_a_process_on_a_terminal_without_unicode():
-    line = f"run {SMALL} --method pmtl --rounds 2 --no-local --simulation-seed 1 --out run"
+    line = f"{RUN} --method pmtl --rounds 2 --no-local --simulation-seed 1 --out run"
     # The page takes as long as all the rest.
     code = "import coterie.cli.train as train\ntrain.write_report = lambda folders, out: out\n"
     code += "from coterie.cli.main import entry\nentry()"
@@ -1038,7 +1044,7 @@ def test_a_run_does_not_go_on_with_other_rows(coterie, tmp_path):
 
 
 def test_the_plan_states_its_delta_and_rounds(coterie):
-    coterie(f"run {SMALL} --quiet --json --out stated")
+    coterie(f"{RUN} --quiet --json --out stated")
     plan = tomllib.loads(Path("stated/plan.toml").read_text())
     assert plan["privacy"]["delta"] == 1e-5
     assert plan["rounds"] >= 1
@@ -1048,12 +1054,14 @@ def test_classes_read_off_the_rows_are_said_wherever_epsilon_is(coterie, pages, 
     Path("l.csv").write_text(
         "client,x,y\n" + "".join(f"c{i % 9},{i / 90},{i % 3}\n" for i in range(90))
     )
-    loud = coterie("run --data l.csv --rounds 2 --json --out r")
+    loud = coterie("run --anyway --data l.csv --rounds 2 --json --out r")
     assert "classes taken" in loud.err
     assert "classes taken" in loud.json["assumed_public"][0]
     assert "Assumed public" in coterie("run --resume r").out
     assert "classes taken" in Path("r/report.html").read_text()
-    declared = coterie("run --data l.csv --classes 3 --rounds 2 --json --quiet --out d").json
+    declared = coterie(
+        "run --anyway --data l.csv --classes 3 --rounds 2 --json --quiet --out d"
+    ).json
     assert declared["assumed_public"] == []
 
 
@@ -1074,7 +1082,7 @@ def test_printed_bounds_are_never_below_the_true_ones(coterie):
 def killed_run(tmp_path_factory):
     """A folder as a kill leaves it: no result, all posts but the last."""
     folder = tmp_path_factory.mktemp("killed") / "run"
-    line = f"run {SMALL} --method pmtl --rounds 4 --quiet --json --simulation-seed 1"
+    line = f"{RUN} --method pmtl --rounds 4 --quiet --json --simulation-seed 1"
     with contextlib.redirect_stdout(io.StringIO()):
         assert main([*shlex.split(line), "--out", str(folder)]) == 0
     for name in ("result.json", "guarantee.json", "metrics.parquet"):
@@ -1111,7 +1119,7 @@ def test_a_damaged_run_is_refused(coterie, killed_run, damage, told):
 def test_a_folder_with_parts_of_a_run_is_not_taken_over(coterie, killed_run):
     shutil.copytree(killed_run, "parts")
     Path("parts/plan.toml").unlink()
-    done = coterie(f"run {SMALL} --rounds 3 --quiet --json --out parts")
+    done = coterie(f"{RUN} --rounds 3 --quiet --json --out parts")
     assert done.code == 2 and "without its plan.toml" in done.err
     assert not Path("parts/plan.toml").exists()
 
@@ -1120,7 +1128,7 @@ def test_two_processes_do_not_share_a_folder(coterie):
     from coterie.privacy.ledger import locked
 
     with locked(Path("busy")):
-        done = coterie(f"run {SMALL} --rounds 2 --quiet --json --out busy")
+        done = coterie(f"{RUN} --rounds 2 --quiet --json --out busy")
     assert done.code == 2 and "in use by another process" in done.err
     assert not Path("busy/plan.toml").exists()
 
@@ -1132,7 +1140,7 @@ def test_a_column_is_one_thing(coterie):
 
 
 def test_a_broken_certificate_is_named(coterie):
-    coterie(f"run {SMALL} --rounds 2 --quiet --json --out cert")
+    coterie(f"{RUN} --rounds 2 --quiet --json --out cert")
     Path("cert/guarantee.json").write_text('{"epsilon": 0.0001}')
     done = coterie("run --resume cert --json")
     assert done.code == 2 and "guarantee.json" in done.err

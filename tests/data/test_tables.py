@@ -1,3 +1,4 @@
+import datetime
 import gzip
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pyarrow import parquet
 from scipy import sparse
 
 from coterie.data import tables as table_files
+from coterie.data.federated import DataError
 from coterie.data.load import Source, load
 
 TEXT = """client,age,city,y,dose
@@ -271,6 +273,7 @@ def test_numbers_name_clients_the_same_in_every_type(tmp_path: Path) -> None:
 MEASURE = """
 import sys, threading, time
 import torch  # its memory is not that of the file
+from coterie.data.federated import DataError
 from coterie.data.load import Source, load
 
 def anonymous():
@@ -376,3 +379,99 @@ def test_splits_that_are_coded_by_a_dictionary(tmp_path: Path, refuse) -> None:
     ):
         path = odd_table(tmp_path / "b.parquet", split=values)
         assert found in refuse(path, Source(classes=2))
+
+
+GAPPY = """client,age,city,day,y
+a,30,rome,2020-01-03,1
+a,,oslo,2020-02-01,2
+a,50,,,3
+b,,lima,2021-12-31,4
+b,NA,rome,2021-12-30,5
+c,10,rome,2020-01-01,
+"""
+
+
+def gappy(tmp_path, **options):
+    path = write(tmp_path / "gappy.csv", GAPPY)
+    options = {"task": "regression", "features": ("age", "city", "day")} | options
+    source = Source(**options, levels={"city": ("rome", "other")}, dates={"day": "2020-01-01"})
+    return load(path, source)
+
+
+def test_gaps_take_the_median_of_the_client_alone(tmp_path):
+    data = gappy(tmp_path, missing="client-median")
+    assert list(data.columns) == [
+        *("age", "city=rome", "city=other", "day.year", "day.month", "day.weekday", "day.days")
+    ]
+    assert data.counts.tolist() == [3, 2, 0]  # the row of c has no target
+    age, days = data.features[:, 0].tolist(), data.features[:, 6].tolist()
+    assert age == [30, 40, 50, 0, 0]  # b has no age at all
+    assert days == [2, 31, 16.5, 730, 729]
+    assert data.features[:, 1:3].tolist() == [[1, 0], [0, 1], [0, 1], [0, 1], [1, 0]]
+    assert data.scaling["fills"][:, 0].tolist() == [40, 0, 0]
+    assert "1 rows without a target dropped" in data.notes
+    assert "gaps in 4 rows filled with the median of the client's rows" in data.notes
+
+
+def test_rows_of_others_do_not_move_a_clients_fills(tmp_path):
+    before = gappy(tmp_path, missing="client-median")
+    path = write(tmp_path / "other.csv", GAPPY.replace("b,NA,", "b,77,"))
+    source = Source(
+        task="regression",
+        features=("age", "city", "day"),
+        missing="client-median",
+        levels={"city": ("rome", "other")},
+        dates={"day": "2020-01-01"},
+    )
+    after = load(path, source)
+    assert after.features[:3].equal(before.features[:3])
+    assert not after.features[3:].equal(before.features[3:])
+
+
+def test_gaps_take_a_constant_in_the_columns_unit_and_have_an_indicator(tmp_path):
+    data = gappy(
+        tmp_path,
+        missing="constant",
+        fill={"age": 80.0},
+        ranges={"age": (20, 80)},
+        indicators=("age",),
+    )
+    assert data.features[:, 0].tolist() == [-2, 3, 0, 3, 3]
+    assert data.features[:, 1].tolist() == [0, 1, 0, 1, 1]
+    assert data.columns[1] == "age.missing"
+    plain = gappy(tmp_path, missing="constant", ranges={"age": (20, 80)})
+    assert plain.features[:, 0].tolist() == [-2, 0, 0, 0, 0]  # the declared center
+
+
+def test_parts_of_dates_agree_with_the_calendar(tmp_path):
+    days = [datetime.date(2019, 12, 30) + datetime.timedelta(days=at * 97) for at in range(40)]
+    lines = [f"a,{day:%d.%m.%Y},{at}" for at, day in enumerate(days)]
+    path = write(tmp_path / "d.csv", "\n".join(["client,day,y", *lines]) + "\n")
+    data = load(path, Source(task="regression", dates={"day": "2020-06-01 %d.%m.%Y"}))
+    origin = datetime.date(2020, 6, 1)
+    assert data.features.tolist() == [
+        [day.year - 2020, day.month, day.weekday(), (day - origin).days] for day in days
+    ]
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"dates": {"day": "soon"}}, "expected an origin such as 2020-01-01"),
+        ({"ranges": {"age": (3, 3)}}, "low < high"),
+        ({"ranges": {"age": (0, 3)}, "center": {"age": 1}}, "declare one of them"),
+        ({"fill": {"age": 1}}, "missing = 'error'"),
+        ({"indicators": ("age",), "missing": "drop"}, "no row has a gap"),
+        ({"missing": "constant", "sparse": True}, "sparse rows are not filled"),
+        ({"dates": {"day": "2020-01-01"}, "levels": {"day": ("1",)}}, "declare one of them"),
+    ],
+)
+def test_options_for_gaps_that_contradict_one_another(options, text):
+    with pytest.raises(DataError, match=text):
+        Source(**options)
+
+
+def test_a_value_that_is_no_date_is_named(tmp_path):
+    path = write(tmp_path / "d.csv", "client,day,y\na,2020-01-01,1\na,yesterday,2\n")
+    with pytest.raises(DataError, match=r"line 3.*'yesterday', expected a date"):
+        load(path, Source(dates={"day": "2020-01-01"}))

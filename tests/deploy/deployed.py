@@ -1,7 +1,7 @@
 """Deployments in one process, from the agreement to the folders that they leave behind."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from tests.deploy.federations import Neighbourhood, federate, rows_of
 import coterie as ct
 from coterie.data.config import DataConfig
 from coterie.data.federated import FederatedDataset
-from coterie.data.scaling import client_moments
 from coterie.deploy.coordinator import run_coordinator
 from coterie.deploy.federation import Agreement, make_agreement
 from coterie.deploy.results import save_models
@@ -78,16 +77,12 @@ def _open(agreement: Agreement, root: Path, whole: FederatedDataset, keys: Any) 
     for name in federation.sites:
         rows = rows_of(whole, federation, name)
         train, test = choice.split(rows)
-        moments = None
-        if choice.standardise == "client":
-            bare = replace(choice, standardise="none").split(rows)[0]
-            moments = client_moments(bare.only(federation.client_ids[name]))
         found[name] = Site(
             name=name,
             agreement=agreement,
             rows=train,
             folder=root / "sites" / name,
             key=keys.sites[name],
-            finished=save_models(agreement, name, train, test, moments),
+            finished=save_models(agreement, name, train, test),
         )
     return found

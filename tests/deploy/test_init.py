@@ -172,7 +172,7 @@ def test_the_usual_hook_reads_a_sites_rows(app, tmp_path, site):
     federation = load_agreement(app).federation
     data = read_rows({**config, "app": str(app)})
     assert tuple(data.names) == federation.sites[site].clients
-    train, test, _ = load_rows(load_agreement(app), site, app, config)
+    train, test = load_rows(load_agreement(app), site, app, config)
     assert tuple(train.names) == federation.clients
     own = [place for place, name in enumerate(train.names) if name in data.names]
     assert train.counts[own].tolist() == [6] * len(own)

@@ -560,8 +560,8 @@ def test_runs_are_verified_together_where_a_site_lies_beside_them(kept):
 def test_scaling_that_is_damaged_is_refused(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "clients.json").write_text('["a"]')
-    assert client_scaling(tmp_path, ["a"]) is None
-    (tmp_path / "scaling.npz").write_bytes(b"no archive")
+    assert client_scaling(tmp_path, ["a"]) == {}
+    (tmp_path / "models" / "scaling.npz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match="damaged"):
         client_scaling(tmp_path, ["a"])
     with pytest.raises(ValueError, match="not among the 1 clients"):

@@ -81,9 +81,12 @@ def test_a_site_has_the_rows_that_a_simulation_would_give_it(choice, tmp_path, m
 def test_moments_come_with_rows_that_are_scaled_and_only_then(tmp_path):
     hook(tmp_path, f"def rows(config):\n    return {{n: ({X.tolist()}, {Y.tolist()}) "
          f"for n in {list(GOOD)!r}}}\n")  # fmt: skip
-    assert load_rows(agreement(), "north", tmp_path, {})[2] is None
-    means, deviations = load_rows(agreement(standardise="client"), "north", tmp_path, {})[2]
-    assert len(means) == len(deviations) == 2
+    assert load_rows(agreement(), "north", tmp_path, {})[0].scaling == {}
+    train = load_rows(agreement(standardise="client"), "north", tmp_path, {})[0]
+    assert {name: len(part) for name, part in train.scaling.items()} == {
+        "center": len(train),
+        "scale": len(train),
+    }
 
 
 def test_a_hook_is_told_what_its_site_was_started_with(tmp_path):
@@ -94,7 +97,7 @@ def test_a_hook_is_told_what_its_site_was_started_with(tmp_path):
         "    assert config['app'], config\n"
         f"    return {{n: ({X.tolist()}, {Y.tolist()}) for n in {list(GOOD)!r}}}\n"
     )
-    train, test, _ = load_rows(
+    train, test = load_rows(
         agreement(), "north", tmp_path, {"hook": str(other), "table": "x.csv", "site": "forged"}
     )
     assert train.counts[:2].sum() + test.counts[:2].sum() == 8
@@ -104,7 +107,7 @@ def test_a_hook_may_return_a_federated_data_set(tmp_path, monkeypatch):
     part = rows_of(DATA, FEDERATION, "north").only(np.array([0, 1]))
     monkeypatch.setattr("builtins.site_rows", part, raising=False)
     hook(tmp_path, "import builtins\ndef rows(config):\n    return builtins.site_rows\n")
-    train, test, _ = load_rows(agreement(), "north", tmp_path, {})
+    train, test = load_rows(agreement(), "north", tmp_path, {})
     assert (train.counts + test.counts)[:2].tolist() == DATA.counts[:2].tolist()
 
 

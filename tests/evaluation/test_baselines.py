@@ -313,6 +313,15 @@ def test_the_verdict_names_the_average_and_those_who_lose():
         line, promise = verdicts({"pmtl": [told_of("local", t=t)]})
         assert "makes no clear difference on average" in line
         assert promise == "These are averages over clients; no single client is promised a gain."
+    # Three clients that all lose, one of them much: the mean is not clear, the losses are.
+    assert verdict([told_of("local", t=1.7, worse=1.0)]) == (
+        "Compared with local training, joining makes 100 % of clients worse off; the mean "
+        "difference varies too much between clients to be clear (t = 1.7)."
+    )
+    assert verdict([told_of("local", t=-3.0, worse=0.7)]) == (
+        "Compared with local training, joining is better on average (t = -3.0), by large gains of "
+        "a few clients; 70 % of clients are worse off."
+    )
     assert verdict([]) == "" and verdict([told_of(t=None)]) == ""
     assert list(verdicts({"pmtl": [told_of(t=None)]})) == [promise]
     assert list(verdicts({"local": []})) == []

@@ -114,7 +114,8 @@ def test_a_large_run_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_the_command_line_has_both(tmp_path: Path, no_pages: None) -> None:
-    line = "run --data synthetic --option clients=8 --rounds 2 --simulation-seed 1 --quiet --json"
+    line = "run --anyway --data synthetic --option clients=8 --rounds 2 --quiet --json"
+    line += " --simulation-seed 1"
     for flag, kept in (("", True), ("--history", True), ("--no-history", False)):
         out = tmp_path / f"run{flag}"
         assert main([*line.split(), "--out", str(out), *([flag] if flag else [])]) == 0

@@ -28,6 +28,7 @@ from coterie.plan.rules import choose, default_method, resolve
 from coterie.tune.tune import tune
 
 SMALL = "--data synthetic --option clients=12 --option rows=8 --option features=3"
+RUN = f"run --anyway {SMALL}"
 SPEC = Spec((9,), 1, "regression", 550)
 BUDGET = Privacy(epsilon=1.0)
 
@@ -160,7 +161,7 @@ def test_simulating_it_is_refused_and_plan_for_is_the_way():
 
 
 def test_run_says_the_verdict_first_and_goes_on(coterie):
-    code, out, err = coterie(f"run {SMALL} --epsilon 1 --json")
+    code, out, err = coterie(f"{RUN} --epsilon 1 --json")
     found = json.loads(out)
     assert code == 0 and found["method"] == "pfeb"
     first = err.splitlines()[0]
@@ -180,20 +181,20 @@ def test_run_says_the_verdict_first_and_goes_on(coterie):
 
 @pytest.mark.full
 def test_quiet_runs_say_it_with_the_answer(coterie):
-    code, out, err = coterie(f"run {SMALL} --rounds 1 --quiet --out here")
+    code, out, err = coterie(f"{RUN} --rounds 1 --quiet --out here")
     assert code == 0 and err == ""
     assert "Verdict: learn alone. With" in out and out.count("Auto chose pfeb") == 1
 
 
 def test_runs_without_a_verdict_have_none(coterie):
-    _, out, err = coterie(f"run {SMALL} --method local --json")
+    _, out, err = coterie(f"{RUN} --method local --json")
     assert json.loads(out)["verdict"] is None and json.loads(out)["chosen"] == ""
     assert "verdict" not in err.lower() and "scoring" not in err
 
 
 @pytest.mark.full
 def test_what_is_waited_for_is_said_unless_nobody_listens(coterie):
-    line = f"run {SMALL} --rounds 1"
+    line = f"{RUN} --rounds 1"
     _, out, err = coterie(line)
     assert "scoring local ..." in err
     for said in ("Verdict: ", "Auto chose", "Clip: "):
@@ -218,7 +219,7 @@ def test_compiling_is_said_once_and_only_if_it_takes_long(monkeypatch, waits, sa
 
 @pytest.mark.full
 def test_sweeps_say_a_line_for_each_epsilon(coterie):
-    code, _, err = coterie(f"run {SMALL} --epsilon 1,8 --rounds 1 --out sweep")
+    code, _, err = coterie(f"{RUN} --epsilon 1,8 --rounds 1 --out sweep")
     assert code == 0
     lines = [line for line in err.splitlines() if line.startswith("Verdict")]
     assert [re.search(r"epsilon (\d)", line)[1] for line in lines] == ["1", "8"]
@@ -230,18 +231,19 @@ def test_sweeps_say_a_line_for_each_epsilon(coterie):
 
 @pytest.mark.full
 def test_models_and_finetuning_go_with_it(coterie):
-    line = "run --data digits --option clients=10 --model mlp --set method.model.hidden=[8]"
+    line = "run --anyway --data digits --option clients=10 --model mlp"
+    line += " --set method.model.hidden=[8]"
     code, out, err = coterie(f"{line} --rounds 1 --no-local --quiet --json")
     assert code == 0, err
     found = json.loads(out)
     assert found["method"] == "dpfedmtl" and "-auto-" in found["run"]
-    code, out, err = coterie(f"run {SMALL} --finetune mean --rounds 1 --quiet --json")
+    code, out, err = coterie(f"{RUN} --finetune mean --rounds 1 --quiet --json")
     assert code == 0, err
     assert json.loads(out)["method"] == "pfeb+mean"
 
 
 def test_settings_without_a_method_end_in_one_line(coterie):
-    code, out, err = coterie(f"run {SMALL} --set method.lam=3")
+    code, out, err = coterie(f"{RUN} --set method.lam=3")
     assert (code, out) == (2, "") and len(err.splitlines()) == 1
     assert "method.lam was set, but no method is named" in err and "--method" in err
     assert not Path("runs").exists()
@@ -268,8 +270,10 @@ def test_methods_lists_it_first(coterie):
 def test_rows_that_are_refused_leave_no_folder(coterie):
     rows = "".join(f"c{i % 9},{i * 1000},{i % 7}\n" for i in range(90))
     Path("big.csv").write_text("client,x,y\n" + rows)
-    code, out, err = coterie("run --data big.csv --task regression --quiet --json --out here")
+    code, out, err = coterie(
+        "run --anyway --data big.csv --task regression --quiet --json --out here"
+    )
     assert (code, out) == (2, "") and "--standardise" in err
     assert not Path("here").exists()
-    line = "run --data big.csv --task regression --standardise client --quiet --out here"
+    line = "run --anyway --data big.csv --task regression --standardise client --quiet --out here"
     assert coterie(line)[0] == 0

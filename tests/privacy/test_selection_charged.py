@@ -135,6 +135,7 @@ def test_certificate_and_result_state_the_number_of_the_choice(chosen):
     assert "who observe every release" not in text
     assert result["epsilon"] == found and result["view"] == CHOSEN_ONLY
     assert result["views"]["other_clients"] is None and result["epsilon_before_choice"] <= 1
+    assert result["reviewer"] is None, "the numbers of its events alone hold against nobody"
     assert round_up(found) in result["tuning"] and FOR_OTHERS in result["tuning"]
 
 

@@ -169,6 +169,67 @@ def test_a_narrow_screen_has_no_sideways_scroll(window: Any) -> None:
         window.call("Emulation.clearDeviceMetricsOverride")
 
 
+@pytest.fixture(scope="module")
+def crowded(folder: Path) -> Path:
+    """A page of runs with long names: wide tables and wide legends."""
+    told = {"calibration_error": 0.1, "client_calibration_error": 0.2, "reliability": made.BINS}
+    leaves = [f"body.{layer}.weight_of_a_long_name" for layer in range(12)]
+    part = {"leaves": leaves, "norm": 2, "bound": 0.123456, "noise": 12.3456789}
+    told |= {"reviewer": {"releases": [{"rounds": 20, "parts": [part]}]}, "balanced_accuracy": 0.7}
+    runs = []
+    for number, scale in enumerate((1.0, 1.23, 2.34, 3.45, 0.56, 0.67)):
+        events = (made.Gaussian(scale * made.NOISE),) * 20
+        where = folder / f"crowded-{number}"
+        run = made.make_run(where, metric="accuracy", events=events, simulation=True, **told)
+        made.add_losses(run)
+        runs.append(run)
+    return made.write_report(runs, folder / "crowded.html")
+
+
+OUTSIDE = """(() => {
+  const scrolls = (e) => ['auto', 'scroll', 'hidden'].includes(getComputedStyle(e).overflowX);
+  const inside = (e) => { for (let p = e.parentElement; p && p !== document.body;
+    p = p.parentElement) if (scrolls(p)) return true; return false; };
+  return [...document.querySelectorAll('body *')].filter((e) =>
+    e.getBoundingClientRect().right > innerWidth + 1 && !inside(e)).map((e) =>
+    [e.tagName, e.id, e.textContent.slice(0, 60)]); })()"""
+"""What is wider than the page, and not inside a box that scrolls by itself."""
+CUT = """[...document.querySelectorAll('.scroll')].filter((box) =>
+  box.scrollWidth > box.clientWidth + 1).map((box) => box.textContent.slice(0, 90))"""
+"""Tables that need to be scrolled sideways."""
+BESIDE = """[...document.querySelectorAll('figure')].filter((figure) =>
+  [...figure.querySelectorAll('svg text')].some((text) => text.getBoundingClientRect().right >
+    figure.getBoundingClientRect().right + 1)).map((figure) => figure.textContent.slice(0, 60))"""
+"""Charts with text beyond their frame."""
+
+
+def test_nothing_is_wider_than_a_page_of_1000_pixels(crowded: Path) -> None:
+    with browser.opened(crowded, width=1000) as window:
+        window.resize(1000, 900)
+        fits = "[...document.querySelectorAll('.chart svg')].every((s) => "
+        fits += "s.getBoundingClientRect().right <= innerWidth + 1)"
+        window.wait_for(fits)
+        window.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+        wide = window.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide == [1000, 1000]
+        assert window.evaluate(OUTSIDE) == []
+        assert window.evaluate(CUT) == []
+        assert window.evaluate(BESIDE) == []
+        window.screenshot(ARTEFACTS / "report-1000.png")
+
+
+def test_the_page_opens_with_the_badge_and_folds_plan_and_glossary(crowded: Path) -> None:
+    with browser.opened(crowded) as window:
+        tops = window.evaluate(
+            "['.badge', '.answer', '.tiles'].map((one) => document.querySelector(one)"
+            ".getBoundingClientRect().top)"
+        )
+        assert tops == sorted(tops) and tops[0] < tops[1], "the badge comes first"
+        for place in (".plan", ".glossary"):
+            folds = f"[...document.querySelectorAll('{place}')].map((one) => one.open)"
+            assert set(window.evaluate(folds)) == {False}
+
+
 def test_the_list_narrows_to_what_is_typed(window: Any) -> None:
     rows = "[...document.querySelectorAll('#gains-1-list tbody tr')].filter((r) => !r.hidden)"
     rows += ".map((r) => r.cells[0].textContent)"

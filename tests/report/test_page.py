@@ -131,7 +131,8 @@ def test_every_chart_is_drawn(comparison: tuple[str, Checker, str]) -> None:
 
 
 def test_plan_and_versions_end_the_page(comparison: tuple[str, Checker, str]) -> None:
-    text, _, _ = comparison
+    text, parts, page = comparison
+    assert page.count('<details class="plan">') == 3 and ("open", "") not in parts.attributes
     assert 'kind = "pmtl"' in text and "[privacy] epsilon" in text
     assert "dp-accounting" in text and "Written by coterie" in text
     assert "planned rounds" not in text and "eld-out" not in text
@@ -142,6 +143,9 @@ def test_simulation_and_not_private_are_marked(tmp_path: Path) -> None:
     text = read_words([run], tmp_path / "report.html")
     assert "Without privacy, pmtl has test NMSE 0.31" in text
     assert text.count("SIMULATION: known seed, protects nobody") == 1, "said once, at the top"
+    assert text.index("SIMULATION: known seed") < text.index("Without privacy, pmtl has"), "first"
+    folded = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<details class="plan">' in folded, "folded on the page of a single run too"
     assert text.count("NOT PRIVATE") == 4, "at the top, in two tables, and as the guarantee"
     assert "Bounds on any attack" not in text and "f-DP trade-off:" not in text
 
@@ -971,11 +975,73 @@ def test_epsilon_by_adversary(comparison: tuple[str, Checker, str]) -> None:
 def test_the_page_explains_epsilon(comparison: tuple[str, Checker, str], tmp_path: Path) -> None:
     text, _, _ = comparison
     assert "What epsilon means: any event that the other clients together can observe" in text
-    assert "at most 2.72 times as likely" in text and "this is a strong guarantee" in text
-    weak = make_run(tmp_path / "weak", events=(Gaussian(0.4),) * 20)
-    text = read_words([weak], tmp_path / "weak.html")
-    assert "this guarantee is very weak" in text
+    assert "at most 2.72 times as likely" in text
     assert "Terms of this page" in text
+    # No scale of strong and weak: none has a source. The bounds on attacks show what it means.
+    large = make_run(tmp_path / "large", events=(Gaussian(0.4),) * 20)
+    for told in (text, read_words([large], tmp_path / "large.html")):
+        assert not re.search(r"\b(strong|moderate|weak|fair)\b", told)
+
+
+PARTS = [
+    {"leaves": ["mean"], "norm": 2, "bound": 0.5, "noise": 3.0},
+    {"leaves": ["a", "b", "c", "d"], "norm": 1, "bound": 2.0, "noise": 7.25},
+    {"leaves": ["raw"], "norm": None, "bound": None, "noise": 1.5},
+]
+
+
+def test_a_reviewer_finds_every_number(tmp_path: Path) -> None:
+    later = [{**part, "noise": 2 * part["noise"]} for part in PARTS]  # type: ignore[operator]
+    releases = [{"rounds": 10, "parts": PARTS}, {"rounds": 10, "parts": later}]
+    # Numbers that follow from the events are computed anew: those of result.json are not shown.
+    told = {"releases": releases, "epsilon": {"zero_out": 1e-9, "replace": 1e-9}}
+    run = make_run(tmp_path / "run", reviewer=told)
+    text = read_words([run], tmp_path / "report.html").replace("\u00a0", " ")
+    text = text[text.index("For a privacy reviewer These numbers") :]
+    mu = math.sqrt(20) / NOISE
+
+    def delta(epsilon: float) -> float:
+        upper = norm.cdf(mu / 2 - epsilon / mu)
+        return float(upper - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+
+    assert f"mu {up(mu)} (zero_out); {up(2 * mu)} (replace)" in text
+    for name, scale in {"zero_out": 1, "replace": 2, "person at 2 clients": 4,
+                        "person at 3 clients": 6}.items():  # fmt: skip
+        assert f"epsilon, {name} {up(least_epsilon({scale * mu: 1.0}))} " in text
+    shown = re.search(r"0: (\S+); 0.5: (\S+); 1: (\S+); 2: (\S+);", text)
+    assert shown is not None
+    for epsilon, found in zip((0, 0.5, 1, 2), shown.groups(), strict=True):
+        assert delta(epsilon) * 0.9999 <= float(found) <= delta(epsilon) * 1.1
+    for alarm in (0.01, 0.1):
+        best = math.ceil(1000 * float(norm.cdf(norm.ppf(alarm) + mu))) / 10
+        assert f"attack, {100 * alarm:.0f} % false positives {best:.1f} %" in text
+    assert "release: mean bound 0.5 (l2 norm), noise 3 to 6 " in text
+    assert "release: a, b and 2 more bound 2 (l1 norm), noise 7.25 to 14.5 " in text
+    assert "release: raw bound none, noise 1.5 to 3 " in text
+    assert "secret noise" not in text
+
+
+def test_a_reviewer_reads_what_sampling_and_simulations_change(tmp_path: Path) -> None:
+    who = Participation("poisson", 0.1)
+    run = make_run(tmp_path / "run", participation=who, simulation=True)
+    text = read_words([run], tmp_path / "report.html")
+    text = text[text.index("For a privacy reviewer These numbers") :]
+    assert "mu none: not one Gaussian release" in text
+    assert "release:" not in text, "an older run has no bounds and noise in its summary"
+    assert "the noise of a simulation is known" in text
+    bare = make_run(tmp_path / "bare", events=(NonPrivate(),) * 3)
+    assert "For a privacy reviewer" not in read_words([bare], tmp_path / "bare.html")
+
+
+@pytest.mark.parametrize(
+    "reviewer",
+    ["text", [1], {"releases": [{}]}, {"releases": [{"parts": [{**PARTS[0], "norm": 3}]}]},
+     {"releases": [{"parts": [{**PARTS[0], "noise": None}]}]}],
+)  # fmt: skip
+def test_a_damaged_summary_is_refused_by_name(tmp_path: Path, reviewer: object) -> None:
+    run = make_run(tmp_path / "run", reviewer=reviewer)
+    with pytest.raises(ValueError, match=r"run cannot be read"):
+        read_finished([run])
 
 
 def test_entries_of_one_method_are_kept_apart(tmp_path: Path) -> None:

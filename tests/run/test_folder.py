@@ -52,6 +52,24 @@ def events(folder):
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
+def test_a_reviewer_finds_bounds_noise_and_epsilons_in_the_summary(finished):
+    folder, result = finished
+    told = json.loads((folder / "result.json").read_text())["reviewer"]
+    assert told == result.summary["reviewer"]
+    clip, z = result.summary["clip"], result.summary["noise_multiplier"]
+    ((release,), (part,)) = told["releases"], told["releases"][0]["parts"]
+    assert release["rounds"] == 4 and sorted(part["leaves"]) == ["bias", "weight"]
+    assert (part["norm"], part["bound"]) == (2, clip)
+    assert part["noise"] == pytest.approx(z * clip)
+    assert told["mu"] == pytest.approx({"zero_out": 2 / z, "replace": 4 / z})
+    assert told["epsilon"]["zero_out"] == result.summary["epsilon"] < told["epsilon"]["replace"]
+    # The certificate lists the same bounds, and stays closed: a reader recomputes the rest.
+    stated = json.loads((folder / "guarantee.json").read_text())
+    assert stated["releases"][0]["parts"][0]["bound"] == part["bound"]
+    assert "reviewer" not in stated
+    assert verify(folder).verified
+
+
 def test_a_finished_run_has_its_files_and_no_scraps(finished):
     folder, _ = finished
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

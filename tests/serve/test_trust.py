@@ -145,6 +145,7 @@ def test_runs_of_several_epsilons_resume_by_the_same_rule(place, capsys):
     assert main(shlex.split(f"{line} {OWN} --out runs")) == 0
     forget(place)
     (place / "runs" / "epsilon-8" / "result.json").unlink()
+    capsys.readouterr()
     err = said(capsys, "run --resume runs --quiet")
     assert "runs/members.json" in err and "--trust" in err and not (place / "imported").exists()
     assert main(shlex.split("run --resume runs --quiet --trust")) == 0

@@ -20,12 +20,13 @@ _SHAPES = {
     "--grid": ("KEY=VALUE,VALUE", "method.lam=0.1,0.3,1"),
     "--option": ("KEY=VALUE", "clients=50"),
     "--levels": ("COLUMN=A,B,C", "kind=day,night"),
+    "--dates": ("COLUMN=ORIGIN", "admitted=2020-01-01"),
 }
 
 
 _FILES = (
-    "target", "features", "task", "classes", "positive", "missing", "text", "vocabulary",
-    "length", "tags", "images", "targets_are_clients",
+    "target", "features", "task", "classes", "positive", "missing", "indicators", "text",
+    "vocabulary", "length", "tags", "images", "targets_are_clients",
 )  # fmt: skip
 _PATHS = {
     "data": "data.name",
@@ -92,14 +93,17 @@ def _lay_flags(table: dict[str, Any], arguments: argparse.Namespace, section: st
             assign(table, path, _READ[flag](value) if flag in _READ else value)
     for text in arguments.levels:
         name, values = pair(text, "--levels")
-        assign(table, "data.source.levels", {**_levels(table), name: values.split(",")})
+        assign(table, "data.source.levels", {**_declared(table, "levels"), name: values.split(",")})
+    for text in arguments.dates:
+        name, origin = pair(text, "--dates")
+        assign(table, "data.source.dates", {**_declared(table, "dates"), name: origin})
     for text in arguments.option:
         name, value = pair(text, "--option")
         assign(table, f"data.options.{name}", literal(value))
 
 
-def _levels(table: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(table.get("data", {}).get("source", {}).get("levels", {}))
+def _declared(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return dict(table.get("data", {}).get("source", {}).get(key, {}))
 
 
 def _listed(text: str) -> str | list[str]:
@@ -194,6 +198,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "target": _listed,
     "positive": _listed,
     "features": lambda text: text.split(","),
+    "indicators": lambda text: text.split(","),
     "classes": _classes,
     "wait": literal,
 }

@@ -16,17 +16,17 @@ Private federated multi-task learning: one model per client, with an epsilon tha
 
 start here
   coterie plan --clients 550 --epsilon 1 --parameters 10   # does joining pay? no data is read
-  coterie data show districts                              # describe the data
+  coterie init my.csv                                      # look at a table, write a plan for it
   coterie run --data districts --epsilon 1                 # one model per client, and a report
   coterie account --clients 205 --cohort 100 --rounds 1000 --noise-multiplier 10
   coterie doctor                                           # check this machine
 """
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "plan, before any budget is spent": ("plan", "account", "calibrate"),
+    "plan, before any budget is spent": ("init", "plan", "account", "calibrate"),
     "train": ("run", "compare", "tune", "demo", "onboard"),
     "deploy, over a network": ("deploy",),
     "inspect": ("report", "data", "methods"),
-    "check": ("verify", "audit", "doctor"),
+    "check": ("verify", "audit", "budget", "doctor"),
     "use": ("export", "predict", "completion"),
 }
 _OTHERS = "more"

@@ -19,8 +19,8 @@ from coterie.cli.options import add_offline
 from coterie.core.environment import go_offline, is_offline, telemetry_off
 
 _MODULES = (
-    "run", "account", "plan", "methods", "data", "report", "compare", "tune", "onboard", "verify",
-    "audit", "export", "predict", "doctor", "deploy", "completion",
+    "init", "run", "account", "plan", "methods", "data", "report", "compare", "tune", "onboard",
+    "verify", "audit", "budget", "export", "predict", "doctor", "deploy", "completion",
 )  # fmt: skip
 _ERRORS = {
     "coterie.privacy.ledger": "LedgerError",

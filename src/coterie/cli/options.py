@@ -193,7 +193,10 @@ _COLUMNS = {
     "--length N:int": "words or characters per row (--text indices)",
     "--tags FILE": "public list of the tags that are classes",
     "--images DIR": "folder of the image files named in rows",
-    "--missing {error,drop}": "refuse or drop rows with missing values",
+    "--dates COLUMN=ORIGIN...": "a column of dates: year, month, weekday, days since 2020-01-01",
+    "--missing {error,drop,constant,client-median}": "rows with gaps: refuse or drop them, or fill "
+    "gaps with a constant or the median of the client's own rows",
+    "--indicators COLUMN,COLUMN": "add a 0/1 column for gaps in these (with filled gaps)",
     "--targets-are-clients": "each target column is a client",
     "--option KEY=VALUE...": "option of a named dataset",
 }
@@ -306,7 +309,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
         check_run(given["resume"])
     from coterie.cli.flags import pair
 
-    for name in ("set", "grid", "option", "levels"):
+    for name in ("set", "grid", "option", "levels", "dates"):
         for text in given.get(name, ()):
             pair(text, f"--{name}")
 

@@ -19,6 +19,7 @@ from coterie.cli.options import (
 _FLAGS = {
     "--out DIR": "run folder (default runs/DATA-METHOD-TIME)",
     "--resume DIR": "resume an interrupted run",
+    "--anyway": "let auto spend the budget even where the verdict is to learn alone",
     **TRUST,
     "--hardware {equal,spread}": "speed of clients on the virtual clock: equal, or from 1 to 10",
 }

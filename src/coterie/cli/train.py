@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from coterie.cli.budget import counted
 from coterie.cli.flags import make_plan
 from coterie.cli.options import new_folder, refuse_with_resume
 from coterie.cli.tracked import tracked
@@ -71,7 +72,14 @@ def _run_one(plan: Plan, folder: Path, arguments: argparse.Namespace) -> int:
     try:
         with Watch(quiet=arguments.quiet) as watch:
             scoring = None if arguments.json else watch.scoring
-            result = execute(plan, folder=folder, observer=watch.open, scoring=scoring)
+            result = execute(
+                plan,
+                folder=folder,
+                observer=watch.open,
+                scoring=scoring,
+                budget=counted(),
+                anyway=arguments.anyway or arguments.resume is not None,
+            )
     except KeyboardInterrupt:
         print(_last_line(folder), file=sys.stderr)
         return stop_status()
@@ -173,7 +181,7 @@ def _train(
     try:
         with Watch(quiet=arguments.quiet, brief=True) as watch:
             scoring = None if arguments.json else watch.scoring
-            execute(plan, folder=part, observer=watch.open, scoring=scoring)
+            execute(plan, folder=part, observer=watch.open, scoring=scoring, budget=counted())
         shown |= watch.shown
     except (ValueError, RuntimeError) as error:
         if part.name != _BASELINE:
@@ -209,6 +217,7 @@ def _show(
     print(charged_statement(guarantee, summary.get("selection")))
     _print_caveats([summary], shown)
     _print_tuning(summary)
+    _print_data(summary.get("data_used") or {})
     for notice in summary.get("notices") or ():
         print(f"Note for the data's owner, not covered by epsilon: {notice}.")
     print(f"\nrun folder {folder}{report}")
@@ -254,6 +263,14 @@ def _prior(row: Mapping[str, Any]) -> Iterator[str]:
         yield chosen_line(row["chosen"])
 
 
+def _print_data(used: Mapping[str, Any]) -> None:
+    """Print what was left out of the data."""
+    left_out = used.get("columns_left_out")
+    lines = [f"columns left out: {', '.join(left_out)}"] if left_out else []
+    for line in (*lines, *(used.get("notes") or ())):
+        print(f"Data: {line}.")
+
+
 def _print_tuning(summary: Mapping[str, Any]) -> None:
     if summary.get("tuning", "none") != "none":
         print(f"Tuning: {summary['tuning']}.")
@@ -276,7 +293,13 @@ def demo(arguments: argparse.Namespace) -> int:
         with Watch(quiet=False) as watch:
             plan = Plan.from_table(table)
             results.append(
-                execute(plan, folder=out / method, observer=watch.open, scoring=watch.scoring)
+                execute(
+                    plan,
+                    folder=out / method,
+                    observer=watch.open,
+                    scoring=watch.scoring,
+                    budget=counted(),
+                )
             )
         shown |= watch.shown
     status, report = _report(out, [out / method for method in _DEMO], "\nreport: ")

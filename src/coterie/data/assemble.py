@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ _MOST_UNDECLARED = 10_000
 _MOST_GUESSED = 19  # integers up to this, written as text, are taken for classes
 _FILES = ("features.npy", "targets.npy", "split.npy")
 _GAP = (
-    'give the value, leave such rows out with missing="drop", or leave the column out of features'
+    'give the value, fill gaps with missing="client-median" or "constant", leave such rows out '
+    'with missing="drop", or leave the column out of features'
 )
 _Allocate = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
 """Allocates an array of (name, shape, type)."""
@@ -316,6 +318,7 @@ class _Counts:
     clients: dict[str, int] = field(default_factory=dict)
     has_split: bool = False
     dropped: int = 0
+    filled: int = 0
     lost: int = 0
 
 
@@ -343,8 +346,12 @@ class _Places:
         return places
 
 
-def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
-    """Read a table into flat arrays, sorted by client."""
+def assemble(table: Table, source: Source, *, title: str, keep_gaps: bool = False) -> ClientArrays:
+    """Read a table into flat arrays, sorted by client.
+
+    With `keep_gaps`, gaps that medians would fill stay NaN: rows to be predicted take the medians
+    of training.
+    """
     shape = source.shape or table.shape
     survey = _survey(table, source)
     _check(table, source, survey)
@@ -363,13 +370,10 @@ def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
         if not (table.sparse or source.sparse):
             arrays["features"] = allocate("features", (rows, *shape), np.float32)
         _fill(table, source, target=target, places=places, arrays=arrays)
-    if source.memory_map is not None:
-        for name in arrays:
-            arrays[name] = np.load(Path(source.memory_map, f"{name}.npy"), mmap_mode="c")
-    if table.sparse or source.sparse:
-        if len(shape) > 1:
-            raise DataError(f"{table.where}: sparse rows are flat; leave shape = {shape} out")
-        arrays["features"].sum_duplicates()
+        scaling = {}
+        if source.missing == "client-median" and not keep_gaps:
+            scaling["fills"] = _fill_medians(arrays["features"].reshape(rows, -1), offsets)
+    _finish(table, source, arrays, shape)
     return ClientArrays(
         spec=Spec(shape=shape, outputs=target.outputs, task=target.task, clients=len(names)),
         names=names,
@@ -380,9 +384,37 @@ def assemble(table: Table, source: Source, *, title: str) -> ClientArrays:
         title=title,
         notes=(*table.notes, *target.notes, *_notes(table, source, survey)),
         mapped=source.memory_map,
-        assumed=target.assumed,
+        assumed=(*source.accepted, *target.assumed),
         columns=() if isinstance(table.columns.names, range) else table.columns.names,
+        left_out=table.left_out,
+        scaling=scaling,
     )
+
+
+def _finish(table: Table, source: Source, arrays: dict[str, Any], shape: tuple[int, ...]) -> None:
+    """Open arrays in a folder for reading, and merge duplicates of sparse rows."""
+    if source.memory_map is not None:
+        for name in arrays:
+            arrays[name] = np.load(Path(source.memory_map, f"{name}.npy"), mmap_mode="c")
+    if table.sparse or source.sparse:
+        if len(shape) > 1:
+            raise DataError(f"{table.where}: sparse rows are flat; leave shape = {shape} out")
+        arrays["features"].sum_duplicates()
+
+
+def _fill_medians(features: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Fill gaps with the client's own medians, in place, and return these; 0 if it has no value.
+
+    **Guarantee:** row k of the result, and rows of client k, depend on the rows of client k only.
+    """
+    fills = np.zeros((len(offsets) - 1, features.shape[1]), dtype=np.float32)
+    for client, (start, end) in enumerate(pairwise(offsets)):
+        own = features[start:end]
+        gaps = np.isnan(own)
+        known = ~gaps.all(axis=0)
+        fills[client, known] = np.nanmedian(own[:, known], axis=0) if known.any() else 0
+        own[gaps] = np.broadcast_to(fills[client], own.shape)[gaps]
+    return fills
 
 
 def _check(table: Table, source: Source, survey: _Counts) -> None:
@@ -397,6 +429,10 @@ def _check(table: Table, source: Source, survey: _Counts) -> None:
         raise DataError(f"{table.where}: rows have no features; give at least one column")
     if table.sparse and source.memory_map is not None:
         raise DataError(f"{table.where}: sparse rows are kept in memory; leave memory_map out")
+    if table.sparse and source.fills:
+        raise DataError(
+            f"{table.where}: missing = {source.missing!r} does not fill sparse rows; use drop"
+        )
     if source.shape and math.prod(source.shape) != math.prod(table.shape):
         raise DataError(
             f"{table.where}: rows of shape {table.shape} do not fit shape = {source.shape}; "
@@ -419,7 +455,8 @@ def check_names(names: Iterable[str], where: str) -> None:
 def _survey(table: Table, source: Source) -> _Counts:
     seen = _Counts(_Range(kinds=frozenset() if source.positives else None))
     width: tuple[int, ...] | None = None
-    for batch, gaps in _clean(table, source, features=source.missing == "drop"):
+    # Features are read in this pass only where gaps are dropped or counted.
+    for batch, gaps in _clean(table, source, features=source.missing != "error"):
         width = _width(table, batch, width)
         counts = np.bincount(batch.codes, minlength=len(batch.names)).tolist()
         for name, count in zip(batch.names, counts, strict=True):
@@ -427,6 +464,7 @@ def _survey(table: Table, source: Source) -> _Counts:
         seen.range = seen.range.extend(batch)
         seen.has_split |= batch.split is not None and len(batch.rows) > 0
         seen.dropped += gaps
+        seen.filled += 0 if batch.x is None or not source.fills else int(_gaps(batch.x).sum())
         seen.lost += batch.lost
     return seen
 
@@ -477,10 +515,12 @@ def _clean(table: Table, source: Source, *, features: bool) -> Iterator[tuple[Ba
     """Yield batches without gaps, each with the number of rows dropped from it."""
     for whole in table.read(features):
         for batch in _by_target(whole, source) if source.targets_are_clients else (whole,):
-            gaps = _gaps(batch.y) if batch.x is None else _gaps(batch.y) | _gaps(batch.x)
+            gaps = _gaps(batch.y)
+            if batch.x is not None and not source.fills:
+                gaps = gaps | _gaps(batch.x)
             if not gaps.any():
                 yield batch, 0
-            elif source.missing == "drop":
+            elif source.missing != "error":
                 yield batch.take(~gaps), int(gaps.sum())
             else:
                 raise _gap_error(table, batch, int(np.flatnonzero(gaps)[0]))
@@ -542,10 +582,15 @@ def _scaled(table: Table, batch: Batch, source: Source) -> Values:
     with np.errstate(over="ignore"):
         x = x.astype(np.float32, copy=False)
     sound = np.isfinite(x) & np.isfinite(raw) if source.clip is not None else np.isfinite(x)
-    if not sound.all():
-        row, column = (int(at) for at in np.argwhere(~sound)[0])
+    gaps = np.isnan(raw) if source.fills and not sound.all() else np.zeros_like(sound)
+    if not (sound | gaps).all():
+        row, column = (int(at) for at in np.argwhere(~(sound | gaps))[0])
         name = str(table.columns.names[column])
         raise table.error(batch, row, f"column {name!r}: {_too_large(raw[row, column])}")
+    if source.missing == "constant" and gaps.any():
+        fill = np.zeros(x.shape[1]) if table.columns.fill is None else table.columns.fill
+        fill = fill if source.clip is None else np.clip(fill, -source.clip, source.clip)
+        x = np.where(gaps, fill, x).astype(np.float32)
     return x
 
 
@@ -597,9 +642,13 @@ def _notes(table: Table, source: Source, survey: _Counts) -> Iterator[str]:
     if survey.lost:
         yield f"{survey.lost} rows {table.lost} left out"
     if survey.dropped:
-        yield f"{survey.dropped} rows with gaps dropped"
-    if source.center or source.scale:
-        named = sorted({*source.center, *source.scale})
+        why = "without a target" if source.fills else "with gaps"
+        yield f"{survey.dropped} rows {why} dropped"
+    if survey.filled:
+        by = "a constant" if source.missing == "constant" else "the median of the client's rows"
+        yield f"gaps in {survey.filled} rows filled with {by}"
+    if source.centers or source.scales:
+        named = sorted({*source.centers, *source.scales})
         yield f"declared center and scale applied to {', '.join(named)}"
     if source.clip is not None:
         yield f"features clipped to [-{source.clip:g}, {source.clip:g}]"

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,14 +58,28 @@ class Source:
         target: The target; several are labels, or clients with `targets_are_clients`.
         split: A column of 0 (train) and 1 (test), used where the file has it.
         features: The columns to take; () is every other numeric column, in file order.
-        levels: Declared levels of categorical columns; each level becomes a 0/1 column. For
-            LEAF text, `levels["x"]` are the characters, each read as its index.
+        levels: Declared levels of categorical columns; each level becomes a 0/1 column. A level
+            called "other" takes every value that is not declared. For LEAF text, `levels["x"]` are
+            the characters, each read as its index.
+        dates: The declared origin of columns of dates, such as "2020-01-01", and after a space the
+            format if it is not ISO ("2020-01-01 %d/%m/%Y"). A column becomes four: NAME.year
+            (years since that of the origin), NAME.month (1 to 12), NAME.weekday (0 is Monday) and
+            NAME.days (since the origin).
+        accepted: Facts that were read off the rows and accepted as public (`coterie init`); stated
+            with every guarantee on this data.
         classes: How many classes there are, or their names.
         positive: One class or several against the rest: rows of these are 1, all others 0, and the
             task is binary. `classes`, if declared, are then those of the file.
         targets_are_clients: Make each target a client, without the rows that lack it.
-        missing: Refuse rows with gaps, or drop them (counted in the data's notes).
-        center: Constants subtracted from columns.
+        missing: What is done with gaps in features. "error" refuses them, "drop" drops such rows,
+            "constant" fills in `fill`, "client-median" the median of the client's own rows in the
+            file. A gap in a categorical column is the level "other", or none of the levels. Rows
+            without a target are dropped, except by "error". All of it is counted in the notes.
+        fill: Constants for gaps, in the column's own unit; without one it is the declared center.
+        indicators: Columns that get another column, NAME.missing: 1 for a gap, else 0.
+        ranges: The declared range of columns, (low, high). It is scaled to -3 to 3; `clip = 3` cuts
+            values outside. For a target of regression likewise, uncut.
+        center: Constants subtracted from columns, instead of `ranges`.
         scale: Constants that columns are divided by, after `center`.
         clip: Features are clipped to [-clip, clip], last.
         sparse: Keep features as CSR. Sparse input stays CSR in any case.
@@ -92,10 +107,15 @@ class Source:
     split: str = "split"
     features: tuple[str, ...] = ()
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    accepted: tuple[str, ...] = ()
     classes: int | tuple[str, ...] | None = None
     positive: int | str | tuple[int | str, ...] | None = None
     targets_are_clients: bool = False
-    missing: Literal["error", "drop"] = "error"
+    dates: Mapping[str, str] = field(default_factory=dict)
+    missing: Literal["error", "drop", "constant", "client-median"] = "error"
+    fill: Mapping[str, float] = field(default_factory=dict)
+    indicators: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     center: Mapping[str, float] = field(default_factory=dict)
     scale: Mapping[str, float] = field(default_factory=dict)
     clip: float | None = None
@@ -128,11 +148,48 @@ class Source:
             )
         if self.sparse and self.memory_map is not None:
             raise DataError("sparse rows are kept in memory: set sparse or memory_map, not both")
+        self._check_gaps()
+        self._check_ranges()
         self._check_names()
         self._check_positive()
         self._check_parts()
         self._check_text()
         self._check_tags()
+
+    def _check_gaps(self) -> None:
+        if self.fill and (
+            self.missing != "constant" or not np.isfinite([*self.fill.values()]).all()
+        ):
+            raise DataError(
+                f"fill = {dict(self.fill)} with missing = {self.missing!r}: constants for gaps are "
+                'finite numbers, and belong to missing = "constant"'
+            )
+        if self.fills and self.sparse:
+            raise DataError(f"missing = {self.missing!r}: sparse rows are not filled; use drop")
+        if self.indicators and not self.fills:
+            raise DataError(
+                f"indicators = {self.indicators!r} with missing = {self.missing!r}: no row has a "
+                'gap then; set missing to "constant" or "client-median"'
+            )
+        for name, text in self.dates.items():
+            try:
+                date.fromisoformat(text.split(" ", 1)[0])
+            except ValueError as error:
+                raise DataError(
+                    f"dates.{name} = {text!r}: expected an origin such as 2020-01-01, and after a "
+                    "space the format of the column if it is not ISO, such as %d/%m/%Y"
+                ) from error
+            if name in self.levels:
+                raise DataError(f"column {name!r} has levels and is a date: declare one of them")
+
+    def _check_ranges(self) -> None:
+        for name, given in self.ranges.items():
+            if len(given) != 2 or not -np.inf < given[0] < given[1] < np.inf:
+                raise DataError(f"ranges.{name} = {list(given)}: expected [low, high], low < high")
+            if name in self.center or name in self.scale:
+                raise DataError(
+                    f"column {name!r} has a range, and center or scale: declare one of them"
+                )
 
     def _check_names(self) -> None:
         groups = {"features": self.features, "target": self.targets}
@@ -213,6 +270,25 @@ class Source:
             )
         if len(self.targets) > 1 or self.targets_are_clients:
             raise DataError(f"target = {self.target!r}: with tags, name the one column of tags")
+
+    @property
+    def fills(self) -> bool:
+        """Whether gaps in features are filled."""
+        return self.missing in ("constant", "client-median")
+
+    @property
+    def centers(self) -> dict[str, float]:
+        """The declared constants that are subtracted, those of ranges included."""
+        return {name: (low + high) / 2 for name, (low, high) in self.ranges.items()} | {
+            **self.center
+        }
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """The declared constants that columns are divided by, those of ranges included."""
+        return {name: (high - low) / 6 for name, (low, high) in self.ranges.items()} | {
+            **self.scale
+        }
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import hashlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -167,6 +167,10 @@ class ClientArrays:
         assumed: Facts that were read off the rows and are treated as public (the classes, where
             none were declared). They are stated with every guarantee on this data.
         columns: Names of the features where the source has them, else empty.
+        left_out: Columns of the source that are not used.
+        scaling: What was computed from each client's own rows to prepare them, (clients, features)
+            each: medians that fill gaps ("fills"), means and standard deviations ("center",
+            "scale"). New rows of a client are prepared by the same; it is as private as its rows.
     """
 
     spec: Spec
@@ -180,6 +184,8 @@ class ClientArrays:
     mapped: str | None = None
     assumed: tuple[str, ...] = ()
     columns: Sequence[str] = ()
+    left_out: tuple[str, ...] = ()
+    scaling: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.spec.clients != len(self.names) or len(self.offsets) != len(self.names) + 1:
@@ -238,7 +244,11 @@ class ClientArrays:
         index = np.repeat(self.offsets[chosen] - offsets[:-1], counts) + np.arange(offsets[-1])
         spec = replace(self.spec, clients=len(chosen))
         part = self._take(index, offsets, spec, [self.names[at] for at in chosen.tolist()])
-        return replace(part, notes=(*self.notes, f"{len(chosen)} of {len(self)} clients kept"))
+        return replace(
+            part,
+            notes=(*self.notes, f"{len(chosen)} of {len(self)} clients kept"),
+            scaling={name: values[chosen] for name, values in self.scaling.items()},
+        )
 
     def first(self, clients: int) -> Self:
         """Keep the first `clients` clients."""

@@ -42,6 +42,7 @@ from coterie.data.tables import (
     File,
     Piece,
     Table,
+    feature_names,
     open_columns,
     open_file,
     plan_columns,
@@ -616,7 +617,7 @@ def load_unlabelled(
             )
         plain = replace(plain, features=file_columns(plain, columns))
         table = open_columns(_numbered(file, source, options), plain)
-    data = assemble(table, plain, title=path.name).tensors()
+    data = assemble(table, plain, title=path.name, keep_gaps=True).tensors()
     if len(data.targets) > _MOST_ROWS:
         raise DataError(f"{path}: {len(data.targets)} rows; give at most {_MOST_ROWS} in one file")
     return Unlabelled(data, data.targets.numpy().astype(np.int64))
@@ -639,6 +640,20 @@ def read_columns(path: Path, source: Source, names: Sequence[str]) -> pa.Table:
     return pa.table({name: pa.array(values) for name, values in found.items()})
 
 
+def open_rows(path: Path, source: Source | None = None) -> File:
+    """Open a file or folder of rows with named columns; raise DataError for other formats."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; check the path")
+    check_file(path)
+    file = _open_rows(path, source or Source(), None)
+    if file is None:
+        raise DataError(
+            f"{path}: expected a table with named columns: {', '.join(_PREDICTED[:-1])}, or a "
+            "folder of Parquet files"
+        )
+    return file
+
+
 def _listed(values: Any) -> list[Any]:
     return values.to_pylist() if hasattr(values, "to_pylist") else list(values)
 
@@ -647,7 +662,7 @@ def _without_target(source: Source) -> Source:
     """Return the options without those of targets; the row number replaces the target."""
     own = {"y", *source.targets} - set(source.features)
 
-    def kept(given: Any) -> dict[str, float]:
+    def kept(given: Any) -> dict[str, Any]:
         return {name: value for name, value in given.items() if name not in own}
 
     return replace(
@@ -658,8 +673,8 @@ def _without_target(source: Source) -> Source:
         positive=None,
         tags=(),
         targets_are_clients=False,
-        missing="error",
         memory_map=None,
+        ranges=kept(source.ranges),
         center=kept(source.center),
         scale=kept(source.scale),
     )
@@ -669,8 +684,9 @@ def file_columns(source: Source, columns: Sequence[str]) -> tuple[str, ...]:
     """Return the columns of the file that became these features; levels of a column are one."""
     if source.features or not columns:
         return source.features
-    levels = {f"{name}={level}": name for name, given in source.levels.items() for level in given}
-    return tuple(dict.fromkeys(levels.get(column, column) for column in columns))
+    made = {*source.levels, *source.dates, *source.indicators}
+    origin = {feature: name for name in made for feature in feature_names(name, source)}
+    return tuple(dict.fromkeys(origin.get(column, column) for column in columns))
 
 
 def _numbered(file: File, source: Source, options: _Unlabelled) -> File:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from coterie.data.federated import Clients, DataError, Features, FederatedDataset
 
 LIMIT = 15.0
+_KEPT = 1 << 27  # values of moments of sparse rows that are kept with the data
 """Features beyond this are in another unit. Below it, coefficients are at least 1/15 of the usual
 size, which learnt priors can follow; a few clients may lie ten standard deviations out."""
 TARGET_LIMIT = 6.0
@@ -81,8 +82,15 @@ def standardise_clients(
     how = "scaled (not centred: sparse)" if train.is_sparse else "centred and scaled"
     note = f"features {how} by each client's own training rows, cut at +-{LIMIT:g}"
 
+    kept = dict(train.scaling)
+    if not train.is_sparse:
+        kept |= {"center": known[0], "scale": known[1]}
+    elif len(train) * train.spec.features <= _KEPT:
+        kept |= zip(("center", "scale"), client_moments(train), strict=True)
+
     def scaled(data: FederatedDataset) -> FederatedDataset:
-        return replace(data, features=scale(data, *known), notes=(*data.notes, note))
+        notes = (*data.notes, note)
+        return replace(data, features=scale(data, *known), notes=notes, scaling=kept)
 
     return scaled(train), None if test is None else scaled(test)
 
@@ -108,6 +116,16 @@ def scale_by(
     if not data.is_sparse:
         return replace(data, features=_scale_rows(data, center, scale))
     return replace(data, features=_scale_entries(data, scale.reshape(-1)[_cell_numbers(data)]))
+
+
+def fill_by(data: FederatedDataset, fills: NDArray[Any]) -> FederatedDataset:
+    """Fill gaps (NaN) of each client's rows with its row of `fills`, (clients, features)."""
+    flat = _flat(data)
+    values = np.where(np.isnan(flat), np.repeat(fills, data.counts, axis=0), flat)
+    return replace(
+        data,
+        features=torch.from_numpy(values.astype(np.float32)).reshape(len(flat), *data.spec.shape),
+    )
 
 
 def apply_constants(

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ from coterie.data.text_images import (
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 Names = Sequence[str] | range
 NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+OTHER = "other"
+"""The level that takes every value that is not declared."""
+DATE_PARTS = ("year", "month", "weekday", "days")
 
 _BLOCK = 1 << 20  # bytes of a CSV read at a time
 _BATCH = 1 << 15  # rows of a Parquet file read at a time
@@ -81,6 +85,9 @@ class Columns:
     names: Names  # of the features, after one-hot coding
     picks: tuple[int, ...] | None = None  # the columns taken, in order; None takes all unchanged
     levels: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by position in picks
+    dates: Mapping[int, str] = field(default_factory=dict)  # origins, likewise
+    indicators: frozenset[int] = frozenset()  # columns with another one for gaps, likewise
+    fill: NDArray[np.float64] | None = None  # for gaps, by feature, after center and scale
     center: NDArray[np.float64] | None = None  # by feature
     scale: NDArray[np.float64] | None = None
     target: tuple[float, float] = (0.0, 1.0)  # its center and scale
@@ -101,6 +108,8 @@ class Columns:
                 parts.append(values[:, None])
                 continue
             codes = _level_codes(values, self.levels[position])
+            if OTHER in self.levels[position]:
+                codes[(codes < 0) & ~np.isnan(values)] = self.levels[position].index(OTHER)
             lost = np.flatnonzero((codes < 0) & ~np.isnan(values))
             if len(lost):
                 value = f"{values[lost[0]]:g}"
@@ -122,6 +131,7 @@ class Table:
     sparse: bool = False
     guessed: bool = False  # integers are recognised by their text only, as in CSV
     lost: str = ""  # why the reader leaves rows out
+    left_out: tuple[str, ...] = ()  # columns that are not used
     declared: Source | None = None  # the options, with what the source's own layout declares
 
     def error(self, batch: Batch, row: int, found: str) -> DataError:
@@ -136,11 +146,15 @@ def plan_columns(names: Names, source: Source, *, where: str, numbered: bool = T
     find = partial(find_column, names=names, where=where, numbered=numbered)
     chosen = [find(name) for name in source.features]
     levels = {find(name): tuple(values) for name, values in source.levels.items()}
-    picks = tuple(chosen or range(len(names))) if chosen or levels else None
+    dates = {find(name): origin for name, origin in source.dates.items()}
+    indicators = {find(name) for name in source.indicators}
+    if numbered and (dates or indicators):
+        raise DataError(f"{where}: dates and indicators are for tables such as CSV or Parquet")
+    made = chosen or levels or dates or indicators
+    picks = tuple(chosen or range(len(names))) if made else None
     wide: list[str] = []
     for pick in picks or ():
-        name = str(names[pick])
-        wide += [f"{name}={level}" for level in levels[pick]] if pick in levels else [name]
+        wide += feature_names(str(names[pick]), source)
     features: Names = names if picks is None else wide
     known = () if isinstance(names, range) else names
     own = _target_names(source, known)
@@ -149,14 +163,31 @@ def plan_columns(names: Names, source: Source, *, where: str, numbered: bool = T
         wanted = {name: value for name, value in given.items() if name not in own}
         return _constants(wanted, neutral, features, names, find, where) if wanted else None
 
+    center, scale = constants(source.centers, 0.0), constants(source.scales, 1.0)
+    fill = constants(source.fill, np.nan)
+    if fill is not None:  # a column without a constant is filled with its center, which is 0
+        fill = (fill - (0.0 if center is None else center)) / (1.0 if scale is None else scale)
+        fill = np.nan_to_num(fill)
     return Columns(
         features,
         picks,
         {at: levels[pick] for at, pick in enumerate(picks or ()) if pick in levels},
-        center=constants(source.center, 0.0),
-        scale=constants(source.scale, 1.0),
+        {at: dates[pick] for at, pick in enumerate(picks or ()) if pick in dates},
+        frozenset(at for at, pick in enumerate(picks or ()) if pick in indicators),
+        fill,
+        center=center,
+        scale=scale,
         target=target_constants(source, known),
     )
+
+
+def feature_names(column: str, source: Source) -> list[str]:
+    """Return the names of the features that a column becomes."""
+    if column in source.levels:
+        names = [f"{column}={level}" for level in source.levels[column]]
+    else:
+        names = [f"{column}.{p}" for p in DATE_PARTS] if column in source.dates else [column]
+    return [*names, f"{column}.missing"] if column in source.indicators else names
 
 
 def _target_names(source: Source, columns: Sequence[str]) -> list[str]:
@@ -168,8 +199,8 @@ def target_constants(source: Source, columns: Sequence[str]) -> tuple[float, flo
     """Return the declared center and scale of the target, the units of a prediction."""
     own = _target_names(source, columns)
     return (
-        next((source.center[name] for name in own if name in source.center), 0.0),
-        next((source.scale[name] for name in own if name in source.scale), 1.0),
+        next((value for name, value in source.centers.items() if name in own), 0.0),
+        next((value for name, value in source.scales.items() if name in own), 1.0),
     )
 
 
@@ -179,7 +210,7 @@ def feature_constants(
     """Return the declared centers and scales by feature, (width,) each."""
     own, names = _target_names(source, columns), {name: at for at, name in enumerate(columns)}
     found = []
-    for given, neutral in ((source.center, 0.0), (source.scale, 1.0)):
+    for given, neutral in ((source.centers, 0.0), (source.scales, 1.0)):
         values = np.full(width, neutral)
         if "x" in given and "x" not in names:
             values[:] = given["x"]
@@ -191,6 +222,17 @@ def feature_constants(
                 values[int(digits)] = value
         found.append(values)
     return found[0], found[1]
+
+
+def fill_constants(source: Source, columns: Sequence[str], width: int) -> NDArray[np.float64]:
+    """Return the declared constants for gaps by feature, after center, scale and clip."""
+    center, scale = feature_constants(source, columns, width)
+    raw = np.full(width, np.nan)
+    for name, value in source.fill.items():
+        at = list(columns).index(name) if name in columns else int(name.removeprefix("x"))
+        raw[at] = value
+    fill = np.nan_to_num((raw - center) / scale)
+    return fill if source.clip is None else np.clip(fill, -source.clip, source.clip)
 
 
 def _constants(
@@ -207,7 +249,8 @@ def _constants(
         values[:] = wanted.pop("x")
     position = {str(name): at for at, name in enumerate(features)} if wanted else {}
     for name, value in wanted.items():
-        at = position.get(str(names[find(name)]))
+        at = position.get(name)
+        at = position.get(str(names[find(name)])) if at is None else at
         if at is None:
             raise DataError(
                 f"{where}: a constant is declared for {name!r}, which is categorical or not among "
@@ -513,12 +556,15 @@ def open_columns(file: File, source: Source) -> Table:
         sparse=coder is not None and coder.sparse,
         guessed=coder is None and file.guessed,
         lost="without a known tag",
+        left_out=tuple(name for name in others if name not in features),
         declared=source,
     )
 
 
 def coder_columns(coder: Coder, source: Source, where: str) -> Columns:
     """Return the features of a coder, with the declared constants."""
+    if source.dates or source.indicators:
+        raise DataError(f"{where}: dates and indicators are for columns, not for text or images")
     plain = replace(source, features=(), levels={})
     return plan_columns(range(int(np.prod(coder.shape))), plain, where=where)
 
@@ -587,10 +633,10 @@ def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str
             left_out[name] = "values of several kinds"
             continue
         column = _decoded(column)
-        usable = name in source.levels or _is_number(column.type)
+        usable = name in source.levels or name in source.dates or is_number(column.type)
         if not usable and _is_text(column.type):
             number = pc.match_substring_regex(column, _NUMBER, ignore_case=True)
-            usable = bool(pc.any(number).as_py()) or bool(pc.all(_is_gap(column)).as_py())
+            usable = bool(pc.any(number).as_py()) or bool(pc.all(is_gap(column)).as_py())
         if usable:
             taken.append(name)
         else:
@@ -657,7 +703,8 @@ class _Reader:
         rows = np.arange(first, first + piece.num_rows)
         whole = Batch(rows, names, codes, None, y, self._split(piece, fail), real)
         if not wanted or self.coder is None:
-            x = _matrix(piece, self.features, self.columns, fail) if wanted else None
+            filled = self.source.fills
+            x = _matrix(piece, self.features, self.columns, fail, filled) if wanted else None
             yield replace(replace(whole, x=x).take(keep), lost=int((~keep).sum()))
             return
         yield replace(whole.take(NONE), lost=int((~keep).sum()))
@@ -744,7 +791,7 @@ class _Reader:
 
 
 def _class_names(text: pa.Array, classes: tuple[str, ...]) -> NDArray[Any]:
-    gap = pc.and_(_is_gap(text), pc.invert(pc.is_in(text, pa.array(classes))))
+    gap = pc.and_(is_gap(text), pc.invert(pc.is_in(text, pa.array(classes))))
     return _numpy(pc.if_else(gap, pa.scalar(None, pa.string()), text)).astype(object)
 
 
@@ -752,49 +799,97 @@ def _is_written_real(column: pa.Array, name: str, fail: Fail) -> bool:
     if not _is_text(column.type):
         return bool(pa.types.is_floating(column.type) or pa.types.is_decimal(column.type))
     text = _texts(column, name, fail)
-    whole = pc.or_(_is_gap(text), pc.match_substring_regex(text, _INTEGER))
+    whole = pc.or_(is_gap(text), pc.match_substring_regex(text, _INTEGER))
     return not pc.all(pc.fill_null(whole, True)).as_py()
 
 
 def _matrix(
-    piece: Piece, features: tuple[str, ...], columns: Columns, fail: Fail
+    piece: Piece, features: tuple[str, ...], columns: Columns, fail: Fail, filled: bool
 ) -> NDArray[np.float64]:
-    """Return the features of a piece, NaN where a value is missing."""
+    """Return the features of a piece, NaN where a value is missing.
+
+    `filled`: gaps in categorical columns are the level "other", or no level, instead of NaN.
+    """
     x = np.empty((piece.num_rows, len(columns.names)))
     at = 0
     for position, name in enumerate(features):
         column = piece.columns[name]
-        if position not in columns.levels:
-            x[:, at] = _numbers(column, name, fail)
-            at += 1
-            continue
-        levels = columns.levels[position]
-        text = _texts(column, name, fail)
-        codes = _numpy(pc.fill_null(pc.index_in(text, pa.array(levels)), -1)).astype(np.int64)
-        lost = np.flatnonzero((codes < 0) & ~_numpy(pc.fill_null(_is_gap(text), True)))
-        if len(lost):
-            value = text[int(lost[0])].as_py()
-            raise fail(int(lost[0]), f"column {name!r}: {unknown_level(value, levels)}")
-        x[:, at : at + len(levels)] = one_hot(codes, len(levels))
-        at += len(levels)
+        if position in columns.levels:
+            part = _level_columns(column, name, columns.levels[position], fail)
+        elif position in columns.dates:
+            part = _date_columns(column, name, columns.dates[position], fail)
+        else:
+            part = _numbers(column, name, fail)[:, None]
+        gaps = np.isnan(part).any(axis=1)
+        if filled and position in columns.levels:
+            part[gaps] = [level == OTHER for level in columns.levels[position]]
+        if position in columns.indicators:
+            part = np.column_stack([part, gaps])
+        x[:, at : at + part.shape[1]] = part
+        at += part.shape[1]
     return x
+
+
+def _level_columns(
+    column: pa.Array, name: str, levels: tuple[str, ...], fail: Fail
+) -> NDArray[np.float64]:
+    """Return 0/1 columns for the levels, NaN for a gap."""
+    text = _texts(column, name, fail)
+    codes = _numpy(pc.fill_null(pc.index_in(text, pa.array(levels)), -1)).astype(np.int64)
+    unknown = (codes < 0) & ~_numpy(pc.fill_null(is_gap(text), True))
+    if OTHER in levels:
+        codes[unknown] = levels.index(OTHER)
+    elif unknown.any():
+        row = int(np.flatnonzero(unknown)[0])
+        raise fail(row, f"column {name!r}: {unknown_level(text[row].as_py(), levels)}")
+    return one_hot(codes, len(levels))
+
+
+def _date_columns(column: pa.Array, name: str, declared: str, fail: Fail) -> NDArray[np.float64]:
+    """Return year, month, weekday and days of dates, as `DATE_PARTS`, NaN for a gap."""
+    first, _, form = declared.partition(" ")
+    origin, column = date.fromisoformat(first), _decoded(column)
+    if pa.types.is_temporal(column.type):
+        days = pc.cast(column, pa.date32(), safe=False)
+    else:
+        text = pc.utf8_trim_whitespace(_texts(column, name, fail))
+        gap = is_gap(text)
+        text = text if form else pc.utf8_slice_codeunits(text, 0, 10)  # without the time of day
+        stamps = pc.strptime(
+            pc.if_else(gap, pa.scalar(None, text.type), text),
+            format=form or "%Y-%m-%d",
+            unit="s",
+            error_is_null=True,
+        )
+        wrong = np.flatnonzero(_numpy(pc.and_(pc.is_null(stamps), pc.invert(gap))))
+        if len(wrong):
+            row, wanted = int(wrong[0]), form or "YYYY-MM-DD"
+            raise fail(
+                row,
+                f"column {name!r}: found {column[row].as_py()!r}, expected a date ({wanted}); "
+                "correct it, or declare the format after the origin of dates",
+            )
+        days = pc.cast(stamps, pa.date32(), safe=False)
+    since = pc.subtract(pc.cast(days, pa.int32()), (origin - date(1970, 1, 1)).days)
+    parts = (pc.subtract(pc.year(days), origin.year), pc.month(days), pc.day_of_week(days), since)
+    return np.column_stack([_numpy(pc.cast(part, pa.float64())) for part in parts])
 
 
 def _numbers(column: pa.Array, name: str, fail: Fail) -> NDArray[np.float64]:
     """Return a column as numbers, NaN where one is missing."""
     column = _decoded(column)
     if not _is_text(column.type):
-        if not _is_number(column.type):
+        if not is_number(column.type):
             raise fail(0, f"column {name!r} holds {column.type}, no numbers; leave it out")
         return _numpy(pc.cast(column, pa.float64(), safe=False))
     for text in (column, pc.utf8_trim_whitespace(column)):
         try:
-            filled = pc.if_else(_is_gap(text), pa.scalar(None, text.type), text)
+            filled = pc.if_else(is_gap(text), pa.scalar(None, text.type), text)
             return _numpy(pc.cast(filled, pa.float64()))
         except pa.ArrowInvalid:
             continue
     number = pc.match_substring_regex(text, _NUMBER, ignore_case=True)
-    bad = pc.fill_null(pc.invert(pc.or_(_is_gap(text), number)), False)
+    bad = pc.fill_null(pc.invert(pc.or_(is_gap(text), number)), False)
     row = int(np.flatnonzero(_numpy(bad))[0])
     raise fail(
         row,
@@ -823,7 +918,8 @@ def _decoded(column: pa.Array) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def _is_gap(text: pa.Array) -> pa.Array:
+def is_gap(text: pa.Array) -> pa.Array:
+    """Return which values of a text column are gaps."""
     return pc.fill_null(pc.is_in(text, _GAPS), True)
 
 
@@ -831,6 +927,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether a type is one of numbers."""
     tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
     return any(test(kind) for test in tests)

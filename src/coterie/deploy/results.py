@@ -17,9 +17,8 @@ releases, and asks for no round.
 
 - `plan.toml`, `federation.toml`, `shared.npz`, `guarantee.json`: the agreement, the shared tree and
   the guarantee of the plan; the coordinator has the certificate of the releases
-- `models/`: the models of this site's clients; `coterie predict` and `coterie export` read them
-- `scaling.npz`: means and standard deviations of these clients, where each client's rows are scaled
-  by its own, so that models can be used without the training rows
+- `models/`: the models of this site's clients, with what prepares their rows (`scaling.npz`), so
+  that `coterie predict` and `coterie export` need no training rows
 - `data.json`: a fingerprint of the site's training rows, and public facts about them
 - `metrics.parquet`, `result.json`: scores on this site's test rows (`coterie report`)
 - `site.json`: the site; written last
@@ -40,23 +39,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.core.config import ConfigError, to_table, to_toml
-from coterie.core.files import replacing, write_atomically
+from coterie.core.files import write_atomically
 from coterie.core.tree import Tree
 from coterie.data.federated import FederatedDataset
-from coterie.data.scaling import Moments
 from coterie.deploy.federation import FEDERATION, PLAN, Agreement, caveats, deployment_facts
 from coterie.deploy.messages import digest
-from coterie.engine.models import MODELS, SCALING, write_models
+from coterie.engine.models import MODELS, write_models
 from coterie.evaluation.baselines import score_local
 from coterie.evaluation.metrics import Score, json_number, score_json, write_metrics
 from coterie.evaluation.score import evaluate
 from coterie.plan.rules import advice_for
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.guarantee import Guarantee
+from coterie.privacy.reviewer import review
 from coterie.run.certificate import keep_certificate
 from coterie.run.folder import check_model, facts_of, keep_shared, keep_summary
 from coterie.run.log import Log
-from coterie.run.summary import TUNING, noise_summary, promised
+from coterie.run.summary import TUNING, for_reviewer, noise_summary, promised
 
 RESULT, SITE = "result.json", "site.json"
 _AT_SITES = "Models of clients and their scores stay at the sites."
@@ -76,6 +75,7 @@ def finish(
 ) -> dict[str, Any]:
     """Write the files of a finished run; result.json comes last, and marks it as finished."""
     summary = {**summary_of(agreement, seconds), "run": str(folder)}
+    summary["reviewer"] = for_reviewer(agreement.guarantee, billboard)
     billboard.pack()
     log.note("packed")
     keep_shared(folder, shared)
@@ -124,6 +124,7 @@ def summary_of(
         "task": federation.task,
         "rounds": plan.posts,
         **promised(guarantee),
+        "reviewer": review(guarantee),
         **noise_summary(plan, federation.spec),
         **score_json(score, local),
         "newcomers": None,
@@ -143,6 +144,7 @@ def summary_of(
         "chosen": plan.chosen,
         "references": [],
         "references_missing": [_NO_BASELINES] if score is None else [],
+        "data_used": None,  # the rows are at the sites
         "gap": None,
         "deployment": deployment_facts(guarantee, federation, hidden=hidden),
     }
@@ -153,13 +155,11 @@ def save_models(
     site: str,
     train: FederatedDataset,
     test: FederatedDataset,
-    moments: Moments | None = None,
     notices: Sequence[str] = (),
 ) -> Callable[[Path, Tree, Tree], None]:
     """Return a function that stores models and scores at a site when a run ends.
 
-    Training and test rows are shaped like the whole federation; `moments` are means and standard
-    deviations of the site's clients, where their rows are scaled by them.
+    Training and test rows are shaped like the whole federation.
     """
     ids = agreement.federation.client_ids[site]
     own_train, own_test = train.only(ids), test.only(ids)
@@ -169,9 +169,9 @@ def save_models(
         if is_saved(folder, version):
             return
         started = time.perf_counter()
-        write_models(folder / MODELS, models, own_train.names)
+        write_models(folder / MODELS, models, own_train.names, own_train.scaling)
         keep_shared(folder, shared)
-        _save_facts(folder, agreement, own_train, moments)
+        _save_facts(folder, agreement, own_train)
         check_model(folder, agreement.plan.method.model, agreement.federation.spec)
         score, local = _scores(agreement, models, own_train, own_test)
         write_metrics(folder / "metrics.parquet", own_train, score, local)
@@ -202,9 +202,7 @@ def is_saved(folder: Path, shared: str) -> bool:
     return isinstance(about, dict) and about.get("shared") == shared
 
 
-def _save_facts(
-    folder: Path, agreement: Agreement, train: FederatedDataset, moments: Moments | None
-) -> None:
+def _save_facts(folder: Path, agreement: Agreement, train: FederatedDataset) -> None:
     """Store the agreement, and what is needed to read other rows in the same way; never rows."""
     write_atomically(folder / PLAN, to_toml(to_table(agreement.plan)).encode())
     write_atomically(folder / FEDERATION, agreement.federation.to_toml().encode())
@@ -212,9 +210,6 @@ def _save_facts(
     write_atomically(folder / "guarantee.json", text.encode())
     facts = {"fingerprint": train.fingerprint(), "facts": facts_of(train)}
     write_atomically(folder / "data.json", json.dumps(facts).encode())
-    if moments is not None:
-        with replacing(folder / SCALING) as file:
-            np.savez(file, allow_pickle=False, center=moments[0], scale=moments[1])
 
 
 def _scores(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset, Spec, offsets_of
-from coterie.data.scaling import Moments, client_moments, scaling_hint
+from coterie.data.scaling import scaling_hint
 from coterie.deploy.federation import Agreement, Federation, load_agreement
 
 _SHOWN = 12
@@ -27,21 +27,11 @@ _SHOWN = 12
 
 def load_rows(
     agreement: Agreement, site: str, app: Path, config: Mapping[str, Any]
-) -> tuple[FederatedDataset, FederatedDataset, Moments | None]:
-    """Return a site's training and test rows, and the moments that scale each client's own rows.
-
-    The moments are None unless the plan scales each client's rows by its own. They are stored at
-    the site beside the models, which expect scaled rows.
-    """
+) -> tuple[FederatedDataset, FederatedDataset]:
+    """Return a site's training and test rows."""
     hook = Path(str(config.get("hook", app / "rows.py")))
     found = _call(hook, {**config, "app": str(app), "site": site})
-    federation, data_config = agreement.federation, agreement.plan.data
-    whole = place_rows(found, federation, site, str(hook))
-    moments = None
-    if data_config.standardise == "client":
-        unscaled = replace(data_config, standardise="none").split(whole)[0]
-        moments = client_moments(unscaled.only(federation.client_ids[site]))
-    return *data_config.split(whole), moments
+    return agreement.plan.data.split(place_rows(found, agreement.federation, site, str(hook)))
 
 
 def row_hints(agreement: Agreement, site: str, train: FederatedDataset) -> tuple[str, ...]:
@@ -67,10 +57,12 @@ def read_rows(config: Mapping[str, Any]) -> FederatedDataset:
         )
     data = replace(agreement.plan.data, name=str(path), clients=None).open()
     _check_spec(data, federation, str(path))
-    if data.assumed and data.spec.task in ("binary", "multiclass") and path not in NAMES:
+    accepted = agreement.plan.data.source.accepted  # declared for all sites
+    inferred = [fact for fact in data.assumed if fact not in accepted]
+    if inferred and data.spec.task in ("binary", "multiclass") and path not in NAMES:
         # Inferred from the rows of one site, a value could mean another class than elsewhere.
         raise DataError(
-            f"{path}: {data.assumed[0]}; sites could infer it differently: declare it in the "
+            f"{path}: {inferred[0]}; sites could infer it differently: declare it in the "
             "plan's [data.source]"
         )
     own, names = federation.sites[site].clients, list(data.names)
@@ -121,8 +113,13 @@ def place_rows(found: Any, federation: Federation, site: str, where: str) -> Fed
         data = _dataset(found, federation, site, where)
     counts = np.zeros(federation.spec.clients, dtype=np.int64)
     counts[federation.client_ids[site]] = data.counts
+    scaling = {}
+    for name, own_values in data.scaling.items():
+        scaling[name] = np.zeros((len(counts), own_values.shape[1]), dtype=own_values.dtype)
+        scaling[name][federation.client_ids[site]] = own_values
     return replace(
         data,
+        scaling=scaling,
         spec=federation.spec,
         names=federation.clients,
         offsets=offsets_of(counts),

@@ -115,7 +115,7 @@ def open_site(
             "the plan has a seed, so its noise is known and protects nobody; a site takes part "
             "in a simulation only if it was started with simulation=true in --node-config"
         )
-    train, test, moments = load_rows(agreement, name, app, config)
+    train, test = load_rows(agreement, name, app, config)
     hints = row_hints(agreement, name, train)
     for hint in hints:
         report(hint)
@@ -126,7 +126,7 @@ def open_site(
         folder=Path(str(config["folder"])).resolve(),
         key=load_private(Path(str(config["key"]))),
         runs=int(config.get("runs", 1)),
-        finished=save_models(agreement, name, train, test, moments, hints),
+        finished=save_models(agreement, name, train, test, hints),
     )
 
 

@@ -1,9 +1,10 @@
 """Read and write the models of a run folder: one safetensors file, one row per client.
 
 `models/clients.safetensors` has one tensor per parameter, stacked over clients;
-`models/clients.json` has the names of the clients. A safetensors file is eight bytes of length, a
+`models/clients.json` has the names of the clients, `models/scaling.npz` their medians, means and
+standard deviations where rows are prepared by them. A safetensors file is eight bytes of length, a
 JSON header and the raw values: it is written in pieces, so it may be larger than memory, and one
-client's row is read without the others. Both files are private.
+client's row is read without the others. All of them are private.
 """
 
 import difflib
@@ -71,25 +72,30 @@ def stacked_models(folder: Path, place: str = MODELS) -> Tree:
     return dict(_read(folder / place, len(client_names(folder, place)), slice(None)))
 
 
-def client_scaling(folder: Path, names: Sequence[str]) -> tuple[Any, Any] | None:
-    """Read the means and standard deviations of some clients, (clients, features) each.
-
-    A site of a deployment keeps them with its clients' models. Return None if they are not kept.
-    """
-    path = folder / SCALING
+def client_scaling(folder: Path, names: Sequence[str], place: str = MODELS) -> dict[str, Any]:
+    """Return what prepares the rows of clients, as `ClientArrays.scaling`; {} if none is kept."""
+    path = folder / place / SCALING
     if not path.exists():
-        return None
-    places = _rows_of(folder, names, client_names(folder))
+        return {}
+    places = _rows_of(folder, names, client_names(folder, place))
     try:
         with np.load(path, allow_pickle=False) as kept:
-            return kept["center"][places], kept["scale"][places]
+            return {name: kept[name][places] for name in kept.files}
     except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: damaged ({error!r}); restore it") from error
 
 
-def write_models(place: Path, models: Tree, names: Sequence[Any]) -> None:
-    """Write stacked models and the clients' names; either file is whole or absent after a crash."""
+def write_models(
+    place: Path, models: Tree, names: Sequence[Any], scaling: Mapping[str, Any] | None = None
+) -> None:
+    """Write stacked models and the clients' names; each file is whole or absent after a crash.
+
+    `scaling` is what prepares each client's rows (`ClientArrays.scaling`), written if there is any.
+    """
     place.mkdir(parents=True, exist_ok=True)
+    if scaling:
+        with replacing(place / SCALING) as file:
+            np.savez(file, allow_pickle=False, **scaling)
     with replacing(place / _ROWS) as file:
         _write(file, models)
     write_atomically(place / _NAMES, json.dumps([str(name) for name in names]).encode())

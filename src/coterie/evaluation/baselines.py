@@ -142,8 +142,7 @@ def verdict(baselines: Sequence[Mapping[str, Any]]) -> str:
         if name not in by_name:
             continue
         t, share = (float(by_name[name][key]) for key in ("t", "share_worse_off"))
-        text = f"{lead}, joining {_how(t)} on average (t = {t:.1f}); "
-        text += f"{_percent(share)} of clients are worse off"
+        text = f"{lead}, {_how(t, share)}"
         free = by_name.get("mixed", {}).get("share_worse_than_local_star")
         if name == "local_star" and free is not None:
             text += f" ({_percent(float(free))} without privacy)"
@@ -151,10 +150,26 @@ def verdict(baselines: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(said)
 
 
-def _how(t: float) -> str:
+def _how(t: float, share: float) -> str:
+    """Return the mean difference and the share of clients worse off, without contradiction.
+
+    A few clients with large losses make a large mean and a larger standard error. So a difference
+    may be unclear on average where most clients lose, and clear where most lose a little.
+    """
+    worse = f"{_percent(share)} of clients"
+    if abs(t) <= _CLEAR and share > 0.5:
+        return (
+            f"joining makes {worse} worse off; the mean difference varies too much between clients "
+            f"to be clear (t = {t:.1f})"
+        )
     if abs(t) <= _CLEAR:
-        return "makes no clear difference"
-    return "is better" if t < 0 else "is worse"
+        text = f"joining makes no clear difference on average (t = {t:.1f})"
+        return f"{text}; {worse} are worse off"
+    if t < 0 and share > 0.5:
+        text = f"joining is better on average (t = {t:.1f}), by large gains of a few clients"
+        return f"{text}; {worse} are worse off"
+    how = "better" if t < 0 else "worse"
+    return f"joining is {how} on average (t = {t:.1f}); {worse} are worse off"
 
 
 def verdicts(baselines: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:

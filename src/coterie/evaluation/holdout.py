@@ -87,7 +87,7 @@ class HeldOut:
     def keep(self, folder: Path) -> None:
         """Write models, names and metrics into their part of a run folder."""
         place = folder / FOLDER
-        write_models(place, self.models, self.train.names)
+        write_models(place, self.models, self.train.names, self.train.scaling)
         write_metrics(place / "metrics.parquet", self.train, self.score, self.local)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from coterie.data.federated import Spec
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method, Shape
+from coterie.methods.baselines import Local
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.finetune import Finetune
 from coterie.methods.pfeb import PFEB
@@ -80,6 +81,20 @@ def resolve(plan: Plan, spec: Spec) -> Plan:
         privacy = replace(privacy, clip=method.clipping(clients, rounds).clip)
     chosen = chosen or plan.chosen
     return replace(plan, method=method, privacy=privacy, rounds=rounds, chosen=chosen)
+
+
+def heed_verdict(plan: Plan, resolved: Plan, spec: Spec) -> Plan:
+    """Return the plan to run: `auto` trains locally, and spends nothing, if that is the verdict.
+
+    A method that the plan names is run: whoever names one has chosen it.
+    """
+    advice = advice_for(resolved, spec) if isinstance(plan.method, Auto) else None
+    if advice is None or advice.verdict != "learn alone":
+        return resolved
+    known = resolved.method.baselines().local
+    local = Local(model=resolved.method.model) if known is None else known
+    chosen = f"local training, without the budget: {advice.reason} --anyway joins all the same."
+    return replace(resolve(replace(plan, method=local), spec), chosen=chosen)
 
 
 def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:

@@ -256,10 +256,18 @@ def y_of(field: str, title: str | None, **settings: Any) -> Any:
     return altair().Y(field=field, type="quantitative", title=title, **settings)
 
 
+def _legend_columns(names: Sequence[str]) -> int:
+    """Return how many columns of these names fit into a narrow chart, at most 3.
+
+    About 280 px are beside the axis; a letter takes up to 8 px, and a symbol with its space 30 px.
+    """
+    return max(1, min(3, 280 // (30 + 8 * max(map(len, names)))))
+
+
 def _by_kind(channel: Any, names: Sequence[str], looks: Sequence[Any], field: str) -> Any:
     """Return a channel by kind; a single kind needs no legend."""
     scale = altair().Scale(domain=list(names), range=list(looks))
-    legend = None if len(names) < 2 else altair().Undefined
+    legend = None if len(names) < 2 else altair().Legend(columns=_legend_columns(names))
     return channel(field=field, type="nominal", title=None, scale=scale, legend=legend)
 
 

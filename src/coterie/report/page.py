@@ -32,6 +32,7 @@ _SECTIONS = (
     ("rounds", "rounds", "Round by round"),
     ("deployment", "deployment", "Deployment"),
     ("guarantee", "guarantee", "Guarantee"),
+    ("reviewer", "reviewer", "For a privacy reviewer"),
 )
 """Macros of the template, in order, with the id and the title of their sections."""
 _CALLED = (

@@ -33,6 +33,23 @@ _HISTORY = {"round", "seconds", "answered", "value"}
 
 
 @dataclass(frozen=True)
+class Part:
+    """Leaves of a run's releases that are clipped together, over all rounds.
+
+    Attributes:
+        leaves: Their names.
+        norm: The order of the bounded norm, 1 or 2; None without a bound.
+        bounds: The smallest and the largest bound on one client's contribution, if any.
+        noise: The smallest and the largest standard deviation of the noise of one number.
+    """
+
+    leaves: tuple[str, ...]
+    norm: int | None
+    bounds: tuple[float, float] | None
+    noise: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class FinishedRun:
     """The content of a finished run folder.
 
@@ -51,6 +68,7 @@ class FinishedRun:
         entry: Its label in a comparison, if it is part of one.
         selection: The part of its certificate on the private selection that chose it, if any.
         audit: What `coterie audit` found of its plan, if it was run.
+        parts: The bounds and the noise of its releases; empty where the summary has none.
     """
 
     folder: Path
@@ -65,6 +83,7 @@ class FinishedRun:
     entry: str = ""
     selection: dict[str, Any] | None = None
     audit: dict[str, Any] | None = None
+    parts: tuple[Part, ...] = ()
 
     @cached_property
     def table(self) -> dict[str, Any]:
@@ -272,6 +291,7 @@ def _read(folder: Path, entry: str) -> FinishedRun:
         audited = json.loads(audit.read_text(encoding="utf-8")) if audit.exists() else None
         if audited is not None and (missing := _AUDIT - audited.keys()):
             raise ValueError(f"audit.json lacks {', '.join(sorted(missing))}")
+        parts = _parts(result.get("reviewer") or {})
     return FinishedRun(
         folder=folder,
         label=entry or result["method"],
@@ -285,6 +305,22 @@ def _read(folder: Path, entry: str) -> FinishedRun:
         entry=entry,
         selection=stated.get("selection"),
         audit=audited,
+        parts=parts,
+    )
+
+
+def _parts(stated: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return the parts of all releases that the summary lists; raise ValueError for odd ones."""
+    found: dict[tuple[tuple[str, ...], int | None], tuple[list[float], list[float]]] = {}
+    for part in (part for release in stated.get("releases") or () for part in release["parts"]):
+        if part["norm"] not in (None, 1, 2):
+            raise ValueError(f"norm = {part['norm']!r} of a release: expected 1, 2 or null")
+        bounds, noise = found.setdefault((tuple(map(str, part["leaves"])), part["norm"]), ([], []))
+        noise.append(float(part["noise"]))
+        bounds += [] if part["bound"] is None else [float(part["bound"])]
+    return tuple(
+        Part(leaves, norm, (min(bounds), max(bounds)) if bounds else None, (min(noise), max(noise)))
+        for (leaves, norm), (bounds, noise) in found.items()
     )
 
 

@@ -16,12 +16,14 @@ from coterie.evaluation.baselines import TITLES
 from coterie.evaluation.baselines import verdicts as verdicts_of
 from coterie.evaluation.metrics import METRICS, PER_CLIENT
 from coterie.privacy.guarantee import (
+    RELATIONS,
     Guarantee,
     add_up,
     is_local,
     reasons,
     round_up,
 )
+from coterie.privacy.reviewer import review
 from coterie.privacy.selection import THEOREM, charged_statement, chosen_alone
 from coterie.report import charts
 from coterie.report.charts import ALARMS, Array, Curve, Figure, Row, axis_bound, can_draw, thin
@@ -29,8 +31,10 @@ from coterie.report.read import (
     APART,
     FinishedRun,
     Group,
+    Part,
     are_grouped,
     group,
+    listed,
     named,
     rows_of,
 )
@@ -50,8 +54,6 @@ def entry(run: FinishedRun) -> Entry:
 
 
 # --- opening
-
-_STRENGTHS = ((1.0, "a strong"), (4.0, "a moderate"), (10.0, "a weak"), (math.inf, ""))
 
 
 def title_of(runs: Sequence[FinishedRun]) -> str:
@@ -89,11 +91,6 @@ def share_worse(best: Group) -> float:
     """Return the share of clients that are worse than with local training; NaN if none tie."""
     worse = float(np.mean([run.share_worse_than_local for run in best.runs]))
     return math.nan if best.mean("share_better_than_local") + worse > 0.995 else worse
-
-
-def strength(epsilon: float) -> str:
-    """Return how strong a guarantee is; empty if it is very weak."""
-    return next(text for most, text in _STRENGTHS if epsilon <= most + 1e-9)
 
 
 def said_by(
@@ -656,3 +653,62 @@ def selected_bounds(epsilon: float, delta: float) -> list[list[str]]:
 def _ceiling(share: float) -> str:
     """Return a bound in per cent with one decimal, rounded up."""
     return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f} %"
+
+
+# --- for a privacy reviewer
+
+_NO_BOUND = "no bound"
+_NO_MU = "none: not one Gaussian release (sampling, or other noise)"
+_NORMS = {None: "", 1: " (l1 norm)", 2: " (l2 norm)"}
+
+
+def reviewer_rows(run: FinishedRun) -> list[list[str]]:
+    """Return quantity, value and meaning, recomputed from the events of the certificate."""
+    told = review(run.guarantee)
+    if told is None:
+        return []
+    stated, delta = run.guarantee.relation, short(told["delta"])
+    rows = [
+        [f"epsilon, {relation}", _epsilon(value), f"{RELATIONS[relation]}; at delta {delta}"]
+        for relation, value in told["epsilon"].items()
+    ]
+    mu = "; ".join(f"{round_up(m)} ({name})" for name, m in told["mu"].items() if m is not None)
+    rows.append(["mu", mu or _NO_MU, "all releases together are mu-Gaussian DP"])
+    curve = [f"{one['epsilon']:g}:\u00a0{round_up(one['delta'], 2)}" for one in told["profile"]]
+    rows.append([f"delta by epsilon, {stated}", "; ".join(curve), "the privacy profile"])
+    rows += [
+        [
+            f"attack, {percent(one['false_positives'])} false positives",
+            _ceiling(one["true_positives"]),
+            f"true positives of the best attack, at most; {stated}",
+        ]
+        for one in told["attack"]
+    ]
+    rows += [
+        [
+            f"epsilon, person at {one['clients']} clients",
+            _epsilon(one["epsilon"]),
+            f"each of the {one['clients']} clients is replaced; at delta {delta}",
+        ]
+        for one in told["person"][1:]
+    ]
+    whose = "of one message" if is_local(run.guarantee) else "of a released sum"
+    return rows + [_part_row(part, whose) for part in run.parts]
+
+
+def _part_row(part: Part, whose: str) -> list[str]:
+    bound = "none" if part.bounds is None else f"{_between(*part.bounds)}{_NORMS[part.norm]}"
+    return [
+        f"release: {listed(part.leaves, 3)}",
+        f"bound {bound}, noise {_between(*part.noise)}",
+        f"bound on one client's contribution; standard deviation of one number {whose}",
+    ]
+
+
+def _between(low: float, high: float) -> str:
+    least, most = f"{low:.4g}", f"{high:.4g}"
+    return least if least == most else f"{least} to {most}"
+
+
+def _epsilon(value: float | None) -> str:
+    return _NO_BOUND if value is None else round_up(value)

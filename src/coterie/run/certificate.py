@@ -12,7 +12,7 @@ one can compute it again, and then has to agree with releases, ledger, plan and 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,21 @@ def describe_releases(billboard: Billboard) -> list[dict[str, Any]]:
     (1 or 2), `bound` the largest norm of one client's contribution to the sum, and `grid` the step
     of which every released number is a multiple. All three are null where there is none.
     """
+    return _by_release(billboard, _parts)
+
+
+def noise_of_releases(billboard: Billboard) -> list[dict[str, Any]]:
+    """Return the bound and the noise of every release in absolute numbers, equal ones together.
+
+    `norm` and `bound` are as in `describe_releases`. `noise` is the standard deviation of the noise
+    of one number of the released sum, the largest of the part; under local noise, of one message.
+    """
+    return _by_release(billboard, _noise)
+
+
+def _by_release(
+    billboard: Billboard, describe: Callable[[Mechanism, Shapes], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
     shapes: dict[Mechanism, Shapes] = {}
 
     def parts(index: int) -> list[dict[str, Any]]:
@@ -150,12 +165,25 @@ def describe_releases(billboard: Billboard) -> list[dict[str, Any]]:
         if mechanism not in shapes:
             value = billboard.read(index).value
             shapes[mechanism] = {name: tuple(leaf.shape) for name, leaf in value.items()}
-        return _parts(mechanism, shapes[mechanism])
+        return describe(mechanism, shapes[mechanism])
 
     indices = sorted(billboard.ledger.released)
     return [
         {"rounds": len(list(alike)), "parts": found}
         for found, alike in groupby(parts(index) for index in indices)
+    ]
+
+
+def _noise(mechanism: Mechanism, totals: Shapes) -> list[dict[str, Any]]:
+    deviations = mechanism.of_message().standard_deviations(totals)
+    return [
+        {
+            "leaves": part["leaves"],
+            "norm": part["norm"],
+            "bound": part["bound"],
+            "noise": float(max(deviations[leaf] for leaf in part["leaves"])),
+        }
+        for part in _parts(mechanism, totals)
     ]
 
 

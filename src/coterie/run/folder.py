@@ -194,7 +194,7 @@ def keep(
     """
     log = log or Log(folder / "log.jsonl")
     outcome.billboard.pack()
-    write_models(folder / MODELS, outcome.models.leaves, train.names)
+    write_models(folder / MODELS, outcome.models.leaves, train.names, train.scaling)
     outcome.models.drop()
     log.note("packed")
     keep_shared(folder, outcome.shared)

@@ -20,10 +20,11 @@ from coterie.evaluation.holdout import HeldOut, check_held_out, hold_out, try_he
 from coterie.evaluation.metrics import Score, json_number
 from coterie.evaluation.score import evaluate, shared_errors
 from coterie.plan.plan import NO_DATA, Plan
-from coterie.plan.rules import advice_for, resolve
+from coterie.plan.rules import advice_for, heed_verdict, resolve
 from coterie.plan.stragglers import Stragglers
 from coterie.plan.stragglers import calibrate as calibrate_clock
 from coterie.privacy.ledger import locked
+from coterie.run.budget import Budget
 from coterie.run.folder import (
     check_charged,
     check_model,
@@ -62,14 +63,20 @@ def execute(
     folder: Path | None = None,
     observer: Opens = None,
     scoring: Scoring = None,
+    budget: Budget | None = None,
+    anyway: bool = True,
 ) -> Result:
     """Run a plan from data to scores; with a folder, the run is saved and can be resumed.
 
     `resolve` fills in what the plan leaves open. `observer` makes what is called after every round;
-    `scoring` is called after the last one, before the baselines are scored.
+    `scoring` is called after the last one, before the baselines are scored. `budget` enters the run
+    in a register of what was spent on the same data, as the command line does; by default no
+    register is read or written. Without `anyway`, `auto` trains locally if the budget would not
+    pay for itself (`heed_verdict`).
 
     Raises:
         FileExistsError: If the folder holds another run.
+        ValueError: If the run would exceed the total that the register declares for its data.
     """
     started = time.perf_counter()
     if plan.data == NO_DATA:
@@ -77,11 +84,14 @@ def execute(
     check_baselines(plan.baselines)
     data = _split(plan)
     train = data[0]
-    plan = resolve(plan, train.spec)
+    resolved = resolve(plan, train.spec)
+    plan = resolved if anyway else heed_verdict(plan, resolved, train.spec)
     check_charged(plan, folder)
     _check(plan, data, begun=folder is not None and (folder / "plan.toml").exists())
     if plan.stragglers is not None:
         plan = _set_clock(plan, plan.stragglers, train)
+    if budget is not None:
+        budget.check(plan, train, folder)
     if folder is None:
         return _train(plan, data, None, (observer, scoring), started)
     with as_interrupt(), explain_disk_errors(folder), explain_damage(folder), locked(folder):
@@ -90,6 +100,8 @@ def execute(
         check_model(folder, plan.method.model, train.spec)
         check_personal(folder)
         with _logged(folder):
+            if budget is not None:
+                budget.enter(plan, train, folder)
             return _train(plan, data, folder, (observer, scoring), started)
 
 
@@ -179,6 +191,7 @@ def _train(
         newcomers=None if joined is None else joined.to_json(),
     )
     summary |= _add_facts(plan, outcome, others.to_json(score), others.missing)
+    summary["data_used"] = _data_used(train, test)
     summary["caveats"] += [] if plan.stragglers is None else [_LATE]
     summary["run"] = None if folder is None else str(folder)
     if folder is not None:
@@ -254,6 +267,19 @@ def _add_facts(
         "references": baselines,
         "references_missing": list(missing),
         "gap": None if outcome.gap is None else json_number(outcome.gap),
+    }
+
+
+def _data_used(train: FederatedDataset, test: FederatedDataset) -> dict[str, Any]:
+    """Return which data a run used, and what was left out, for the data's owner."""
+    return {
+        "clients": len(train),
+        "clients_without_rows": int((train.counts == 0).sum()),
+        "rows": len(train.targets) + len(test.targets),
+        "training_rows": len(train.targets),
+        "columns": list(train.columns),
+        "columns_left_out": list(train.left_out),
+        "notes": list(dict.fromkeys(train.notes)),
     }
 
 

@@ -11,8 +11,11 @@ from coterie.evaluation.score import noise_to_signal
 from coterie.methods.base import Shape
 from coterie.plan.advice import describe_error
 from coterie.plan.plan import Plan, TunedOn
+from coterie.privacy.billboard import Billboard
 from coterie.privacy.guarantee import Guarantee, view_of
+from coterie.privacy.reviewer import review
 from coterie.privacy.selection import CHOSEN_ONLY, Charged, charged_message, chosen_alone
+from coterie.run.certificate import noise_of_releases
 
 NOT_COVERED = "NOT COVERED by epsilon: settings were chosen on these rows"
 CHARGED = (
@@ -51,6 +54,7 @@ def summarise(
         # Centralised training counts as one release.
         "rounds": 1 if plan.method.shape is Shape.POOLED else len(outcome.posts),
         **promised(guarantee),
+        "reviewer": for_reviewer(guarantee, outcome.billboard),
         **noise_summary(plan, outcome.spec),
         **score_json(score, local),
         "newcomers": None if newcomers is None else dict(newcomers),
@@ -84,6 +88,15 @@ def noise_summary(plan: Plan, spec: Spec) -> dict[str, Any]:
         "relative_error": error,
         "explained": list(explained) if noised else [],
     }
+
+
+def for_reviewer(guarantee: Guarantee, billboard: Billboard) -> dict[str, Any] | None:
+    """Return what a privacy reviewer asks, with bounds and noise of every release; all public.
+
+    None if nothing is released, or something without noise.
+    """
+    found = review(guarantee)
+    return None if found is None else {**found, "releases": noise_of_releases(billboard)}
 
 
 def can_learn(error: float | None) -> tuple[str, ...]:
@@ -125,7 +138,8 @@ def paid(guarantee: Guarantee, tuned: TunedOn, charged: Charged | None) -> dict[
     selection = charged.to_json(guarantee)
     cost = charged_message(selection["epsilon_chosen_alone"], guarantee.delta)
     tuning = cost if tuned == "charged" else f"{TUNING[tuned]}; {cost}"
-    return {**promised(guarantee, selection), "tuning": tuning}
+    # The numbers of its events alone hold against nobody: the run is the best of several.
+    return {**promised(guarantee, selection), "reviewer": None, "tuning": tuning}
 
 
 def promised(guarantee: Guarantee, selection: Mapping[str, Any] | None = None) -> dict[str, Any]:

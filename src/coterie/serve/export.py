@@ -30,6 +30,7 @@ from urllib.parse import quote
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ from coterie.core.tree import Tree
 from coterie.data.config import DataConfig, Source
 from coterie.data.federated import TASKS, FederatedDataset, Spec
 from coterie.data.scaling import LIMIT, Moments, client_moments
-from coterie.data.tables import feature_constants, target_constants
+from coterie.data.tables import feature_constants, fill_constants, target_constants
 from coterie.data.text_images import plan_tags, read_words
 from coterie.engine.models import client_model, client_names, client_scaling
 from coterie.evaluation.holdout import FOLDER, hold_out
@@ -56,7 +57,7 @@ from coterie.run.folder import check_rows, facts_of
 from coterie.run.summary import promised
 
 FORMAT = "coterie-client-model/1"
-_CENTER, _SCALE, _LEAF = "scaling.center", "scaling.scale", "model."
+_CENTER, _SCALE, _FILLS, _LEAF = "scaling.center", "scaling.scale", "scaling.fills", "model."
 _PARSED = ("model", "source", "shape", "columns", "classes", "guarantee")  # metadata as JSON
 _EXAMPLE_ROWS = 3  # rows that a program is traced with
 
@@ -78,12 +79,13 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class ClientModel:
-    """One client's model; `moments` are its means and standard deviations, if it has any."""
+    """One client's model; `moments` are its means and standard deviations, `fills` its medians."""
 
     client: str
     info: ModelInfo
     params: Tree
     moments: Moments | None = None
+    fills: NDArray[Any] | None = None
 
 
 # --- from a run folder --------------------------------------------------------
@@ -126,10 +128,17 @@ def read_clients(folder: Path, names: Sequence[str], *, trust: bool = False) -> 
         run_plan, info = read_info(folder, trust=trust)
         held = set(held_out(folder))
         params = [client_model(folder, n, FOLDER if n in held else "models") for n in names]
-    moments: Sequence[Moments | None] = [None] * len(names)
-    if info.scaled:
-        moments = list(zip(*_moments(folder, run_plan, names), strict=True))
-    return [ClientModel(n, info, p, m) for n, p, m in zip(names, params, moments, strict=True)]
+        kept = read_scaling(folder, run_plan, names, info.spec.features)
+    return [
+        ClientModel(
+            name,
+            info,
+            params[at],
+            (kept["center"][at], kept["scale"][at]) if info.scaled else None,
+            kept["fills"][at] if "fills" in kept else None,
+        )
+        for at, name in enumerate(names)
+    ]
 
 
 def all_clients(folder: Path) -> list[str]:
@@ -194,14 +203,28 @@ def read_guarantee(folder: Path) -> tuple[Guarantee, dict[str, Any] | None, dict
         ) from error
 
 
-def _moments(folder: Path, run_plan: Plan, names: Sequence[str]) -> Moments:
-    """Return clients' means and standard deviations: stored ones, or those of the training rows."""
-    kept = client_scaling(folder, names)
-    if kept is not None:
-        return kept
-    rows = training_rows(folder, run_plan, scaled=False)
-    index = {name: at for at, name in enumerate(rows.names)}
-    return client_moments(rows.only([index[name] for name in names]))
+def read_scaling(
+    folder: Path, run_plan: Plan, names: Sequence[str], width: int
+) -> dict[str, NDArray[Any]]:
+    """Return what prepares the rows of clients, as `ClientArrays.scaling`, in the order of `names`.
+
+    Clients that the run does not know have medians of 0, the declared center. Moments that are not
+    kept (those of large sparse rows) are computed from the training rows.
+    """
+    choice, found = run_plan.data, dict[str, NDArray[Any]]()
+    for place, known in (("models", client_names(folder)), (FOLDER, held_out(folder))):
+        at = [row for row, name in enumerate(names) if name in set(known)]
+        kept = client_scaling(folder, [names[row] for row in at], place) if at else {}
+        for name, values in kept.items():
+            found.setdefault(name, np.zeros((len(names), width)))[at] = values
+    if choice.source.missing == "client-median":
+        found.setdefault("fills", np.zeros((len(names), width)))
+    if choice.standardise == "client" and "center" not in found:
+        rows = training_rows(folder, run_plan, scaled=False)
+        index = {name: at for at, name in enumerate(rows.names)}
+        own = client_moments(rows.only([index[name] for name in names]))
+        found |= zip(("center", "scale"), own, strict=True)
+    return found
 
 
 def _split(folder: Path, choice: DataConfig) -> tuple[FederatedDataset, FederatedDataset]:
@@ -251,6 +274,8 @@ def save_client(path: Path, model: ClientModel) -> None:
     if model.moments is not None:
         center, scale = (torch.from_numpy(np.ascontiguousarray(part)) for part in model.moments)
         tensors |= {_CENTER: center, _SCALE: scale}
+    if model.fills is not None:
+        tensors[_FILLS] = torch.from_numpy(np.ascontiguousarray(model.fills))
     write_atomically(path, save(tensors, metadata=metadata(model)))
 
 
@@ -302,7 +327,9 @@ def load_client(path: Path, *, trust: bool = False) -> ClientModel:
             info = _parse_info(path, text, trust)
             params = {name: tensors[f"{_LEAF}{name}"] for name in json.loads(text["leaves"])}
             moments = (tensors[_CENTER].numpy(), tensors[_SCALE].numpy()) if info.scaled else None
-            model = ClientModel(text["client"], info, params, moments)
+            medians = info.source.missing == "client-median"
+            fills = tensors[_FILLS].numpy() if medians else None
+            model = ClientModel(text["client"], info, params, moments, fills)
             _check_client(model)
         except (AttributeError, LookupError, RecursionError, TypeError) as error:
             raise ValueError(f"damaged ({error!r}); export it again") from error
@@ -333,6 +360,7 @@ def _check_client(model: ClientModel) -> None:
     labels = {"regression": 0, "binary": 2}.get(spec.task, spec.outputs)
     single = spec.task in ("regression", "binary")
     own = () if model.moments is None else model.moments
+    own = own if model.fills is None else (*own, model.fills)
     fits = {
         "task": spec.task in TASKS and (spec.outputs == 1 if single else spec.outputs >= 1),
         "shape": all(type(side) is int and side > 0 for side in spec.shape),
@@ -400,6 +428,13 @@ class Predictor(nn.Module):
         centers, scales = feature_constants(info.source, info.columns, width)
         self._declared = bool((centers != 0).any() or (scales != 1).any())
         self._own = model.moments is not None
+        fills = model.fills
+        if info.source.missing == "constant":
+            fills = fill_constants(info.source, info.columns, width)
+        self._fills = fills is not None
+        self.register_buffer(
+            "fills", torch.from_numpy(np.array(0.0 if fills is None else fills, dtype=np.float64))
+        )
         own = (np.zeros(width), np.ones(width)) if model.moments is None else model.moments
         for name, numbers in zip(
             ("center", "scale", "own_center", "own_scale"), (centers, scales, *own), strict=True
@@ -427,6 +462,8 @@ class Predictor(nn.Module):
             x = (x.double() - self.center) / self.scale
         if self._clip is not None:
             x = x.clamp(-float(self._clip), float(self._clip))
+        if self._fills:
+            x = torch.where(torch.isnan(x), self.get_buffer("fills").to(x.dtype), x)
         x = x.float()
         if self._own:
             x = ((x.double() - self.own_center) / self.own_scale).clamp(-LIMIT, LIMIT).float()

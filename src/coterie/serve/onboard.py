@@ -116,7 +116,7 @@ def onboard(
             selection=selection,
         )
         if out is not None:
-            write_models(out, found.models, found.names)
+            write_models(out, found.models, found.names, train.scaling)
         return found
 
 

@@ -24,9 +24,9 @@ from coterie.data.config import DAMAGED, DataConfig
 from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.load import Unlabelled, load_unlabelled
-from coterie.data.scaling import scale_by, standardise_clients
+from coterie.data.scaling import fill_by, scale_by
 from coterie.data.tables import target_constants
-from coterie.engine.models import client_model, client_names, client_scaling, stacked_models
+from coterie.engine.models import client_model, client_names, stacked_models
 from coterie.evaluation.holdout import FOLDER
 from coterie.evaluation.predict import BLOCK, decide, outputs_by_block
 from coterie.methods.base import Method, predictive_std, shared_leaves
@@ -38,6 +38,7 @@ from coterie.serve.export import (
     all_clients,
     held_out,
     read_info,
+    read_scaling,
     training_rows,
 )
 
@@ -69,7 +70,9 @@ class Predictions:
             "row": self.rows.order[back],
             "client": pa.array(names[owner].tolist(), pa.string()),
         }
-        kept = {} if keep is None else {name: keep[name] for name in keep.column_names}
+        # Rows that were left out for a gap have no prediction.
+        lines = None if keep is None else keep.take(pa.array(self.rows.order[back]))
+        kept = {} if lines is None else {name: lines[name] for name in lines.column_names}
         if self.info.source.client == "client":
             kept.pop("client", None)  # the table has it already
         if self.unknown:
@@ -110,9 +113,7 @@ def predict_run(
         unknown = tuple(name for name in rows.data.names if name not in known)
         if unknown and (unknown_clients == "refuse" or client is not None):
             raise ValueError(_unknown(folder, unknown, sorted(known)))
-        data = _as_trained(rows.data, info)
-        if info.scaled:
-            data = _scaled(folder, run_plan, data, unknown)
+        data = _prepared(folder, run_plan, _as_trained(rows.data, info), unknown)
         models = _models(folder, run_plan.method, data, unknown)
         outputs = model_outputs(info.model, models, data)
         deviations = _std(folder, run_plan, data, unknown) if std else None
@@ -133,6 +134,8 @@ def predict_model(
         rows = _read(given, info, None, None, column=client_column, owner=client)
         _check_owner(given, rows.data, client)
     data = _as_trained(rows.data, info)
+    if model.fills is not None:
+        data = fill_by(data, model.fills[None])
     if model.moments is not None:
         center, scale = model.moments
         data = scale_by(data, center[None], scale[None])
@@ -252,22 +255,22 @@ def _unknown(folder: Path, unknown: Sequence[str], known: Sequence[str]) -> str:
     )
 
 
-def _scaled(
+def _prepared(
     folder: Path, run_plan: Plan, data: FederatedDataset, unknown: Sequence[str]
 ) -> FederatedDataset:
-    if unknown:
+    """Fill gaps and scale rows as in training, by what the run keeps of each client."""
+    scaled = run_plan.data.standardise == "client"
+    medians = run_plan.data.source.missing == "client-median"
+    if not scaled and not medians:
+        return data
+    if unknown and scaled:
         raise ValueError(
             f"client {unknown[0]!r}: this run standardises rows by each client's own training "
             "rows, and this client has none; onboard it with its own rows (coterie onboard)"
         )
-    kept = client_scaling(folder, data.names)
-    if kept is not None:
-        return scale_by(data, *kept)
-    train = training_rows(folder, run_plan, scaled=False)
-    own = replace(train.only(_places(train.names, data.names)), names=data.names)
-    scaled = standardise_clients(own, data)[1]
-    assert scaled is not None
-    return scaled
+    kept = read_scaling(folder, run_plan, data.names, data.spec.features)
+    data = fill_by(data, kept["fills"]) if medians else data
+    return scale_by(data, kept["center"], kept["scale"]) if scaled else data
 
 
 def _places(names: Sequence[str], wanted: Sequence[str]) -> NDArray[np.int64]:

@@ -1,0 +1,175 @@
+"""From a messy table to predictions: init, run, predict."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+
+from coterie.cli.main import main
+
+HOSPITALS = 24
+
+
+def write_rows(path, count, seed, *, labelled):
+    draw, found = np.random.default_rng(seed), []
+    for at in range(count):
+        hospital, age = at % HOSPITALS, draw.normal(60, 12)
+        ward = ("cardiology", "surgery", "oncology" if labelled else "neurology")[at % 3]
+        odds = (age - 60) / 6 + (hospital % 3) - 1
+        row = {
+            "patient_id": f"P{at:05}",
+            "hospital": f"H{hospital:02}",
+            "age": "" if at % 9 == 0 else f"{age:.1f}",
+            "ward": "" if at % 31 == 0 else ward,
+            "admitted": str(np.datetime64("2023-01-05") + at % 300),
+        }
+        if labelled:
+            row["died"] = "yes" if draw.random() < 1 / (1 + np.exp(-odds)) else "no"
+        found.append(row)
+    write_csv(path, found)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """Run the commands of the story once."""
+    folder = tmp_path_factory.mktemp("story")
+    write_rows(folder / "patients.csv", 960, 0, labelled=True)
+    write_rows(folder / "new.csv", 90, 1, labelled=False)
+    plan, run = folder / "plan.toml", folder / "run"
+    table = str(folder / "patients.csv")
+    asked = ["--client", "hospital", "--target", "died", "--yes", "--out", str(plan)]
+    assert main(["init", table, *asked]) == 0
+    flags = ["--plan", str(plan), "--epsilon", "8", "--simulation-seed", "1", "--anyway", "--quiet"]
+    assert main(["run", *flags, "--out", str(run), "--json"]) == 0
+    more = ["--set", "data.source.indicators=[]", "--out", str(folder / "without_indicators")]
+    assert main(["run", *flags, *more]) == 0
+    (folder / "patients.csv").rename(folder / "moved.csv")  # the run must be enough
+    return folder
+
+
+def read_csv(path):
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def predicted(folder, name, run="run"):
+    out = folder / f"{name}.out.csv"
+    given = ["predict", str(folder / run), "--data", str(folder / f"{name}.csv")]
+    assert main([*given, "--keep", "patient_id", "--out", str(out)]) == 0
+    return read_csv(out)
+
+
+def test_the_plan_declares_what_was_proposed(story):
+    source = tomllib.loads((story / "plan.toml").read_text())["data"]["source"]
+    assert source["levels"] == {"ward": ["cardiology", "oncology", "surgery", "other"]}
+    assert source["features"] == ["age", "ward", "admitted"]
+    assert source["missing"] == "client-median" and source["indicators"] == ["age"]
+    assert len(source["accepted"]) == 4
+
+
+def test_rows_with_gaps_and_new_categories_are_predicted_like_all_others(story):
+    rows = predicted(story, "new")
+    assert [row["patient_id"] for row in rows] == [f"P{at:05}" for at in range(90)]
+    assert [row["client"] for row in rows] == [f"H{at % HOSPITALS:02}" for at in range(90)]
+    assert {row["prediction"] for row in rows} == {"yes", "no"}
+    for row in rows:
+        assert 0 < float(row["probability"]) < 1
+        assert (row["prediction"] == "yes") == (float(row["probability"]) > 0.5)
+
+
+def test_a_gap_is_predicted_as_the_median_of_the_clients_training_rows(story):
+    found = read_csv(story / "moved.csv")
+    ages = [float(row["age"]) for row in found if row["hospital"] == "H01" and row["age"]]
+    own = next(row for row in read_csv(story / "new.csv") if row["hospital"] == "H01")
+    write_csv(story / "two.csv", [{**own, "age": value} for value in ("", np.median(ages), 20)])
+    gap, median, other = (
+        float(row["decision"]) for row in predicted(story, "two", run="without_indicators")
+    )
+    assert gap == pytest.approx(median, abs=1e-5)
+    assert abs(gap - other) > 0.01
+
+
+def test_guarantee_and_result_state_what_was_accepted_and_left_out(story):
+    stated = (story / "run" / "guarantee.json").read_text()
+    assert "levels of ward read off the rows and accepted as public" in stated
+    used = json.loads((story / "run" / "result.json").read_text())["data_used"]
+    assert used["columns_left_out"] == ["patient_id"]
+    assert used["clients"] == HOSPITALS and used["rows"] == 960
+    assert any("filled with the median" in note for note in used["notes"])
+
+
+def test_an_exported_model_fills_gaps_and_predicts_as_the_run_does(story):
+    out = story / "H02.safetensors"
+    assert main(["export", str(story / "run"), "--client", "H02", "--out", str(out)]) == 0
+    rows = [row for row in read_csv(story / "new.csv") if row["hospital"] == "H02"]
+    write_csv(story / "own.csv", [*rows, {**rows[0], "age": "", "ward": ""}])
+    by_run = [row["decision"] for row in predicted(story, "own")]
+    given = ["predict", str(out), "--data", str(story / "own.csv")]
+    assert main([*given, "--out", str(story / "exported.csv")]) == 0
+    exported = read_csv(story / "exported.csv")
+    np.testing.assert_allclose(
+        [float(row["decision"]) for row in exported], [float(v) for v in by_run], rtol=1e-6
+    )
+
+
+def test_nothing_is_written_without_consent_or_with_a_problem(tmp_path, capsys):
+    write_rows(tmp_path / "t.csv", 240, 0, labelled=True)
+    out = tmp_path / "plan.toml"
+    assert main(["init", str(tmp_path / "t.csv"), "--out", str(out)]) == 2
+    assert "give --yes to accept" in capsys.readouterr().err
+    flags = ["--client", "patient_id", "--target", "died", "--yes", "--out", str(out)]
+    assert main(["init", str(tmp_path / "t.csv"), *flags]) == 2
+    assert "it is an id of rows" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_plan_is_not_overwritten_and_json_lists_everything(tmp_path, capsys):
+    write_rows(tmp_path / "t.csv", 240, 0, labelled=True)
+    out = tmp_path / "plan.toml"
+    flags = [str(tmp_path / "t.csv"), "--yes", "--out", str(out), "--json"]
+    assert main(["init", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["client"] == "hospital" and found["task"] == "binary"
+    assert found["left_out"] == {"patient_id": "every value is different: an id"}
+    assert main(["init", *flags]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_init_does_not_load_torch(tmp_path):
+    write_rows(tmp_path / "t.csv", 240, 0, labelled=True)
+    code = (
+        "import sys; from coterie.cli.main import main\n"
+        f"assert main(['init', {str(tmp_path / 't.csv')!r}, '--yes', '--out', "
+        f"{str(tmp_path / 'p.toml')!r}]) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_verdict_against_joining_spends_nothing(tmp_path, capsys):
+    write_rows(tmp_path / "t.csv", 240, 0, labelled=True)
+    plan = tmp_path / "plan.toml"
+    assert main(["init", str(tmp_path / "t.csv"), "--yes", "--out", str(plan)]) == 0
+    few = ["run", "--plan", str(plan), "--clients", "3", "--epsilon", "1", "--quiet"]
+    capsys.readouterr()
+    assert main([*few, "--out", str(tmp_path / "auto"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["method"] in ("local", "single") and found["epsilon"] == 0
+    assert "without the budget" in found["chosen"]
+    assert main([*few, "--anyway", "--out", str(tmp_path / "anyway"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["method"] == "pfeb" and found["epsilon"] == pytest.approx(1)
+    # a resumed run keeps its method
+    assert main(["run", "--resume", str(tmp_path / "auto"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["epsilon"] == 0

@@ -1,0 +1,130 @@
+import csv
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from coterie.data.federated import DataError
+from coterie.data.inspect import inspect
+from coterie.data.load import load
+
+ROWS = 240
+
+
+def rows(seed=0):
+    draw = np.random.default_rng(seed)
+    for at in range(ROWS):
+        age = draw.normal(60, 10)
+        yield {
+            "patient": f"P{at:05}",
+            "hospital": f"H{at % 12}",
+            "age": "" if at % 10 == 0 else f"{age:.1f}",
+            "sex": ("F", "M")[at % 2],
+            "admitted": f"{1 + at % 28:02}/{1 + at % 12:02}/{2022 + at % 3}",
+            "weight": f"{70 + at % 9} kg" if at % 4 == 0 else f"{70 + at % 9}",
+            "note": f"text {at // 2}",
+            "country": "X",
+            "empty": "",
+            "died": ("no", "yes")[int(age > 60)],
+        }
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "patients.csv"
+    found = list(rows())
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, found[0].keys())
+        writer.writeheader()
+        writer.writerows(found)
+    return path
+
+
+def test_columns_of_every_kind_are_recognised(table):
+    found = inspect(table)
+    assert (found.source.client, found.source.target) == ("hospital", "died")
+    assert (found.source.task, found.source.classes) == ("binary", ("no", "yes"))
+    assert found.source.features == ("age", "sex", "admitted")
+    assert found.source.levels == {"sex": ("F", "M", "other")}
+    assert found.source.dates == {"admitted": "2022-01-01 %d/%m/%Y"}
+    assert set(found.left_out) == {"patient", "weight", "note", "country", "empty"}
+    assert found.source.indicators == ("age",)
+    assert not found.blocking
+    assert (found.rows, found.clients) == (ROWS, 12)
+
+
+def test_all_problems_are_listed_at_once(table):
+    told = "\n".join(inspect(table).problems)
+    for part in ("age (10%)", "'patient'", "'72 kg'" if "72 kg" in told else "kg'", "'country'"):
+        assert part in told
+
+
+def test_the_proposal_reads_its_file_and_states_what_it_assumed(table):
+    found = inspect(table)
+    data = load(table, found.source)
+    assert len(data) == 12 and data.features.isfinite().all()
+    assert float(data.features.abs().max()) <= 3
+    assert set(found.read) <= set(data.assumed)
+    assert any("levels of sex" in text for text in data.assumed)
+
+
+def test_an_id_is_no_client(table):
+    found = inspect(table, client="patient", target="died")
+    assert any("it is an id of rows" in text for text in found.blocking)
+
+
+def test_a_target_that_cannot_be_predicted_is_a_problem(table):
+    assert any("never varies" in text for text in inspect(table, target="country").blocking)
+    assert any("dates" in text for text in inspect(table, target="admitted").blocking)
+
+
+def test_unknown_columns_are_named_with_the_nearest(table):
+    with pytest.raises(DataError, match="hospital"):
+        inspect(table, client="hospitl")
+
+
+@pytest.mark.parametrize(
+    "values, task, classes",
+    [
+        ([0, 1], "binary", ("0", "1")),
+        ([3, 1, 2], "multiclass", ("1", "2", "3")),
+        ([0.5, 1.25, 2.0, 7.5], "regression", None),
+    ],
+)
+def test_the_task_of_numbers(tmp_path, values, task, classes):
+    size = 60
+    parquet.write_table(
+        pa.table(
+            {
+                "school": [f"s{at % 6}" for at in range(size)],
+                "x": np.linspace(0, 1, size),
+                "day": pa.array(np.arange(size).astype("datetime64[D]")),
+                "y": [values[at % len(values)] for at in range(size)],
+            }
+        ),
+        tmp_path / "t.parquet",
+    )
+    found = inspect(tmp_path / "t.parquet")
+    assert (found.source.task, found.source.classes) == (task, classes)
+    assert found.source.dates == {"day": "1970-01-01"}
+    data = load(tmp_path / "t.parquet", found.source)
+    assert data.spec.task == task and len(data) == 6
+
+
+def test_clients_with_few_rows_are_counted(tmp_path):
+    path = tmp_path / "t.csv"
+    lines = [f"{name},{at * 1.5},{at * 0.7}" for name in "abc" for at in range(8)]
+    path.write_text("\n".join(["client,x,y", *lines, "d,1.1,2.2"]) + "\n")
+    assert any(text.startswith("1 clients have fewer") for text in inspect(path).problems)
+
+
+def test_neither_torch_nor_scipy_is_loaded(table):
+    code = (
+        f"from pathlib import Path; from coterie.data.inspect import inspect\n"
+        f"inspect(Path({str(table)!r}))\n"
+        "import sys; assert 'torch' not in sys.modules, 'torch'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
