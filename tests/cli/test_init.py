@@ -107,6 +107,8 @@ def test_guarantee_and_result_state_what_was_accepted_and_left_out(story):
     assert used["columns_left_out"] == ["patient_id"]
     assert used["clients"] == HOSPITALS and used["rows"] == 960
     assert any("filled with the median" in note for note in used["notes"])
+    page = (story / "run" / "report.html").read_text()
+    assert "Data used" in page and "filled with the median" in page and "columns left out" in page
 
 
 def test_an_exported_model_fills_gaps_and_predicts_as_the_run_does(story):

@@ -247,7 +247,8 @@ def test_the_list_narrows_to_what_is_typed(window: Any) -> None:
     assert len(window.evaluate(rows)) == 60
 
 
-def test_a_page_without_charts_is_quiet_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_without_charts_is_quiet_too(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = page.parent
     monkeypatch.setitem(sys.modules, "altair", None)
     plain = made.write_report([folder / "0"], folder / "plain.html")
     with browser.opened(plain) as window:

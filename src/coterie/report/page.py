@@ -33,6 +33,7 @@ _SECTIONS = (
     ("deployment", "deployment", "Deployment"),
     ("guarantee", "guarantee", "Guarantee"),
     ("reviewer", "reviewer", "For a privacy reviewer"),
+    ("data_used", "data", "Data used"),
 )
 """Macros of the template, in order, with the id and the title of their sections."""
 _CALLED = (

@@ -712,3 +712,26 @@ def _between(low: float, high: float) -> str:
 
 def _epsilon(value: float | None) -> str:
     return _NO_BOUND if value is None else round_up(value)
+
+
+# --- data used
+
+_NAMED_COLUMNS = 40  # columns named at most
+
+
+def data_rows(runs: Sequence[FinishedRun]) -> list[list[str]]:
+    """Return facts of the data that the first run used; [] where they are not kept."""
+    used = runs[0].result.get("data_used")
+    if not isinstance(used, Mapping):
+        return []
+    empty, columns = used.get("clients_without_rows"), used.get("columns") or ()
+    without = f", {empty:,} of them without training rows" if empty else ""
+    rows = [
+        ["clients", f"{used.get('clients', 0):,}{without}"],
+        ["rows", f"{used.get('rows', 0):,}, of which {used.get('training_rows', 0):,} train"],
+    ]
+    for title, names in (("features", columns), ("columns left out", used.get("columns_left_out"))):
+        if names:
+            more = f", ... ({len(names)} in all)" if len(names) > _NAMED_COLUMNS else ""
+            rows.append([title, ", ".join(map(str, names[:_NAMED_COLUMNS])) + more])
+    return rows + [["note", str(note)] for note in used.get("notes") or ()]
