@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two workers on two cores: a thread each, or they wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
-.PHONY: coverage mutants fuzz docs setup dev run demo-flower test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
+.PHONY: papers papers-gpu coverage mutants fuzz docs setup dev run demo-flower test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,7 +57,7 @@ test-gpu: dev  ## tests that need CUDA
 	$(BIN)/python -m pytest -q -m gpu
 
 coverage: dev  ## branches of privacy/ that its tests reach; fails below the floor
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu' tests/privacy tests/plan tests/engine --cov=coterie.privacy --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu' tests/privacy tests/planning tests/engine --cov=coterie.privacy --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 lint: dev      ## ruff
 	$(BIN)/ruff check .
@@ -99,8 +99,17 @@ study-mtlsvm: dev ## remake the tables and plots of docs/methods/mtlsvm.md
 study-pfeb: dev ## remake the tables and plots of docs/methods/pfeb.md
 	$(ONE_THREAD) $(BIN)/python benchmarks/pfeb.py
 
+papers: dev    ## remake every item of the four papers that 2 CPU cores can, within 30 minutes
+	$(ONE_THREAD) $(BIN)/python tools/papers.py run
+
+papers-gpu: dev ## remake the items that need CUDA
+	$(BIN)/python tools/papers.py run --machine gpu
+
 docs: dev      ## build the site into site/ without warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+screenshots: dev ## pictures of every kind of page, into build/screenshots; needs Chromium
+	$(BIN)/python tools/screenshot.py --all build/screenshots
 
 mutants: dev   ## break the mechanism on purpose; every mutant must be caught
 	$(BIN)/python tools/mutants.py

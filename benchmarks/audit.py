@@ -1,4 +1,4 @@
-"""The table of docs/how-to/report-and-verify.md: claims beside lower bounds of `coterie audit`.
+"""The table of docs/review.md: claims beside lower bounds of `coterie audit`.
 
 Each row is a plan of two rounds on 30 synthetic clients, attacked in 1,000 runs without and 1,000
 with a canary. Bounds of both estimators hold together with confidence 95 %.
@@ -17,7 +17,7 @@ import pytest
 from coterie.audit.empirical import audit
 from coterie.data.synthetic import synthetic
 from coterie.methods.base import registered
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 
 METHODS = ("pmtl", "pfeb", "mpmtl", "dpfedmtl", "mtlsvm")
 EPSILONS = (0.5, 1.0, 4.0, 8.0)

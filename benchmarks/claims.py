@@ -1,13 +1,15 @@
-"""DPFedMTL: what its paper prints for its noise beside what is true, and what would be needed.
+"""What two papers print for their noise beside what is true.
 
-Settings of Wu et al., "A Theoretical Perspective on Differentially Private Federated Multi-Task
-Learning": CelebA (20 of 9343 clients, 400 steps), FEMNIST (3 of 174, 1000 steps), delta = 1e-5. All
-numbers are this library's own; what each column means stands in `coterie.privacy.published`. Bounds
-are rounded up, approximations and claims to the nearest. Two Markdown tables are printed, and with
---out kept as CSV beside them, with the trade-off curves of some settings (tradeoff.csv and
-tradeoff.svg); some seconds.
+`dpfedmtl` (default): the settings of Wu et al., "A Theoretical Perspective on Differentially
+Private Federated Multi-Task Learning": CelebA (20 of 9343 clients, 400 steps), FEMNIST (3 of 174,
+1000 steps), delta = 1e-5, and the noise that would be needed. `pmtl`: those of Hu, Wu and Smith,
+"Private Multi-Task Learning": Figure 2's epsilon by round for three data sets (100 clients in a
+round, delta = 1/m), and the noise of Theorem 1. All numbers are this library's own; what each
+column means stands in `coterie.privacy.published`. Bounds are rounded up, approximations and claims
+to the nearest. Markdown tables are printed, and with --out kept as CSV beside them, with curves;
+some seconds.
 
-    python benchmarks/claims.py [--out docs/methods/neural]
+    python benchmarks/claims.py [dpfedmtl|pmtl] [--out docs/methods/neural]
 """
 
 import argparse
@@ -22,7 +24,7 @@ from coterie.privacy.calibrate import calibrate
 from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.guarantee import Guarantee, gdp_approximation, round_up
 from coterie.privacy.profiles import GaussianProfile
-from coterie.privacy.published import claims
+from coterie.privacy.published import claims, published_mean, theorem_1_sigma
 
 DELTA = 1e-5
 PLANS = {"CelebA": (9343, 20, 400), "FEMNIST": (174, 3, 1000)}
@@ -60,6 +62,72 @@ NEEDED = {
     "replace": "z, replace",
     "printed_sigma": "sigma of the published scheme, zero_out",
 }
+
+FIGURE_2 = {  # clients, rounds, sigma on the mean, clip gamma
+    "StackOverflow": (400, 600, 0.01, 0.5),
+    "FEMNIST": (205, 1000, 0.01, 0.2),
+    "CelebA": (515, 1000, 0.02, 1.0),
+}
+COHORT = 100
+POINTS = 10
+MEANS = {
+    "data": "data",
+    "rounds": "rounds",
+    "noise_multiplier": "z = q sigma / gamma",
+    "claimed": "claimed (Renyi, hidden Poisson cohorts)",
+    "zero_out": "the same, exact, zero_out",
+    "replace": "the same, replace (the paper's relation)",
+    "other_clients": "fixed cohorts, replace, other clients",
+}
+THEOREM_1 = {
+    "epsilon": "epsilon of Theorem 1",
+    "sigma": "sigma",
+    "other_clients": "true, replace, other clients",
+    "needed": "sigma that is needed",
+}
+BOUNDS |= {"zero_out", "replace", "other_clients"}
+
+
+def figure_2(points):
+    """Epsilon by round, as published and true."""
+    found = []
+    for name, (clients, rounds, sigma, gamma) in FIGURE_2.items():
+        for share in range(1, points + 1):
+            after = rounds * share // points
+            account = published_mean(clients, COHORT, after, sigma, gamma)
+            found.append({"data": name, "rounds": after, **asdict(account)})
+    return found
+
+
+def theorem_1(clients=205, rounds=1000, gamma=0.2):
+    """The noise of Theorem 1 for all clients in every round, and the exact one."""
+    everyone, found = Participation("everyone", 1.0), []
+    for epsilon in (0.1, 0.8, 2.0, 8.0):
+        sigma = theorem_1_sigma(epsilon, 1 / clients, clients, rounds, gamma)
+        true = published_mean(clients, clients, rounds, sigma, gamma).other_clients
+        z = calibrate(
+            epsilon, 1 / clients, weights=[1.0] * rounds, participation=everyone,
+            relation="replace",
+        )  # fmt: skip
+        needed = z * gamma / clients
+        found.append({"epsilon": epsilon, "sigma": sigma, "other_clients": true, "needed": needed})
+    return found
+
+
+def draw_figure_2(rows, path):
+    from mpmtl import canvas, save
+
+    figure, axes = canvas(1, len(FIGURE_2))
+    for axis, name in zip(axes, FIGURE_2, strict=True):
+        mine = [row for row in rows if row["data"] == name]
+        for key in ("claimed", "zero_out", "replace"):
+            axis.plot([r["rounds"] for r in mine], [r[key] for r in mine], label=MEANS[key])
+        axis.set_title(name, fontsize=9)
+        axis.set_xlabel("rounds")
+        axis.set_ylim(0, None)
+    axes[0].set_ylabel("epsilon, at most")
+    axes[-1].legend(frameon=False, fontsize=6)
+    save(figure, path)
 
 
 def claimed():
@@ -165,15 +233,24 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, help="a folder for the CSVs and tradeoff.svg")
-    out = parser.parse_args().out
-    tables = {"claims": (claimed(), HEADS), "needed": (needed(), NEEDED)}
+    parser.add_argument("paper", nargs="?", choices=("dpfedmtl", "pmtl"), default="dpfedmtl")
+    parser.add_argument("--out", type=Path, help="a folder for the CSVs and curves")
+    parser.add_argument("--quick", action="store_true", help="fewer points of the curves")
+    given = parser.parse_args()
+    out, mine = given.out, given.paper == "pmtl"
+    if mine:
+        means = figure_2(2 if given.quick else POINTS)
+        tables = {"figure-2": (means, MEANS), "theorem-1": (theorem_1(), THEOREM_1)}
+    else:
+        tables = {"claims": (claimed(), HEADS), "needed": (needed(), NEEDED)}
     for name, (rows, heads) in tables.items():
         print_table(rows, heads)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             keep(out / f"{name}.csv", rows)
-    if out is not None:
+    if out is not None and mine:
+        draw_figure_2(means, out / "figure-2.svg")
+    elif out is not None:
         rows = curves()
         keep(out / "tradeoff.csv", rows)
         draw(rows, out / "tradeoff.svg")

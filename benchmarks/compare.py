@@ -39,7 +39,7 @@ def bench() -> None:
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "compare"
         runs = timed(
-            "compare", "--data", "districts", "--methods", METHODS, "--epsilons", given.epsilons,
+            "compare", "--data", "districts", "--method", METHODS, "--epsilon", given.epsilons,
             "--seeds", given.seeds, "--workers", given.workers, "--out", str(out), "--no-report",
             "--quiet",
         )  # fmt: skip

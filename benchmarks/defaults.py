@@ -21,8 +21,8 @@ from coterie.evaluation.score import evaluate
 from coterie.methods.baselines import Local
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import rounds_by_rule
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import rounds_by_rule
 from coterie.solvers.sgd import SGD
 
 FEDERATIONS = [

@@ -13,8 +13,8 @@ import numpy as np
 
 from coterie.data.config import DataConfig
 from coterie.methods.base import registered
-from coterie.plan.plan import Plan, Privacy
-from coterie.run.run import execute
+from coterie.planning.plan import Plan, Privacy
+from coterie.runs.run import execute
 
 
 def error(kind, seed, epsilon):

@@ -39,7 +39,7 @@ from coterie.methods.related import Related
 from coterie.models import CNN, MLP, Linear, Model
 from coterie.models.module import Module
 from coterie.models.zoo import CharLSTM
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.solvers.sgd import SGD
 
 ROWS, BATCH, CLASSES, LENGTH, CLUSTERS = 40, 10, 62, 20, 4

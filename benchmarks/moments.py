@@ -15,7 +15,7 @@ from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.mpmtl import MPMTL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 
 
 def per_round(method, data, rounds):

@@ -43,8 +43,8 @@ from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import rounds_by_rule
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import rounds_by_rule
 from coterie.privacy.calibrate import Even, Geometric, Power, calibrate
 from coterie.privacy.events import Participation
 from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PublishedWishart, WishartNoise

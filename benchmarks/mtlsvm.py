@@ -43,9 +43,9 @@ from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.svm import GlobalSVM, LocalSVM
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import rounds_by_rule
-from coterie.plan.stragglers import Stragglers, fit_times, measure
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import rounds_by_rule
+from coterie.planning.stragglers import Stragglers, fit_times, measure
 from coterie.solvers.sdca import Losses, fit_joint, take_steps
 from mpmtl import canvas, grid_of, save, words
 
@@ -423,30 +423,28 @@ def fig10(given):
     waits(given, "fig10", "regression unequal", "spread", ("all", "75%", "45%", "20%"))
 
 
-def masks(given, number, name):
-    """Draw both laws of masks, as step sizes and as printed."""
-    panels = {"Bernoulli": ["no mask"], "Beta(2, 0.5)": ["no mask"]}
-    curves = [Curve("no mask", mtlsvm(given, name))]
-    for kind, shares in (("step", (0.75, 0.5, 0.25)), ("paper", (0.5, 0.25))):
-        said = "" if kind == "step" else ", as printed"
-        for share in shares:
-            kept = mtlsvm(given, name, mask=kind, mask_keep=share)
-            beta = mtlsvm(given, name, mask=kind, mask_law="beta", mask_untouched=share)
-            curves.append(Curve(f"keep {share:g}{said}", kept))
-            panels["Bernoulli"].append(curves[-1].name)
-            curves.append(Curve(f"untouched {share:g}{said}", beta))
-            panels["Beta(2, 0.5)"].append(curves[-1].name)
-    draw_figure(given, number, name, curves, alone(given, name), panels)
+def masks(given, number, law):
+    """Draw masks of a law, as step sizes and as published: (a) on all rows, (b) on 100 a client."""
+    word = "keep" if law == "bernoulli" else "untouched"
+    for part, name in (("a", "har"), ("b", "har light")):
+        curves = [Curve("no mask", mtlsvm(given, name))]
+        for kind, shares in (("step", (0.75, 0.5, 0.25)), ("paper", (0.5, 0.25))):
+            said = "" if kind == "step" else ", as printed"
+            for share in shares:
+                own = {"mask_keep": share} if law == "bernoulli" else {"mask_untouched": share}
+                method = mtlsvm(given, name, mask=kind, mask_law=law, **own)
+                curves.append(Curve(f"{word} {share:g}{said}", method))
+        draw_figure(given, f"{number}{part}", name, curves, alone(given, name))
 
 
 def fig11(given):
-    """HAR, both masks, all rows."""
-    masks(given, "fig11", "har")
+    """HAR, Bernoulli masks: (a) all rows, (b) 100 rows a client."""
+    masks(given, "fig11", "bernoulli")
 
 
 def fig12(given):
-    """HAR, both masks, 100 rows a client."""
-    masks(given, "fig12", "har light")
+    """HAR, Beta masks: (a) all rows, (b) 100 rows a client."""
+    masks(given, "fig12", "beta")
 
 
 EARLY = 20  # the share of a figure's time at which curves are compared early on: one over this
@@ -455,7 +453,8 @@ EARLY = 20  # the share of a figure's time at which curves are compared early on
 def ends(given):
     """Where every curve ends, where it is early on, and how soon it is near the first one's end."""
     rows = []
-    for number in (f"fig{n}" for n in range(5, 13)):
+    parts = [str(n) for n in range(5, 11)] + ["11a", "11b", "12a", "12b"]
+    for number in (f"fig{part}" for part in parts):
         path = given.out / f"{number}.csv"
         rows += compare(number, read(path)) if path.exists() else []
     write(given.out / "ends.csv", rows)

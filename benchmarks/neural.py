@@ -41,7 +41,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.local import LocalProblem
 from coterie.solvers.sgd import SGD

@@ -241,7 +241,7 @@ def ours(given: argparse.Namespace) -> float:
     from coterie.engine.simulate import Progress, simulate
     from coterie.methods.pmtl import PMTL
     from coterie.models import CNN
-    from coterie.plan.plan import Plan, Privacy, Speed
+    from coterie.planning.plan import Plan, Privacy, Speed
     from coterie.privacy.entropy import open_entropy
     from coterie.privacy.sampling import FixedSize
     from coterie.solvers.sgd import SGD

@@ -71,8 +71,8 @@ from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pfeb import PFEB, START_RESIDUAL
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear, Model
-from coterie.plan.plan import Privacy
-from coterie.plan.rules import plan_for
+from coterie.planning.plan import Privacy
+from coterie.planning.rules import plan_for
 from mpmtl import canvas, plain_ticks, save
 
 ROOT = Path(__file__).resolve().parent.parent

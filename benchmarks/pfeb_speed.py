@@ -26,8 +26,8 @@ import torch
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.pfeb import PFEB, START_RESIDUAL
-from coterie.plan.plan import Privacy
-from coterie.plan.rules import plan_for
+from coterie.planning.plan import Privacy
+from coterie.planning.rules import plan_for
 
 ROWS = (10, 30)
 LOOPED = 1000  # clients of the loop

@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 
-LONG = "--epsilon 1 --numbers 10 --rounds 1000"
+LONG = "--epsilon 1 --parameters 10 --rounds 1000"
 PLANS = {
-    "everyone, rounds by rule": "--clients 550 --epsilon 1 --numbers 10",
+    "everyone, rounds by rule": "--clients 550 --epsilon 1 --parameters 10",
     "everyone, 1,000 rounds": f"--clients 550 {LONG}",
     "coins 1/2, 1,000 rounds": f"--clients 205 --cohort 100 {LONG}",
     "coins 1/10, 1,000 rounds": f"--clients 1000 --cohort 100 {LONG}",
@@ -25,7 +25,7 @@ PLANS = {
     "coins 1/500, 1,000 rounds": f"--clients 10000 --cohort 20 {LONG}",
     "fixed cohorts, 1,000 rounds": f"--clients 205 --cohort 100 {LONG} --sampling fixed "
     "--relation replace",
-    "noise given": "--clients 205 --cohort 100 --noise-multiplier 10 --epsilon 2 --numbers 10",
+    "noise given": "--clients 205 --cohort 100 --noise-multiplier 10 --epsilon 2 --parameters 10",
 }
 CODE = """
 import sys

@@ -41,7 +41,7 @@ from coterie.evaluation.score import evaluate
 from coterie.methods.baselines import Local
 from coterie.methods.pmtl import PMTL
 from coterie.methods.ppsgd import PPSGD
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.solvers.sgd import SGD
 from mpmtl import canvas, plain_ticks, save
 

@@ -25,7 +25,7 @@ from coterie.audit.svm import Rule, chance, match, reconstruct
 from coterie.data.synthetic import synthetic
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.calibrate import calibrate
 from coterie.privacy.events import Participation
 

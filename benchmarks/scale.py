@@ -21,7 +21,7 @@ import torch
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.sgd import SGD
 from linear import loop_round

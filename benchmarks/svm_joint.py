@@ -34,7 +34,7 @@ from coterie.engine.simulate import simulate
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.solvers.sdca import Losses, fit_joint
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -82,7 +82,7 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """Return the one server of forked commands."""
-    from tests.run.forked import Forks
+    from tests.runs.forked import Forks
 
     server = Forks(tmp_path_factory.mktemp("forks"))
     yield server

@@ -1,14 +1,25 @@
-"""Documentation that cannot drift: examples run, commands parse, settings and links are real.
+"""Documentation that cannot drift: examples run as printed, settings and links are real.
 
 In README.md and under docs/, in document order, with one namespace and one empty working folder a
-document: `python` blocks are executed; `console` blocks are run (lines after "$ ") and what they
-print is compared (numbers to 0.2 %, "..." stands for any lines). Lines of `sh` blocks that start
-with `coterie` have to parse, commands and flags named in the text have to exist, and `toml` blocks
-have to be plans. Every method and every command has a page. Files that are said to be for the
-public verify.
+document:
+
+- `python` blocks are executed. A block with a file name as its title is written to that file.
+- `console` blocks are run (lines after "$ ") and what they print is compared (numbers to 0.2 %,
+  "..." stands for any lines). Noise comes from a fixed stream, so that pages may show what a real
+  run prints.
+- Lines of `sh` blocks are run. Exempt are those of `NOT_RUN`, with a reason each. Those of `LONG`,
+  and trainings on the pages of methods, run in `make test-slow`; the daily suite begins such a
+  `coterie run` as printed, with its data, plan and folder, and ends it before the first round. All
+  lines have to parse.
+- `py` blocks are code of other packages, which are not installed here: they have to parse.
+- `toml` blocks have to be plans. `text` and `ini` blocks are not run.
+
+Commands and flags named in the text have to exist. Every method and every command has a page. Files
+that are said to be for the public verify.
 """
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -18,8 +29,11 @@ import itertools
 import json
 import math
 import re
+import runpy
 import shlex
 import shutil
+import subprocess
+import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +43,14 @@ import pytest
 import coterie
 from coterie.cli.main import build_parser, main
 from coterie.methods.base import choices
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
+from coterie.privacy.entropy import SeededEntropy
+from coterie.solvers.sgd import SGD
 from coterie.tune.compare import make_comparison
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\d)")
 _ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| `([^`]*)` \|", re.MULTILINE)
@@ -46,20 +62,71 @@ HOMES = {
 }
 
 
+NOT_RUN = {
+    r"pip install ": "needs a package index; tests/test_wheel.py installs a wheel",
+    r"make (run|test|demo-flower)\b": "builds an environment",
+    r"\. \.venv/bin/activate": "of the environment that make builds",
+    r"(flwr|flower-supernode|coterie deploy superlink) ": "processes that stay; tests/deploy/real",
+    r"coterie deploy demo": "starts a federation; tests/deploy/real",
+    r"coterie deploy (init \w+ --plan \S+ --federation|status) ": "files of other machines",
+    r"coterie (verify|report) runs/ward": "the run that flwr starts",
+    r"(cd ward|umask|openssl|ssh-keygen|export FLWR_\w+=)": "keys and settings of a deployment",
+    r"(cryptsetup|mkfs\.ext4|mount|install) ": "a disk of one's own",
+    r"coterie .*(har|landmine|school|femnist)\.npz": "data that is not ours",
+    r"coterie .*stackoverflow_train\.h5": "data that is not ours",
+    r"coterie onboard runs/har": "a run on data that is not ours",
+    r"coterie run --data my\.csv": "a table of the reader's",
+    r"python benchmarks/": "studies, for minutes to hours; `make study-...`",
+}
+"""Lines of `sh` blocks that no test runs, and why."""
+PROGRAMS = {"coterie", "python", "mkdir", "cp", "head"}
+"""What lines that are run may start with."""
+LONG = {
+    r"coterie demo": 20,
+    r"coterie compare": 60,
+    r"coterie tune ": 10,
+    r"coterie run --plan (exam|optuna|public)\.toml": 2,
+    r"coterie audit --data districts --method pmtl --epsilon 4": 4,
+    r"coterie plan .*--plot": 3,
+    r"coterie report .*--figures": 3,
+    r"coterie export .*--format": 5,
+    r"coterie run --data digits .*--finetune": 5,
+    r"coterie run .*--track mlflow": 5,
+    r"python examples/public_features.py": 1000,
+}
+"""Lines that run to their end in `make test-slow` only, with about their seconds."""
+
+
 @dataclass(frozen=True)
 class Block:
     language: str
+    title: str
     text: str
     line: int
+
+    @property
+    def lines(self):
+        """Return the commands of a block, without comments."""
+        found = self.text.replace("\\\n", " ").splitlines()
+        return [line for line in found if shlex.split(line, comments=True)]
 
 
 def blocks(page, *languages):
     text = page.read_text(encoding="utf-8")
     return [
-        Block(found[1], found[2], text.count("\n", 0, found.start(2)) + 1)
+        Block(
+            found[1],
+            next(iter(re.findall(r'title="([^"]*)"', found[2])), ""),
+            found[3],
+            text.count("\n", 0, found.start(3)) + 1,
+        )
         for found in _FENCE.finditer(text)
         if found[1] in languages
     ]
+
+
+def one_of(patterns, line):
+    return any(re.match(pattern, line) for pattern in patterns)
 
 
 def with_blocks(*languages):
@@ -67,24 +134,93 @@ def with_blocks(*languages):
     return pytest.mark.parametrize("page", chosen, ids=[str(p.relative_to(ROOT)) for p in chosen])
 
 
+@pytest.fixture
+def fixed_noise(monkeypatch):
+    """Draw the noise and cohorts of real runs from a seed, not from the operating system."""
+
+    def opened(seed, purpose, index):
+        return SeededEntropy(seed or 0, purpose, index)
+
+    for name in ("planning.plan", "engine.simulate"):
+        monkeypatch.setattr(f"coterie.{name}.open_entropy", opened)
+
+
+RUN = ("python", "console", "sh", "bash", "toml", "text")
+_SEEN: set[str] = set()
+
+
 @pytest.mark.full
-@with_blocks("python", "console")
-def test_examples_run(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@with_blocks(*RUN[:4])
+def test_examples_run(page, tmp_path, monkeypatch, fixed_noise):
+    run_page(page, tmp_path, monkeypatch, long=False)
+
+
+@pytest.mark.slow
+@with_blocks("sh", "bash")
+def test_long_examples_run(page, tmp_path, monkeypatch, fixed_noise):
+    lines = [line for block in blocks(page, "sh", "bash") for line in block.lines]
+    if page.parent.name == "methods" or any(one_of(LONG, line) for line in lines):
+        run_page(page, tmp_path, monkeypatch, long=True)
+
+
+def run_page(page, folder, monkeypatch, *, long):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))  # for modules that the page writes
     namespace = {"__name__": "__main__"}
-    for block in blocks(page, "python", "console"):
-        if block.language == "python":
+    for block in blocks(page, *RUN):
+        if re.fullmatch(r"[\w.-]+\.\w+", block.title):
+            Path(block.title).write_text(block.text, encoding="utf-8")
+            monkeypatch.delitem(sys.modules, block.title.removesuffix(".py"), raising=False)
+        elif block.language == "python":
             # Empty lines in front make tracebacks name the document's own line.
             source = "\n" * (block.line - 1) + block.text
             exec(compile(source, page, "exec"), namespace)
-        else:
+        elif block.language == "console":
             check_console(page, block)
+        elif block.language in ("sh", "bash"):
+            for line in block.lines:
+                run_line(page, block, line, monkeypatch, long=long)
+
+
+class Ready(BaseException):
+    """All is ready for the first round of a run."""
+
+
+def run_line(page, block, line, monkeypatch, *, long):
+    """Run a line as printed, once if it needs no file of its page."""
+    where = f"{page.name}, line {block.line}: {line}"
+    if one_of(NOT_RUN, line):
+        return
+    words = shlex.split(line, comments=True)
+    assert words[0] in PROGRAMS, f"neither run nor exempt: {where}"
+    training = words[:2] == ["coterie", "run"]
+    if not long and (one_of(LONG, line) or (training and page.parent.name == "methods")):
+        if training and "--plan" not in words:  # a plan that a long line before it writes
+            begin(line, monkeypatch)
+        return
+    alone = not any(Path(word).exists() or word == "--out" for word in words)
+    if alone and line in _SEEN:
+        return
+    _SEEN.add(line)
+    status, found = printed(line)
+    assert status == 0, f"{where}\n{found}"
+
+
+def begin(line, monkeypatch):
+    """Begin a run as printed: read its data, settle its plan, claim its folder; then stop."""
+
+    def ready(*given):
+        raise Ready
+
+    with monkeypatch.context() as patch:
+        patch.setattr("coterie.runs.run._train", ready)
+        with pytest.raises(Ready):
+            printed(line)
 
 
 def check_console(page, block):
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, expected = part.partition("\n")
-        assert command.startswith("coterie "), f"{page.name}:{block.line}: {command}"
         status, found = printed(command)
         where = f"{page.name}, line {block.line}: $ {command}\n{found}"
         assert matches(expected, found), where
@@ -94,9 +230,18 @@ def check_console(page, block):
 
 def printed(command):
     """Run a command; return its exit status and what it prints, results first."""
+    program, *words = shlex.split(command, comments=True)
+    assert program in PROGRAMS, command
+    if program == "python":  # a program of examples/, here or beside the reader
+        runpy.run_path(str(ROOT / "examples" / Path(words[0]).name), run_name="__main__")
+        return 0, ""
+    if program != "coterie":
+        line = ["bash", "-c", command]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(shlex.split(command)[1:])
+        status = main(words)
     return status, out.getvalue() + err.getvalue()
 
 
@@ -148,10 +293,10 @@ def test_public_names_are_those_of_their_modules():
         assert getattr(coterie, name) is getattr(importlib.import_module(home), name)
 
 
-@with_blocks("sh", "bash", "shell")
+@with_blocks("sh", "bash")
 def test_commands_parse(page):
-    for block in blocks(page, "sh", "bash", "shell"):
-        for line in block.text.replace("\\\n", " ").splitlines():
+    for block in blocks(page, "sh", "bash"):
+        for line in block.lines:
             words = shlex.split(line, comments=True)
             if words[:1] != ["coterie"]:
                 continue
@@ -159,6 +304,21 @@ def test_commands_parse(page):
                 PARSER.parse_args(words[1:])
             except SystemExit:
                 pytest.fail(f"{page.name}, line {block.line}: does not parse: {line}")
+
+
+@with_blocks("py")
+def test_code_of_other_packages_parses(page):
+    for block in blocks(page, "py"):
+        ast.parse(block.text)
+
+
+def test_every_exemption_is_needed_and_languages_are_known():
+    lines = [line for page in PAGES for block in blocks(page, "sh", "bash") for line in block.lines]
+    for pattern in (*NOT_RUN, *LONG):
+        assert any(re.match(pattern, line) for line in lines), f"exempt, but on no page: {pattern}"
+    known = {*RUN, "py", "ini", "bibtex", ""}
+    used = {found[1] for page in PAGES for found in _FENCE.finditer(page.read_text("utf-8"))}
+    assert used <= known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -215,14 +375,16 @@ def a_run(tmp_path_factory):
     return folder, out.getvalue()
 
 
-def first_column(page):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+def first_column(page, section=None):
+    """Return the names in the first column of a page's section; of its beginning without one."""
+    text = "\n" + (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = text if section is None else text.partition(f"\n## {section}\n")[2]
     return re.findall(r"^\| `([^`]+)` \|", text.split("\n## ")[0], re.MULTILINE)
 
 
 @pytest.mark.full
 def test_files_to_publish_verify_and_none_is_idle(a_run, tmp_path):
-    names = first_column("how-to/publish.md")
+    names = first_column("review.md", "Publish")
     assert len(names) >= 4
     for number, left_out in enumerate([None, *names]):
         copy = tmp_path / str(number)
@@ -234,8 +396,8 @@ def test_files_to_publish_verify_and_none_is_idle(a_run, tmp_path):
 
 
 def test_pages_agree_on_what_to_publish():
-    names = set(first_column("how-to/publish.md"))
-    text = (ROOT / "docs" / "how-to" / "publish.md").read_text(encoding="utf-8")
+    names = set(first_column("review.md", "Publish"))
+    text = (ROOT / "docs" / "review.md").read_text(encoding="utf-8")
     assert set(re.search(r"^cp \S+{(.*?)}", text, re.MULTILINE)[1].split(",")) == names
     told = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
     told = re.search(r"To publish a run, publish(.*?):", told, re.DOTALL)[1]
@@ -250,7 +412,7 @@ def test_every_file_of_a_run_is_on_the_page(a_run):
 
 @pytest.mark.full
 def test_the_server_is_told_of_where_the_page_says(a_run):
-    text = (ROOT / "docs" / "concepts" / "views.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
     (said,) = (part for part in text.split("\n\n") if part.startswith("`coterie plan`"))
     printing, _, in_words = said.partition("print the infinite")
     commands = re.findall(r"`coterie (\w+)`", printing)
@@ -278,8 +440,8 @@ def test_help_is_of_the_command_it_stands_in():
     assert all(plan[flag].startswith("number of") for flag in ("--clients", "--features"))
     assert run["--clients"].startswith("use the first") and "--noise-multiplier" in run
     # A comparison has several methods, and budgets: what is of one run is not offered.
-    assert "--methods" in compare
-    assert not {"--method", "--noise-multiplier", "--finetune"} & compare.keys()
+    assert compare["--method"].startswith("default local,")
+    assert not {"--noise-multiplier", "--finetune"} & compare.keys()
 
 
 def helps_of(name):
@@ -314,6 +476,12 @@ def test_settings_are_those_of_the_method(name):
     assert listed == settings(choices()[name]())
 
 
+def test_settings_of_sgd_are_on_the_first_page_of_methods():
+    page = ROOT / "docs" / "methods" / "index.md"
+    listed = dict(_ROW.findall(page.read_text(encoding="utf-8")))
+    assert listed == {f"sgd.{key}": value for key, value in fields_of(SGD()).items()}
+
+
 @pytest.mark.parametrize("name", sorted(choices()))
 def test_method_pages_say_what_has_to_be_said(name):
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
@@ -325,16 +493,26 @@ def test_method_pages_say_what_has_to_be_said(name):
 
 
 def settings(value, prefix=""):
+    """Return settings and defaults; those of `sgd` only where they differ from its own defaults."""
     found = {}
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
+        name = prefix + field.name
         if isinstance(getattr(type(item), "kind", None), str):
-            found[prefix + field.name] = type(item).kind
+            found[name] = type(item).kind
+        elif isinstance(item, SGD):
+            usual = fields_of(SGD())
+            changed = {k: v for k, v in fields_of(item).items() if usual[k] != v}
+            found |= {f"{name}.{key}": text for key, text in changed.items()}
         elif dataclasses.is_dataclass(item):
-            found |= settings(item, f"{prefix}{field.name}.")
+            found |= settings(item, f"{name}.")
         else:
-            found[prefix + field.name] = str(item).lower()
+            found[name] = str(item).lower()
     return found
+
+
+def fields_of(value):
+    return {f.name: str(getattr(value, f.name)).lower() for f in dataclasses.fields(value)}
 
 
 def test_public_names_are_in_the_reference():
@@ -351,7 +529,8 @@ def test_public_names_are_in_the_reference():
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_lists_are_lists_on_the_site_too(page):
     # The site's Markdown wants an empty line before a list, and steps of four spaces inside it.
-    lines = _FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    text = re.sub(r"^\$\$\n.*?^\$\$$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    lines = _FENCE.sub("", text).splitlines()
     for before, line in itertools.pairwise(lines):
         if found := re.match(r"( *)(?:[-*]|\d+\.) ", line):
             begins = not re.match(r" *(?:[-*]|\d+\.) | {2,}", before)
@@ -371,6 +550,14 @@ def test_pictures_say_what_they_show(page):
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_links_lead_somewhere(page):
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    text = re.sub(r"\$[^$\n]+\$", "", text)  # formulas
     for target in _LINK.findall(text):
-        if "://" not in target:
+        if "://" not in target and not is_generated(page.parent / target):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def is_generated(target):
+    """Return whether the site makes a page: of the command line, or of a notebook."""
+    if target.parent.name == "notebooks" and target.stem != "index":
+        return (ROOT / "examples" / f"{target.stem}.ipynb").exists()
+    return target.resolve() == ROOT / "docs" / "cli.md"

@@ -26,8 +26,8 @@ from coterie.cli.main import main
 from coterie.core.config import ConfigError, to_toml
 from coterie.data.federated import DataError
 from coterie.data.load import Source, load, load_unlabelled
-from coterie.plan.plan import Plan
-from coterie.run.run import execute
+from coterie.planning.plan import Plan
+from coterie.runs.run import execute
 from coterie.serve.export import load_client, read_clients, save_client
 from coterie.serve.predict import predict_model
 

@@ -43,6 +43,6 @@ def test_the_seal_has_one_home(found):
     assert [path.name for path in found if "_SEAL" in path.read_text()] == ["billboard.py"]
 
 
-def test_the_root_holds_no_module_but_tracking():
+def test_the_root_holds_the_python_face_and_tracking():
     root = Path(__file__).parent.parent / "src" / "coterie"
-    assert {path.name for path in root.glob("*.py")} == {"__init__.py", "tracking.py"}
+    assert {path.name for path in root.glob("*.py")} == {"__init__.py", "api.py", "tracking.py"}

@@ -87,7 +87,7 @@ def test_the_sdist_holds_what_its_tests_need(built):
         "Makefile",
         "constraints.txt",
         "tests/conftest.py",
-        "tests/run/forked.py",
+        "tests/runs/forked.py",
         ".ci/run",
     ):
         assert name in names, name

@@ -42,14 +42,14 @@ from coterie.core.config import naming
 from coterie.data.config import DataConfig, Source
 from coterie.data.federated import Spec
 from coterie.data.load import load, load_unlabelled
-from coterie.plan.plan import Plan
-from coterie.plan.rules import resolve
+from coterie.planning.plan import Plan
+from coterie.planning.rules import resolve
 from coterie.report.page import write_report
-from coterie.run.run import execute
+from coterie.runs.run import execute
 from coterie.serve.export import load_client, read_clients, save_client
 from coterie.serve.onboard import onboard
 from coterie.serve.predict import predict_model, predict_run
-from coterie.verify import verify
+from coterie.verification import verify
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS, BYTES = 30, 3 << 30

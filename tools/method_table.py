@@ -1,10 +1,10 @@
-"""Write the table of methods into README.md and docs/methods/index.md.
+"""Write the table of methods into docs/methods/index.md.
 
 The table is made from the texts of every method: `coterie.methods.base.about`. Run
 
     python tools/method_table.py
 
-after adding a method; tests/methods/test_base.py checks that both files agree with the code.
+after adding a method; tests/methods/test_base.py checks that the page agrees with the code.
 """
 
 import re
@@ -14,7 +14,7 @@ from coterie.methods.base import about, choices
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- methods: made by tools/method_table.py -->", "<!-- end of methods -->"
-FILES = {"README.md": "`{}`", "docs/methods/index.md": "[{0}]({0}.md)"}
+FILES = {"docs/methods/index.md": "[{0}]({0}.md)"}
 
 
 def table(link: str) -> str:
@@ -40,7 +40,7 @@ def filled(text: str, link: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the files."""
+    """Rewrite the page."""
     for name, link in FILES.items():
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8"), link), encoding="utf-8")

@@ -1,5 +1,14 @@
 from . import methods as methods
 from . import models as models
+from .api import Compared as Compared
+from .api import Planned as Planned
+from .api import Run as Run
+from .api import compare as compare
+from .api import init as init
+from .api import open_run as open_run
+from .api import plan as plan
+from .api import run as run
+from .api import verify as verify
 from .core.rng import Rng as Rng
 from .core.tree import Tree as Tree
 from .data.config import Source as Source
@@ -42,12 +51,14 @@ from .models import CNN as CNN
 from .models import MLP as MLP
 from .models import Linear as Linear
 from .models import Module as Module
-from .plan.advice import Advice as Advice
-from .plan.advice import advise as advise
-from .plan.plan import Plan as Plan
-from .plan.plan import Privacy as Privacy
-from .plan.plan import Speed as Speed
-from .plan.rules import plan_for as plan_for
+from .planning.about import About as About
+from .planning.about import PublicInput as PublicInput
+from .planning.advice import Advice as Advice
+from .planning.advice import advise as advise
+from .planning.plan import Plan as Plan
+from .planning.plan import Privacy as Privacy
+from .planning.plan import Speed as Speed
+from .planning.rules import plan_for as plan_for
 from .privacy.billboard import Post as Post
 from .privacy.guarantee import Guarantee as Guarantee
 from .privacy.mechanisms import Mechanism as Mechanism
@@ -55,7 +66,7 @@ from .privacy.noise import register_mechanism as register_mechanism
 from .privacy.sampling import Everyone as Everyone
 from .privacy.sampling import FixedSize as FixedSize
 from .privacy.sampling import Poisson as Poisson
-from .run.run import execute as execute
+from .runs.run import execute as execute
 from .solvers.sgd import SGD as SGD
 
 __version__: str

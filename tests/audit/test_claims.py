@@ -5,7 +5,7 @@ import pytest
 from coterie.audit.empirical import Attack, Canary, audit
 from coterie.data.synthetic import synthetic
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.sampling import Everyone, Poisson
 
 pytestmark = pytest.mark.slow

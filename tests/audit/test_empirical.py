@@ -12,7 +12,7 @@ from coterie.data.synthetic import synthetic
 from coterie.engine import rounds
 from coterie.methods.base import registered
 from coterie.models import MLP
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.billboard import Billboard, Release
 from coterie.privacy.entropy import SeededEntropy
 from coterie.privacy.mechanisms import GaussianSum

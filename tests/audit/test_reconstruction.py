@@ -21,7 +21,7 @@ from coterie.data.federated import Spec
 from coterie.data.synthetic import synthetic
 from coterie.methods.base import registered
 from coterie.models import CNN, MLP, Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.sgd import SGD
 

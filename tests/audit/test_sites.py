@@ -10,7 +10,7 @@ from coterie.cli.main import main
 from coterie.data.synthetic import synthetic
 from coterie.deploy.site import SiteRun
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 
 CANARY = Canary("alternating", 1e3, 8)

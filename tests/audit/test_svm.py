@@ -21,7 +21,7 @@ from coterie.data.synthetic import synthetic
 from coterie.methods.baselines import Local
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.calibrate import calibrate
 from coterie.privacy.events import Participation
 from coterie.privacy.sampling import Poisson

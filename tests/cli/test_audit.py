@@ -38,7 +38,7 @@ def test_a_broken_mechanism_ends_with_status_1(capsys, monkeypatch):
     ("line", "expected"),
     [
         ("audit --epsilon 1", "no data"),
-        ("audit nowhere.toml", "nowhere.toml: cannot be read"),
+        ("audit nowhere.toml", "nowhere.toml: no such file"),
         (f"{GIVEN} --method local --epsilon 1", "no claim to audit"),
         (f"{GIVEN} --method pmtl --epsilon inf", "no claim to audit"),
         (f"{GIVEN} --method pmtl --trials 3", "at least 50"),

@@ -11,7 +11,7 @@ import pytest
 from tests.privacy.oracles import gaussian_delta
 
 from coterie.cli.main import main
-from coterie.run.budget import read_register
+from coterie.runs.budget import read_register
 
 DELTA = 1e-5
 RUN = "run --data synthetic --option clients=12 --option rows=8 --option features=3 --method pmtl"
@@ -52,33 +52,41 @@ def test_an_empty_register_is_stated_and_not_made(coterie, register):
     assert not register.exists()
 
 
-def test_two_runs_on_the_same_data_are_told_of_and_listed(coterie, register):
+def test_two_runs_on_the_same_clients_are_told_of_and_listed(coterie, register):
     code, out, err = coterie(f"{FOUR} --out one")
     assert code == 0 and err == ""
-    code, out, err = coterie(f"{TWO} --noise-multiplier 3 --out two")
+    code, out, err = coterie(f"{TWO} --noise-multiplier 3 --test 2 --out two")
     assert code == 0 and len(out.splitlines()) == 1 and json.loads(out)["run"] == "two"
-    assert err.startswith("This data has already been used by 1 private run: together with this")
+    assert err.startswith("1 private run on these clients (synthetic): together epsilon at most ")
     assert err.count("\n") == 1
 
     found = listed(coterie)
     (data,) = found["data"]
     assert found["register"] == str(register)
     assert set(data) == {
-        "fingerprint", "data", "runs", "epsilon", "delta", "total", "remaining",
+        "fingerprint", "data", "population", "clients", "runs", "epsilon", "delta", "mu", "total",
+        "remaining",
     }  # fmt: skip
-    assert data["fingerprint"] == json.loads(Path("one/data.json").read_text())["fingerprint"]
-    assert (data["data"], data["total"], data["remaining"]) == ("synthetic", None, None)
+    assert (data["data"], data["clients"]) == ("synthetic", 12)
+    assert data["total"] is data["remaining"] is None
     assert [set(run) for run in data["runs"]] == [
-        {"run", "method", "epsilon", "delta", "relation", "date"}
+        {"run", "data", "fingerprint", "method", "epsilon", "delta", "relation", "date"}
     ] * 2
     # Closed forms of Gaussian DP, for each run and for both.
     together = math.sqrt(2 / 16 + 2 / 9)
+    assert data["mu"] == pytest.approx(together)
     for told, mu in zip((*data["runs"], data), (2**0.5 / 4, 2**0.5 / 3, together), strict=True):
         assert gaussian_delta(told["epsilon"], mu) == pytest.approx(DELTA, rel=1e-4)
         assert told["delta"] == DELTA
     assert [run["run"] for run in data["runs"]] == [
         str(Path(one).resolve()) for one in ("one", "two")
     ]
+    # What was spent then is in the results, for the owner.
+    stated = [
+        json.loads(Path(one, "result.json").read_text())["register"] for one in ("one", "two")
+    ]
+    assert [one["runs"] for one in stated] == [1, 2]
+    assert stated[1]["epsilon"] == data["epsilon"]
 
 
 def test_the_table_rounds_epsilon_up_and_what_remains_down(coterie, register):
@@ -87,12 +95,13 @@ def test_the_table_rounds_epsilon_up_and_what_remains_down(coterie, register):
     assert code == 0
     head, row, *rest = out.splitlines()
     assert head.split() == [
-        "data", "fingerprint", "runs", "epsilon", "delta", "total", "remaining",
+        "data", "fingerprint", "clients", "runs", "mu", "epsilon", "delta", "total", "remaining",
     ]  # fmt: skip
     data = listed(coterie)["data"][0]
-    name, mark, runs, epsilon, delta, total, left = row.split()
-    assert (name, runs, delta, total) == ("synthetic", "1", "1e-05", "2")
+    name, mark, clients, runs, mu, epsilon, delta, total, left = row.split()
+    assert (name, clients, runs, delta, total) == ("synthetic", "12", "1", "1e-05", "2")
     assert data["fingerprint"].startswith(mark)
+    assert data["mu"] <= float(mu) < data["mu"] * 1.001
     assert data["epsilon"] <= float(epsilon) < data["epsilon"] * 1.001
     assert data["remaining"] == 2 - data["epsilon"]
     assert data["remaining"] - 1e-4 <= float(left) <= data["remaining"]
@@ -118,7 +127,7 @@ def test_a_run_beyond_the_total_is_refused_with_status_2_and_leaves_nothing(cote
     code, *_ = coterie(f"budget --total 5 --data-fingerprint {mark}")
     assert code == 0
     code, _, err = coterie(f"{FOUR} --out two")
-    assert code == 0 and "already been used by 1 private run" in err
+    assert code == 0 and "1 private run on these clients" in err
     # Both runs: mu = sqrt(4) / 4.
     row = listed(coterie)["data"][0]
     assert gaussian_delta(row["epsilon"], 0.5) == pytest.approx(DELTA, rel=1e-4)
@@ -134,6 +143,34 @@ def test_several_epsilons_are_several_runs(coterie, register):
     assert code == 0 and len(read_register(register).entries) == 2
 
 
+PLAN = """
+[data]
+name = "synthetic"
+options = {clients = 12, rows = 8, features = 3}
+"""
+
+
+def test_a_sweep_that_does_not_fit_the_total_is_refused_as_a_whole(coterie, register):
+    """Each of the epsilons fits, and the first two do."""
+    Path("plan.toml").write_text(PLAN)
+    assert coterie("budget --total 1.2 --plan plan.toml")[0] == 0
+    code, out, err = coterie(f"{TWO} --epsilon 0.5,0.7,1 --out all")
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert "these 3 runs ask for" in err and "0 private runs spent at most 0," in err
+    assert not Path("all").exists() and not read_register(register).entries
+    code, *_ = coterie(f"{TWO} --epsilon 0.5,0.7 --out two")
+    assert code == 0 and len(read_register(register).entries) == 2
+
+
+def test_a_demo_that_does_not_fit_the_total_is_refused_as_a_whole(coterie, register):
+    """Three private runs at epsilon 1 each."""
+    Path("plan.toml").write_text('[data]\nname = "synthetic"\n')
+    coterie("budget --total 1.5 --plan plan.toml")
+    code, _, err = coterie("demo --data synthetic --epsilon 1 --out demo")
+    assert code == 2 and "runs ask for" in err
+    assert not Path("demo").exists() and not read_register(register).entries
+
+
 def test_the_demo_is_counted_too(register, monkeypatch):
     given = []
 
@@ -143,45 +180,58 @@ def test_the_demo_is_counted_too(register, monkeypatch):
 
     monkeypatch.setattr("coterie.cli.train.execute", stop)
     assert main(["demo", "--data", "synthetic"]) == 2
-    assert given[0].path == register
+    assert given[0].register == register
 
 
-def test_a_total_may_be_declared_before_the_first_run(coterie):
-    mark = "0123456789abcdef" * 2
-    code, *_ = coterie(f"budget --total 1 --data-fingerprint {mark}")
-    assert code == 0
-    (row,) = listed(coterie, f"--data-fingerprint {mark[:6]}")["data"]
-    assert (row["runs"], row["epsilon"], row["total"], row["remaining"]) == ([], 0.0, 1.0, 1.0)
-    coterie(f"budget --total inf --data-fingerprint {mark}")
-    assert listed(coterie)["data"] == []
+def test_a_total_may_be_declared_before_the_first_run(coterie, register):
+    Path("plan.toml").write_text(PLAN)
+    assert listed(coterie, "--plan plan.toml")["data"] == []
+    assert coterie("budget --total 1.5 --plan plan.toml")[0] == 0
+    (row,) = listed(coterie, "--plan plan.toml")["data"]
+    assert (row["runs"], row["epsilon"], row["total"], row["remaining"]) == ([], 0.0, 1.5, 1.5)
+    assert (row["data"], row["clients"], row["delta"]) == ("synthetic", 12, DELTA)
+    assert coterie(f"{FOUR} --out one")[0] == 0
+    assert coterie(f"{FOUR} --out two")[0] == 2
+    (row,) = listed(coterie, f"--data-fingerprint {row['fingerprint'][:6].upper()}")["data"]
+    assert len(row["runs"]) == 1 and row["remaining"] == 1.5 - row["epsilon"]
+    coterie("budget --total inf --plan plan.toml")
+    assert listed(coterie)["data"][0]["total"] is None
 
 
-def test_only_the_data_that_is_asked_for_is_shown(coterie):
-    marks = ["a" * 32, "ab" * 16]
-    for mark in marks:
-        coterie(f"budget --total 1 --data-fingerprint {mark}")
-    assert [row["fingerprint"] for row in listed(coterie)["data"]] == marks
-    shown = listed(coterie, "--data-fingerprint AB")["data"]
-    assert [row["fingerprint"] for row in shown] == marks[1:]
-    code, _, err = coterie("budget --data-fingerprint a")
-    assert code == 2 and "2 data begin with it" in err
+def test_only_the_clients_that_are_asked_for_are_shown(coterie):
+    coterie(f"{FOUR} --out one")
+    coterie(f"{FOUR} --population b --out two")
+    first, second = listed(coterie)["data"]
+    assert second["population"] == "b" and first["fingerprint"] != second["fingerprint"]
+    assert listed(coterie, "--run two")["data"] == [second]
+    code, _, err = coterie("budget --data-fingerprint=")
+    assert code == 2 and "not in the register" in err
+    # Clients of another population join it.
+    code, out, _ = coterie("budget --run one --population b")
+    assert code == 0 and "population b" in out
+    (row,) = listed(coterie)["data"]
+    assert row["fingerprint"] == second["fingerprint"] and len(row["runs"]) == 2
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("--total 1", "--total: of which data?"),
-        ("--total 0 --data-fingerprint " + "a" * 32, "expected a positive number"),
-        ("--total nan --data-fingerprint " + "a" * 32, "expected a positive number"),
+        ("--total 1", "--total: of which clients?"),
+        ("--population a", "--population: of which run?"),
+        ("--total 0 --plan plan.toml", "expected a positive number"),
+        ("--total nan --plan plan.toml", "expected a positive number"),
         ("--data-fingerprint beef", "beef: not in the register"),
         ("--total 1 --data-fingerprint=", "not in the register"),
         ("--total 1 --run nowhere", "nowhere: no such folder"),
-        ("--total 1 --run .", "the fingerprint of its data cannot be read"),
+        ("--total 1 --run .", "not in the budget register"),
+        ("--run . --population a", "not in the budget register"),
         ("--run . --data-fingerprint aa", "give one of them"),
+        ("--total 1 --plan none.toml", "none.toml"),
         ("--forget runs/one", "unknown argument '--forget'"),  # spent stays spent
     ],
 )
 def test_bad_input_is_refused_in_one_line(coterie, register, line, told):
+    Path("plan.toml").write_text(PLAN)
     code, out, err = coterie(f"budget {line}")
     assert code == 2 and out == "" and told in err and err.count("\n") == 1
     assert not register.exists()

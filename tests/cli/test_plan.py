@@ -2,21 +2,21 @@
 
 import json
 import math
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.report.runs import check, drawn
 
 from coterie.cli.main import main
 from coterie.data.federated import Spec
 from coterie.methods.base import choices
 from coterie.methods.pmtl import PMTL
-from coterie.plan.advice import advise, clients_for, mu_of
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import advice_for, plan_for, resolve
+from coterie.planning.advice import advise, clients_for, mu_of
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import advice_for, plan_for, resolve
 from coterie.privacy.guarantee import round_up
 from coterie.privacy.sampling import Poisson
 
@@ -218,17 +218,49 @@ def test_the_answer_comes_first_and_fits_a_screen(told):
 @pytest.mark.full
 def test_plots_are_files_that_need_no_network(told, tmp_path):
     pytest.importorskip("altair")
-    paths = [tmp_path / f"plan.{kind}" for kind in ("html", "svg", "png")]
-    told("--clients 100 --parameters 10 " + " ".join(f"--plot {path}" for path in paths))
-    page, picture = paths[0].read_text(), paths[1].read_text()
-    assert not re.search(r'(src|href)="https?:', page) and "vegaEmbed" in page
-    assert picture.startswith("<svg") and "rounds" in picture and "clients" in picture
-    assert paths[2].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    paths = [tmp_path / f"plan.{kind}" for kind in ("html", "svg", "png", "pdf")]
+    told("--clients 60 --parameters 10 " + " ".join(f"--plot {path}" for path in paths))
+    picture = paths[1].read_text()
+    assert picture.startswith("<svg") and "joining should bring a small gain" in picture
+    assert "rounds" in picture and "clients" in picture and "this plan" in picture
+    assert (
+        paths[2].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and paths[3].read_bytes()[:4] == b"%PDF"
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("clients", "answer"),
+    [(30, "Joining should not pay: train locally."), (60, "Joining should bring a small gain."),
+     (550, "Joining should pay.")],
+)  # fmt: skip
+def test_the_page_of_a_plan_is_a_report(told, tmp_path, clients, answer):
+    pytest.importorskip("altair")
+    flags = f"--clients {clients} --epsilon 1 --parameters 10"
+    found = json.loads(told(f"{flags} --json"))
+    told(f"{flags} --plot {tmp_path / 'plan.html'}")
+    page = (tmp_path / "plan.html").read_text()
+    parts = check(page)
+    text = " ".join(" ".join(parts.texts).split())
+    assert answer in text[: text.index("What epsilon means")]
+    assert all(line in text for line in (found["words"], *found["remedies"]))
+    assert ("What would help" in text) == bool(found["remedies"])
+    assert found["delta"] == 1e-5 and "epsilon at delta 0.00001, against other clients" in text
+    assert "It does not hold against the server" in text
+    for row in found["by_epsilon"]:
+        assert f"{row['epsilon']:g} {row['verdict']} {row['rounds']:,}" in text
+    by_rounds, by_clients = drawn(parts).values()
+    (here,) = by_rounds["datasets"]["rounds_here"]
+    assert (here["x"], here["y"]) == (found["rounds"], pytest.approx(found["epsilon_spent"], 1e-4))
+    (here,) = by_clients["datasets"]["clients_here"]
+    assert (here["x"], here["y"]) == (clients, pytest.approx(found["error"]["relative"], 1e-4))
+    whole = [(row["x"], row["y"]) for row in by_rounds["datasets"]["by_rounds"]]
+    assert whole == [pytest.approx(point, rel=1e-4) for point in found["epsilon_by_rounds"]]
 
 
 def test_plots_of_other_kinds_are_refused(told, tmp_path):
-    err = told(f"--clients 100 --parameters 10 --plot {tmp_path}/plan.pdf", code=2)
-    assert ".html, .svg, .png" in err
+    err = told(f"--clients 100 --parameters 10 --plot {tmp_path}/plan.bmp", code=2)
+    assert ".html, .svg, .png, .pdf" in err
 
 
 @pytest.mark.parametrize(
@@ -346,11 +378,11 @@ def test_noise_under_one_clip_gets_a_method_under_one_clip(told):
         ("--clients 30 --features 3 --classes 1", "--classes 1"),
         ("--clients 0 --parameters 5", "clients = 0"),
         ("--clients 30 --parameters 0", "parameters = 0"),
-        ("--clients 30 --parameters 5 --epsilon 0", "epsilon = 0"),
+        ("--clients 30 --parameters 5 --epsilon 0", "--epsilon 0: expected"),
         ("--clients 0 --parameters 5 --epsilon inf", "clients = 0"),
         ("--clients 30 --parameters 5 --cohort 31", "30"),
-        ("--clients 30 --parameters 5 --rounds 0", "rounds = 0"),
-        ("--clients 30 --parameters 5 --noise-multiplier 0", "noise_multiplier = 0"),
+        ("--clients 30 --parameters 5 --rounds 0", "--rounds 0: expected"),
+        ("--clients 30 --parameters 5 --noise-multiplier 0", "--noise-multiplier 0: expected"),
         ("--clients 30 --parameters 5 --sampling fixed", "--cohort"),
         ("--clients 30 --parameters 5 --sampling fixed --cohort 5", "relation 'replace'"),
         ("--clients 30 --parameters 5 --data synthetic", "--parameters 5"),

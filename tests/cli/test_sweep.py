@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from coterie.cli.main import main
-from coterie.plan.plan import Plan
-from coterie.run.run import execute
+from coterie.planning.plan import Plan
+from coterie.runs.run import execute
 
 pytestmark = pytest.mark.full
 

@@ -25,7 +25,7 @@ from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.sampling import Poisson
 

@@ -289,7 +289,7 @@ def test_fields_that_are_not_for_init_are_not_written_or_read():
 
 
 def test_the_real_samplers_and_plans_round_trip():
-    from coterie.plan.plan import Privacy
+    from coterie.planning.plan import Privacy
     from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
 
     for sampler in (Everyone(), Poisson(), Poisson(2.5, True), FixedSize(3), FixedSize(4, True)):

@@ -129,7 +129,7 @@ def test_with_gaps_memory_maps_and_targets_as_clients(tmp_path: Path) -> None:
         (Source(positive=9), r"no row of class 9; the classes found are 0\.\.3: correct"),
         (Source(positive=(3, "x")), "no row of class x; the classes found"),
         (Source(positive=9, classes=6), r"class 9 is not declared; the declared classes are"),
-        (Source(positive=(0, 1, 2, 3)), r"positive names all classes found, 0\.\.3; leave"),
+        (Source(positive=(0, 1, 2, 3)), r"positive= names all classes found, 0\.\.3; leave"),
         (Source(positive=3, classes=3), "class 3 is not declared; the declared classes are"),
         (Source(positive=1, classes=3), r"label '3' is outside the declared classes 0\.\.2;"),
         (Source(task="binary"), r"label 3 is outside the classes 0\.\.1 of a binary task "),
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_classes_that_are_not_counted_from_0_are_listed() -> None:
-    with pytest.raises(DataError, match="the classes found are 2, 5, 7: correct positive"):
+    with pytest.raises(DataError, match="the classes found are 2, 5, 7: correct positive="):
         from_arrays(X[:3], [5, 2, 7], OWNERS[:3], source=Source(positive=1))
     with pytest.raises(DataError, match=r"found are 5, .*, 16, \.\.\. \(95 in all\)"):
         from_arrays(np.ones((95, 1)), range(5, 100), [0] * 95, source=Source(positive=1))

@@ -167,7 +167,7 @@ def test_every_name_opens(schools: FederatedDataset) -> None:
 
 def test_unknown_names_and_options_are_explained() -> None:
     refused(r"'distrits'.*districts, digits.*path to a file", datasets.open_named, "distrits")
-    with pytest.raises(DataError, match=r"no option 'client'; its options are clients, skew"):
+    with pytest.raises(DataError, match=r"no option 'client' \(did you mean 'clients'\?\); its"):
         datasets.open_named("digits", client=3)
     refused("no option 'kind'", datasets.open_named, "synthetic:clusters", kind="mean")
     refused("it has no options", datasets.open_named, "districts", seed=3)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from scipy import sparse, stats
@@ -289,3 +290,31 @@ def test_sizes_and_clients_are_possible(data: FederatedDataset) -> None:
     for clients in (0, 6):
         refused(f"clients = {clients}: expected 1 to 5", data.first, clients)
     refused("rows = 0: expected at least 1 row of each client", data.at_most, 0, seed=0)
+
+
+def test_medians_that_fill_gaps_are_of_training_rows(tmp_path):
+    """Held-out rows have no part in them: other values there change no training row."""
+    draw = np.random.default_rng(0)
+    x, client = draw.normal(size=(200, 3)), np.arange(200) % 7
+    x[draw.random(x.shape) < 0.2] = np.nan
+    split = (draw.random(200) < 0.3).astype(int)
+
+    def parts(values):
+        rows = {f"x{at}": column for at, column in enumerate(values.T)}
+        frame = pa.table({"client": client, "y": np.arange(200.0), "split": split, **rows})
+        return load(frame, missing="client-median", task="regression").split_by_source()
+
+    train, test = parts(x)
+    for at, name in enumerate(train.names):
+        own = (client == int(name)) & (split == 0)
+        medians = np.nanmedian(x[own], axis=0)
+        np.testing.assert_allclose(train.scaling["fills"][at], medians, rtol=1e-5, atol=1e-6)
+        for part, rows in ((train, own), (test, (client == int(name)) & (split == 1))):
+            found = part.features[part.offsets[at] : part.offsets[at + 1]]
+            wanted = np.where(np.isnan(x[rows]), medians, x[rows])
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    other, _ = parts(np.where(split[:, None] == 1, x + 5, x))
+    assert torch.equal(other.features, train.features)
+    again, held = train.split(0.5, seed=1)  # of training rows, such as validation rows
+    assert not np.array_equal(again.scaling["fills"], train.scaling["fills"])
+    assert np.array_equal(held.scaling["fills"], again.scaling["fills"])

@@ -15,7 +15,7 @@ from coterie.deploy.coordinator import run_coordinator
 from coterie.deploy.federation import Agreement, make_agreement
 from coterie.deploy.results import save_models
 from coterie.deploy.site import Site
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 
 
 @dataclass

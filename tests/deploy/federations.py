@@ -14,7 +14,7 @@ from coterie.deploy.federation import Agreement, Federation, SiteEntry
 from coterie.deploy.messages import Envelope, RefusedError, pack, public_hex, unpack
 from coterie.deploy.rows import place_rows
 from coterie.deploy.site import Site
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 
 Tamper = Callable[[str, Envelope, Envelope], Answer | None]
 """Takes site, question and answer; gives what arrives instead, or None for nothing at all."""

@@ -32,7 +32,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.ledger import Ledger
 from coterie.privacy.noise import LocalNoise

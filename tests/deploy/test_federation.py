@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coterie.core.config import ConfigError, from_table, to_table, to_toml
 from coterie.deploy.federation import Federation, SiteEntry, load_federation, make_agreement
 from coterie.deploy.messages import public_hex
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(5)]
 HEX = [public_hex(key) for key in KEYS]

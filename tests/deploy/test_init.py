@@ -408,8 +408,8 @@ def test_the_readme_says_whose_keys_they_are(app, tmp_path):
 
 
 def test_whether_joining_pays_is_said_before_anything_is_spent(tmp_path, capsys):
-    from coterie.plan.advice import Advice
-    from coterie.plan.rules import advice_for
+    from coterie.planning.advice import Advice
+    from coterie.planning.rules import advice_for
 
     plan = _plan(tmp_path / "plan.toml")
     given = ["deploy", "init", str(tmp_path / "a"), "--plan", str(plan), "--sites", *SITES, *FACTS]

@@ -28,8 +28,8 @@ from coterie.deploy.coordinator import Coordinator
 from coterie.engine.models import client_scaling, stacked_models
 from coterie.privacy.sampling import Everyone
 from coterie.report.page import write_report
-from coterie.run.run import execute
-from coterie.verify import verify
+from coterie.runs.run import execute
+from coterie.verification import verify
 
 pytestmark = pytest.mark.full
 PUBLIC = ("plan.toml", "federation.toml", "ledger.jsonl", "posts.npz", "shared.npz")
@@ -210,7 +210,7 @@ def test_the_length_of_a_run_does_not_tell_who_was_drawn(tmp_path, monkeypatch):
     seen, waits = [], []
     for name, seed in (("one", 3), ("other", 4)):
         clock = [datetime(2026, 1, 1, tzinfo=UTC)]
-        for module in ("run.log", "run.certificate"):
+        for module in ("runs.log", "runs.certificate"):
             monkeypatch.setattr(
                 f"coterie.{module}.now", lambda c=clock: c[0].strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             )
@@ -566,3 +566,22 @@ def test_scaling_that_is_damaged_is_refused(tmp_path):
         client_scaling(tmp_path, ["a"])
     with pytest.raises(ValueError, match="not among the 1 clients"):
         client_scaling(tmp_path, ["b"])
+
+
+def test_a_deployment_states_declarations_and_can_be_signed(tmp_path):
+    """The certificate has the unit; the statement has what the coordinator observes."""
+    about = ct.About(unit="one hospital with all its patients", operator="Consortium")
+    made = deploy(tmp_path / "deployment", about=about)
+    made.coordinate()
+    told = strict(made.run / "guarantee.json")
+    assert told["about"] == about.texts() and told["inputs"] == []
+    assert verify(made.run).verified
+    key, page = tmp_path / "owner", tmp_path / "statement.html"
+    assert main(["sign", "--new-key", str(key)]) == 0
+    assert main(["sign", str(made.run), "--key", str(key)]) == 0
+    assert main(["verify", str(made.run), "--key", f"{key}.pub"]) == 0
+    assert main(["report", str(made.run), "--statement", str(page)]) == 0
+    text = page.read_text()
+    for said in (about.unit, "12 clients at 3 sites", "the coordinator", "Deployed with trust"):
+        assert said in text
+    assert "the server, with secure aggregation" not in text

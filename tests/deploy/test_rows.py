@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.deploy.federations import federate, rows_of

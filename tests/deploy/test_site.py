@@ -30,9 +30,10 @@ from coterie.engine.store import Store
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.privacy.noise import LocalNoise
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
+from coterie.runs.budget import Budget, declare_total, read_register
 
 pytestmark = pytest.mark.full
 
@@ -840,3 +841,75 @@ def test_lost_state_and_changed_rows_are_noticed(tmp_path):
     changed = replace(ROWS, targets=ROWS.targets + 1)
     other.site.rows = changed
     expect(other.send(other.round(1, counted=0)), "refused", "rows")
+
+
+# --- the budget register of the site --------------------------------------------------------------
+
+SECRET = replace(PLAN, simulation_seed=None)
+"""The same plan with secret noise."""
+
+
+def held(world):
+    return read_register(world.site.budget.path).entries
+
+
+@pytest.fixture
+def counting(tmp_path):
+    budget = Budget(tmp_path / "register.json", lambda text: None)
+    return World(tmp_path, SECRET, budget=budget, runs=3)
+
+
+def test_a_run_is_entered_before_its_first_answer_leaves_and_once(counting, monkeypatch):
+    counting.join()
+    assert held(counting) == ()  # a handshake spends nothing
+
+    def broken(*args):
+        (entry,) = held(counting)
+        assert entry.guarantee == counting.agreement.guarantee
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site_module.SiteRun, "_compute", broken)
+        expect(counting.send(counting.round(0)), "failed", "MemoryError")
+    counting.open()
+    for number in range(2):
+        expect(counting.send(counting.round(number, counted=number - 1)), "round")
+    (entry,) = held(counting)
+    known = read_register(counting.site.budget.path)
+    group = known.group([DATA.names[one] for one in OWN], "")
+    assert known.groups[entry.fingerprint] == group
+    assert entry.run == str(counting.site.folder / counting.run)
+
+
+def test_runs_of_a_site_add_up_and_end_at_its_total(counting):
+    """The coordinator learns that the site does not take part, and not what it spent before."""
+    path, each = counting.site.budget.path, counting.agreement.guarantee.epsilon
+    names = [DATA.names[one] for one in OWN]
+    declare_total(path, (names, ""), 1.5 * each, "rows.csv")
+    counting.join()
+    expect(counting.send(counting.round(0)), "round")
+    counting.run = RUNS[2]
+    answer = expect(counting.send(counting.hello()), "refused", "the budget register of this site")
+    assert "epsilon" not in answer.body["reason"] and not any(map(str.isdigit, str(answer.body)))
+    assert (
+        "the total declared for these clients" in (counting.site.folder / "errors.log").read_text()
+    )
+    assert not (counting.site.folder / RUNS[2]).exists() and len(held(counting)) == 1
+    declare_total(path, (names, ""), 9 * each, "rows.csv")
+    counting.join()
+    declare_total(path, (names, ""), each, "rows.csv")  # after the handshake
+    expect(counting.send(counting.round(0)), "refused", "the budget register of this site")
+    assert len(held(counting)) == 1
+
+
+def test_a_site_with_a_damaged_register_does_not_answer(counting):
+    counting.site.budget.path.write_text("{")
+    expect(counting.send(counting.hello()), "refused", "the budget register of this site")
+    assert "damaged" in (counting.site.folder / "errors.log").read_text()
+
+
+def test_simulated_runs_of_a_site_are_not_entered(tmp_path):
+    budget = Budget(tmp_path / "register.json", lambda text: None)
+    world = World(tmp_path, budget=budget).join()
+    expect(world.send(world.round(0)), "round")
+    assert not budget.path.exists()

@@ -13,7 +13,7 @@ from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import Speed, simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.solvers.sgd import SGD
 
 

@@ -10,7 +10,7 @@ from coterie.methods.baselines import Single
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.methods.mpmtl import MPMTL
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.privacy.mechanisms import GaussianRows, GaussianSum
 from coterie.privacy.moments import GaussianGram, Squares
 

@@ -18,7 +18,7 @@ from coterie.methods.mpmtl import MPMTL, framework
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.ledger import OverspentError
 
 DATA = synthetic("mean", clients=4, rows=5, features=3, seed=0).data

@@ -11,7 +11,7 @@ from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 from coterie.solvers.sgd import SGD
 

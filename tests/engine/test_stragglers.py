@@ -16,10 +16,10 @@ from coterie.evaluation.history import History
 from coterie.evaluation.score import evaluate
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.stragglers import Stragglers
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.stragglers import Stragglers
 from coterie.privacy.sampling import Poisson
-from coterie.run.run import execute
+from coterie.runs.run import execute
 
 FREE = Privacy(epsilon=math.inf)
 

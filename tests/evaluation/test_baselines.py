@@ -22,8 +22,6 @@ from coterie.evaluation.baselines import (
     Baselines,
     Paired,
     score_baselines,
-    verdict,
-    verdicts,
 )
 from coterie.evaluation.metrics import Score
 from coterie.evaluation.score import evaluate
@@ -32,10 +30,10 @@ from coterie.methods.baselines import Local, LocalStar, PooledLinear
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.report.page import write_report
 from coterie.report.read import read_finished
-from coterie.run.run import execute
+from coterie.runs.run import execute
 
 pytestmark = pytest.mark.full
 
@@ -78,7 +76,7 @@ def test_pairs_are_those_of_a_paired_t_test():
 
 def test_pairs_without_numbers():
     same = Paired.of(scored([1.0, 2.0]), scored([1.0, 2.0]))
-    assert (same.difference, same.t, same.worse) == (0, 0, 0)
+    assert (same.difference, same.t, same.worse, same.better) == (0, 0, 0, 0)
     broken = Paired.of(scored([math.nan, math.inf, 1.0]), scored([1.0, 2.0, 3.0]))
     assert math.isnan(broken.difference) and math.isnan(broken.t)
     assert broken.worse == pytest.approx(2 / 3), "a model that broke is worse than one that did not"
@@ -207,6 +205,7 @@ def test_a_run_keeps_its_baselines(whole):
         apart = np.array(metrics["error"]) - np.array(columns[one["name"]])
         assert one["difference"] == pytest.approx(apart.mean())
         assert one["share_worse_off"] == (apart > 0).mean()
+        assert one["share_better_off"] == (apart < 0).mean()
     assert Plan.load(folder / "plan.toml").baselines == tuple(NAMES)
 
 
@@ -283,50 +282,6 @@ def test_a_run_that_is_killed_during_its_baselines_ends_the_same(whole, tmp_path
 # --- words
 
 
-def told_of(name="local_star", t=-20.0, worse=0.09, **more):
-    keys = {"value": 0.5, "standard_error": 0.01, "difference": (t or 0) / 1000}
-    keys |= {"difference_standard_error": 0.001, "share_worse_than_local_star": None}
-    return {
-        "name": name,
-        "label": name,
-        "t": t,
-        "share_worse_off": worse,
-        **keys,
-        **more,
-    }
-
-
-def test_the_verdict_names_the_average_and_those_who_lose():
-    mixed = told_of("mixed", share_worse_than_local_star=0.08)
-    assert verdict([told_of("local", worse=0.05), told_of(), mixed]) == (
-        "Compared with local training, joining is better on average (t = -20.0); 5 % of clients "
-        "are worse off. Compared with local*, joining is better on average (t = -20.0); 9 % of "
-        "clients are worse off (8 % without privacy)."
-    )
-    lost = [told_of("local", t=5.0, worse=0.8)]
-    first, second, promise = verdicts({"pmtl": [told_of("local")], "fedavg": lost})
-    assert first.startswith("pmtl: Compared") and second == (
-        "fedavg: Compared with local training, joining is worse on average (t = 5.0); 80 % of "
-        "clients are worse off."
-    )
-    for t in (1.0, -1.0):
-        line, promise = verdicts({"pmtl": [told_of("local", t=t)]})
-        assert "makes no clear difference on average" in line
-        assert promise == "These are averages over clients; no single client is promised a gain."
-    # Three clients that all lose, one of them much: the mean is not clear, the losses are.
-    assert verdict([told_of("local", t=1.7, worse=1.0)]) == (
-        "Compared with local training, joining makes 100 % of clients worse off; the mean "
-        "difference varies too much between clients to be clear (t = 1.7)."
-    )
-    assert verdict([told_of("local", t=-3.0, worse=0.7)]) == (
-        "Compared with local training, joining is better on average (t = -3.0), by large gains of "
-        "a few clients; 70 % of clients are worse off."
-    )
-    assert verdict([]) == "" and verdict([told_of(t=None)]) == ""
-    assert list(verdicts({"pmtl": [told_of(t=None)]})) == [promise]
-    assert list(verdicts({"local": []})) == []
-
-
 def test_a_page_shows_the_baselines_the_verdict_and_the_choice(whole, tmp_path):
     folders = [Path(shutil.copytree(whole[0], tmp_path / "one"))]
     for name, method in (("two", FedAvg()), ("three", Local())):
@@ -340,25 +295,26 @@ def test_a_page_shows_the_baselines_the_verdict_and_the_choice(whole, tmp_path):
     assert f"{100 * told[1]['share_worse_off']:.0f} %" in page
     verdict = whole[1].summary["verdict"]
     top = page[page.index("<header") : page.index("</header>")]
-    assert f"Chosen by auto: {html.escape(CHOSEN)}." in top
+    assert "Verdict" not in top and "Chosen" not in top, "the first screen has one verdict"
+    before = page[page.index('<h2 id="plan"') :]
+    assert f"Chosen by auto: {html.escape(CHOSEN)}." in before
     assert verdict["verdict"] in ("join", "small gain", "learn alone")
-    assert f"Verdict before the run: {verdict['verdict']}. " in top
-    assert html.escape(verdict["words"]) in top
-    assert all(html.escape(told) in top for told in verdict["remedies"])
+    assert f"The verdict was: {verdict['verdict']}. {html.escape(verdict['words'])}" in before
+    assert all(html.escape(told) in before for told in verdict["remedies"])
     result = json.loads((folders[0] / "result.json").read_text())
     (folders[0] / "result.json").write_text(json.dumps(result | {"r2": -7393.0, "r2_median": 0.21}))
     several = write_report(folders, tmp_path / "all.html").read_text()
     assert several.count(DESCRIPTIONS["local_star"]) == 1
     assert several.count('<th scope="col">local*: ') == 1
     assert several.count("against local*</figcaption>") == 2
-    assert "pmtl: Chosen by auto" in several[: several.index("</header>")]
+    assert "pmtl: Chosen by auto" in several and "verdict before the run" in several
     assert "0.21 (median)" in several and "7393" not in several
     # Folders of earlier versions have none of this, and are shown without.
     for key in ("references", "references_missing", "verdict", "chosen"):
         del result[key]
     (folders[0] / "result.json").write_text(json.dumps(result))
     old = write_report(folders[:1], tmp_path / "old.html").read_text()
-    assert 'id="baselines"' not in old and "Verdict" not in old
+    assert 'id="baselines"' not in old and "The verdict was" not in old
 
 
 def test_nothing_is_told_of_nothing():

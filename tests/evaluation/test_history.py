@@ -26,8 +26,8 @@ from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
-from coterie.run.run import execute
+from coterie.planning.plan import Plan, Privacy
+from coterie.runs.run import execute
 
 pytestmark = pytest.mark.full
 

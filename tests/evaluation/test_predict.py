@@ -18,7 +18,7 @@ from coterie.evaluation.score import evaluate
 from coterie.methods.baselines import Local
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.solvers.sgd import SGD
 
 TASKS = ["regression", "binary", "multiclass", "multilabel"]

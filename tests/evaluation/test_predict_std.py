@@ -11,11 +11,11 @@ import coterie as ct
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames, synthetic
 from coterie.engine.simulate import simulate
-from coterie.evaluation.predict import decision_function, predict
+from coterie.evaluation.predict import decision_function, predict, std_by, variances
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Privacy
-from coterie.plan.rules import plan_for
+from coterie.planning.plan import Privacy
+from coterie.planning.rules import plan_for
 
 pytestmark = pytest.mark.full
 TASKS = ["regression", "binary", "multiclass", "multilabel"]
@@ -160,3 +160,23 @@ def test_what_cannot_be_told_is_refused():
     assert ct.predict is predict
     with pytest.raises(NotImplementedError, match="leave guard or return_std out"):
         predict(run(train, method=PFEB(guard=True), rounds=1), test, return_std=True, train=train)
+
+
+@pytest.mark.parametrize("task", ["regression", "binary"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_matrices_that_are_kept_give_the_deviations_without_training_rows(task, bias):
+    data = synthetic(clients=9, task=task).data if task == "binary" else drawn(9)
+    train, test = data.split(0.3, 0)
+    outcome = run(train, 5.0, PFEB(model=ct.Linear(bias=bias)), rounds=3)
+    kept = variances(outcome.plan.method, outcome.shared, train)["variance"]
+    _, wanted = predict(outcome, test, return_std=True, train=train)
+    np.testing.assert_allclose(std_by(test, kept), np.concatenate(wanted), rtol=1e-9)
+
+
+def test_matrices_are_kept_where_they_are_known_and_small(monkeypatch):
+    data = drawn(9)
+    outcome = run(data, 5.0, rounds=3)
+    assert variances(PMTL(), outcome.shared, data) == {}
+    assert variances(PFEB(guard=True), outcome.shared, data) == {}
+    monkeypatch.setattr("coterie.evaluation.predict.MOST_VALUES", 9 * 16 - 1)
+    assert variances(outcome.plan.method, outcome.shared, data) == {}

@@ -34,13 +34,13 @@ from coterie.evaluation.score import evaluate, mean_loss, noise_to_signal
 from coterie.methods.base import Notes
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.entropy import SystemEntropy, open_entropy
 from coterie.privacy.mechanisms import Exact, GaussianSum
 from coterie.privacy.sampling import Poisson
 from coterie.report.page import write_report
-from coterie.run.run import execute
-from coterie.run.summary import summarise
+from coterie.runs.run import execute
+from coterie.runs.summary import summarise
 
 
 def ragged(clients: int = 40, decimals: int | None = 1) -> tuple[FederatedDataset, Tree]:
@@ -153,7 +153,8 @@ def own_rows(data: FederatedDataset, models: Tree) -> list[tuple[np.ndarray, np.
 
 def check_mean(found: PerClient | None, expected: list[float]) -> None:
     assert found is not None
-    np.testing.assert_allclose(found.clients, expected, rtol=1e-9, atol=1e-12)
+    # Outputs are products in float32, whose last bits depend on the processor and on the shape.
+    np.testing.assert_allclose(found.clients, expected, rtol=1e-5, atol=1e-6)
     known = np.array(expected)[~np.isnan(expected)]
     assert found.left_out == len(expected) - len(known) > 0
     assert found.value == pytest.approx(known.mean())
@@ -217,7 +218,7 @@ def test_r2_agrees_with_the_oracle() -> None:
     assert set(score.own) == {"r2"}
     pieces = evaluated(made.data, made.truth, block=7).own["r2"]
     assert pieces is not None
-    np.testing.assert_allclose(pieces.clients, expected, rtol=1e-9)
+    np.testing.assert_allclose(pieces.clients, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_r2_is_about_a_clients_own_mean() -> None:

@@ -16,7 +16,7 @@ from coterie.methods.baselines import MTL, MTRL, Single
 from coterie.methods.dpaggr import DPAggr
 from coterie.methods.dpmtrl import DPMTRL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.solvers.multitask import relation_of
 from coterie.solvers.structured import OwnUnits
 

@@ -13,7 +13,7 @@ from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
 from coterie.methods.baselines import LAMS, Local, LocalStar, PooledLinear, own_shares, ridge_prior
 from coterie.models import MLP, Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.solvers.sgd import SGD
 
 pytestmark = pytest.mark.full

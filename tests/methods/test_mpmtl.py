@@ -18,8 +18,9 @@ from coterie.evaluation.score import evaluate, noise_to_signal
 from coterie.methods.baselines import MTL, Single
 from coterie.methods.mpmtl import MPMTL, framework
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
-from coterie.privacy.calibrate import Geometric, Power
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import resolve
+from coterie.privacy.calibrate import Geometric, Power, Theorem
 from coterie.privacy.noise import LaplaceNoise, PublishedWishart, WishartNoise
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.multitask import fit_multitask
@@ -550,3 +551,52 @@ def test_a_large_constant_column_does_no_harm():
         method = MPMTL(lam=0.05)
         errors.append(evaluate(method.model, run(method, train, rounds=2).rows, test).value)
     assert errors[1] < errors[0] + 0.02
+
+
+# --- as published
+
+
+@pytest.mark.parametrize("algorithm", [1, 2, 3])
+def test_published_algorithms_run_and_state_what_is_true(algorithm):
+    data = unit_clients(clients=60, rows=12)
+    plan = MPMTL.published(algorithm, epsilon=2.0, delta=1e-4, clip=1.0, rounds=2, lam=0.1)
+    outcome = simulate(replace(resolve(plan, data.spec), simulation_seed=0), data)
+    assert "NOT A GUARANTEE" in outcome.guarantee.statement()
+    assert outcome.guarantee.claimed_epsilon == pytest.approx(2.0)
+    assert bool(weights(outcome).isfinite().all())
+    features = data.spec.features
+    assert all(post.value["moment"].shape == (features, features) for post in outcome.posts)
+
+
+def test_algorithm_3_uses_the_diagonal_of_what_algorithm_2_releases():
+    data = unit_clients(clients=40)
+    plan = MPMTL.published(3, epsilon=5.0, delta=1e-4, clip=1.0, rounds=1, lam=0.1)
+    outcome = simulate(replace(resolve(plan, data.spec), simulation_seed=0), data)
+    expected = outcome.posts[0].value["moment"].diagonal()
+    torch.testing.assert_close(outcome.shared["moment"], expected)
+    with pytest.raises(ValueError, match="whole is for structure"):
+        MPMTL(whole=True)
+
+
+@pytest.mark.parametrize(
+    ("acceleration", "mu", "expected"),
+    [
+        ("off", 0.0, ("power", 0.0)),
+        ("on", 0.0, ("power", 0.4)),
+        ("off", 1e-3, ("geometric", (1 - 1e-3 / 1.001) ** 0.4)),
+        ("strong", 1e-3, ("geometric", (1 - math.sqrt(1e-3 / 1.001)) ** 0.2)),
+    ],
+)
+def test_theorem_6_chooses_the_shape_of_the_budget(acceleration, mu, expected):
+    data = unit_clients(clients=40)
+    method = MPMTL(model=PLAIN, solver="steps", acceleration=acceleration, mu=mu)
+    plan = Plan(method=method, privacy=Privacy(epsilon=1.0, spend=Theorem()), rounds=5)
+    with pytest.raises(ValueError, match="resolve"):
+        plan.guarantee(40)
+    spend = resolve(plan, data.spec).privacy.spend
+    kind, number = expected
+    assert spend.kind == kind
+    assert spend == (Power(number) if kind == "power" else Geometric(number))
+    assert resolve(plan, data.spec).guarantee(40).epsilon <= 1.0
+    with pytest.raises(ValueError, match="no theorem for mpmtl"):
+        resolve(replace(plan, method=MPMTL(model=PLAIN)), data.spec)

@@ -7,6 +7,7 @@ the multi-task problem is a plain SVM without intercept.
 import math
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import cvxpy as cp
 import numpy as np
@@ -17,18 +18,20 @@ from sklearn.svm import LinearSVC, LinearSVR
 
 from coterie.core.rng import Rng
 from coterie.data.federated import DataError, FederatedDataset, Spec
+from coterie.data.load import from_arrays
 from coterie.data.synthetic import synthetic
-from coterie.engine.simulate import simulate
+from coterie.engine.simulate import Progress, simulate
 from coterie.evaluation.score import evaluate
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM, combine
 from coterie.methods.svm import GlobalSVM, LocalSVM, joined
 from coterie.models import MLP, Linear
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import resolve, rounds_by_rule
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import resolve, rounds_by_rule
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.noise import LaplaceNoise
 from coterie.privacy.sampling import FixedSize, Poisson
+from coterie.runs.run import execute
 
 pytestmark = pytest.mark.full
 
@@ -331,7 +334,7 @@ def test_a_private_run_does_all_its_rounds():
 
 def test_the_default_plan_has_few_rounds_and_a_clip_to_match():
     from coterie.data.config import DataConfig
-    from coterie.plan.plan import Plan
+    from coterie.planning.plan import Plan
 
     data = toy("regression", clients=300, rows=5, features=4)
     plan = Plan(data=DataConfig(name="synthetic"), method=MTLSVM(), privacy=Privacy(epsilon=1.0))
@@ -528,7 +531,7 @@ def test_zero_rows_are_left_out_and_one_class_is_allowed_and_both_are_said():
     method = MTLSVM(model=PLAIN, stop=1e-8, epochs=50)
     told = method.notes(data=odd).data
     assert "2 rows are all zeros" in told[0]
-    assert told[1] == "1 clients have rows of one class only"  # no client is named
+    assert told[1] == "1 client has rows of one class only"  # no client is named
     assert MTLSVM().notes(data=odd).data[0] == told[1], "with a bias a zero row has a step"
     outcome = run(method, odd, rounds=2000)
     assert outcome.gap <= 1e-8 and np.isfinite(weights(outcome)).all()
@@ -593,3 +596,73 @@ def test_a_mask_says_that_it_is_no_privacy():
     assert "NOT differential privacy" in MTLSVM(mask="step").notes(private=False).caveats[0]
     assert "NOT differential privacy" in MTLSVM(mask="paper").notes(private=False).caveats[0]
     assert "comes from the noise" in MTLSVM(mask="step").notes(private=True).caveats[0]
+
+
+# --- as published
+
+
+def alike(clients: int) -> FederatedDataset:
+    """Clients with one row each, all the same; the last one stands apart, with the other class."""
+    rows = np.array([[1.0, 0.0]] * clients + [[0.0, 1.0]])
+    return from_arrays(rows, [1] * clients + [0], [f"c{k}" for k in range(clients + 1)])
+
+
+@pytest.mark.parametrize("c2", [0.5, 2.0, 10.0])
+def test_published_regression_ends_at_the_fixed_point_of_step_27(c2: float) -> None:
+    """(1/C2 - 1) b = y -+ tube and w + v = (1 + 1/C2) b, not b (1 + 1/C2) = y -+ tube."""
+    data = from_arrays(np.eye(2), [1.0, -3.0], ["a", "b"], task="regression")
+    outcome = simulate(MTLSVM.published(c2=c2, rounds=20, update="add"), data)
+    dual = np.array([1.0 - 0.1, -3.0 + 0.1]) / (1 / c2 - 1)
+    np.testing.assert_allclose(outcome.shared["weight"][0], dual, rtol=1e-9)
+    np.testing.assert_allclose(outcome.model(0)["weight"][0, 0], dual[0] * (1 + 1 / c2), rtol=1e-6)
+    with pytest.raises(ValueError, match="divides by"):
+        simulate(MTLSVM.published(c2=1.0), data)
+
+
+@pytest.mark.parametrize("clients", [3, 20])
+def test_published_sums_multiply_the_error_by_one_minus_the_clients(clients: int) -> None:
+    seen: list[float] = []
+
+    def watch(progress: Progress) -> None:
+        seen.append(float(progress.shared["weight"][0, 0]))
+
+    plan = MTLSVM.published(rounds=8, update="add")
+    outcome = simulate(plan, alike(clients), observe=watch)
+    step, w, v = 1 / 1.1, 0.0, 0.0
+    for found in seen:
+        change = (1 - w - v) * step  # of each client; the box is missing
+        w, v = w + clients * change, v + change / 10
+        assert found == pytest.approx(w, rel=1e-6)
+    if clients == 20:
+        assert "diverged" in plan.method.rounds(outcome.spec).diverged(outcome.shared)
+        assert len(outcome.posts) == len(seen) < 9
+
+
+def test_line_15_as_published_replaces_the_shared_weights() -> None:
+    plans = [MTLSVM.published(rounds=2, update=update) for update in ("add", "replace")]
+    first, second = (simulate(plan, alike(3)).shared["weight"][0, 0] for plan in plans)
+    w = 3 / 1.1
+    change = (1 - w - (1 / 1.1) / 10) / 1.1
+    assert float(first) == pytest.approx(w + 3 * change, rel=1e-6)
+    assert float(second) == pytest.approx(3 * change, rel=1e-6)
+
+
+def test_a_run_as_published_says_that_it_diverged_and_ends(tmp_path: Path) -> None:
+    data = alike(20)
+    x = data.features.numpy()
+    np.savez(tmp_path / "rows.npz", X=np.repeat(x, 4, 0), y=np.repeat(data.targets.numpy(), 4),
+             client=np.repeat(np.arange(21), 4))  # fmt: skip
+    source = {"name": str(tmp_path / "rows.npz"), "source": {"task": "binary"}}
+    table = MTLSVM.published().to_table() | {"data": source}
+    summary = execute(Plan.from_table(table), folder=tmp_path / "run").summary
+    (note,) = (note for note in summary["notices"] if "diverged" in note)
+    assert "of 100 rounds" in note and summary["rounds"] < 100 and summary["epsilon"] == "inf"
+
+
+def test_published_settings_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match='update = "replace" is for'):
+        MTLSVM(update="replace")
+    with pytest.raises(ValueError, match='mask = "step" is for safe steps'):
+        MTLSVM(steps="published", mask="step")
+    with pytest.raises(ValueError, match="steps = 'fast'"):
+        MTLSVM(steps="fast")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from coterie.engine.simulate import simulate
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.svm import GlobalSVM, LocalSVM
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from coterie.evaluation.score import evaluate
 from coterie.methods.mocha import MOCHA
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.svm import LocalSVM
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 
 pytestmark = pytest.mark.full
 

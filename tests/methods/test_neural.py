@@ -24,7 +24,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear, Module
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.sgd import SGD
 from coterie.solvers.sgd_kernels import draw_batches
@@ -202,7 +202,7 @@ def test_a_function_that_splits_is_named_in_the_plan():
 
 
 def test_the_papers_plan_claims_one_epsilon_and_has_another():
-    plan = DPFedMTL.paper(cohort=3, rounds=1000, sigma=9.69)
+    plan = DPFedMTL.published(cohort=3, rounds=1000, sigma=9.69)
     guarantee = plan.guarantee(174)
     told = guarantee.statement()
     assert guarantee.claimed_epsilon == pytest.approx(math.sqrt(2 * math.log(1.25e5)) / 9.69)
@@ -213,7 +213,7 @@ def test_the_papers_plan_claims_one_epsilon_and_has_another():
     assert guarantee.per_participation == pytest.approx(42.7, rel=1e-2)
     assert guarantee.views["server"] > 100
     data = classes(clients=12)
-    outcome = simulate(DPFedMTL.paper(cohort=3, rounds=2, sigma=2.42, model=MLP()), data)
+    outcome = simulate(DPFedMTL.published(cohort=3, rounds=2, sigma=2.42, model=MLP()), data)
     assert outcome.guarantee.claimed_epsilon == pytest.approx(2.0, rel=1e-2)
     assert outcome.guarantee.epsilon > 5 * outcome.guarantee.claimed_epsilon
 
@@ -563,3 +563,48 @@ def test_precision_is_a_matter_of_speed():
         for name, leaf in whole.models.leaves.items():
             assert mixed.models.leaves[name].dtype == torch.float32
             torch.testing.assert_close(mixed.models.leaves[name], leaf, rtol=0.05, atol=0.05)
+
+
+def test_published_noise_of_every_step_is_that_of_the_sum_of_the_steps():
+    """Where gradients vanish, H steps of noise move the shared layers by eta sqrt(H) sigma S."""
+    data = classes(clients=40)
+    lr, steps = 1e-6, 9
+    plan = DPFedMTL.published(
+        cohort=40, rounds=1, sigma=2.0, every_step=40, model=MLP(hidden=(5,)),
+        sgd=SGD(lr=lr, steps=steps),
+    )  # fmt: skip
+    method = plan.method
+    assert method.step_noise == pytest.approx(2.0 * 2 * 1.0 * 40 / 40)
+    spec, stream = data.spec, Rng.seeded(0)
+    shared = method.init(spec, stream)
+    clients = data.clients(np.arange(40))
+    personal = method.init_client_state(shared, spec, 40)
+    _, change = method.local_update(shared, personal, clients, stream, 0)
+    moved = torch.cat([leaf.flatten(1) for leaf in change.values()], dim=1).double()
+    expected = lr * math.sqrt(steps) * method.step_noise
+    # 40 clients x about 50 numbers: the ratio of deviations is 1 within 4 / sqrt(2 n)
+    assert float(moved.std()) / expected == pytest.approx(1.0, abs=4 / math.sqrt(2 * moved.numel()))
+    # Noise of one client does not depend on its company.
+    alone = data.clients(np.array([7]))
+    _, own = method.local_update(
+        shared, method.init_client_state(shared, spec, 1), alone, stream, 0
+    )
+    for name, leaf in own.items():
+        torch.testing.assert_close(leaf[0], change[name][7], rtol=1e-4, atol=1e-9)
+    assert simulate(plan, data).guarantee.epsilon == math.inf
+    with pytest.raises(ValueError, match=r"give sgd\.steps"):
+        DPFedMTL(step_noise=1.0)
+
+
+def test_published_noise_of_fedavg_falls_on_the_whole_model():
+    data = classes(clients=30)
+    method = FedAvg(model=MLP(hidden=(5,)), sgd=SGD(lr=1e-6, steps=4), step_noise=3.0)
+    stream = Rng.seeded(1)
+    shared, clients = method.init(data.spec, stream), data.clients(np.arange(30))
+    _, change = method.local_update(shared, {}, clients, stream, 0)
+    moved = torch.cat([leaf.flatten() for leaf in change.values()]).double()
+    close = 4 / math.sqrt(2 * len(moved))
+    assert float(moved.std()) / (1e-6 * math.sqrt(4) * 3.0) == pytest.approx(1.0, abs=close)
+    assert change.keys() == shared.keys()
+    with pytest.raises(ValueError, match=r"give sgd\.steps"):
+        FedAvg(step_noise=1.0)

@@ -15,7 +15,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.solvers.sgd import SGD
 
 pytestmark = [

@@ -16,7 +16,7 @@ from coterie.methods.pfedme import PFedMe
 from coterie.methods.pmtl import PMTL
 from coterie.methods.ppsgd import PPSGD
 from coterie.models import MLP, Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.sgd import SGD
 

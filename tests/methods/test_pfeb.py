@@ -20,8 +20,8 @@ from coterie.methods.baselines import Local, modes
 from coterie.methods.pfeb import DOUBT, DRIFT, PFEB, STEP, Statistics, packed, unpacked
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import plan_for
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import plan_for
 from coterie.privacy.sampling import Poisson
 
 pytestmark = pytest.mark.full

@@ -15,8 +15,8 @@ from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
 from coterie.methods.baselines import Local
 from coterie.methods.pfeb import PFEB
-from coterie.plan.plan import Privacy
-from coterie.plan.rules import plan_for
+from coterie.planning.plan import Privacy
+from coterie.planning.rules import plan_for
 
 pytestmark = pytest.mark.full
 

@@ -14,7 +14,7 @@ from coterie.methods.baselines import Local
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.events import Gaussian
 from coterie.solvers.sgd import SGD
 
@@ -181,3 +181,52 @@ def test_budget_by_round_reaches_the_mechanisms():
     assert all(isinstance(event, Gaussian) for event in events)
     with pytest.raises(ValueError, match="one weight per round"):
         replace(plan, rounds=4)
+
+
+# --- as published
+
+
+@pytest.mark.parametrize("solver", ["exact", "sgd"])
+def test_the_published_loss_is_a_sum_over_rows(solver):
+    """One step towards s: w_k = (sum_i y_ki + lam s) / (n_k + lam), for x = 1."""
+    made = synthetic(clients=3, rows=(2, 6), features=1, seed=1).data
+    data = replace(made, features=torch.ones_like(made.features))
+    method = PMTL(
+        model=Linear(bias=False), lam=2.0, loss="sum", solver=solver, change_from="own",
+        sgd=SGD(lr=0.5, steps=200, batch=100), last_epochs=100,
+    )  # fmt: skip
+    outcome = fit(method, data, rounds=1)
+    s = float(outcome.shared["weight"])
+    for client in range(3):
+        y = data.clients(np.array([client])).y[0].numpy()
+        expected = (y.sum() + 2.0 * s) / (len(y) + 2.0)
+        assert float(outcome.model(client)["weight"]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_the_published_plan_adds_sigma_to_the_mean_of_the_cohort():
+    plan = PMTL.published(
+        clients=205, cohort=100, rounds=1000, gamma=0.2, sigma=0.01, model=Linear()
+    )
+    method = plan.method
+    assert (method.change_from, method.loss, method.last_solve) == ("own", "sum", False)
+    (mechanism, *_) = plan.mechanisms(205)
+    assert mechanism.deviation / 100 == pytest.approx(0.01)  # on the mean
+    assert plan.guarantee(205).delta == 1 / 205
+    assert plan.guarantee(205).relation == "replace"
+    every = PMTL.published(clients=50, cohort=50, rounds=9, gamma=1.0, epsilon=2.0)
+    noise = 4 * math.sqrt(9 * math.log(50)) / (2.0 * 50)
+    assert every.mechanisms(50)[0].deviation / 50 == pytest.approx(noise)
+    with pytest.raises(ValueError, match="Theorem 1 has constants"):
+        PMTL.published(clients=50, cohort=10, rounds=9, gamma=1.0, epsilon=2.0)
+    with pytest.raises(ValueError, match="give one of them"):
+        PMTL.published(clients=50, cohort=10, rounds=9, gamma=1.0)
+
+
+def test_a_published_run_trains():
+    data = synthetic(clients=20, rows=(5, 9), features=3, seed=2).data
+    plan = PMTL.published(
+        clients=20, cohort=20, rounds=3, gamma=1.0, sigma=1e-4, lam=0.1, sgd=SGD(epochs=5)
+    )
+    outcome = simulate(replace(plan, simulation_seed=0), data)
+    assert len(outcome.posts) == 3
+    assert outcome.guarantee.epsilon > 100

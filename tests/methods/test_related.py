@@ -15,7 +15,7 @@ from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.methods.related import Related
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.billboard import bound
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.ridge import solve_ridge

@@ -19,8 +19,8 @@ from coterie.methods.base import Method
 from coterie.methods.pmtl import LAST, PMTL
 from coterie.models import MLP, Linear, Model
 from coterie.models.linear import matrix_of, put_slice, save_start, slice_of, slice_variances
-from coterie.plan.plan import Plan, Privacy
-from coterie.run.folder import check_model
+from coterie.planning.plan import Plan, Privacy
+from coterie.runs.folder import check_model
 
 pytestmark = pytest.mark.full
 

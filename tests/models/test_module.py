@@ -27,7 +27,7 @@ from coterie.methods.pmtl import PMTL
 from coterie.models import MLP, Linear, Model, Module, as_model, replace_batchnorm, row_losses
 from coterie.models.layers import DropoutStream
 from coterie.models.module import _network, _replaced
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.solvers.sgd import SGD
 
 pytestmark = pytest.mark.full

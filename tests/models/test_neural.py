@@ -24,8 +24,8 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.models import MLP
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import resolve
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import resolve
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.sgd import SGD
 

@@ -10,7 +10,7 @@ import pytest
 from coterie.core.config import ConfigError, to_toml
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.calibrate import Even, Geometric, Power, Spending
 from coterie.privacy.events import Gaussian, Laplace, Wishart
 from coterie.privacy.noise import GaussianNoise, LaplaceNoise, PublishedWishart, WishartNoise

@@ -2,11 +2,22 @@
 
 import json
 import math
+import random
 
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy.optimize import brentq
+from tests.privacy.oracles import gaussian_delta
 
 from coterie.privacy.events import Gaussian, Laplace, NonPrivate, Participation, Wishart
-from coterie.privacy.guarantee import Guarantee, describe_noise, spent_together
+from coterie.privacy.guarantee import (
+    Guarantee,
+    add_up,
+    compose,
+    describe_noise,
+    show_delta,
+    spent_together,
+)
 
 POISSON = Participation("poisson", 0.01, visible=True)
 
@@ -70,3 +81,89 @@ def test_runs_together_cost_no_less_than_any_of_them():
         together = number(spent_together(runs))
         assert together >= max(run.views["other_clients"] for run in runs)
         assert math.isfinite(together)
+
+
+def test_a_printed_delta_is_never_below_the_true_one():
+    """An epsilon at delta does not hold at a smaller one."""
+    draw = random.Random(0)
+    for delta in (draw.uniform(1, 10) * 10.0 ** draw.randint(-30, -1) for _ in range(2000)):
+        shown = float(show_delta(delta))
+        assert delta * (1 - 1e-11) <= shown <= delta * 1.01
+    for text in ("1e-05", "0.00488", "8.11e-06", "1e-30", "0.5", "0"):
+        assert show_delta(float(text)) == text
+    some = one(delta=8.1004e-6)
+    assert "at delta = 8.11e-06" in some.statement() and "plus 8.11e-06" in some.statement()
+    assert "at delta 8.11e-06" in repr(some) and "8.11e-06" in spent_together([some])
+
+
+# --- several runs on the same clients, against other people's accounts ---------------------------
+
+SAMPLED = Participation("poisson", 0.1)
+
+
+def closed(mu, delta):
+    """Epsilon of mu-Gaussian DP."""
+    return brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0, 100, xtol=1e-12)
+
+
+def losses(noise, rounds, rate=1.0):
+    """The losses of Gaussian rounds, by dp-accounting."""
+    one = pld.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=1e-4, use_connect_dots=True
+    )
+    return one.self_compose(rounds)
+
+
+def test_runs_of_one_sampling_are_composed_once_each():
+    runs = [one(Gaussian(8.0), 4), one(Gaussian(3.0), 6, who=SAMPLED), one(Gaussian(5.0), 9)]
+    together, sampled = compose(runs)
+    assert (len(together.events), len(sampled.events)) == (13, 6)
+    mu = math.sqrt(4 / 64 + 9 / 25)
+    epsilon, delta = add_up(runs)
+    theirs = losses(3.0, 6, 0.1).get_epsilon_for_delta(1e-5)
+    assert delta == 2e-5 and epsilon == pytest.approx(closed(mu, 1e-5) + theirs, rel=1e-3)
+    # At a given delta, each sampling gets half of it.
+    halves = losses(3.0, 6, 0.1).get_epsilon_for_delta(5e-6)
+    epsilon, delta = add_up(runs, 1e-5)
+    assert delta == 1e-5 and epsilon == pytest.approx(closed(mu, 5e-6) + halves, rel=1e-3)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.9])
+def test_the_sum_over_samplings_bounds_their_composition(rate):
+    """dp-accounting composes the losses of both samplings, in its worse direction."""
+    runs = [one(Gaussian(4.0), 8), one(Gaussian(1.5), 20, who=Participation("poisson", rate))]
+    exact = losses(4.0, 8).compose(losses(1.5, 20, rate))
+    for given in (None, 1e-6):
+        epsilon, delta = add_up(runs, given)
+        assert exact.get_epsilon_for_delta(delta) <= epsilon * (1 + 1e-9)
+
+
+def test_the_sum_over_relations_bounds_zero_out():
+    """Zeroing a client moves the sum of a run under `replace` half as far as it accounts for."""
+    runs = [one(Gaussian(4.0), 8), one(Gaussian(3.0), 8, relation="replace")]
+    true = math.sqrt(8 / 16 + 8 / 9)
+    for given in (None, 1e-6):
+        epsilon, delta = add_up(runs, given)
+        assert closed(true, delta) < epsilon
+    assert add_up(runs[1:])[0] == pytest.approx(closed(2 * math.sqrt(8) / 3, 1e-5), rel=1e-6)
+
+
+def test_deltas_of_runs_do_not_stretch_a_given_one():
+    """A run at a large delta must not make the others look cheap at a smaller one."""
+    small, large = one(Gaussian(3.0), 9), one(Gaussian(3.0), 9, delta=0.1)
+    mu = math.sqrt(18) / 3
+    assert add_up([small, large], 1e-5)[0] == pytest.approx(closed(mu, 1e-5), rel=1e-6)
+    assert add_up([small, large])[0] < one(Gaussian(3.0), 9).epsilon
+
+
+def test_impossible_outputs_add_up_beyond_delta():
+    """Each run has an epsilon at delta 1e-5; both together have none, but at 2e-5."""
+    part = one(Wishart(12, 0.87), 1)
+    assert part.epsilon < math.inf and compose([part] * 2)[0].epsilon == math.inf
+    assert add_up([part] * 2) == (2 * part.epsilon, 2e-5)
+    assert add_up([part] * 2, 1e-5) == (math.inf, 1e-5)
+
+
+def test_pure_runs_stay_pure():
+    assert add_up([one(Laplace(0.25), 2, 0.0)] * 3, 0.0) == (pytest.approx(1.5), 0.0)
+    assert add_up([], 1e-5) == (0.0, 1e-5) and add_up([]) == (0.0, 0.0)

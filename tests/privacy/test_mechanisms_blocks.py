@@ -20,7 +20,7 @@ from coterie.methods.mpmtl import MPMTL
 from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.accounting import profile
 from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import SeededEntropy, open_entropy

@@ -14,7 +14,7 @@ from coterie.engine.simulate import simulate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy, Speed
+from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.privacy.accounting import profile
 from coterie.privacy.billboard import bound
 from coterie.privacy.calibrate import Power

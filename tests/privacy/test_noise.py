@@ -13,7 +13,7 @@ from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy import NOISES, noise_names
 from coterie.privacy.accounting import profile
 from coterie.privacy.calibrate import Even, Geometric, Power

@@ -15,7 +15,13 @@ from tests.privacy.oracles import golden
 from coterie.privacy.accounting import profile
 from coterie.privacy.calibrate import calibrate
 from coterie.privacy.events import Gaussian, Participation
-from coterie.privacy.published import claims, published_sigma
+from coterie.privacy.profiles import GaussianProfile
+from coterie.privacy.published import (
+    claims,
+    published_mean,
+    published_sigma,
+    theorem_1_sigma,
+)
 
 pytestmark = pytest.mark.full
 
@@ -127,3 +133,35 @@ def test_the_symmetric_step_is_the_printed_curve():
     made = profile([Gaussian(1.6)], Participation("fixed", 0.1), "replace")
     for epsilon in (0.0, 0.3, 1.0, 2.0):
         assert made.delta(epsilon) == pytest.approx(sampled.delta(epsilon), rel=1e-3, abs=1e-12)
+
+
+# --- PMTL
+
+
+@pytest.mark.parametrize(
+    ("clients", "rounds", "sigma", "gamma", "zero_out", "under_replace"),
+    [
+        (400, 600, 0.01, 0.5, 13.571, 33.989),  # StackOverflow, end of its published curve
+        (205, 1000, 0.01, 0.2, 12.123, 33.884),  # FEMNIST
+        (515, 1000, 0.02, 1.0, 13.951, 34.834),  # CelebA
+    ],
+)
+def test_the_published_noise_of_pmtl(clients, rounds, sigma, gamma, zero_out, under_replace):
+    found = published_mean(clients, 100, rounds, sigma, gamma)
+    assert found.noise_multiplier == 100 * sigma / gamma
+    assert found.zero_out == pytest.approx(zero_out, abs=1e-3)
+    assert found.replace == pytest.approx(under_replace, abs=1e-3)
+    # Renyi accounts are looser than the exact one of the same cohorts
+    assert found.zero_out < found.claimed < 1.15 * found.zero_out
+    # Whoever knows the cohort gains nothing from sampling: mu = 2 sqrt(T) / z, in every round
+    mu = 2 * math.sqrt(rounds) / found.noise_multiplier
+    assert found.other_clients <= GaussianProfile(mu).epsilon(1 / clients) * 1.001
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 2.0, 8.0])
+def test_theorem_1_adds_more_noise_than_its_epsilon_needs(epsilon):
+    sigma = theorem_1_sigma(epsilon, 1 / 205, 205, 1000, 0.2)
+    found = published_mean(205, 205, 1000, sigma, 0.2)
+    mu = epsilon / (2 * math.sqrt(math.log(205)))
+    assert found.other_clients == pytest.approx(GaussianProfile(mu).epsilon(1 / 205), rel=1e-3)
+    assert found.other_clients < epsilon

@@ -3,14 +3,18 @@
 import itertools
 import json
 import math
+from math import comb
 
+import numpy as np
 import pytest
+import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 from tests.privacy.oracles import gaussian_delta
 
 from coterie.privacy import reviewer
+from coterie.privacy.entropy import open_entropy
 from coterie.privacy.events import (
     Gaussian,
     Laplace,
@@ -20,6 +24,7 @@ from coterie.privacy.events import (
     Wishart,
 )
 from coterie.privacy.guarantee import Guarantee
+from coterie.privacy.mechanisms import GaussianSum
 from coterie.privacy.profiles import GaussianProfile, PureProfile
 
 EVERYONE = Participation("everyone")
@@ -100,8 +105,11 @@ def test_numbers_are_ordered_and_agree_with_the_guarantee(name):
         assert one["false_positives"] < one["true_positives"] < 1
     persons = [one["epsilon"] for one in told["person"]]
     assert persons[0] == told["epsilon"]["replace"]
+    assert persons == sorted(set(persons))
+    chain = reviewer.profile_under(guarantee, "replace")
     for count, epsilon in enumerate(persons[1:], 2):
-        assert count * persons[0] <= epsilon * (1 + 1e-12)
+        bound = reviewer.profile_of_group(chain, count).epsilon(guarantee.delta)
+        assert epsilon <= bound and count * persons[0] <= bound * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", ["hidden", "visible", "fixed", "pure", "wishart", "local"])
@@ -135,18 +143,86 @@ def test_a_group_bound_is_above_the_exact_group(mu, size):
     assert reviewer.profile_of_group(GaussianProfile(mu), size) == GaussianProfile(size * mu)
 
 
-def test_a_person_at_two_sampled_clients():
-    """One round: both clients attend with probability p^2, one of them with 2 p (1 - p)."""
-    rate, noise = 0.3, 4.0
-    guarantee = of(Gaussian(noise), 1, Participation("poisson", rate, visible=True))
-    one, both = 2 / noise, 4 / noise
+def smallest(delta_at):
+    return brentq(lambda epsilon: delta_at(epsilon) - 1e-5, 0, 400, xtol=1e-10)
+
+
+def attending(kind, rate, size):
+    """The law of how many of a person's clients are in a cohort of 20 clients."""
+    if kind == "poisson":
+        return [comb(size, j) * rate**j * (1 - rate) ** (size - j) for j in range(size + 1)]
+    drawn = round(20 * rate)
+    ways = [
+        comb(size, j) * comb(20 - size, drawn - j) if j <= drawn else 0 for j in range(size + 1)
+    ]
+    return [one / comb(20, drawn) for one in ways]
+
+
+@pytest.mark.parametrize("kind", ["poisson", "fixed"])
+@pytest.mark.parametrize(("rate", "noise"), [(0.3, 4.0), (0.1, 1.5), (0.8, 3.0)])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_person_at_sampled_clients(kind, rate, noise, size):
+    """Exact in visible cohorts: j of its clients in a round move the sum j times as far.
+
+    In any cohort a person is no worse off than with all clients in every round.
+    """
+    law, rounds = attending(kind, rate, size), 3
+    guarantee = of(Gaussian(noise), rounds, Participation(kind, rate, visible=True))
 
     def exact(epsilon):
-        alone = 2 * rate * (1 - rate) * gaussian_delta(epsilon, one)
-        return alone + rate**2 * gaussian_delta(epsilon, both)
+        total = 0.0
+        for counts in itertools.product(range(size + 1), repeat=rounds):
+            mu = 2 / noise * math.hypot(*counts)
+            mass = math.prod(law[count] for count in counts)
+            total += mass * gaussian_delta(epsilon, mu) if mu else 0.0
+        return total
 
-    true = brentq(lambda epsilon: exact(epsilon) - 1e-5, 0, 50)
-    assert true <= reviewer.epsilon_of_person(guarantee, 2) <= 3 * true
+    found = reviewer.epsilon_of_person(guarantee, size)
+    whole = reviewer.profile_of_person(guarantee, size)
+    for epsilon in (0.0, 1.0, 4.0):
+        assert whole.delta(epsilon) >= exact(epsilon) * (1 - 1e-9)
+    everywhere = gaussian_epsilon(size * 2 * math.sqrt(rounds) / noise)
+    assert smallest(exact) <= found * (1 + 1e-9) and found <= everywhere * (1 + 1e-9)
+    assert found <= 3 * smallest(exact)
+    if kind == "poisson":
+        hidden = of(Gaussian(noise), rounds, Participation(kind, rate))
+        assert reviewer.epsilon_of_person(hidden, size) <= found * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.6])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_person_at_clients_in_a_hidden_cohort(rate, size):
+    """One round by quadrature: binomial shifts to one side against the same to the other."""
+    noise = 2.0
+    guarantee = of(Gaussian(noise), 1, Participation("poisson", rate))
+    law, x = attending("poisson", rate, size), np.linspace(-60, 60, 200_001)
+    p, q = (
+        sum(mass * norm.pdf(x, sign * j, noise) for j, mass in enumerate(law)) for sign in (1, -1)
+    )
+
+    def exact(epsilon):
+        return float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * (x[1] - x[0]))
+
+    true, found = smallest(exact), reviewer.epsilon_of_person(guarantee, size)
+    assert true <= found * (1 + 1e-6) and found <= 1.8 * true
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+@pytest.mark.parametrize("size", [2, 3])
+def test_noise_of_clients_protects_a_person_at_each_of_them(rate, size):
+    """Each message has noise of its own: exact, from the number of all messages of the person."""
+    who = EVERYONE if rate == 1 else Participation("poisson", rate)
+    guarantee, most = of(LocalGaussian(6.0), 4, who), 4 * size
+
+    def exact(epsilon):
+        law = [comb(most, n) * rate**n * (1 - rate) ** (most - n) for n in range(1, most + 1)]
+        return sum(
+            mass * gaussian_delta(epsilon, 2 / 6 * math.sqrt(n)) for n, mass in enumerate(law, 1)
+        )
+
+    assert reviewer.epsilon_of_person(guarantee, size) == pytest.approx(smallest(exact), rel=1e-6)
+    central = of(Gaussian(6.0), 4, who.shown)
+    assert reviewer.epsilon_of_person(guarantee, size) < reviewer.epsilon_of_person(central, size)
 
 
 def test_a_person_is_not_bounded_by_zero_out():
@@ -184,3 +260,25 @@ def test_a_group_never_claims_what_it_cannot_compute():
 
 def test_nothing_is_said_of_runs_without_noise_or_releases():
     assert reviewer.review(of(NonPrivate())) is reviewer.review(of(Gaussian(1.0), 0)) is None
+
+
+def test_releases_tell_no_more_of_a_person_than_is_stated():
+    """Our own noise, drawn 200,000 times: the best event at epsilon 1; false alarm 1e-6."""
+    rate, trials, alarm = 0.5, 200_000, 1e-6
+    mechanism, draw = GaussianSum(1.0, 2.0), np.random.default_rng(3)
+    guarantee = of(mechanism.event(), 1, Participation("poisson", rate))
+    law = attending("poisson", rate, 2)
+
+    def density(x, sign):
+        return sum(mass * norm.pdf(x, sign * j, 2.0) for j, mass in enumerate(law))
+
+    counts = []
+    for seed, sign in enumerate((1, -1)):
+        sums = {"x": torch.from_numpy(sign * draw.binomial(2, rate, trials).astype(float))}
+        x = mechanism.perturb(sums, open_entropy(seed, "noise", 0))["x"].numpy()
+        counts.append(int((density(x, 1) > math.e * density(x, -1)).sum()))
+    least = binomtest(counts[0], trials).proportion_ci(1 - alarm).low
+    most = binomtest(counts[1], trials).proportion_ci(1 - alarm).high
+    seen = least - math.e * most
+    assert seen <= reviewer.profile_of_person(guarantee, 2).delta(1.0)
+    assert seen > reviewer.profile_of_person(guarantee, 1).delta(1.0), "a test that can fail"

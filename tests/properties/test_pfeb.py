@@ -18,8 +18,8 @@ from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import ClientNames
 from coterie.engine.rounds import RoundState, client_half
 from coterie.methods.pfeb import PFEB, packed, unpacked
-from coterie.plan.plan import Privacy
-from coterie.plan.rules import plan_for
+from coterie.planning.plan import Privacy
+from coterie.planning.rules import plan_for
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=40)
 ROOM = 1 + 1e-9

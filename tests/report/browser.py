@@ -50,7 +50,7 @@ class Browser:
         events: Everything that the page's browser has said, in order.
     """
 
-    def __init__(self, program: str, *, width: int = 1280, height: int = 900, limit: float = 60):
+    def __init__(self, program: str, *, width: int = 1280, height: int = 900, limit: float = 120):
         self._limit, self._left, self._number = limit, b"", 0
         self._profile = tempfile.mkdtemp(prefix="browser-")
         self.events: list[dict[str, Any]] = []
@@ -157,7 +157,7 @@ class Browser:
             raise RuntimeError(f"{script}: {told['exceptionDetails']}")
         return told["result"].get("value")
 
-    def wait_for(self, script: str, limit: float = 30, also: Any = lambda: True) -> None:
+    def wait_for(self, script: str, limit: float = 120, also: Any = lambda: True) -> None:
         """Wait until JavaScript gives something true."""
         end = time.monotonic() + limit
         while not (self.evaluate(script) and also()):

@@ -59,7 +59,7 @@ def make_run(
     gain: float = 0.25,
     **changes: object,
 ) -> Path:
-    """Write the files of a finished run by hand, as `coterie.run.run` documents them."""
+    """Write the files of a finished run by hand, as `coterie.runs.run` documents them."""
     folder.mkdir(parents=True)
     guarantee = Guarantee(events, participation, relation, 1e-5, clients, simulation)
     draw = np.random.default_rng(7)

@@ -12,8 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.deploy.deployed import deploy
 from tests.report import browser
 from tests.report import runs as made
+
+from coterie.cli.main import main
+from coterie.evaluation.verdict import Headline, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTEFACTS = Path(os.environ.get("COTERIE_ARTEFACTS", ROOT / "build" / "artefacts"))
@@ -91,7 +95,7 @@ def test_every_chart_is_drawn_and_nothing_complains(window: Any, page: Path) -> 
         assert chart["marks"] > 0 and chart["label"], chart
         assert 0.7 * chart["room"] < chart["width"] <= chart["room"] + 1, chart
     kinds = {chart["id"].rstrip("0123456789-") for chart in seen}
-    assert {"scores", "frontier", "reliability", "clients-accuracy"} <= kinds
+    assert {"accuracy-by-run", "accuracy-against-epsilon", "reliability"} <= kinds
     assert window.complaints() == []
     assert window.requests() == [page.resolve().as_uri()]
     assert window.evaluate("document.querySelectorAll('img, iframe').length") == 0
@@ -104,7 +108,7 @@ def test_a_hover_names_the_client_and_its_errors(window: Any) -> None:
     gain = np.array(columns["error_alone"]) - np.array(columns["error"])
     order = np.argsort(gain, kind="stable")
     for place in (0, 30, 59):
-        point_at(window, "gains-1-gain", ".mark-rect.layer_2_marks path", place)
+        point_at(window, "gain-pmtl-epsilon-1", ".mark-rect.layer_2_marks path", place)
         told, client = tooltip(window), order[place]
         assert columns["client"][client] in told
         for title, column in (("error local", "error_alone"), ("error personal", "error"),
@@ -117,29 +121,29 @@ def test_a_hover_names_the_client_and_its_errors(window: Any) -> None:
 @pytest.mark.parametrize(
     ("chart", "words"),
     [
-        ("scores", ["run", "local"]),
-        ("frontier-1", ["method", "epsilon", "standard error"]),
-        ("guarantee-1-trade-off", ["false positives"]),
-        ("guarantee-1-spent", ["rounds done", "epsilon spent"]),
-        ("losses-1", ["rounds done", "loss"]),
-        ("history-1-round", ["run", "rounds done"]),
-        ("gains-1-local", ["client", "error personal"]),
-        ("gains-1-models", ["client", "error personal"]),
+        ("accuracy-by-run", ["run", "local"]),
+        ("accuracy-against-epsilon", ["method", "epsilon", "standard error"]),
+        ("trade-off-pmtl-epsilon-1", ["false positives"]),
+        ("epsilon-by-round-pmtl-epsilon-1", ["rounds done", "epsilon spent"]),
+        ("losses-pmtl-epsilon-1", ["rounds done", "loss"]),
+        ("accuracy-by-round", ["run", "rounds done"]),
+        ("personal-against-local-pmtl-epsilon-1", ["client", "error personal"]),
+        ("errors-by-client-pmtl-epsilon-1", ["client", "error personal"]),
         ("clients-accuracy", ["run", "% of clients"]),
         ("reliability", ["confidence", "accuracy"]),
     ],
 )
 def test_every_kind_of_chart_answers_to_a_hover(window: Any, chart: str, words: list[str]) -> None:
     # A frontier of two epsilons has few points, and symbols of the legend come after them.
-    point_at(window, chart, ".mark-symbol path", 0 if chart.startswith("frontier") else 3)
+    point_at(window, chart, ".mark-symbol path", 0 if chart.endswith("against-epsilon") else 3)
     told = tooltip(window)
     assert all(word in told for word in words), told
     window.hover(1, 1)
 
 
 def test_dark_light_and_paper(window: Any) -> None:
-    ink = """(() => { const text = document.querySelector('#scores svg text');
-      const mark = document.querySelector('#guarantee-1-spent .mark-line path');
+    ink = """(() => { const text = document.querySelector('#accuracy-by-run svg text');
+      const mark = document.querySelector('#epsilon-by-round-pmtl-epsilon-1 .mark-line path');
       return [getComputedStyle(document.body).backgroundColor, getComputedStyle(text).fill,
         getComputedStyle(mark).stroke]; })()"""
     colours = {}
@@ -169,23 +173,6 @@ def test_a_narrow_screen_has_no_sideways_scroll(window: Any) -> None:
         window.call("Emulation.clearDeviceMetricsOverride")
 
 
-@pytest.fixture(scope="module")
-def crowded(folder: Path) -> Path:
-    """A page of runs with long names: wide tables and wide legends."""
-    told = {"calibration_error": 0.1, "client_calibration_error": 0.2, "reliability": made.BINS}
-    leaves = [f"body.{layer}.weight_of_a_long_name" for layer in range(12)]
-    part = {"leaves": leaves, "norm": 2, "bound": 0.123456, "noise": 12.3456789}
-    told |= {"reviewer": {"releases": [{"rounds": 20, "parts": [part]}]}, "balanced_accuracy": 0.7}
-    runs = []
-    for number, scale in enumerate((1.0, 1.23, 2.34, 3.45, 0.56, 0.67)):
-        events = (made.Gaussian(scale * made.NOISE),) * 20
-        where = folder / f"crowded-{number}"
-        run = made.make_run(where, metric="accuracy", events=events, simulation=True, **told)
-        made.add_losses(run)
-        runs.append(run)
-    return made.write_report(runs, folder / "crowded.html")
-
-
 OUTSIDE = """(() => {
   const scrolls = (e) => ['auto', 'scroll', 'hidden'].includes(getComputedStyle(e).overflowX);
   const inside = (e) => { for (let p = e.parentElement; p && p !== document.body;
@@ -203,43 +190,228 @@ BESIDE = """[...document.querySelectorAll('figure')].filter((figure) =>
 """Charts with text beyond their frame."""
 
 
-def test_nothing_is_wider_than_a_page_of_1000_pixels(crowded: Path) -> None:
-    with browser.opened(crowded, width=1000) as window:
-        window.resize(1000, 900)
-        fits = "[...document.querySelectorAll('.chart svg')].every((s) => "
-        fits += "s.getBoundingClientRect().right <= innerWidth + 1)"
-        window.wait_for(fits)
-        window.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
-        wide = window.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-        assert wide == [1000, 1000]
-        assert window.evaluate(OUTSIDE) == []
-        assert window.evaluate(CUT) == []
-        assert window.evaluate(BESIDE) == []
-        window.screenshot(ARTEFACTS / "report-1000.png")
+FAINT = """(() => {
+  const parsed = (text) => { const part = text.match(/[\\d.]+/g).map(Number);
+    return part.length > 3 ? part : [...part, 1]; };
+  const light = (rgb) => { const [r, g, b] = rgb.slice(0, 3).map((value) => {
+    const part = value / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = (element) => { for (let e = element; e; e = e.parentElement) {
+      const found = parsed(getComputedStyle(e).backgroundColor);
+      if (found[3] > 0.99) return found; }
+    return parsed(getComputedStyle(document.body).backgroundColor); };
+  const faint = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const element = walk.currentNode.parentElement, text = walk.currentNode.textContent.trim();
+    if (!text || element.closest('script, noscript, #vg-tooltip-element')) continue;
+    if (!element.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
+    const style = getComputedStyle(element), size = parseFloat(style.fontSize);
+    const ink = parsed(element.closest('svg') ? style.fill : style.color);
+    const one = light(ink), other = light(behind(element));
+    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+    if (ratio < (large ? 3 : 4.5)) faint.push([text.slice(0, 40), ratio.toFixed(2)]);
+  }
+  return faint; })()"""
+"""Texts without the contrast that WCAG 2 asks for (AA), with their ratio."""
+OPEN = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+FITS = "[...document.querySelectorAll('.chart svg')].every((s) => "
+FITS += "s.getBoundingClientRect().right <= innerWidth + 1)"
+NAMED = {"calibration_error": 0.1, "client_calibration_error": 0.2, "reliability": made.BINS}
+BESIDE_RUN = [
+    {"name": name, "value": 0.5, "standard_error": 0.0123, "difference": -0.00012345,
+     "difference_standard_error": 0.00123, "t": -0.1, "share_worse_off": 0.32,
+     "share_better_off": 0.37, "share_worse_than_local_star": 0.2}
+    for name in ("local", "local_star", "centralised", "mixed")
+]  # fmt: skip
+VERDICT = {"verdict": "join", "words": "With 60 clients, it pays.", "numbers": 4, "rounds": 14,
+           "most_numbers": 81, "remedies": ["More clients: 600 to join."]}  # fmt: skip
+PART = {"leaves": [f"body.{layer}.weight_of_a_long_name" for layer in range(12)], "norm": 2,
+        "bound": 0.123456, "noise": 12.3456789}  # fmt: skip
+USED = {"clients": 60, "rows": 9120, "training_rows": 6839,
+        "columns": [f"column_with_a_long_name_{n}" for n in range(30)],
+        "columns_left_out": ["patient"], "notes": ["class readmitted read as 1"]}  # fmt: skip
 
 
-def test_the_page_opens_with_the_badge_and_folds_plan_and_glossary(crowded: Path) -> None:
-    with browser.opened(crowded) as window:
-        tops = window.evaluate(
-            "['.badge', '.answer', '.tiles'].map((one) => document.querySelector(one)"
-            ".getBoundingClientRect().top)"
-        )
-        assert tops == sorted(tops) and tops[0] < tops[1], "the badge comes first"
-        for place in (".plan", ".glossary"):
-            folds = f"[...document.querySelectorAll('{place}')].map((one) => one.open)"
-            assert set(window.evaluate(folds)) == {False}
+def crowded_run(folder: Path, **changes: Any) -> Path:
+    """Write a run with everything that a page may show."""
+    told: dict[str, Any] = {"references": BESIDE_RUN, "verdict": VERDICT, "data_used": USED}
+    told |= {"chosen": "pfeb, because the model is linear (4 shared parameters)"}
+    told |= {"reviewer": {"releases": [{"rounds": 20, "parts": [PART]}]}}
+    run = made.make_run(folder, **{**told, **changes})
+    made.add_losses(run)
+    made.add_shared(run)
+    return run
+
+
+BINARY: dict[str, Any] = {"metric": "accuracy", "auc": 0.724, "auc_standard_error": 0.0163,
+    "balanced_accuracy": 0.648, "balanced_accuracy_standard_error": 0.0151, **NAMED}  # fmt: skip
+CLASSES: dict[str, Any] = {"metric": "accuracy", "balanced_accuracy": 0.7, **NAMED}
+SCALES = (1.0, 2.34, 0.56)
+
+
+def at(scale: float) -> tuple[Any, ...]:
+    return (made.Gaussian(scale * made.NOISE),) * 20
+
+
+def regression_page(folder: Path) -> Path:
+    held = {"clients": 7, "metric": "nmse", "value": 0.713, "standard_error": 0.0123,
+            "local_value": 0.622, "share_better_than_local": 0.86}  # fmt: skip
+    run = crowded_run(folder / "run", newcomers=held, r2=0.2, r2_standard_error=0.0123)
+    return made.write_report([run], folder / "report.html")
+
+
+def binary_page(folder: Path) -> Path:
+    return made.write_report([crowded_run(folder / "run", **BINARY)], folder / "report.html")
+
+
+def classes_page(folder: Path) -> Path:
+    run = crowded_run(folder / "run", simulation=True, **CLASSES)
+    return made.write_report([run], folder / "report.html")
+
+
+def epsilons_page(folder: Path) -> Path:
+    runs = [
+        crowded_run(folder / str(scale), events=at(scale), simulation=True, **BINARY)
+        for scale in SCALES
+    ]
+    return made.write_report(runs, folder / "report.html")
+
+
+def comparison_page(folder: Path) -> Path:
+    names = {}
+    for label in ("local", "pfeb", "finetune(mpmtl, how=mean)"):
+        for scale in (1.0, 2.0):
+            events = () if label == "local" else at(scale)
+            where = folder / f"{label}-{scale}"
+            names[crowded_run(where, events=events, simulation=True, **BINARY)] = label
+    helps, unclear = Verdict("better", 0.7, 0.3, 57), Verdict("unclear", 0.5, 0.4, 57)
+    found = [Headline(e, "pfeb", 0.3, 0.6, one, ("finetune(mpmtl, how=mean)",))
+             for e, one in ((0.5, unclear), (1.0, helps))]  # fmt: skip
+    said = ["At epsilon 1:", "  pfeb is better than local (by 0.1 \u00b1 0.02)"]
+    out = folder / "report.html"
+    return made.write_report(list(names), out, names=names, findings=said, headlines=found)
+
+
+def deployment_page(folder: Path) -> Path:
+    there = deploy(folder / "there", trust="secure_aggregation")
+    there.coordinate()
+    return made.write_report([there.run], folder / "report.html")
+
+
+def plan_page(folder: Path) -> Path:
+    line = "plan --clients 30 --epsilon 1 --features 9 --classes 3 --plot"
+    assert main([*line.split(), str(folder / "plan.html")]) == 0
+    return folder / "plan.html"
+
+
+PAGES = {
+    "regression": regression_page,
+    "binary": binary_page,
+    "classes": classes_page,
+    "epsilons": epsilons_page,
+    "comparison": comparison_page,
+    "deployment": deployment_page,
+    "plan": plan_page,
+}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def shown(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """A browser with a page of each kind: its name, the window, and what is open at first."""
+    page = PAGES[request.param](tmp_path_factory.mktemp(request.param))
+    with browser.opened(page) as found:
+        folds = "[...document.querySelectorAll('.plan, .glossary')].map((one) => one.open)"
+        yield request.param, found, found.evaluate(folds)
+
+
+@pytest.mark.parametrize("width", [1000, 1400, 390])
+def test_nothing_is_wider_than_its_page(shown: tuple[str, Any, list[bool]], width: int) -> None:
+    name, window, _ = shown
+    window.resize(width, 900)
+    window.wait_for(FITS)
+    window.evaluate(OPEN)
+    assert window.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [width, width]
+    assert window.evaluate(OUTSIDE) == []
+    assert window.evaluate(BESIDE) == []
+    assert width < 1000 or window.evaluate(CUT) == [], "a table that needs to be scrolled"
+    assert window.complaints() == []
+    if width == 1000:
+        window.screenshot(ARTEFACTS / f"{name}.png")
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_every_text_can_be_read(shown: tuple[str, Any, list[bool]], scheme: str) -> None:
+    _, window, _ = shown
+    window.prefer(scheme)
+    window.resize(1200, 900)
+    window.evaluate(OPEN)
+    assert window.evaluate(FAINT) == []
+    window.prefer("light")
+
+
+def test_the_first_screen_has_one_answer(shown: tuple[str, Any, list[bool]]) -> None:
+    name, window, _ = shown
+    window.resize(1200, 900)
+    first = "document.body.firstElementChild.firstElementChild"
+    marked = name in ("classes", "epsilons", "comparison", "deployment")
+    assert (window.evaluate(f"{first}.className") == "badge") == marked
+    tops = window.evaluate("['.badge', 'h1', '.answer', '.tiles, .headlines', '.means', 'nav']"
+        ".map((one) => document.querySelector(one)).filter((one) => one)"
+        ".map((one) => one.getBoundingClientRect().top)")  # fmt: skip
+    assert tops == sorted(tops) and tops[-1] < 900, "answer, numbers and menu without scrolling"
+    assert window.evaluate("document.querySelectorAll('.answer').length") == 1
+    assert "erdict" not in window.evaluate("document.querySelector('header').textContent")
+
+
+def test_plan_and_glossary_are_folded(shown: tuple[str, Any, list[bool]]) -> None:
+    _, _, opened = shown
+    assert opened and not any(opened)
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_menu_stays_in_reach(shown: tuple[str, Any, list[bool]], width: int) -> None:
+    _, window, _ = shown
+    window.resize(width, 844)
+    window.evaluate("scrollTo({top: 1500, behavior: 'instant'})")
+    top, height, inside = window.evaluate(
+        "(() => { const nav = document.querySelector('nav'), box = nav.getBoundingClientRect();"
+        "return [box.top, box.height, box.right <= innerWidth + 1]; })()"
+    )
+    assert top == 0 and height < 60 and inside
+    last = "document.querySelector('nav a:last-child')"
+    window.evaluate(f"{last}.click()")
+    window.wait_for("document.querySelector('#glossary').getBoundingClientRect().top < innerHeight")
+    below = window.evaluate("document.querySelector('#glossary').getBoundingClientRect().top")
+    assert below >= height - 20, "a title under the menu"
+    window.evaluate("scrollTo({top: 0, behavior: 'instant'})")
+
+
+def test_rounds_are_counted_in_whole_numbers(folder: Path) -> None:
+    run = made.make_run(folder / "short", events=(made.Gaussian(3.0),) * 3)
+    made.add_losses(run, 3)
+    labels = "[...document.querySelectorAll('[id^=%s] .role-axis-label text')]"
+    labels += ".map((text) => text.textContent)"
+    with browser.opened(made.write_report([run], folder / "short.html")) as window:
+        for chart in ("nmse-by-round", "losses", "epsilon-by-round"):
+            found = window.evaluate(labels % chart)
+            assert {"0", "1", "2", "3"} <= set(found), chart
+            assert not {"0.5", "1.5", "2.5"} & set(found) or chart != "nmse-by-round"
 
 
 def test_the_list_narrows_to_what_is_typed(window: Any) -> None:
-    rows = "[...document.querySelectorAll('#gains-1-list tbody tr')].filter((r) => !r.hidden)"
-    rows += ".map((r) => r.cells[0].textContent)"
-    typed = """(() => { const box = document.querySelector('[data-of="gains-1-list"]');
+    rows = "[...document.querySelectorAll('#clients-pmtl-epsilon-1 tbody tr')]"
+    rows += ".filter((r) => !r.hidden).map((r) => r.cells[0].textContent)"
+    typed = """(() => { const box = document.querySelector('[data-of="clients-pmtl-epsilon-1"]');
       box.value = %r; box.dispatchEvent(new Event('input')); })()"""
     assert len(window.evaluate(rows)) == 60
     window.evaluate(typed % "DISTRICT 4")
     found = window.evaluate(rows)
     assert len(found) == 11 and all("district 4" in name for name in found)
-    told = window.evaluate("document.getElementById('gains-1-list-count').textContent")
+    told = window.evaluate("document.getElementById('clients-pmtl-epsilon-1-count').textContent")
     assert told == "11 of 60 shown"
     window.evaluate(typed % "__proto__")
     assert window.evaluate(rows) == ["__proto__"]

@@ -62,13 +62,15 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Checker, 
 
 def test_answer_comes_first(comparison: tuple[str, Checker, str]) -> None:
     text, _, page = comparison
-    share = json.loads(re.search(r"(\d+) of 57 clients gain", text)[1]) / 57  # type: ignore[index]
+    counted = re.search(r"(\d+) of 57 clients gain \(\d+ %\), (\d+) lose", text)
+    assert counted is not None
+    better, worse = (f"{100 * int(count) / 57:.0f} %" for count in counted.groups())
     answer = (
-        f"At epsilon 1, pmtl has test NMSE 0.31; local training has 0.6. {100 * share:.0f} % of "
-        "clients are better than with local training."
+        f"At epsilon 1, joining helps: {better} of 57 clients predict better than with local "
+        f"training, {worse} worse."
     )
-    assert answer in text
-    assert text.index(answer) < text.index(" Results ")
+    opening = text[: text.index("What epsilon means")]
+    assert answer in opening and "0.31 test NMSE (smaller is better); local training has" in opening
     assert "districts, 60 clients, one model per client" in text
     assert "best of" not in text
     assert '<html lang="en">' in page and "prefers-color-scheme: dark" in page
@@ -141,9 +143,9 @@ def test_plan_and_versions_end_the_page(comparison: tuple[str, Checker, str]) ->
 def test_simulation_and_not_private_are_marked(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", events=(NonPrivate(),) * 3, simulation=True)
     text = read_words([run], tmp_path / "report.html")
-    assert "Without privacy, pmtl has test NMSE 0.31" in text
+    assert "Without privacy, joining helps" in text and "0.31 test NMSE" in text
     assert text.count("SIMULATION: known seed, protects nobody") == 1, "said once, at the top"
-    assert text.index("SIMULATION: known seed") < text.index("Without privacy, pmtl has"), "first"
+    assert text.index("SIMULATION: known seed") < text.index("Without privacy, joining"), "first"
     folded = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<details class="plan">' in folded, "folded on the page of a single run too"
     assert text.count("NOT PRIVATE") == 4, "at the top, in two tables, and as the guarantee"
@@ -163,7 +165,7 @@ def test_simulated_guarantee_says_that_it_is_none(tmp_path: Path) -> None:
     text = read_words([run], tmp_path / "report.html")
     assert "SIMULATION: noise from a known seed, not a guarantee." in text
     assert "the noise of a simulation is known" in text
-    assert "pmtl has test accuracy 0.8; local" in text
+    assert "0.8 test accuracy (larger is better); local training has" in text
     assert "its error rate" in text
     assert "know from their own participation who takes part" in text
     assert "come from its data or from another's" in text
@@ -221,7 +223,7 @@ def test_runs_that_cannot_be_compared_say_so(tmp_path: Path) -> None:
 def test_epsilon_is_computed_anew(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epsilon=0.1)
     text = read_words([run], tmp_path / "report.html")
-    assert "At epsilon 1, pmtl" in text
+    assert "At epsilon 1, joining" in text
     assert "result.json has epsilon 0.1, but its guarantee.json implies 1, which is shown" in text
 
 
@@ -232,7 +234,7 @@ def test_what_is_missing_is_said(tmp_path: Path, changed: dict[str, object]) -> 
     told = {
         "compared": "This run has no local baseline",
         "empty": "No client has test rows",
-        "value": "test NMSE not a number",
+        "value": "not a number test NMSE",
     }
     assert told[next(iter(changed))] in text
     assert "nan" not in text.split("Plan and versions")[0]
@@ -656,8 +658,8 @@ def test_epsilon_of_a_hidden_cohort_is_against_other_clients(tmp_path: Path) -> 
     assert outsider < 0.7 * others
     text = read_words(runs, tmp_path / "report.html")
     said = text.partition("Guarantee pmtl")[0]
-    assert f"At epsilon {up(others)}, pmtl" in said
-    assert f"{up(others)} epsilon at delta 1e-05, against other clients" in said
+    assert f"At epsilon {up(others)}, joining" in said
+    assert f"{up(others)} epsilon at delta 0.00001, against other clients" in said
     assert f"{up(others)} 5 pmtl" in said, "in the table: epsilon, rounds"
     assert "Epsilon: against other clients, delta 1e-05, relation replace." in said
     assert f"pmtl at epsilon {up(others)} (2)" in said
@@ -807,7 +809,10 @@ def test_ties_are_no_losses(tmp_path: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"share_better_than_local": 14 / 57}))
     text = read_words([run], tmp_path / "report.html")
-    assert "25 % of clients are better than with local training, 5 % are worse" in text
+    assert (
+        "25 % of 57 clients predict better than with local training, 5 % worse, the others "
+        "equally well"
+    ) in text
 
 
 def test_parts_with_bounds_of_their_own_are_not_said_to_have_one(
@@ -860,14 +865,20 @@ def many(sixty: list[Path]) -> tuple[str, Checker]:
     return read(sixty, sixty[0].parent / "all.html")
 
 
-def test_many_runs_are_grouped(many: tuple[str, Checker]) -> None:
+def test_many_runs_are_grouped(sixty: list[Path], many: tuple[str, Checker]) -> None:
     text, _ = many
-    assert "This is pfeb at epsilon" in text and "private groups of runs" in text
+    assert "At every epsilon, joining helps: " in text
     # mean and standard error over clients (0.5) and seeds, by hand
     values = [value_of("pfeb", 1.0, seed) for seed in range(3)]
     error = math.sqrt(0.5**2 + np.var(values, ddof=1) / 3)
     assert f"pfeb at epsilon 1 3 {np.mean(values):.4g} \u00b1 {error:.2g}" in text
-    assert f"1: pfeb {np.mean(values):.3g}; " in text.partition("Best at each epsilon:")[2]
+    opening = text[: text.index("What epsilon means")]
+    (one,) = read_finished(sixty[39:40])
+    assert one.name == "pfeb"
+    alarms = math.ceil(1000 * float(one.guarantee.detection([0.01])[0]) - 1e-9) / 10
+    row = rf"epsilon (\S+) pfeb {np.mean(values):.3g} 0.6 \d+ %, \d+ % {alarms:.1f} %"
+    found = re.search(row, opening)
+    assert found is not None and float(found[1]) >= one.epsilon - 1e-9
     assert "standard error over clients and seeds" in text
     assert text.count("clients gain (") == 6, "a few runs are shown one by one"
     assert "6 of 48 runs are shown" in text
@@ -924,14 +935,17 @@ def test_every_chart_of_a_page_is_a_file(
     names = {value for name, value in parts.attributes if name == "id"}
     stems = {path.stem for path in figures.iterdir()}
     assert len(stems) == len(drawn(parts)) and stems <= names
-    assert {path.suffix for path in figures.iterdir()} == {".svg", ".png"}
+    assert {"gain-pmtl-epsilon-1", "trade-off-pmtl-epsilon-1", "losses-pmtl-epsilon-1"} <= stems
+    starts = {".png": b"\x89PNG", ".pdf": b"%PDF"}
     for path in figures.iterdir():
-        if path.suffix == ".png":
-            assert path.read_bytes()[:4] == b"\x89PNG"
+        if path.suffix in starts:
+            assert path.read_bytes()[:4] == starts[path.suffix]
             continue
         svg = path.read_text(encoding="utf-8")
         assert svg.startswith("<svg") and "var(--" not in svg.replace("var(--x)", "")
-    assert "epsilon spent" in (figures / "losses-1.svg").read_text(encoding="utf-8")
+    losses = (figures / "losses-pmtl-epsilon-1.svg").read_text(encoding="utf-8")
+    assert "epsilon spent" in losses
+    assert "loss and epsilon by round" not in losses, "a paper has captions of its own"
 
 
 def test_figures_without_altair_are_refused(
@@ -1099,3 +1113,53 @@ def test_a_coordinator_with_a_bound_is_not_among_what_is_not_covered(tmp_path):
 def test_the_minimum_is_of_all_where_the_cohort_is_hidden(tmp_path):
     text = page_of(tmp_path, sampler=ct.Poisson(6))
     assert "50 % of all clients" in text and "sites must answer" not in text
+
+
+# --- sentences of one page agree
+
+
+@pytest.mark.parametrize("clients", [6, 60, 400])
+@pytest.mark.parametrize("gain", [0.4, 0.0, -0.4])
+@pytest.mark.parametrize("metric", ["nmse", "accuracy"])
+@pytest.mark.parametrize("value", [0.3, 0.9])
+def test_sentences_of_a_page_do_not_contradict(
+    tmp_path: Path, clients: int, gain: float, metric: str, value: float
+) -> None:
+    """The metric may be on another side than the clients: then the page says why."""
+    run = make_run(tmp_path / "run", clients=clients, gain=gain, metric=metric, value=value)
+    text = read_words([run], tmp_path / "report.html")
+    (one,) = read_finished([run])
+    assert one.verdict is not None
+    lead = one.verdict.lead
+    opening, _, rest = text.partition("What epsilon means")
+    assert f"At epsilon 1, {one.verdict}." in opening
+    assert "joining" not in rest.replace("Joining", "").partition("Guarantee")[0], "said once"
+    gained, lost = (
+        int(n) for n in re.findall(r"(\d+) of \d+ clients gain .*?, (\d+) lose", rest)[0]
+    )
+    if lead == "joining helps":
+        assert gained > lost
+    if lead == "joining hurts":
+        assert lost > gained
+    if "no clear" in lead:
+        assert abs(gained - lost) < 0.5 * (clients - 3)
+    better = (value > 0.6) == (metric == "accuracy")  # the local value is 0.6
+    sided = {"joining helps": True, "joining seems to help": True, "joining hurts": False,
+             "joining seems to hurt": False}.get(lead, better)  # fmt: skip
+    assert ("which counts all test rows alike" in opening) == (sided != better)
+
+
+@pytest.mark.parametrize(
+    "who",
+    [EVERYONE, Participation("poisson", 0.1), Participation("poisson", 0.1, visible=True),
+     Participation("fixed", 0.1), Participation("fixed", 0.1, visible=True),
+     Participation("poisson", 1.0)],
+)  # fmt: skip
+def test_nobody_hides_in_a_cohort_of_everybody(who: Participation) -> None:
+    relation: Any = "replace" if who.kind == "fixed" else "zero_out"
+    for event in (Gaussian(3.0), Laplace(30.0)):
+        told = Guarantee((event,) * 5, who, relation, 1e-5, 60).statement()
+        everyone = "all 60 clients take part in every round" in told
+        assert everyone == (who.rate == 1)
+        assert not (everyone and "observe who takes part" in told)
+        assert ("do not observe who takes part" in told) <= (not who.visible)

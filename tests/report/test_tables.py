@@ -2,9 +2,11 @@
 
 import io
 import math
+import re
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from tests.report.runs import EVERYONE, NOISE, make_run
 
@@ -20,7 +22,8 @@ from coterie.report.tables import Entry, Number, baselines_table, clients_table,
 def baseline(name="local_star", t=-20.0, worse=0.09, **more):
     keys = {"value": 0.5, "standard_error": 0.01, "difference": (t or 0) / 1000}
     keys |= {"difference_standard_error": 0.001, "share_worse_than_local_star": None}
-    return {"name": name, "t": t, "share_worse_off": worse, **keys, **more}
+    keys |= {"share_worse_off": worse, "share_better_off": 1 - worse}
+    return {"name": name, "t": t, **keys, **more}
 
 
 def row_of(method="pmtl", epsilon=1.00123, **changes):
@@ -51,7 +54,8 @@ def test_one_run_and_its_baselines():
     assert ["local*", "0.5", "±", "0.01", "-0.123", "±", "0.001", "-123.5", "99", "%"] in lines
     assert ["pmtl", "0.8765", "±", "0.012", "0.5", "100", "%", "1.002", "25"] in lines
     assert DESCRIPTIONS["local_star"] in text and "ValueError: why" in text
-    assert "99 % of clients are worse off" in text and "not covered by epsilon" in text
+    assert "joining helps on average, but more clients lose than gain: 99 % of 1,000" in text
+    assert "not covered by epsilon" in text.lower()
 
 
 def test_baselines_of_several_runs_are_shown_once():
@@ -61,7 +65,7 @@ def test_baselines_of_several_runs_are_shown_once():
     assert text.count(DESCRIPTIONS["local_star"]) == text.count("no single client is promised") == 1
     cells = [line for line in lines if "-123.5," in line]
     assert len(cells) == 3 and all(line.count("-123.5,") == 4 for line in cells)
-    assert "finetune(dpfedmtl) at epsilon 8: Compared with local training" in text
+    assert "finetune(dpfedmtl) at epsilon 8: Compared with local training, joining" in text
     rows[0]["references"][0]["value"] = 0.7
     entries = [Entry.of_result(row) for row in rows]
     assert any("by method" in title for title in baselines_table(entries).titles)
@@ -94,6 +98,51 @@ def test_no_cell_is_cut(own, deltas, width):
     assert ("0.217 (median)" in text) == ("r2_median" in own) and "43.9" not in text
     assert ("delta 1e-05, relation" in text) == (deltas[0] == deltas[1])
     assert METRICS[metric].direction in text
+
+
+def in_first_column(lines, label):
+    """Return whether lines in a row begin with the parts of this label, and nothing else."""
+    starts = [re.split(r"\s{2,}", line)[0].strip() for line in lines]
+    wanted = "".join(label.split())
+    for place in range(len(starts)):
+        joined = ""
+        for start in starts[place:]:
+            joined += "".join(start.split())
+            if joined == wanted:
+                return True
+            if not joined or not wanted.startswith(joined):
+                break
+    return False
+
+
+LABELS = ["pfeb", "finetune(mpmtl, how=mean)", "a" * 70, "[bold]x[/bold]", "\u533b\u9662 1"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass", "multilabel"])
+def test_names_never_collapse_and_no_value_is_lost(task, width):
+    metrics = [one for one in PER_CLIENT if task in one.tasks]
+    metric = "nmse" if task == "regression" else "accuracy"
+    own = {one.name: 0.81 + 0.0123 * n for n, one in enumerate(metrics)}
+    of, tail = ("error", "p90") if metric == "nmse" else ("accuracy", "p10")
+    own |= {f"client_{of}_{key}": 0.71234 for key in ("mean", tail, "worst")}
+    own |= {"calibration_error": 0.0456, "client_calibration_error": 0.0567}
+    held = {"clients": 7, "metric": metric, "value": 0.4, "standard_error": 0.01,
+            "local_value": 0.7, "share_better_than_local": 0.6}  # fmt: skip
+    rows = [row_of(label, 1 + n, metric=metric, newcomers=held, **own)
+            for n, label in enumerate(LABELS)]  # fmt: skip
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    for shown in terminal(rows):
+        console.print(shown)
+    printed = console.file.getvalue()
+    lines = printed.splitlines()
+    assert max(map(cell_len, lines)) <= width and "\u2026" not in printed
+    assert all(in_first_column(lines, label) for label in LABELS)
+    for cell in (*(f"{own[one.name]:.3g}" for one in metrics), "0.712", "0.0456", "60 %"):
+        assert printed.count(cell) >= len(LABELS), cell
+    # A part of a name that stands alone in its line is a name that is broken, and not collapsed.
+    parts = {re.split(r"\s{2,}", line)[0] for line in lines}
+    assert min(len(part) for part in parts if part and set(part) == {"a"}) >= 10
 
 
 def test_ties_are_shown():

@@ -19,11 +19,11 @@ from torch import nn
 from coterie.cli.main import main
 from coterie.cli.options import check_file
 from coterie.evaluation.predict import decision_function
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.guarantee import Guarantee
-from coterie.run.run import execute
-from coterie.run.summary import promised
+from coterie.runs.run import execute
+from coterie.runs.summary import promised
 from coterie.serve.export import (
     Predictor,
     all_clients,
@@ -380,7 +380,7 @@ def test_what_is_no_export_is_refused(tmp_path, runs, capsys):
     with pytest.raises(ValueError, match="coterie export"):
         load_client(folder / "models" / "clients.safetensors")
     assert main(["export", str(tmp_path), "--client", "a"]) == 2
-    assert "give the folder of a finished run" in capsys.readouterr().err
+    assert "expected a run folder" in capsys.readouterr().err
 
 
 def test_onnx_names_the_extra_where_it_is_missing(runs, tmp_path, monkeypatch):

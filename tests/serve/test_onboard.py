@@ -28,9 +28,9 @@ from coterie.methods.baselines import Local
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.methods.svm import joined
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.report.tables import Entry, held_out_table
-from coterie.run.run import execute
+from coterie.runs.run import execute
 from coterie.serve.onboard import choose, onboard
 
 ROWS, POOLED = Shape.ROWS, Shape.POOLED

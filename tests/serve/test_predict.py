@@ -18,8 +18,8 @@ from coterie.data.federated import DataError
 from coterie.data.load import load_unlabelled
 from coterie.data.tables import feature_constants, target_constants
 from coterie.evaluation.predict import decision_function, predict
-from coterie.plan.plan import Plan
-from coterie.run.run import execute
+from coterie.planning.plan import Plan
+from coterie.runs.run import execute
 from coterie.serve.export import load_client, read_clients, save_client
 from coterie.serve.predict import predict_model, predict_run
 
@@ -160,8 +160,9 @@ def test_columns_of_the_file_are_kept(place, tmp_path, capsys):
         assert problem in capsys.readouterr().err
     for taken in ("prediction", "row", "client"):
         csv.write_csv(given.append_column(taken, numbers), tmp_path / "new.csv")
-        assert main([*words, taken]) == 2
-        assert "have a column of this name already" in capsys.readouterr().err
+        assert main([*words, taken, "--out", str(tmp_path / "out.csv")]) == 0
+        found = csv.read_csv(tmp_path / "out.csv", convert_options=text)
+        assert found[f"{taken}_kept"].to_pylist() == [int(one) for one in numbers.to_pylist()]
 
 
 def test_two_classes_and_signs(tmp_path):
@@ -286,14 +287,15 @@ def test_strangers_are_refused_or_take_the_shared_model(place, tmp_path, capsys)
     data = {"name": str(place / "train.csv"), "source": {**SOURCE, **UNITS}}
     run(tmp_path / "fedavg", data, "fedavg", 5.0, rounds=3)
     odd = ["--data", str(tmp_path / "odd.csv")]
-    assert main(["predict", str(tmp_path / "fedavg"), *odd]) == 2
+    refused = ["--unknown-clients", "refuse"]
+    assert main(["predict", str(tmp_path / "fedavg"), *odd, *refused]) == 2
     assert (
         "'c1b'" in (err := capsys.readouterr().err) and "'c1'" in err and "coterie onboard" in err
     )
     out = tmp_path / "out.csv"
-    more = [*odd, "--unknown-clients", "shared", "--out", str(out)]
+    more = [*odd, "--out", str(out)]
     assert main(["predict", str(tmp_path / "fedavg"), *more]) == 0
-    assert "shared model: c1b" in capsys.readouterr().err
+    assert "(c1b), predicted by the shared model" in capsys.readouterr().err
     found = read(out)
     with np.load(tmp_path / "fedavg" / "shared.npz") as shared:
         weight, bias = shared["weight"][0], shared["bias"][0]
@@ -302,13 +304,17 @@ def test_strangers_are_refused_or_take_the_shared_model(place, tmp_path, capsys)
     assert np.array(found["model"].to_pylist())[mine].tolist() == ["shared"] * ROWS
     wanted = 2 + 3 * (x @ weight + bias)
     np.testing.assert_allclose(np.array(found["prediction"])[mine], wanted[mine], rtol=1e-4)
-    # learning alone shares nothing; scaled rows need rows of one's own
-    for folder, said in (
-        (place / "units", "no complete shared model"),
-        (place / "scaled", "this client has none"),
-    ):
-        assert main(["predict", str(folder), *more]) == 2
-        assert said in capsys.readouterr().err
+    # local training shares nothing, and scaled rows need rows of one's own: no prediction
+    for folder in (place / "units", place / "scaled"):
+        assert main(["predict", str(folder), *more]) == 0
+        assert "12 rows without a prediction" in capsys.readouterr().err
+        empty = np.array([one is None for one in read(out)["prediction"].to_pylist()])
+        assert (empty == mine).all()
+    csv.write_csv(
+        rows.set_column(0, "id", pa.array(names)).filter(pa.array(mine)), tmp_path / "strange.csv"
+    )
+    assert main(["predict", str(folder), "--data", str(tmp_path / "strange.csv")]) == 2
+    assert "not among the 5 clients" in capsys.readouterr().err
 
 
 def test_clients_who_joined_are_answered_too(place, tmp_path):
@@ -416,7 +422,8 @@ def test_declared_constants_are_spread_as_reading_does(tmp_path, columns, given,
     assert target_constants(Source(center=given), columns)[0] == given.get("y", 0.0)
 
 
-def test_a_gap_is_named(place, tmp_path):
-    (tmp_path / "gap.csv").write_text("id,a,b\nc1,1,2\nc2,,3\n")
-    with pytest.raises(DataError, match=r"line 3.*'a'"):
-        predict_run(place / "units", str(tmp_path / "gap.csv"))
+def test_a_row_with_a_gap_that_nothing_fills_has_no_prediction(place, tmp_path):
+    (tmp_path / "gap.csv").write_text("id,a,b\nc1,1,2\nc2,,3\nc3,2,3\n")
+    found = predict_run(place / "units", str(tmp_path / "gap.csv"))
+    assert [one is None for one in found.table()["prediction"].to_pylist()] == [False, True, False]
+    assert any("1 rows have no prediction" in note for note in found.notes)

@@ -15,8 +15,8 @@ from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
 from coterie.methods.baselines import Local
 from coterie.methods.pfeb import DOUBT, PFEB, STEP, Statistics
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import plan_for
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import plan_for
 from coterie.privacy.sampling import Poisson
 
 pytestmark = pytest.mark.full

@@ -16,10 +16,12 @@ import coterie.tune.charge
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.data.config import DataConfig
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 from coterie.privacy.ledger import LedgerError, OverspentError, locked
 from coterie.privacy.selection import ALL_RUNS, CHOSEN, RunLaw, Selection, charged_message
-from coterie.run.summary import NOT_COVERED
+from coterie.runs.budget import Budget, declare_total, read_register
+from coterie.runs.run import execute
+from coterie.runs.summary import NOT_COVERED
 from coterie.tune.charge import Scoring, offer, select
 from coterie.tune.tune import Progress, Range
 
@@ -89,7 +91,7 @@ def entries(folder, kind):
 def test_the_best_noisy_score_is_chosen_and_everything_is_recorded():
     shown: list[Progress] = []
     found = pick(seed_with(4), observe=shown.append)
-    assert [one.done for one in shown] == [1, 2, 3, 4] and {one.total for one in shown} == {4}
+    assert [one.done for one in shown] == [0, 1, 2, 3, 4] and {one.total for one in shown} == {4}
     record = json.loads(Path("chosen/selection.json").read_text())
     assert record == found.record and record["finished"]
     scores = [run["score"] for run in record["runs"]]
@@ -157,7 +159,7 @@ def test_with_enough_clients_bad_settings_are_not_chosen():
     )
 
 
-def test_it_is_deterministic_in_the_seed_and_runs_are_independent():
+def test_it_is_deterministic_in_the_seed_and_runs_are_independent(free):
     first, again = (pick(seed_with(3), name) for name in ("a", "b"))
     assert first.scores == again.scores and first.drawn == again.drawn
     posts = [
@@ -166,12 +168,7 @@ def test_it_is_deterministic_in_the_seed_and_runs_are_independent():
     ]
     assert len(set(posts)) == len(posts), "every run has noise of its own"
     fresh = [
-        select(
-            {key: value for key, value in plan().items() if key != "simulation_seed"},
-            {"method.lam": [1.0]},
-            folder=Path(name),
-            runs=1.01,
-        )
+        select(free, {"method.lam": [1.0]}, folder=Path(name), runs=1.01, budget=None)
         for name in ("c", "d")
     ]
     assert not fresh[0].guarantee.simulation and fresh[0].scores[0] != fresh[1].scores[0]
@@ -385,3 +382,74 @@ def test_ctrl_c_says_how_to_go_on(coterie_, monkeypatch):
     code, out, err = coterie_(f"tune --charge {FLAGS} --grid method.lam=1,2")
     assert code == 130 and not out and "the same command resumes" in err
     assert not json.loads(Path("selected/selection.json").read_text())["finished"]
+
+
+# --- the budget register --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def free():
+    """A plan with secret noise."""
+    return {key: value for key, value in plan().items() if key != "simulation_seed"}
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Draw three runs; the settings are drawn as usual."""
+    monkeypatch.setattr(RunLaw, "draw", lambda law, entropy: 3)
+
+
+def test_a_selection_is_one_entry_for_all_runs_and_scores(free, few, register, monkeypatch):
+    """It is made once K is drawn and before the first run, and not again on resuming."""
+
+    def stop(*args, **kwargs):
+        (entry,) = read_register(register).entries
+        record = json.loads(Path("chosen/selection.json").read_text())
+        stated = Selection.from_json(record["guarantee"])
+        assert entry.guarantee == stated.of_runs(record["guarantee"]["drawn"])
+        assert len(entry.guarantee.events) == 3 * (2 + 1)  # two releases and a score each
+        assert entry.run == str(Path("chosen").resolve())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("coterie.tune.charge.execute", stop)
+        with pytest.raises(KeyboardInterrupt):
+            select(free, GRID, folder=Path("chosen"), runs=3.0)
+    told = []
+    budget = Budget(tell=told.append)
+    found = select(free, GRID, folder=Path("chosen"), runs=3.0, budget=budget)
+    assert len(read_register(register).entries) == 1 and told == []
+    execute(Plan.load(found.run / "plan.toml"), folder=found.run)  # resumed by itself
+    assert len(read_register(register).entries) == 1
+    # Whoever gets the chosen run only learns nothing of the others.
+    result = json.loads((found.run / "result.json").read_text())
+    assert result["register"] is None and not (found.run / "budget.json").exists()
+
+
+def test_a_selection_that_may_exceed_a_total_is_refused_before_anything_is_drawn(
+    free, register, monkeypatch
+):
+    """One run at epsilon 2 fits, and so do three; the most of 99 in 100 selections do not."""
+    names = [f"c{number}" for number in range(20)]
+    made = offer(free, GRID, runs=3.0)
+    ours = [one.epsilon for one in made.guarantee.forecast((0.5, 0.99))]
+    declare_total(register, (names, ""), (ours[0] + ours[1]) / 2, "rows.csv")
+    monkeypatch.setattr(RunLaw, "draw", lambda law, entropy: pytest.fail("K was drawn"))
+    with pytest.raises(ValueError, match="the total declared for these clients"):
+        select(free, GRID, folder=Path("chosen"), runs=3.0)
+    assert not Path("chosen").exists()
+
+
+def test_the_command_tells_of_earlier_runs(coterie_, few, register):
+    assert coterie_(f"run {FLAGS} --out run")[0] == 0
+    grid = "--grid method.lam=0.1,1 --charge --runs 3 --out chosen"
+    code, _, err = coterie_(f"tune {FLAGS} {grid}")
+    assert code == 0 and err.startswith("1 private run on these clients (rows.csv): together")
+    assert len(read_register(register).entries) == 2
+
+
+def test_simulated_selections_and_plain_tuning_are_not_entered(coterie_, register):
+    pick(seed_with(1))
+    grid = "--grid method.lam=0.1,1 --folds 2 --out tuned.toml"
+    assert coterie_(f"tune {FLAGS} {grid}")[0] == 0
+    assert not register.exists()

@@ -4,6 +4,7 @@ import json
 import math
 import multiprocessing
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,9 +12,12 @@ import pytest
 from coterie.cli.main import main
 from coterie.core.config import ConfigError
 from coterie.methods.base import registered
+from coterie.planning.plan import Plan
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import locked
-from coterie.run.summary import NOT_COVERED
+from coterie.runs.budget import Budget, declare_total, read_register
+from coterie.runs.run import execute, foresee
+from coterie.runs.summary import NOT_COVERED
 from coterie.tune import compare as library
 from coterie.tune.compare import (
     COLUMNS,
@@ -27,7 +31,7 @@ from coterie.tune.compare import (
     rows_of,
 )
 from coterie.tune.frontier import find
-from coterie.verify.account import gaussian_epsilon
+from coterie.verification.account import gaussian_epsilon
 
 pytestmark = pytest.mark.full
 
@@ -205,13 +209,6 @@ def test_progress_and_frontier_by_hand(tmp_path):
     assert found.pairs[0].difference.clients == 20
 
 
-def test_one_method_beside_several_is_refused(tmp_path, capsys):
-    given = ("--methods", "local,pmtl", "--method", "fedavg", "--out", tmp_path / "c")
-    status, _, err = compare(capsys, *SMALL, *given)
-    assert status == 2 and "--method fedavg and --methods local,pmtl" in err
-    assert not (tmp_path / "c").exists()
-
-
 def test_json_report_and_resume(tmp_path, capsys):
     out = tmp_path / "c"
     flags = ["--methods", "local,pmtl", "--epsilons", "1", "--seeds", "5,6", "--workers", "0"]
@@ -231,7 +228,7 @@ def test_json_report_and_resume(tmp_path, capsys):
     assert json.loads(again) == told
     assert (place / "metrics.parquet").read_bytes() == before
     status, _, err = compare(capsys, "compare", "--resume", out, "--epsilons", "2")
-    assert status == 2 and "leave out --epsilons" in err
+    assert status == 2 and "leave out --epsilon" in err
     assert compare(capsys, "compare", "--resume", tmp_path)[0] == 2
     (out / "report.html").unlink()
     assert compare(capsys, "report", out)[0] == 0 and (out / "report.html").exists()
@@ -292,6 +289,50 @@ def test_repeats_are_releases_that_add_up(tmp_path, capsys):
     _, printed, _ = compare(capsys, "compare", "--resume", out, "--quiet", "--no-report")
     assert "2 runs have released results" in " ".join(printed.split())
     assert "SIMULATION" not in printed
+
+
+# --- the budget register -------------------------------------------------------
+
+ALONE = Plan.from_table(
+    {**BASE, "method": {"kind": "pmtl"}, "privacy": {"epsilon": 0.5}, "rounds": 3}
+)
+REAL = ["--method", "local,pmtl", "--epsilon", "0.5,1", "--repeats", "2"]
+
+
+def test_cells_with_real_noise_are_entered_once_each(tmp_path, capsys, register):
+    out = tmp_path / "c"
+    execute(ALONE, budget=Budget())
+    _, _, err = compare(capsys, *SMALL, *REAL, "--workers", "0", "--out", out)
+    assert err.startswith("1 private run on these clients (districts): together epsilon at most")
+    assert "with these 4 (delta 1e-05)." in err and err.count("private run") == 1
+    entries = read_register(register).entries
+    places = [Path(entry.run).relative_to(out).as_posix() for entry in entries[1:]]
+    assert sorted(places) == sorted(row["run"] for row in read(out) if row["label"] == "pmtl")
+    _, _, err = compare(capsys, "compare", "--resume", out, "--quiet", "--no-report")
+    assert err == "" and read_register(register).entries == entries
+
+
+def test_a_comparison_that_does_not_fit_the_total_is_refused_as_a_whole(tmp_path, capsys, register):
+    """Any two of its four runs fit."""
+    (asked,) = foresee([ALONE])
+    declare_total(register, (asked.clients, asked.population), 1.5, "districts")
+    before = register.read_bytes()
+    status, printed, err = compare(capsys, *SMALL, *REAL, "--out", tmp_path / "c")
+    assert status == 2 and printed == "" and err.count("\n") == 1
+    assert "these 4 runs ask for" in err and "coterie budget --total E" in err
+    assert not (tmp_path / "c").exists() and register.read_bytes() == before
+    # A choice of settings by charged runs counts with the most runs that are likely.
+    one = ["--method", "pmtl", "--epsilon", "0.5", "--repeats", "1"]
+    grid = ["--grid", "method.lam=0.1,1", "--charge", "--out", tmp_path / "d"]
+    status, _, err = compare(capsys, *SMALL, *one, *grid)
+    assert status == 2 and "the total declared for these clients" in err
+    assert not (tmp_path / "d").exists() and register.read_bytes() == before
+
+
+def test_simulations_are_not_entered(tmp_path, capsys, register):
+    flags = ["--method", "pmtl", "--epsilon", "0.5", "--seeds", "1", "--workers", "0"]
+    compare(capsys, *SMALL, *flags, "--out", tmp_path / "c")
+    assert not register.exists()
 
 
 # --- settings chosen inside ---------------------------------------------------

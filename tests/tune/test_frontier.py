@@ -8,7 +8,17 @@ import pytest
 from scipy import stats
 
 from coterie.evaluation.metrics import average
-from coterie.tune.frontier import Difference, adjust, compare_errors, holm
+from coterie.tune.frontier import (
+    LOCAL,
+    Difference,
+    Findings,
+    Pair,
+    Point,
+    adjust,
+    compare_errors,
+    headlines,
+    holm,
+)
 
 
 def draw(generator, clients, seeds, parts, mean=0.0):
@@ -130,3 +140,82 @@ def test_a_mean_over_seeds_keeps_the_clients_error_whole():
 
 def test_an_unadjusted_difference_is_not_called_one():
     assert not Difference(1.0, 0.1, 10, 3, 1e-9).is_significant
+
+
+# --- headlines
+
+
+def pair(epsilon, first, second, mean, adjusted, better=0.6):
+    told = Difference(mean, 0.01, 60, 3, adjusted, adjusted, better, 1 - better)
+    return Pair(epsilon, first, second, told)
+
+
+def found_of(pairs, silent=(), metric="nmse"):
+    labels = list(dict.fromkeys(label for one in pairs for label in (one.first, one.second)))
+    labels = [label for label in labels if label != LOCAL]
+    value = {label: 0.1 * (place + 3) for place, label in enumerate(labels)}
+    epsilons = tuple(sorted({one.epsilon for one in pairs}))
+    points = tuple(
+        Point(label, epsilon, value[label], 0.01, 3, 0.7, private=True)
+        for label in labels
+        for epsilon in epsilons
+    )
+    return Findings(metric, epsilons, points, tuple(pairs), silent)
+
+
+def test_the_best_method_at_each_epsilon_and_what_is_as_good():
+    pairs = [
+        pair(1.0, "a", "b", -0.01, 0.5),
+        pair(1.0, "a", "c", -0.20, 0.01),
+        pair(1.0, "a", LOCAL, -0.3, 0.001, 0.8),
+        pair(4.0, "a", "b", -0.1, 0.001),
+        pair(4.0, "a", "c", math.nan, math.nan),
+        pair(4.0, "a", LOCAL, 0.3, 0.2, 0.45),
+    ]
+    first, second = headlines(found_of(pairs))
+    assert (first.epsilon, first.method, first.as_good) == (1.0, "a", ("b",))
+    assert first.verdict is not None and second.verdict is not None
+    assert first.verdict.lead == "joining helps" and first.verdict.better == 0.8
+    assert second.as_good == ("c",), "a difference that is not known is not a clear one"
+    assert second.verdict.lead == "joining makes no clear difference"
+
+
+def test_a_method_that_clearly_helps_comes_before_one_that_only_scores_better():
+    """A score of a few seeds is best by chance; a method as good may be proved to help."""
+    pairs = [
+        pair(1.0, "a", "b", -0.01, 0.5),
+        pair(1.0, "a", "c", -0.05, 0.2),
+        pair(1.0, "b", "c", -0.15, 0.01),
+        pair(1.0, "a", LOCAL, -0.2, 0.2, 0.7),
+        pair(1.0, "b", LOCAL, -0.2, 0.001, 0.72),
+        pair(1.0, "c", LOCAL, -0.01, 0.9, 0.5),
+    ]
+    (one,) = headlines(found_of(pairs))
+    assert one.method == "b" and one.as_good == ("a",)
+    assert one.verdict is not None and one.verdict.lead == "joining helps"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_local_method_of_the_comparison_stands_for_the_baseline(turned):
+    names = ("local", "a") if turned else ("a", "local")
+    told = pair(1.0, *names, 0.2 if turned else -0.2, 0.01, 0.3 if turned else 0.7)
+    (one,) = headlines(found_of([told], silent=("local",)))
+    assert one.method == "a" and one.as_good == ()
+    assert one.verdict is not None and one.verdict.better == pytest.approx(0.7)
+    assert one.verdict.lead == "joining helps"
+    assert headlines(found_of([told], silent=("local", "a"))) == (), "nothing private, no headline"
+
+
+def test_larger_may_be_better():
+    told = pair(1.0, "a", "b", -0.2, 0.01)
+    assert headlines(found_of([told], metric="accuracy"))[0].method == "b"
+
+
+def test_shares_are_means_over_seeds_of_clients_with_rows():
+    first = np.array([[1.0, math.nan], [2.0, 2.0], [3.0, 1.0]])
+    second = np.array([[2.0, math.nan], [1.0, 2.0], [4.0, 0.5]])
+    found = compare_errors(first, second)
+    assert found.share_better == pytest.approx((2 / 3 + 0) / 2)
+    assert found.share_worse == pytest.approx((1 / 3 + 1 / 2) / 2)
+    nobody = np.full((2, 1), math.nan)
+    assert math.isnan(compare_errors(nobody, nobody).share_better)

@@ -18,9 +18,9 @@ from coterie.cli.tune import make_grid
 from coterie.core.config import ConfigError
 from coterie.data.config import DataConfig
 from coterie.data.datasets import open_named
-from coterie.plan.plan import Plan
-from coterie.run.run import execute
-from coterie.run.summary import CHARGED, NOT_COVERED
+from coterie.planning.plan import Plan
+from coterie.runs.run import execute
+from coterie.runs.summary import CHARGED, NOT_COVERED
 from coterie.tune.tune import Range, Trial, apply_settings, fold_numbers, rank, tune, tuning_label
 
 pytestmark = pytest.mark.full
@@ -240,7 +240,7 @@ def test_ranges_are_searched_and_found():
         trials=15,
         observe=shown.append,
     )
-    assert [one.done for one in shown] == list(range(1, 16)) and shown[-1].total == 15
+    assert [one.done for one in shown] == list(range(16)) and shown[-1].total == 15
     lams = [trial.settings["method.lam"] for trial in found.table]
     assert all(1e-4 <= lam <= 10 for lam in lams) and min(lams) < 0.1 < max(lams)
     rounds = [trial.settings["rounds"] for trial in found.table]
@@ -539,7 +539,7 @@ def test_ctrl_c_before_the_first_result(coterie_, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("", "the grid is empty"),
+        ("", "nothing to tune"),
         ("--grid method.lam", "KEY=VALUE,VALUE"),
         ("--grid method.lam=", "expected a list"),
         ("--grid method.lam=1,2 --grid method.lam=3", "given twice"),

@@ -53,8 +53,8 @@ from coterie.engine.rounds import (
 )
 from coterie.engine.store import Ids, Store
 from coterie.methods.base import Shape, per_row_leaves
-from coterie.plan.plan import Plan
-from coterie.plan.rules import resolve
+from coterie.planning.plan import Plan
+from coterie.planning.rules import resolve
 from coterie.privacy.billboard import Post, Release
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.guarantee import Guarantee

@@ -60,8 +60,8 @@ from coterie.methods.pfeb import PFEB
 from coterie.methods.proximal import Proximal
 from coterie.models import Linear, Model
 from coterie.models.linear import head_of
-from coterie.plan.plan import Plan
-from coterie.plan.rules import resolve
+from coterie.planning.plan import Plan
+from coterie.planning.rules import resolve
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.noise import GaussianNoise, LocalNoise
 

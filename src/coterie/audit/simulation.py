@@ -14,7 +14,7 @@ from coterie.audit.svm import Array, MaskKind, Rule, View
 from coterie.core.rng import Rng
 from coterie.data.federated import FederatedDataset
 from coterie.methods.svm import joined
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 from coterie.privacy.billboard import bound
 from coterie.privacy.entropy import client_entropy
 

@@ -36,7 +36,7 @@ from coterie.deploy.messages import Expected, Message, peek, public_hex, sign, v
 from coterie.deploy.site import SHARED, SUM, Site
 from coterie.engine.rounds import ClientHalf, RoundState, client_half
 from coterie.engine.store import Ids, Store
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 from coterie.privacy.billboard import Bounded, Post, Release, admit
 
 _RUN = "0" * 16

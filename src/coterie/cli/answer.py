@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.cli.account import make_sampler
 from coterie.cli.options import aligned, check_file
-from coterie.plan.advice import (
+from coterie.planning.advice import (
     CLIP,
     ERROR,
     FEW_PARAMETERS,
@@ -43,10 +43,12 @@ from coterie.plan.advice import (
     search_limit,
 )
 from coterie.privacy.events import Relation
-from coterie.privacy.guarantee import RELATIONS, UNIT, round_up
+from coterie.privacy.guarantee import RELATIONS, UNIT, round_up, show_delta
 
 if TYPE_CHECKING:
     from coterie.data.federated import Spec, Task
+    from coterie.planning.plan import Plan
+    from coterie.report.plan import Shown
 
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _CONCRETE = ("data", "plan", "finetune")
@@ -57,13 +59,12 @@ _UNKNOWN = (
     "releases none, or its noise is not Gaussian"
 )
 _HEADS = ("epsilon", "verdict", "rounds", "max. parameters", "clients for a small gain", "to join")
-_KINDS = (".html", ".svg", ".png")
 
 
 def answer(arguments: argparse.Namespace) -> None:
     """Print what `coterie plan` was asked."""
     flags = _concrete_flags(arguments)
-    found = _from_plan(arguments, flags) if flags else _from_facts(arguments)
+    found = _from_plan(arguments, flags) if flags else answer_facts(arguments)
     if arguments.plot:
         draw(found, arguments.plot)
     if arguments.json:
@@ -145,7 +146,7 @@ def _concrete_flags(arguments: argparse.Namespace) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in given]
 
 
-def _from_facts(arguments: argparse.Namespace) -> Answer:
+def answer_facts(arguments: argparse.Namespace) -> Answer:
     """Answer from the numbers given; torch is not loaded."""
     clients, parameters = _clients(arguments), _parameters(arguments)
     epsilon, noise = arguments.epsilon, arguments.noise_multiplier
@@ -237,7 +238,6 @@ def _advice(
 def _from_plan(arguments: argparse.Namespace, flags: Sequence[str]) -> Answer:
     """Answer for a plan made of flags; torch is loaded here."""
     from coterie.cli.flags import make_plan
-    from coterie.plan.rules import advice_for, facts_of, resolve
 
     assumed = arguments.data is None and arguments.plan is None
     if arguments.parameters is not None:
@@ -253,10 +253,16 @@ def _from_plan(arguments: argparse.Namespace, flags: Sequence[str]) -> Answer:
         arguments = argparse.Namespace(**values)
     plan = make_plan(arguments)
     spec = plan.data.open().spec if spec is None else spec
+    return answer_plan(plan, spec, None if assumed else plan.data.name, full=arguments.full)
+
+
+def answer_plan(plan: "Plan", spec: "Spec", named: str | None, *, full: bool) -> Answer:
+    """Answer for a plan on data of this spec; `named` is the name of the data, if it is known."""
+    from coterie.planning.rules import advice_for, facts_of, resolve
+
     resolved = resolve(plan, spec)
     resolved.guarantee(spec.clients)
     resolved.method.check(spec)
-    named = None if assumed else plan.data.name
     about = {"data": named, "method": str(resolved.method), "chosen": resolved.chosen}
     advice = advice_for(resolved, spec)
     if advice is None:
@@ -271,8 +277,8 @@ def _from_plan(arguments: argparse.Namespace, flags: Sequence[str]) -> Answer:
         advice=advice,
         table=[row for row in table if row is not None],
         about=about,
-        forecast=None if facts is None else forecast(facts, full=arguments.full),
-        full=arguments.full,
+        forecast=None if facts is None else forecast(facts, full=full),
+        full=full,
     )
 
 
@@ -332,7 +338,8 @@ def _lines(answer: Answer, advice: Advice, *, plots: bool) -> list[str]:
     if advice.remedies:
         lines += ["", "What would help", *(f"  {remedy}" for remedy in advice.remedies)]
     if answer.forecast is not None:
-        lines += ["", *_limits(answer.forecast, advice.epsilon)]
+        lead, changes = _limits(answer.forecast, advice.epsilon)
+        lines += ["", lead, *(f"  {line}" for line in aligned(changes))]
     if plots:
         lines += _plots(answer)
     if answer.omitted():
@@ -399,7 +406,9 @@ def _views(found: Forecast) -> list[tuple[str, str]]:
             "aggregation, their exact sum) and adds the noise"
         ]
     facts = found.facts
-    lines[0] += f" (delta {facts.delta_of(facts.clients):.3g}, {facts.relation}, unit: one client)"
+    lines[0] += (
+        f" (delta {show_delta(facts.delta_of(facts.clients))}, {facts.relation}, unit: one client)"
+    )
     return [("epsilon" if turn == 0 else "", line) for turn, line in enumerate(lines)]
 
 
@@ -413,8 +422,8 @@ def _rounds_at_noise(found: Forecast, limit: float | None) -> list[tuple[str, st
     return [("rounds (at most)", text)]
 
 
-def _limits(found: Forecast, epsilon: float | None) -> list[str]:
-    """Return what keeps the noise within the limit, one change at a time."""
+def _limits(found: Forecast, epsilon: float | None) -> tuple[str, list[tuple[str, str]]]:
+    """Return what keeps the noise within the limit, one change at a time: a lead, and changes."""
     at = "at this noise multiplier" if epsilon is None else f"at epsilon {epsilon:g}"
     within = found.within
     rounds, clients, least = within["rounds"], within["clients"], within["epsilon"]
@@ -428,10 +437,8 @@ def _limits(found: Forecast, epsilon: float | None) -> list[str]:
         ("epsilon", "" if least is None else f"at least {round_up(least, 3)}"),
         ("shared parameters", most(f"{within['parameters']:,}")),
     ]
-    return [
-        f"To keep the noise in a mean within {ERROR:g} of the clipping norm {at}, change one of",
-        *(f"  {line}" for line in aligned([(name, value) for name, value in rows if value])),
-    ]
+    lead = f"To keep the noise in a mean within {ERROR:g} of the clipping norm {at}, change one of"
+    return lead, [(name, value) for name, value in rows if value]
 
 
 def _many(rounds: int, planned: int) -> str:
@@ -533,67 +540,51 @@ def _short(value: float) -> str:
 
 
 def draw(answer: Answer, paths: list[str]) -> None:
-    """Write the plots to files, by Vega-Altair (extra `report`)."""
+    """Write the page or the pictures of a plan, by Vega-Altair (extra `report`)."""
+    from coterie.report.plan import KINDS, write_plan
+
     for path in paths:
-        if Path(path).suffix.lower() not in _KINDS:
-            raise ValueError(f"--plot {path}: expected a name that ends in {', '.join(_KINDS)}")
+        if Path(path).suffix.lower() not in KINDS:
+            raise ValueError(f"--plot {path}: expected a name that ends in {', '.join(KINDS)}")
         check_file(Path(path), "--plot")
-    chart = _chart(answer)
-    how: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"ppi": 144}}
+    shown = _shown_by(answer)
     for path in paths:
-        chart.save(path, **how.get(Path(path).suffix.lower(), {}))
+        write_plan(shown, Path(path))
 
 
-def _chart(answer: Answer) -> Any:
-    try:
-        import altair as alt
-        import vl_convert  # noqa: F401  # pictures, and pages that need no network
-    except ImportError as error:
+def chart_of(answer: Answer) -> Any:
+    """Return the plots of an answer as an Altair chart."""
+    from coterie.report.plan import picture
+
+    return picture(_shown_by(answer)).chart()
+
+
+def _shown_by(answer: Answer) -> "Shown":
+    from coterie.report.charts import can_draw
+    from coterie.report.plan import Shown
+
+    if not can_draw():
         raise ValueError(
-            f"--plot needs {error.name}, which is not installed: pip install 'coterie[report]'"
-        ) from error
-    found = answer.forecast
-    if found is None:
+            "--plot needs altair, which is not installed: pip install 'coterie[report]'"
+        )
+    found, advice = answer.forecast, answer.advice
+    if found is None or advice is None:
         raise ValueError(
             "--plot: there is nothing to plot, because this plan releases no mean with the same "
             "Gaussian noise in all rounds; leave out --plot"
         )
     by_rounds, by_clients = replace(answer, full=True).curves()
-    facts = found.facts
-    epsilon = _panel(
-        by_rounds,
-        (facts.rounds, found.epsilon),
-        ("rounds", f"epsilon of one client ({facts.relation}) against the other clients"),
-        f"Epsilon against rounds at noise multiplier {found.noise_multiplier:.4g}",
+    about = answer.about.get("data") or "Plan"
+    return Shown(
+        title=f"{about}: {advice.clients:,} clients, {advice.parameters:,} shared parameters",
+        advice=advice,
+        forecast=found,
+        facts=_rows(answer, advice),
+        limits=_limits(found, advice.epsilon),
+        by_epsilon=(
+            _HEADS,
+            [[_shown(cell) for cell in _row(one).values()] for one in answer.table],
+        ),
+        by_rounds=by_rounds,
+        by_clients=by_clients,
     )
-    noise = _panel(
-        by_clients,
-        (facts.clients, found.error),
-        ("clients", "noise in a released mean, relative to the clip"),
-        f"Noise against clients, {facts.parameters:,} shared parameters",
-    )
-    limit = alt.Chart(alt.InlineData(values=[{"y": ERROR}])).mark_rule(strokeDash=[4, 4])
-    return alt.hconcat(epsilon, noise + limit.encode(y=alt.Y("y:Q")))
-
-
-def _panel(points: Points, here: tuple[float, float], axes: tuple[str, str], title: str) -> Any:
-    """Return a line on logarithmic scales, with the plan itself as a point on it."""
-    import altair as alt
-
-    across, up = axes
-    log = alt.Scale(type="log")
-
-    def chart(points: Points) -> Any:
-        values = alt.InlineData(values=[{"x": x, "y": y} for x, y in points])
-        return alt.Chart(values).encode(
-            x=alt.X("x:Q", title=across, scale=log),
-            y=alt.Y("y:Q", title=up, scale=log),
-            tooltip=[
-                alt.Tooltip("x:Q", title=across, format=","),
-                alt.Tooltip("y:Q", title=up, format=".3"),
-            ],
-        )
-
-    dot = chart((here,)).mark_point(size=160, filled=True, color="#d62728")
-    both = chart(points).mark_line(point=True) + dot
-    return both.properties(width=340, height=240, title=title)

@@ -24,7 +24,7 @@ from coterie.core.files import write_atomically
 if TYPE_CHECKING:
     from coterie.audit.empirical import Audit
     from coterie.audit.reconstruction import Reconstructed, Setting
-    from coterie.plan.plan import Plan
+    from coterie.planning.plan import Plan
 
 _PICTURES = (".svg", ".png", ".pdf")
 _TITLES = {
@@ -82,6 +82,8 @@ def add(commands: Commands) -> None:
         "attack a plan's guarantee: an empirical lower bound on epsilon beside the claim",
         "coterie audit --data districts --method pmtl --epsilon 4 --rounds 3 --trials 1000",
         _MORE,
+        usual="--data --client-column --target --method --epsilon --rounds --trials --attack "
+        "--plot --json",
         action=_audit,
     )
     parser.add_argument("run", nargs="?", metavar="PLAN|RUN", help="a TOML plan, or a run folder")
@@ -235,13 +237,15 @@ def _print_progress(what: str, done: int, of: int) -> None:
 
 def _text(found: "Audit") -> str:
     """Return the result as lines for a terminal."""
+    from coterie.privacy.guarantee import round_up, show_delta
+
     canary, claim = found.canary, found.guarantee
     one_run = "canaries" in canary
     many = f"{canary['canaries']} canaries of" if one_run else "canary:"
     uses = "" if one_run else f", mu {canary['mu']:.4g}"
     lines = [
-        f"{found.method}, {found.rounds} rounds: claimed epsilon {found.claimed:.4g} at delta "
-        f"{claim.delta:.3g}, relation {claim.relation}, against the {found.view}",
+        f"{found.method}, {found.rounds} rounds: claimed epsilon {round_up(found.claimed)} at "
+        f"delta {show_delta(claim.delta)}, relation {claim.relation}, against the {found.view}",
         f"{many} {canary['rows']} rows, {canary['pattern']}, scale {canary['scale']:g}{uses}",
     ]
     for bound in found.bounds:
@@ -292,6 +296,8 @@ def _learned(found: "Reconstructed") -> str:
 
 def _meaning(one: "Setting", found: "Reconstructed") -> str:
     """Return one or two sentences on a setting."""
+    from coterie.privacy.guarantee import round_up
+
     guess = found.settings[-1].found
     result = f"reconstructs {one.found:.0%} of these rows" if one.found else "finds no row"
     if 0 < one.found <= guess:
@@ -304,6 +310,6 @@ def _meaning(one: "Setting", found: "Reconstructed") -> str:
     if one.name == "secure_aggregation":
         return f"With secure aggregation it sees a sum over {one.clients} clients, and {result}."
     return (
-        f"With noise of clients (--noise local) it {result}, and epsilon {found.epsilon:.4g} holds "
-        "against the server too."
+        f"With noise of clients (--noise local) it {result}, and epsilon "
+        f"{round_up(found.epsilon)} holds against the server too."
     )

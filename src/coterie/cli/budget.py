@@ -1,7 +1,6 @@
-"""`coterie budget`: what private runs have spent on the same data, and a declared total."""
+"""`coterie budget`: what private runs have spent on the same clients, and a declared total."""
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,34 +8,38 @@ from typing import TYPE_CHECKING, Any
 from coterie.cli.options import JSON, Commands, check_run, command, print_json
 
 if TYPE_CHECKING:
-    from coterie.run.budget import Budget, Contents
+    from coterie.runs.budget import Budget, Contents
 
 _FLAGS = {
-    "--total NUMBER:float": "declare the total epsilon of the data; inf for none",
-    "--data-fingerprint HEX": "only this data: its fingerprint, or how it begins",
-    "--run RUN": "only the data of this run folder",
+    "--total NUMBER:float": "declare the total epsilon of these clients; inf for none",
+    "--run RUN": "only the clients of this run folder",
+    "--plan FILE": "only the clients of this plan's data, also before its first run",
+    "--data-fingerprint HEX": "only these clients: their fingerprint, or how it begins",
+    "--population NAME": "with --run: whose clients these are, to tell equal names apart",
     **JSON,
 }
 _MORE = """\
-`coterie run` and `coterie demo` enter every private run in a register before its first release,
-with its planned guarantee. This command adds up the runs on the same data: epsilon at most, with
-delta, for other clients who observe all of them. Runs with the same sampling and relation are
-composed; others are added (a sum over both relations holds under zero_out). With a declared total,
-`coterie run` refuses a run that would exceed it at the delta shown. What is spent stays spent: no
-run can be removed.
+Every private run is entered in a register before its first release, with its planned guarantee:
+those of run, demo, tune --charge and compare --repeats, of coterie.execute and coterie.run, and of
+sites of a deployment. This command adds up the runs on the same clients: for the client that spent
+most, epsilon at most, with delta, against other clients who observe all of its runs; and mu, where
+all of them are one Gaussian release. Runs with the same sampling and relation are composed; others
+are added (a sum over both relations holds under zero_out). With a declared total, a run that would
+exceed it is refused. What is spent stays spent: no run can be removed.
 
-Data is the same if the training rows are the same. Files that overlap, other splits, and other
-choices of columns, rows or clients are NOT recognised. Not entered: runs that promise nothing
-(epsilon inf, simulation seeds, methods without releases), runs of the library, of `coterie tune`
-and `coterie compare`, and deployments.
+A client is known by its name. Other columns, rows, splits, copies or formats of the data change
+nothing. NOT recognised: clients under new names, another client column, a person at several
+clients, other users and machines. Clients of other data with equal names count as the same, unless
+--population says whose they are. Not entered: runs that promise nothing (epsilon inf, simulation
+seeds, tune without --charge, audits, methods without releases), estimators and coterie.simulate.
 
 The register is one private file: $COTERIE_BUDGET, or coterie/budget.json in $XDG_DATA_HOME
 (default ~/.local/share).
 
---json prints one object: register, data (fingerprint, data, runs: run, method, epsilon, delta,
-relation, date; epsilon, delta, total, remaining)."""
-_HEAD = ("data", "fingerprint", "runs", "epsilon", "delta", "total", "remaining")
-_WHOLE, _SHOWN = 32, 12
+--json prints one object: register, data (fingerprint, data, population, clients, runs: run, data,
+fingerprint, method, epsilon, delta, relation, date; epsilon, delta, mu, total, remaining)."""
+_HEAD = ("data", "fingerprint", "clients", "runs", "mu", "epsilon", "delta", "total", "remaining")
+_SHOWN = 12
 
 
 def add(commands: Commands) -> None:
@@ -44,7 +47,7 @@ def add(commands: Commands) -> None:
     command(
         commands,
         "budget",
-        "add up what private runs spent on the same data; declare a total for it",
+        "add up what private runs spent on the same clients; declare a total for them",
         "coterie budget --total 3 --run runs/exam-pmtl-20260101-120000",
         _MORE,
         flags=_FLAGS,
@@ -54,139 +57,169 @@ def add(commands: Commands) -> None:
 
 def counted() -> "Budget":
     """Return the user's register, for a run; what it tells goes to stderr."""
-    from coterie.run.budget import Budget, register_path
+    from coterie.runs.budget import Budget
 
-    return Budget(register_path(), lambda text: print(text, file=sys.stderr))
+    return Budget(tell=lambda text: print(text, file=sys.stderr))
 
 
 def budget(arguments: argparse.Namespace) -> int:
     """Run `coterie budget`."""
-    if arguments.run is not None and arguments.data_fingerprint is not None:
-        raise ValueError("--run and --data-fingerprint both name the data: give one of them")
-    if arguments.total is not None and arguments.run is None and arguments.data_fingerprint is None:
-        raise ValueError("--total: of which data? add --run RUN or --data-fingerprint HEX")
-    from coterie.run.budget import declare_total, read_register, register_path
+    _check(arguments)
+    from coterie.runs.budget import read_register, register_path
 
     path = register_path()
+    chosen = _chosen(arguments, path)
     known = read_register(path)
-    chosen, name = _chosen(arguments, known)
-    if arguments.total is not None and chosen is not None:
-        declare_total(path, chosen, arguments.total, name)
-        known = read_register(path)
-    rows = [_row(known, one) for one in known.fingerprints if chosen in (None, one)]
+    if chosen is None:
+        shown = known.fingerprints
+    else:
+        shown = [name for name in known.fingerprints if name == chosen]
+    rows = [_row(known, name) for name in shown]
     if arguments.json:
         print_json({"register": str(path), "data": rows})
     elif not rows:
-        which = "" if chosen is None else " on this data"
+        which = "" if chosen is None else " on these clients"
         print(f"{path}: no private runs{which} and no total")
     else:
         _show(path, rows, whole=chosen is not None)
     return 0
 
 
-def _chosen(arguments: argparse.Namespace, known: "Contents") -> tuple[str | None, str]:
-    """Return the fingerprint that was asked for, if any, and the name of its data."""
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for flags that do not go together."""
+    named = [arguments.run, arguments.plan, arguments.data_fingerprint]
+    given = len(named) - named.count(None)
+    if given > 1:
+        raise ValueError("--run, --plan and --data-fingerprint name the clients: give one of them")
+    if arguments.total is not None and not given:
+        raise ValueError("--total: of which clients? add --run, --plan or --data-fingerprint")
+    if arguments.population is not None and arguments.run is None:
+        raise ValueError(
+            "--population: of which run? add --run; a new run has its own --population"
+        )
+
+
+def _chosen(arguments: argparse.Namespace, path: Path) -> str | None:
+    """Declare what is declared; return the fingerprint that was asked for, if any."""
+    from coterie.runs.budget import declare_population, declare_total, read_register
+
+    known, total, name, data = read_register(path), arguments.total, None, ""
+    if arguments.plan is not None:
+        clients, data = _read_plan(Path(arguments.plan))
+        if total is not None:
+            return declare_total(path, clients, total, data)
+        return known.fingerprint(known.group(*clients)) if known.secret else ""
     if arguments.run is not None:
-        return _read_run(check_run(arguments.run))
-    if arguments.data_fingerprint is None:
-        return None, ""
-    given = arguments.data_fingerprint.lower()
-    found = [one for one in known.fingerprints if one.startswith(given)] if given else []
+        run = check_run(arguments.run)
+        name = known.entry_of(run).fingerprint
+        if arguments.population is not None:
+            name = declare_population(path, run, arguments.population)
+    elif arguments.data_fingerprint is not None:
+        name = _of_fingerprint(known, arguments.data_fingerprint)
+    if name is not None and total is not None:
+        declare_total(path, name, total, _name(read_register(path), name))
+    return name
+
+
+def _of_fingerprint(known: "Contents", given: str) -> str:
+    """Return the fingerprint that begins like this."""
+    start = given.lower()
+    found = [one for one in known.fingerprints if one.startswith(start)] if start else []
     if len(found) == 1:
-        return found[0], _name(known, found[0])
-    if re.fullmatch(f"[0-9a-f]{{{_WHOLE}}}", given):
-        return given, ""  # of data that no run has used yet
-    what = f"{len(found)} data begin with it" if found else "not in the register"
+        return found[0]
+    what = f"{len(found)} begin with it" if found else "not in the register"
     raise ValueError(
-        f"--data-fingerprint {arguments.data_fingerprint}: {what}; expected one that `coterie "
-        f"budget` shows, or all {_WHOLE} hexadecimal digits"
+        f"--data-fingerprint {given}: {what}; expected one that `coterie budget` shows (--plan "
+        "names clients without runs)"
     )
 
 
-def _read_run(folder: Path) -> tuple[str, str]:
-    """Return the fingerprint and the name of a run's data; raise ValueError without them."""
-    import json
+def _read_plan(path: Path) -> tuple[tuple[Any, str], str]:
+    """Return the clients of a plan's data with their population, and the name of the data."""
+    from coterie.core.config import from_table, naming, read_toml
+    from coterie.data.config import DataConfig
+    from coterie.runs.budget import population_of
 
-    from coterie.core.config import read_toml
-
-    path = folder / "data.json"
-    try:
-        fingerprint = json.loads(path.read_text(encoding="utf-8"))["fingerprint"]
-        name = read_toml(folder / "plan.toml").get("data", {}).get("name", "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{folder}: the fingerprint of its data cannot be read ({error}); expected a run "
-            "folder of this machine with plan.toml and data.json"
-        ) from error
-    return str(fingerprint), str(name)
+    with naming(path):
+        data = from_table(DataConfig, read_toml(path).get("data", {}), "plan.data")
+    return (data.read().names, population_of(data)), data.name
 
 
 def _name(known: "Contents", fingerprint: str) -> str:
     """Return the name of some data: that of its last run, or that it was declared with."""
-    runs = known.on(fingerprint)
-    return runs[-1].data if runs else known.totals[fingerprint].data
+    runs = [entry.data for entry in known.entries if entry.fingerprint == fingerprint]
+    return runs[-1] if runs else known.totals[fingerprint].data
 
 
 def _row(known: "Contents", fingerprint: str) -> dict[str, Any]:
-    """Return what is known of some data, as JSON."""
-    from coterie.run.budget import remaining, spent
+    """Return what is known of some clients, as JSON."""
+    from coterie.runs.budget import remaining
 
-    entries, total = known.on(fingerprint), known.totals.get(fingerprint)
-    epsilon, delta = spent(entries)
+    group, total = known.groups[fingerprint], known.totals.get(fingerprint)
+    spent = known.account(group, known.delta(fingerprint))
     return {
         "fingerprint": fingerprint,
         "data": _name(known, fingerprint),
+        "population": group.population,
+        "clients": len(group.keys),
         "runs": [
             {
                 "run": entry.run,
+                "data": entry.data,
+                "fingerprint": entry.fingerprint,
                 "method": entry.method,
                 "epsilon": entry.guarantee.epsilon,
                 "delta": entry.guarantee.delta,
                 "relation": entry.guarantee.relation,
                 "date": entry.date,
             }
-            for entry in entries
+            for entry in spent.entries
         ],
-        "epsilon": epsilon,
-        "delta": delta,
+        "epsilon": spent.epsilon,
+        "delta": spent.delta,
+        "mu": spent.mu,
         "total": None if total is None else total.epsilon,
-        "remaining": None if total is None else remaining(total.epsilon, epsilon),
+        "remaining": None if total is None else remaining(total.epsilon, spent.epsilon),
     }
 
 
 def _show(path: Path, rows: list[dict[str, Any]], *, whole: bool) -> None:
-    """Print a table of the data, and of the runs on it if one was asked for."""
+    """Print a table of the clients, and of the runs on them if some were asked for."""
     for line in _table([_HEAD, *(_cells(row) for row in rows)]):
         print(line)
     for row in rows if whole else ():
         print(f"\nfingerprint {row['fingerprint']}")
+        if row["population"]:
+            print(f"population {row['population']}")
         for line in _table([_run_cells(run) for run in row["runs"]]):
             print(line)
     print(
-        "\nEpsilon is an upper bound, for other clients who observe all of these runs. Overlapping "
-        f"data is not recognised.\nregister {path}"
+        "\nEpsilon is an upper bound for each client, against other clients who observe all of its "
+        f"runs.\nClients are known by their names (coterie budget --help).\nregister {path}"
     )
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    from coterie.privacy.guarantee import round_up
-    from coterie.run.budget import show_remaining
+    from coterie.privacy.guarantee import round_up, show_delta
+    from coterie.runs.budget import show_remaining
 
-    total, epsilon = row["total"], row["epsilon"]
+    total, epsilon, mu = row["total"], row["epsilon"], row["mu"]
     left = ("none", "-") if total is None else (f"{total:g}", show_remaining(total, epsilon))
-    name, runs = row["data"] or "-", str(len(row["runs"]))
-    cost = round_up(epsilon), f"{row['delta']:.3g}"
-    return (name, row["fingerprint"][:_SHOWN], runs, *cost, *left)
+    name, clients, runs = row["data"] or "-", str(row["clients"]), str(len(row["runs"]))
+    cost = "-" if mu is None else round_up(mu), round_up(epsilon), show_delta(row["delta"])
+    return (name, row["fingerprint"][:_SHOWN], clients, runs, *cost, *left)
 
 
 def _run_cells(run: dict[str, Any]) -> tuple[str, ...]:
-    from coterie.privacy.guarantee import round_up
+    from coterie.privacy.guarantee import round_up, show_delta
 
-    cost = f"epsilon {round_up(run['epsilon'])}", f"delta {run['delta']:.3g}"
-    return (run["date"][:16], run["method"], *cost, run["relation"], run["run"])
+    cost = f"epsilon {round_up(run['epsilon'])}", f"delta {show_delta(run['delta'])}"
+    return (run["date"][:16], run["method"], *cost, run["relation"], run["run"] or "(in memory)")
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
     """Return one line per row, with aligned columns."""
+    if not rows:
+        return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.cli.budget import counted
 from coterie.cli.options import (
     BLOCK,
+    EPSILONS,
     SET,
     TRACKING,
     TRUST,
@@ -19,9 +21,11 @@ from coterie.cli.options import (
     add_plan,
     check_flags,
     command,
+    epsilons,
     new_folder,
     print_json,
     refuse_with_resume,
+    reword,
 )
 from coterie.cli.tune import ProgressBar, make_grid
 
@@ -43,9 +47,7 @@ Write a setting of one method with its label: --set pmtl.method.lam=1, --grid pm
 The exit status is 1 if a cell failed; --resume tries it again."""
 
 _COMPARED = {
-    "--methods NAME,NAME": "default local,fedavg,pmtl,auto (see `coterie methods`)",
-    "--epsilons NUMBER,NUMBER": "budgets (default 0.5,1,2,4); inf for no privacy",
-    "--seeds N|A,B,C": "number of simulations, or their seeds (default 3)",
+    "--seeds N|A,B,C:seeds": "number of simulations, or their seeds (default 3)",
     "--repeats N:int": "instead of seeds: real noise, each run a release",
 }
 _CHOSEN = {
@@ -55,7 +57,7 @@ _CHOSEN = {
     "--trials N:int": "number of Optuna's proposals",
     "--folds N:int": "number of folds of every client's rows (default 5)",
     "--public": "declare the data public: tuning on it is free",
-    "--charge-tuning": "choose by charged private runs",
+    "--charge": "choose by charged private runs",
 }
 _RUN = {
     "--out DIR": "folder of the comparison (default runs/compare-DATA-TIME)",
@@ -78,19 +80,26 @@ def add(commands: Commands) -> None:
         commands,
         "compare",
         "compare methods x epsilons x seeds, and show which differences are larger than noise",
-        "coterie compare --data districts --methods local,fedavg,pmtl,pfeb,mtlsvm "
-        "--epsilons 0.5,1,2,4 --seeds 3",
+        "coterie compare --data districts --method local,fedavg,pfeb --epsilon 1,4",
         _MORE,
+        usual="--data --client-column --target --plan --method --epsilon --seeds --grid --out "
+        "--resume --json",
         action=compare,
     )
     add_flags(parser.add_argument_group("compared"), _COMPARED)
     add_flags(parser.add_argument_group("settings chosen in every cell"), _CHOSEN)
-    add_plan(parser)
+    add_plan(parser).add_argument(
+        "--epsilon",
+        type=epsilons,
+        metavar=EPSILONS,
+        help="budgets (default 0.5,1,2,4); inf for no privacy",
+    )
+    named = "default local,fedavg,pmtl,auto (see `coterie methods`)"
+    reword(parser, method=("NAME[,NAME]", named))
     for action in parser._actions:  # flags of a single run: errors name the right ones
-        if action.dest in ("method", "finetune", "noise_multiplier"):
+        if action.dest in ("finetune", "noise_multiplier"):
             action.help = argparse.SUPPRESS
     add_flags(parser.add_argument_group("run"), _RUN)
-    parser.set_defaults(epsilon=None)
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -114,7 +123,7 @@ def compare(arguments: argparse.Namespace) -> int:
             ProgressBar("comparing", quiet=arguments.quiet) as bar,
             stoppable(partial(_interrupted, folder)),
         ):
-            ended = carry_out(folder, workers=options.workers, observe=bar)
+            ended = carry_out(folder, workers=options.workers, observe=bar, budget=counted())
     except KeyboardInterrupt:
         print(_interrupted(folder), file=sys.stderr)
         return stop_status()
@@ -163,14 +172,11 @@ def _table(arguments: argparse.Namespace) -> dict[str, Any]:
             "--finetune belongs to one method: give it in [compare] methods, as {kind = "
             '"finetune", how = "mean", base = {kind = "fedavg"}}'
         )
-    if arguments.method is not None and arguments.methods is not None:
-        raise ValueError(
-            f"--method {arguments.method} and --methods {arguments.methods}: give only --methods"
-        )
     if arguments.seeds is not None and arguments.repeats is not None:
         raise ValueError("--seeds and --repeats: give seeds for simulations, or repeats")
-    table = plan_table(arguments)
-    if arguments.method is None and table["method"].get("kind") == "auto":
+    single = argparse.Namespace(**{**vars(arguments), "method": None, "epsilon": None})
+    table = plan_table(single)
+    if table["method"].get("kind") == "auto":
         del table["method"]["kind"]
     compare = table.setdefault("compare", {})
     if not isinstance(compare, dict):
@@ -183,19 +189,15 @@ def _table(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    from coterie.cli.flags import literal
     from coterie.tune.tune import Range
 
-    def listed(text: str | None) -> list[Any]:
-        return [literal(part.strip()) for part in text.split(",")] if text else []
-
-    seeds = listed(arguments.seeds)
+    budgets = arguments.epsilon
     given: dict[str, Any] = {
-        "methods": arguments.methods and [name.strip() for name in arguments.methods.split(",")],
-        "epsilons": listed(arguments.epsilons) or None,
-        "seeds": seeds[0] if len(seeds) == 1 else seeds or None,
+        "methods": arguments.method and [name.strip() for name in arguments.method.split(",")],
+        "epsilons": [budgets] if isinstance(budgets, float) else budgets and list(budgets),
+        "seeds": list(seeds) if isinstance(seeds := arguments.seeds, tuple) else seeds,
         "public": arguments.public or None,
-        "charge": arguments.charge_tuning or None,
+        "charge": arguments.charge or None,
         "grid": {
             key: f"{values.low}..{values.high}" if isinstance(values, Range) else list(values)
             for key, values in make_grid(arguments.grid).items()
@@ -216,7 +218,7 @@ def _show(
     from rich.console import Console
 
     from coterie.tune import compare as library
-    from coterie.tune.frontier import find
+    from coterie.tune.frontier import find, headlines
     from coterie.tune.frontier import sentences as describe
 
     cells = comparison.cells()
@@ -229,7 +231,8 @@ def _show(
         raise ValueError(f"no cell could be run; {next(_troubles(rows))}.{more}")
     found = find(rows, folder)
     sentences = list(describe(found))
-    report = None if arguments.no_report else _report(done, folder, sentences)
+    told = {"findings": sentences, "headlines": headlines(found)}
+    report = None if arguments.no_report else _report(done, folder, told)
     failed = any(row["status"].startswith("failed") for row in rows)
     if arguments.json:
         files = {"table": str(table), "folder": str(folder), "report": report and str(report)}
@@ -252,11 +255,11 @@ _SIMULATION = (
 )
 
 
-def _report(done: Mapping[Path, str], folder: Path, findings: Sequence[str]) -> Path:
+def _report(done: Mapping[Path, str], folder: Path, told: Mapping[str, Any]) -> Path:
     from coterie.report.page import write_report
 
     try:
-        return write_report(list(done), folder / "report.html", names=done, findings=findings)
+        return write_report(list(done), folder / "report.html", names=done, **told)
     except OSError as error:
         raise OSError(
             f"{folder}: the runs are done and kept, but their report cannot be written "
@@ -285,7 +288,7 @@ def _frontier(found: "Findings", rows: "Sequence[Row]") -> Any:
 
 def _tuning_notes(label: str, rows: "Sequence[Row]") -> Iterator[str]:
     """Yield, below a method's name, what covers the choice of its settings."""
-    from coterie.run.summary import NOT_COVERED, TUNING
+    from coterie.runs.summary import NOT_COVERED, TUNING
 
     tuning = [row["tuning"] or "" for row in rows if row["label"] == label]
     if any(NOT_COVERED in text for text in tuning):
@@ -317,9 +320,11 @@ def _legend(found: "Findings", rows: "Sequence[Row]") -> str:
 
 
 def _guarantee_notes(done: "Sequence[Row]") -> Iterator[str]:
+    from coterie.privacy.guarantee import show_delta
+
     first = done[0]
     what = "replacement" if first["relation"] == "replace" else "zero-out"
-    at = f", delta {first['delta']:.3g}" if len({row["delta"] for row in done}) == 1 else ""
+    at = f", delta {show_delta(first['delta'])}" if len({row["delta"] for row in done}) == 1 else ""
     views = {row["view"] for row in done if row["epsilon_asked"] is not None}
     view = f", against {views.pop()}" if len(views) == 1 else ""
     yield f"epsilon: {what} of one client{view}{at}"
@@ -330,7 +335,7 @@ def _guarantee_notes(done: "Sequence[Row]") -> Iterator[str]:
 
 def _tuning_warnings(done: "Sequence[Row]") -> Iterator[str]:
     from coterie.privacy.guarantee import round_up
-    from coterie.run.summary import NOT_COVERED, TUNING
+    from coterie.runs.summary import NOT_COVERED, TUNING
 
     for text, word in ((NOT_COVERED, "TUNING"), (TUNING["public"], "tuning")):
         named = dict.fromkeys(row["label"] for row in done if row["tuning"].startswith(text))

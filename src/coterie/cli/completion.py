@@ -13,9 +13,10 @@ SHELLS = ("bash", "zsh", "fish", "tcsh")
 _MORE = """\
 Put it where your shell finds it:
   bash: coterie completion bash > ~/.local/share/bash-completion/completions/coterie
-  zsh:  coterie completion zsh > ~/.zfunc/_coterie   (with ~/.zfunc in fpath, before compinit)
+  zsh:  coterie completion zsh > ~/.zfunc/_coterie
   fish: coterie completion fish > ~/.config/fish/completions/coterie.fish
-  tcsh: coterie completion tcsh >> ~/.tcshrc"""
+  tcsh: coterie completion tcsh >> ~/.tcshrc
+For zsh, ~/.zfunc must be in fpath before compinit runs."""
 _FOLDERS = ("DIR", "RUN")
 _FILES = ("FILE", "PLAN")
 _NAMED = {"--method": "methods", "--model": "models"}

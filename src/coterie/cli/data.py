@@ -20,6 +20,7 @@ def add(commands: Commands) -> None:
         "show clients, rows per client, features, classes (for the data's owner; not private)",
         "coterie data show exam.csv --client-column school --target score",
         flags=JSON,
+        usual="--client-column --target --features --task --levels --missing --clients --json",
         action=_show,
     )
     add_source(show, positional=True)
@@ -27,6 +28,8 @@ def add(commands: Commands) -> None:
 
 def _show(arguments: argparse.Namespace) -> None:
     check_flags(arguments)
+    if arguments.data is None:
+        raise ValueError("no data: give NAME|FILE, for example districts")
     from coterie.cli.flags import data_table
     from coterie.core.config import from_table
     from coterie.data.config import DataConfig

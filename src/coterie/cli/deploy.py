@@ -409,7 +409,7 @@ def _app_lines(app: "App") -> Iterator[str]:
         f"{facts['app']}: {facts['method']}, {facts['rounds']} rounds, {facts['clients']} clients "
         f"at {facts['sites']} sites; trust: {facts['trust']}"
     )
-    yield f"epsilon at delta = {facts['delta']:.3g}, by adversary:"
+    yield f"epsilon at delta = {_delta(facts['delta'])}, by adversary:"
     width = max(len(VIEWS.get(view, view)) for view in app.views)
     for view, value in app.views.items():
         yield f"  {VIEWS.get(view, view):<{width}}  {_bound(value)}"
@@ -436,7 +436,7 @@ def _remove_demo(out: Path) -> None:
 
 
 def _demo_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    yield f"epsilon at delta = {summary['delta']:.3g}, by adversary:"
+    yield f"epsilon at delta = {_delta(summary['delta'])}, by adversary:"
     for row in summary["deployment"]["sees"]:
         yield f"  {_bound(row['epsilon']):>6}  {row['who']}: {row['sees']}"
     sites = summary["sites"]
@@ -511,7 +511,7 @@ def _table(
 
 def _epsilon_table(found: Mapping[str, Any]) -> "RenderableType":
     mark = "  SIMULATION: known seed, protects nobody" if found["simulation"] else ""
-    title = f"epsilon at delta {found['delta']:.3g}, {found['relation']}{mark}"
+    title = f"epsilon at delta {_delta(found['delta'])}, {found['relation']}{mark}"
     rows = [
         (VIEWS.get(view, view), _bound(found["spent"].get(view)), _bound(planned))
         for view, planned in found["planned"].items()
@@ -523,6 +523,12 @@ def _bound(epsilon: float | str | None) -> str:
     from coterie.privacy.guarantee import round_up
 
     return "-" if epsilon is None else round_up(float(epsilon))
+
+
+def _delta(delta: float) -> str:
+    from coterie.privacy.guarantee import show_delta
+
+    return show_delta(delta)
 
 
 def _round_table(rounds: list[dict[str, Any]]) -> "RenderableType":
@@ -582,7 +588,7 @@ def _joined_table(runs: list[dict[str, Any]]) -> "RenderableType":
             "-" if one["staged"] is None else str(one["staged"]),
             str(one["models"]) if one["finished"] else "not yet",
             _bound(one["epsilon"]) + (" SIMULATION" if one["simulation"] else ""),
-            "-" if one["delta"] is None else f"{one['delta']:.3g}",
+            "-" if one["delta"] is None else _delta(one["delta"]),
         )
         for one in runs
     ]
@@ -591,8 +597,8 @@ def _joined_table(runs: list[dict[str, Any]]) -> "RenderableType":
 
 
 def _spent_line(spent: Mapping[str, Any]) -> str:
-    line = f"spent of its clients: epsilon {_bound(spent['epsilon'])}, delta {spent['delta']:.3g}"
-    line += f" ({spent['note']})"
+    line = f"spent of its clients: epsilon {_bound(spent['epsilon'])}, "
+    line += f"delta {_delta(spent['delta'])} ({spent['note']})"
     if spent["simulations"]:
         line += (
             f"; not included: {spent['simulations']} with noise from a known seed, which protects "

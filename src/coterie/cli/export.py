@@ -12,9 +12,10 @@ standardised per client, and public metadata: task, features, classes, model and
 the run. It holds nothing of any other client. Give it to that client only: a model discloses what
 it learnt from its client's rows.
 
-safetensors: parameters and metadata; `coterie predict FILE` reads it.
-torch:       a torch.export program (.pt2): torch.export.load(FILE).module()(rows).
-onnx:        a graph with the input "rows" and the output "outputs" (needs coterie[onnx]).
+  safetensors: parameters and metadata; `coterie predict FILE` reads it.
+  torch:       a torch.export program (.pt2): torch.export.load(FILE).module()(rows).
+  onnx:        a graph with the input "rows" and the output "outputs" (needs coterie[onnx]).
+
 torch and onnx take raw rows, (rows, features), and include the scaling."""
 
 _SUFFIX = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
@@ -45,7 +46,10 @@ def add(commands: Commands) -> None:
 
 def export(arguments: argparse.Namespace) -> int:
     """Carry out `coterie export`."""
-    folder, suffix = check_run(arguments.run), _SUFFIX[arguments.format]
+    folder, suffix = (
+        check_run(arguments.run, "models", "federation.toml"),
+        _SUFFIX[arguments.format],
+    )
     if arguments.all is not None and arguments.out is not None:
         raise ValueError("--out names one file, and --all writes one per client: give one of them")
     from coterie.serve import export as library

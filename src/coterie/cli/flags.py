@@ -1,18 +1,22 @@
 """From flags to the table of a plan: a TOML plan, then flags, then `--set`, each over the last."""
 
 import argparse
+import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.account import make_sampler
-from coterie.cli.options import NO_DATA
-from coterie.core.config import ConfigError, assign, naming, read_toml, to_table
+from coterie.cli.options import NO_DATA, check_name
+from coterie.core.config import ConfigError, assign, from_table, naming, read_toml, to_table
+from coterie.core.suggest import closest
 
 if TYPE_CHECKING:
-    from coterie.plan.plan import Plan
+    from coterie.planning.plan import Plan
 
 _BUDGET = ("epsilon", "noise_multiplier")
 _SHAPES = {
@@ -30,21 +34,41 @@ _FILES = (
 )  # fmt: skip
 _PATHS = {
     "data": "data.name",
-    **{name: f"data.{name}" for name in ("test", "standardise", "clients")},
+    **{name: f"data.{name}" for name in ("test", "standardise", "clients", "population")},
     "rows": "data.most_rows",
     "client_column": "data.source.client",
     **{name: f"data.source.{name}" for name in _FILES},
     **{n: f"privacy.{n}" for n in ("delta", "clip", "relation", "noise", *_BUDGET)},
     **{name: f"speed.{name}" for name in ("device", "block", "store", "precision")},
     **{name: f"stragglers.{name}" for name in ("wait", "hardware")},
+    **{name: f"about.{name}" for name in ("unit", "operator", "purpose")},
     **{name: name for name in ("rounds", "simulation_seed", "newcomers", "history")},
 }
 """The key of a plan that each flag sets."""
 
 
+_SETTING = re.compile(
+    rf"(?<![\w./'\"-])({'|'.join(_FILES)}|levels|dates)=(?:\"([\w-]+)\"|(?=[ ;,.)]|$))"
+)
+
+
+def with_flags(message: str) -> str:
+    """Return an error of the library with flags in place of Python's arguments.
+
+    >>> with_flags('leave such rows out with missing="drop", or name the classes with classes=')
+    'leave such rows out with --missing drop, or name the classes with --classes'
+    >>> with_flags("task=binary/rows.csv: no such file")
+    'task=binary/rows.csv: no such file'
+    """
+    return _SETTING.sub(
+        lambda found: f"--{found[1].replace('_', '-')}" + (f" {found[2]}" if found[2] else ""),
+        message,
+    )
+
+
 def make_plan(arguments: argparse.Namespace) -> "Plan":
     """Return the plan of the flags; errors name its TOML file, if there is one."""
-    from coterie.plan.plan import Plan
+    from coterie.planning.plan import Plan
 
     with naming(arguments.plan) if arguments.plan else nullcontext():
         return Plan.from_table(plan_table(arguments))
@@ -52,7 +76,7 @@ def make_plan(arguments: argparse.Namespace) -> "Plan":
 
 def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
     """Lay flags over the TOML plan, and `--set` over both."""
-    table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
+    table = _base_table(arguments)
     table.pop("charged", None)  # of the run that was chosen: another one is not
     _check_tables(table)
     method, privacy = table.setdefault("method", {}), table.setdefault("privacy", {})
@@ -70,12 +94,60 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
         table["compare_with_local"] = False
     if getattr(arguments, "baselines", None) is not None:
         table["baselines"] = list(dict.fromkeys(("local", *arguments.baselines)))
-    for setting in arguments.set:
-        _assign(table, setting)
-    _check_tables(table)
+    _lay_settings(table, arguments.set)
     _lay_defaults(table)
     _lay_finetuning(table, arguments)
     return table
+
+
+def _base_table(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the TOML plan, and the published plan of the method over it."""
+    table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
+    if getattr(arguments, "as_published", None) is None:
+        return table
+    return table | _published(arguments.method, arguments.as_published)
+
+
+def _published(name: str | None, text: str) -> dict[str, Any]:
+    """Return the published plan of a method as tables, without its data."""
+    from coterie.methods.base import choices
+
+    known = [kind for kind, method in choices().items() if hasattr(method, "published")]
+    if name not in known:
+        raise ConfigError(f"--as-published: give --method, one of {', '.join(known)}")
+    given = dict(pair(part, "--as-published") for part in text.split(",") if part)
+    make: Any = choices()[name]
+    try:
+        plan = make.published(**{key: literal(value) for key, value in given.items()})
+    except TypeError as error:
+        wanted = [one for one in signature(make.published).parameters.values()
+                  if one.kind is not one.VAR_KEYWORD]  # fmt: skip
+        shown = ",".join(f"{one.name}=..." for one in wanted if one.default is one.empty)
+        rest = ", ".join(one.name for one in wanted if one.default is not one.empty)
+        raise ConfigError(
+            f"--as-published {text}: {error}; expected {shown or 'no settings'}, and at will {rest}"
+        ) from error
+    return {key: value for key, value in plan.to_table().items() if key != "data"}
+
+
+def check_plan(arguments: argparse.Namespace) -> None:
+    """Raise an error for a plan's file, method or data that cannot be right, without torch."""
+    with naming(arguments.plan) if arguments.plan else nullcontext():
+        table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
+        _check_tables(table)
+        _lay_flags(table, arguments, "data.")
+        for setting in arguments.set:
+            if setting.startswith(("data.", "method.kind")):
+                _assign(table, setting)
+        _check_tables(table)
+        _lay_sampler(table, arguments)
+        if isinstance(kind := table.get("method", {}).get("kind"), str):
+            check_name("method.kind = ", kind, "methods")
+        if "name" not in (data := table.get("data", {})):
+            return
+        from coterie.data.config import DataConfig
+
+        from_table(DataConfig, data, "plan.data").check()
 
 
 def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -115,7 +187,7 @@ def _classes(text: str) -> int | list[str]:
 
 
 def _check_tables(table: Mapping[str, Any]) -> None:
-    for name in ("data", "method", "privacy", "sampler", "speed", "finetune"):
+    for name in ("data", "method", "privacy", "sampler", "speed", "finetune", "about"):
         if not isinstance(table.get(name, {}), dict):
             key = {"data": "name", "method": "kind", "sampler": "kind"}.get(name, "...")
             raise ConfigError(
@@ -123,12 +195,30 @@ def _check_tables(table: Mapping[str, Any]) -> None:
             )
 
 
+def _lay_settings(table: dict[str, Any], settings: Sequence[str]) -> None:
+    """Lay `--set` over a table; refuse settings of the method that lack `method.`."""
+    for setting in settings:
+        _assign(table, setting)
+    _check_tables(table)
+    from coterie.methods.base import choices
+    from coterie.planning.plan import Plan
+
+    method = choices().get(table["method"].get("kind", "auto"))
+    own = [] if method is None else [one.name for one in fields(method)]  # type: ignore[arg-type]
+    known = {field.name for field in fields(Plan)}
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        near = closest(key, own) if "." not in key and key not in known else None
+        if near is not None:
+            raise ConfigError(f"--set {key}: no such setting; did you mean method.{near}?")
+
+
 def _lay_defaults(table: dict[str, Any]) -> None:
     """Fill in what is not set by the plan, a flag or `--set`."""
     if "name" not in table.get("data", {}):
         raise ConfigError(NO_DATA)
     table["method"].setdefault("kind", "auto")
-    from coterie.plan.plan import fill_kinds
+    from coterie.planning.plan import fill_kinds
 
     fill_kinds(table)
     if not set(_BUDGET) & table["privacy"].keys():

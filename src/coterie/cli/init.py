@@ -3,14 +3,15 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.options import JSON, Commands, aligned, check_file, command
+from coterie.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from coterie.data.inspect import Proposal
+    from coterie.data.inspect import Look, Proposal
 
 _MORE = """\
 It reads CSV, TSV, Parquet and folders of Parquet, without training anything. It prints all problems
@@ -39,7 +40,9 @@ def add(commands: Commands) -> None:
         },
         action=init,
     )
-    parser.add_argument("file", metavar="FILE", help="csv, tsv, parquet, or a folder of parquet")
+    place: dict[str, Any] = {"nargs": "?", "default": argparse.SUPPRESS, "metavar": "FILE"}
+    parser.add_argument("file", help="csv, tsv, parquet, or a folder of parquet", **place)
+    parser.add_argument("--data", dest="file", metavar="FILE", help="the same, as elsewhere")
 
 
 def init(arguments: argparse.Namespace) -> int:
@@ -47,65 +50,84 @@ def init(arguments: argparse.Namespace) -> int:
     out = check_file(Path(arguments.out or "plan.toml"), "--out")
     if out.exists():
         raise FileExistsError(f"{out} exists; remove it, or name another file with --out")
+    if arguments.file is None:
+        raise ValueError("no data: give FILE, a table of yours")
     path = Path(arguments.file)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder; check the path")
-    from coterie.data.inspect import inspect
+    return _propose(path, out, arguments)
+
+
+def _propose(path: Path, out: Path, arguments: argparse.Namespace) -> int:
+    from coterie.data.inspect import Look, look
 
     asks = not arguments.yes and not arguments.json and sys.stdin.isatty()
-    proposal = inspect(path, client=arguments.client, target=arguments.target)
-    if asks:
-        client = _ask("client column", proposal.source.client, arguments.client)
-        target = _ask("column to predict", str(proposal.source.target), arguments.target)
-        proposal = inspect(path, client=client, target=target)
+    seen = look(path)
+    proposal = (_asked if asks else Look.propose)(seen, arguments.client, arguments.target)
     if not arguments.json:
         _show(path, proposal)
-    if not proposal.blocking and not arguments.yes and not (asks and _accepts()):
+    accepted = not proposal.blocking and (arguments.yes or (asks and _accepts()))
+    if accepted:
+        from coterie.core.files import write_atomically
+
+        write_atomically(out, "\n".join(plan_lines(path, proposal)).encode())
+    if arguments.json:
+        _print_json(path, out if accepted else None, proposal)
+    elif accepted:
+        print(f"\nplan written to {out}: read it, then: coterie run --plan {out} --epsilon 1")
+    if proposal.blocking:
+        raise ValueError(f"solve this first: {'; '.join(proposal.blocking)}")
+    if not accepted:
         raise ValueError(
             "the proposal declares facts of private rows as public, and was not accepted: give "
             "--yes to accept it; nothing was written"
         )
-    if not proposal.blocking:
-        from coterie.core.files import write_atomically
-
-        write_atomically(out, "\n".join(plan_lines(path, proposal)).encode())
-    return _end(path, out, proposal, as_json=arguments.json)
+    return 0
 
 
-def _end(path: Path, out: Path, proposal: "Proposal", *, as_json: bool) -> int:
-    status = 2 if proposal.blocking else 0
-    if as_json:
-        found = {
-            "file": str(path),
-            "plan": None if status else str(out),
-            "client": proposal.source.client,
-            "target": proposal.source.target,
-            "task": proposal.source.task,
-            "rows": proposal.rows,
-            "clients": proposal.clients,
-            "columns": dict(proposal.columns),
-            "left_out": dict(proposal.left_out),
-            "problems": [*proposal.blocking, *proposal.problems],
-            "read_from_rows": list(proposal.read),
-        }
-        print(json.dumps(found, allow_nan=False))
-    elif status:
-        print(f"coterie init: solve this first: {'; '.join(proposal.blocking)}", file=sys.stderr)
-    else:
-        print(f"\nplan written to {out}: read it, then: coterie run --plan {out} --epsilon 1")
-    return status
+def _asked(seen: "Look", client: str | None, target: str | None) -> "Proposal":
+    """Return a proposal with the columns that are answered on a terminal."""
+    first = seen.propose(client, target)
+    client = client or _ask("client column", first.source.client, seen.columns)
+    first = seen.propose(client, target)
+    target = target or _ask("column to predict", str(first.source.target), seen.columns)
+    return seen.propose(client, target)
 
 
-def _ask(question: str, proposed: str, given: str | None) -> str:
-    """Return the answer on a terminal; an empty one takes the proposal."""
-    if given is not None:
-        return given
-    return input(f"{question} [{proposed}]: ").strip() or proposed
+def _print_json(path: Path, out: Path | None, proposal: "Proposal") -> None:
+    found = {
+        "file": str(path),
+        "plan": None if out is None else str(out),
+        "client": proposal.source.client,
+        "target": proposal.source.target,
+        "task": proposal.source.task,
+        "rows": proposal.rows,
+        "clients": proposal.clients,
+        "columns": dict(proposal.columns),
+        "left_out": dict(proposal.left_out),
+        "problems": [*proposal.blocking, *proposal.problems],
+        "read_from_rows": list(proposal.read),
+    }
+    print(json.dumps(found, allow_nan=False))
+
+
+def _ask(question: str, proposed: str, known: Collection[str]) -> str:
+    """Return the column that is answered; an empty answer takes the proposal."""
+    while (found := _input(f"{question} [{proposed}]: ") or proposed) not in known:
+        print(f"no column {found!r}; {did_you_mean(found, list(known))}")
+    return found
 
 
 def _accepts() -> bool:
     question = "Declare these levels, ranges and classes as public knowledge, and write the plan?"
-    return input(f"{question} [y/N]: ").strip().lower() in ("y", "yes")
+    return _input(f"{question} [y/N]: ").lower() in ("y", "yes")
+
+
+def _input(question: str) -> str:
+    try:
+        return input(question).strip()
+    except EOFError:
+        raise ValueError("no answer: give --client, --target and --yes to ask nothing") from None
 
 
 def _show(path: Path, proposal: "Proposal") -> None:
@@ -129,21 +151,33 @@ def plan_lines(path: Path, proposal: "Proposal") -> Iterator[str]:
     yield "# coterie run --plan THIS FILE --epsilon 1"
     yield from ("", "[privacy]", "epsilon = 1.0  # for the whole run; --epsilon overrides it")
     yield from ("", "[method]", 'kind = "auto"  # chosen by rule; see `coterie methods`')
+    yield from _declarations(source.client)
     yield from ("", "[data]", f"name = {_value(str(path))}")
     yield from ("", "[data.source]", f"client = {_value(source.client)}")
     yield f"target = {_value(source.target)}"
     yield f"task = {_value(source.task)}"
-    if source.classes:
-        yield f"classes = {_value(source.classes)}  # the last one is predicted as 1, if binary"
+    if isinstance(source.classes, tuple):
+        last = source.classes[-1]
+        note = f"  # probability is that of {_value(last)}" if source.task == "binary" else ""
+        yield f"classes = {_value(source.classes)}{note}"
+    yield f'split = {_value(source.split)}  # column of train (0) and test (1) rows; "" for none'
     yield f"features = {_value(source.features)}"
     for name, reason in proposal.left_out.items():
-        yield f"# left out: {json.dumps(name, ensure_ascii=False)} ({reason})"
-    yield "# Gaps: error, drop, constant, or client-median (the median of the client's own rows)."
+        yield f"# left out: {_value(name)} ({reason})"
+    yield "# Gaps: error, drop, constant, or client-median (of the client's own training rows)."
     yield f"missing = {_value(source.missing)}"
     yield f"indicators = {_value(source.indicators)}  # columns that get a 0/1 column for gaps"
+    if source.decimal_commas:
+        yield f"decimal_commas = {_value(source.decimal_commas)}  # 1.234,5 is 1234.5"
     yield f"clip = {source.clip}  # ranges are scaled to -3 to 3; values outside are cut"
     yield "# Facts that were read off the rows and accepted as public; guarantees state them."
     yield f"accepted = {_value(source.accepted)}"
+    yield from _table("units", source.units, "Units after numbers, which are dropped.")
+    yield from _table(
+        "gaps",
+        source.gaps,
+        "Values that stand for a gap, beside empty cells, NA, null, ? and such.",
+    )
     yield from _table(
         "levels", source.levels, 'Categories. "other" takes every value that is not listed.'
     )
@@ -154,13 +188,19 @@ def plan_lines(path: Path, proposal: "Proposal") -> Iterator[str]:
     yield ""
 
 
+def _declarations(client: str) -> Iterator[str]:
+    yield from ("", "# What is stated with every guarantee: say what one client is.", "# [about]")
+    yield f"# unit = {_value(f'one value of the column {client}, with all its rows')}"
+    yield from ('# operator = "..."', '# purpose = "..."')
+
+
 def _table(name: str, values: Mapping[str, Any], text: str) -> Iterator[str]:
     if values:
         yield from ("", f"# {text}", f"[data.source.{name}]")
         for key, value in values.items():
-            yield f"{json.dumps(key, ensure_ascii=False)} = {_value(value)}"
+            yield f"{_value(key)} = {_value(value)}"
 
 
 def _value(value: Any) -> str:
-    """Return text, numbers and lists as TOML; JSON writes them in the same way."""
-    return json.dumps(value, ensure_ascii=False)
+    """Return text, numbers and lists as TOML; JSON writes them in the same way, but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

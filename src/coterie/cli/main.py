@@ -19,8 +19,9 @@ from coterie.cli.options import add_offline
 from coterie.core.environment import go_offline, is_offline, telemetry_off
 
 _MODULES = (
-    "init", "run", "account", "plan", "methods", "data", "report", "compare", "tune", "onboard",
-    "verify", "audit", "budget", "export", "predict", "doctor", "deploy", "completion",
+    "init", "run", "account", "plan", "methods", "papers", "data", "report", "compare", "tune",
+    "onboard", "verify", "sign", "audit", "budget", "export", "predict", "doctor", "deploy",
+    "completion",
 )  # fmt: skip
 _ERRORS = {
     "coterie.privacy.ledger": "LedgerError",
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("COTERIE_DEBUG") or not _is_user_error(error):
             raise
-        print(f"coterie {arguments.command}: {error}", file=sys.stderr)
+        print(f"coterie {arguments.command}: {_line(error)}", file=sys.stderr)
         return 2
 
 
@@ -62,6 +63,17 @@ def build_parser() -> argparse.ArgumentParser:
     for name in _MODULES:
         import_module(f"coterie.cli.{name}").add(commands)
     return parser
+
+
+def _line(error: Exception) -> str:
+    """Return an error as one line that names flags."""
+    from coterie.cli.flags import with_flags
+
+    text = with_flags(str(error))
+    if isinstance(error, OSError) and error.errno and error.filename:
+        text = f"{error.filename}: {os.strerror(error.errno).lower()}"
+    # Cells and names of files are in errors: they must not command the terminal.
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _is_user_error(error: Exception) -> bool:

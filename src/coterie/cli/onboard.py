@@ -1,6 +1,8 @@
 """`coterie onboard`: models for new clients from a finished run and their own rows."""
 
 import argparse
+import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +28,29 @@ def add(commands: Commands) -> None:
         "onboard",
         "compute models for clients who arrive after training; they release nothing",
         "coterie onboard runs/har-mtlsvm --data new.npz --out new-clients",
-        "Rows are read and scaled as in training; settings that contradict its plan are refused.",
+        "Rows are read and scaled as in training; settings that contradict its plan are refused.\n"
+        "`coterie predict RUN` then knows the new clients; so does `coterie predict DIR`.",
         flags=TRUST | JSON,
+        usual="--data --client-column --target --out --json",
         action=onboard,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
     add_source(parser)
-    parser.add_argument("--out", metavar="DIR", required=True, help="where to write the models")
+    parser.add_argument(
+        "--out", metavar="DIR", help="where to write the models (default: RUN/onboarded)"
+    )
     commands._name_parser_map["join"] = parser  # the command's former name
 
 
 def onboard(arguments: argparse.Namespace) -> int:
     """Carry out `coterie onboard`."""
-    folder, out = check_run(arguments.run), Path(arguments.out)
+    folder = check_run(arguments.run, "plan.toml")
     check_flags(arguments)
     from coterie.cli.flags import data_table
-    from coterie.run.summary import promised
+    from coterie.runs.summary import promised
     from coterie.serve import onboard as library
 
+    out = library.new_place(folder) if arguments.out is None else Path(arguments.out)
     if (out / "clients.json").exists():
         raise FileExistsError(f"{out} already holds models; choose another --out")
     table = data_table(arguments)
@@ -51,6 +58,8 @@ def onboard(arguments: argparse.Namespace) -> int:
         raise ValueError("no data: give --data NAME|FILE with the new clients' rows")
     choice = library.choose(folder, table)
     found = library.onboard(folder, choice, out, trust=arguments.trust)
+    for note in found.read:
+        print(f"coterie onboard: {note}", file=sys.stderr)
     share = found.score.share_better_than(found.local)
     summary: dict[str, Any] = {
         "run": str(folder),
@@ -68,11 +77,12 @@ def onboard(arguments: argparse.Namespace) -> int:
         print_json(summary)
         return 0
     count = "1 new client" if len(found.names) == 1 else f"{len(found.names)} new clients"
-    print(
-        f"{count}: test {found.score.metric} {found.score.value:.4g} onboarded, "
-        f"{found.local.value:.4g} local; {share:.0%} are better than the local baseline "
-        f"(not private)\n{_privacy(found)}\n{_notes(found)}models {out}"
+    scores = (
+        f"test {found.score.metric} {found.score.value:.4g} onboarded, {found.local.value:.4g} "
+        f"local; {share:.0%} are better than the local baseline (not private)"
     )
+    scores = "not scored: no client has enough rows" if math.isnan(found.score.value) else scores
+    print(f"{count}: {scores}\n{_privacy(found)}\n{_notes(found)}models {out}")
     return 0
 
 

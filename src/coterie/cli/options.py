@@ -3,16 +3,20 @@
 import argparse
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from coterie.cli.front import Parser
 from coterie.core.environment import entry_points
 from coterie.core.files import refuse_special
-from coterie.core.suggest import did_you_mean
+from coterie.core.suggest import closest, did_you_mean
 from coterie.privacy import noise_names
 
 Action = Callable[[argparse.Namespace], Any]
@@ -33,17 +37,22 @@ def command(
     more: str = "",
     *,
     flags: Mapping[str, str] | None = None,
+    usual: str = "",
     action: Action | None = None,
-) -> argparse.ArgumentParser:
-    """Add a command with its help, an example, its flags, and `--offline`."""
+) -> Parser:
+    """Add a command with its help, an example, its flags, and `--offline`.
+
+    `usual` are the flags that `--help` shows, in order; without them it shows all.
+    """
     about = help[:1].upper() + help[1:]
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: Parser = commands.add_parser(
         name,
         help=help,
         description=f"{about}\n\n{more}" if more else about,
         epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if usual:
+        parser.shorten(tuple(usual.split()))
     add_offline(parser)
     add_flags(parser, flags or {})
     parser.set_defaults(action=action)
@@ -54,19 +63,19 @@ def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str]) -> N
     """Add flags by their shape and help.
 
     Shapes are "--json" (a switch), "--out DIR", "--rounds N:int" (with a type), "--task {a,b}" (a
-    choice) and "--set KEY=VALUE..." (may be repeated).
+    choice) and "--set KEY=VALUE..." (may be repeated, as a choice may).
     """
-    types = {"int": int, "float": float, "share": share, "": str}
+    types = {"int": int, "float": float, "share": share, "seeds": seeds, "": str}
     for shape, text in flags.items():
         flag, _, value = shape.partition(" ")
         how: dict[str, Any] = {"help": text}
         if not value:
             how["action"] = "store_true"
-        elif value.startswith("{"):
-            how["choices"] = tuple(value[1:-1].split(","))
-        elif value.endswith("..."):
+        if value.endswith("..."):
             how |= {"metavar": value[:-3], "action": "append", "default": []}
-        else:
+        if value.startswith("{"):
+            how["choices"] = tuple(value.strip("{.}").split(","))
+        elif value and "action" not in how:
             how["metavar"], _, kind = value.partition(":")
             how["type"] = types[kind]
         parser.add_argument(*flag.split("/"), **how)
@@ -86,7 +95,7 @@ VIEW = {
 }
 """The neighbouring relation and who takes part."""
 TRACKING = {
-    "--track mlflow|tensorboard...": "also log the finished run there: settings, epsilon and "
+    "--track {mlflow,tensorboard}...": "also log the finished run there: settings, epsilon and "
     "scores by round, certificate and report; never models (may be repeated)",
     "--track-dir DIR": "folder of the tracker (default: MLFLOW_TRACKING_URI or ./mlruns; "
     "RUN/tensorboard)",
@@ -94,6 +103,7 @@ TRACKING = {
 SET = {"--set KEY=VALUE...": "e.g. method.lam=0.3"}
 TRUST = {"--trust": "import and run the code that a run or model of others names (docs: Trust)"}
 JSON = {"--json": "print one JSON object"}
+EPSILONS = "NUMBER[,NUMBER]"
 BLOCK = "number of clients that are computed together (default: by size)"
 
 
@@ -167,7 +177,9 @@ def add_source(parser: argparse.ArgumentParser, *, positional: bool = False) -> 
     named = "districts, digits, synthetic:KIND, mpmtl:KIND, mtlsvm:regression"
     helped = f"a name ({named}) or a file (csv, parquet, npz, mat, json, h5, sqlite, arrow)"
     if positional:
-        group.add_argument("data", metavar="NAME|FILE", help=helped)
+        place: dict[str, Any] = {"nargs": "?", "default": argparse.SUPPRESS, "help": helped}
+        group.add_argument("data", metavar="NAME|FILE", **place)
+        add_flags(group, {"--data NAME|FILE": "the same, as for other commands"})
     else:
         add_flags(group, {"--data NAME|FILE": helped, **_SPLIT})
     add_flags(group, _COLUMNS)
@@ -177,6 +189,8 @@ _SPLIT = {
     "--test SHARE|N:share": "test rows: a share, or a number per client",
     "--standardise {none,client}": "scale by each client's own rows",
     "--rows N:int": "largest number of training rows per client",
+    "--population NAME": "whose clients these are: `coterie budget` knows a client by its name "
+    "there",
 }
 _COLUMNS = {
     "--clients N:int": "use the first N clients",
@@ -247,8 +261,8 @@ def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{name:<{width}}  {value}" for name, value in rows]
 
 
-def print_json(found: Mapping[str, Any]) -> None:
-    """Print one strict JSON object: infinity is "inf", not-a-number is null."""
+def print_json(found: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print one strict JSON value: infinity is "inf", not-a-number is null."""
     print(json.dumps(_strict(found), allow_nan=False))
 
 
@@ -270,12 +284,32 @@ def share(text: str) -> float | int:
         raise argparse.ArgumentTypeError(f"{text!r}: expected 0.25 or 2") from None
 
 
+def seeds(text: str) -> int | tuple[int, ...]:
+    """Return a number of seeds, or the seeds, for argparse."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 3, or 1,2,5") from None
+    return found[0] if len(found) == 1 else found
+
+
+def epsilons(text: str) -> float | tuple[float, ...]:
+    """Return an epsilon, or several, for argparse."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1, or 0.3,1,3") from None
+    return found[0] if len(found) == 1 else found
+
+
 def check_file(path: Path, flag: str) -> Path:
     """Return a path that a file can be written to; raise ValueError if it cannot."""
     if path.is_dir():
         raise ValueError(f"{flag} {path}: is a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{flag} {path}: no such folder as {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"{flag} {path}: the folder {path.parent} is not writable; name another")
     return path
 
 
@@ -283,9 +317,8 @@ def _baselines(text: str) -> tuple[str, ...]:
     """Return the baselines of a comma-separated list; `pooled` is the name of a method."""
     names = tuple("centralised" if name == "pooled" else name for name in text.split(","))
     if text != "all" and (unknown := [name for name in names if name not in BASELINES]):
-        raise argparse.ArgumentTypeError(
-            f"{unknown[0]!r}: expected some of {', '.join(BASELINES)}, or all"
-        )
+        meant = did_you_mean(unknown[0], (*BASELINES, "all"))
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: no such baseline; {meant}")
     return BASELINES if text == "all" else names
 
 
@@ -295,41 +328,47 @@ def check_flags(arguments: argparse.Namespace) -> None:
     The plan checks its values again: this only answers faster.
     """
     given = {name: value for name, value in vars(arguments).items() if value is not None}
-    if "data" in given:
-        check_data(given["data"])
-    if "method" in given:
-        check_name("--method ", given["method"], "methods")
-    if "model" in given and ":" not in given["model"]:
-        check_name("--model ", given["model"], "models")
-    _check_noise(given)
+    for name, check in _CHECKS.items():
+        if name in given:
+            check(given[name])
+    several = given["command"] == "compare"
+    for method in given.get("method", "auto").split("," if several else None):
+        check_name("--method ", method.strip(), "methods")
     _check_numbers(given)
-    if "plan" in given and not Path(given["plan"]).is_file():
-        raise ValueError(f"{given['plan']}: cannot be read (no such file); check the path")
-    if "resume" in given:
-        check_run(given["resume"])
-    from coterie.cli.flags import pair
+    from coterie.cli.flags import check_plan, pair
 
     for name in ("set", "grid", "option", "levels", "dates"):
         for text in given.get(name, ()):
             pair(text, f"--{name}")
+    if hasattr(arguments, "plan"):
+        check_plan(arguments)
 
 
 def check_data(data: str) -> None:
     """Raise ValueError if data is neither a file, nor an address, nor the name of a dataset."""
-    known = names()["data"]
-    kinds = {name.partition(":")[0] for name in known}
-    if data.partition(":")[0] in kinds or "://" in data or Path(data).exists():
+    known, path = names()["data"], Path(data)
+    if data in known or "://" in data or path.exists():
         return
-    meant = did_you_mean(data, known, "a file, or one of ")
+    here = {file.stem: file for file in path.parent.iterdir()} if path.parent.is_dir() else {}
+    near = closest(path.stem, here) if path.suffix else None
+    if near is not None:
+        meant = f"did you mean {here[near]}?"
+    else:
+        meant = did_you_mean(data, known, "a file, or one of ")
     raise ValueError(f"{data}: no such file, and no dataset of that name; {meant}")
 
 
-def check_run(folder: str) -> Path:
-    """Return the path of a run folder; raise ValueError if there is none."""
-    if not Path(folder).is_dir():
-        raise ValueError(f"{folder}: no such folder; expected a run folder, such as runs/NAME")
-    refuse_special(Path(folder))
-    return Path(folder)
+def check_run(folder: str, *parts: str) -> Path:
+    """Return the path of a run folder; raise ValueError without one, or without these parts."""
+    path = Path(folder)
+    if not path.is_dir():
+        found = "is a file" if path.exists() else "no such folder"
+        raise ValueError(f"{folder}: {found}; expected a run folder, such as runs/NAME")
+    refuse_special(path)
+    if parts and not any((path / part).exists() for part in parts):
+        missing = " or ".join(parts)
+        raise ValueError(f"{folder}: no {missing} in it; expected a run folder, such as runs/NAME")
+    return path
 
 
 def check_name(flag: str, given: str, kind: str) -> None:
@@ -340,10 +379,36 @@ def check_name(flag: str, given: str, kind: str) -> None:
         raise ValueError(f"{flag}{given}: no such {kind[:-1]}; {meant}")
 
 
-def _check_noise(given: Mapping[str, Any]) -> None:
+def _check_model(given: str) -> None:
+    """Raise ValueError for an unknown model, or a class in a module that does not exist."""
+    module, colon, name = given.partition(":")
+    path = Path(module)
+    if colon and path.suffix == ".py":
+        raise ValueError(f"--model {given}: did you mean {path.stem}:{name}?")
+    if not colon and "." in given:
+        file, _, name = given.rpartition(".")
+        raise ValueError(f"--model {given}: a class of your own is written {file}:{name or 'Net'}")
+    if not colon:
+        check_name("--model ", given, "models")
+        return
+    top = module.partition(".")[0]
+    if not top or not name:
+        raise ValueError(f"--model {given}: expected FILE:CLASS, such as nets:Net of nets.py")
+    if find_spec(top) is None and PathFinder.find_spec(top, [os.getcwd()]) is None:
+        raise ValueError(f"--model {given}: no module {module}; expected {module}.py, here")
+
+
+def _check_plan_file(path: Path) -> None:
+    """Raise ValueError for a plan that is no file."""
+    if path.is_dir():
+        raise ValueError(f"--plan {path}: is a folder; expected a TOML file, such as plan.toml")
+    if not path.is_file():
+        raise ValueError(f"--plan {path}: no such file; check the path")
+
+
+def _check_noise(kind: str) -> None:
     """Raise ValueError for an unknown kind of noise."""
-    kind = given.get("noise")
-    if kind is not None and kind not in noise_names():
+    if kind not in noise_names():
         raise ValueError(f"--noise {kind}: no such noise; {did_you_mean(kind, noise_names())}")
 
 
@@ -351,10 +416,11 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
     epsilon = given.get("epsilon", ())
     for value in epsilon if isinstance(epsilon, tuple) else (epsilon,):
         if not value > 0:
-            raise ValueError(f"epsilon = {value}: expected a positive number, or inf")
+            raise ValueError(f"--epsilon {value:g}: expected a positive number, or inf")
     for name in ("noise_multiplier", "clip", "cohort"):
         if name in given and not 0 < given[name] < math.inf:
-            raise ValueError(f"{name} = {given[name]}: expected a positive number")
+            flag = f"--{name.replace('_', '-')} {given[name]:g}"
+            raise ValueError(f"{flag}: expected a positive number")
     delta = given.get("delta")
     if delta is not None and not (delta == 0 or 1e-30 <= delta < 1):
         raise ValueError(
@@ -362,7 +428,17 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
             "(Laplace noise)"
         )
     if given.get("rounds", 1) < 1:
-        raise ValueError(f"rounds = {given['rounds']}: expected a whole number of at least 1")
+        raise ValueError(f"--rounds {given['rounds']}: expected a whole number of at least 1")
+
+
+_CHECKS: Mapping[str, Callable[[str], Any]] = {
+    "data": check_data,
+    "model": _check_model,
+    "noise": _check_noise,
+    "plan": lambda plan: _check_plan_file(Path(plan)),
+    "resume": check_run,
+}
+"""What checks the values of a flag."""
 
 
 def names() -> Mapping[str, list[str]]:

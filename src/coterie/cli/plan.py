@@ -43,6 +43,8 @@ def add(commands: Commands) -> None:
         "show whether joining pays and what it costs, before any data is read",
         "coterie plan --clients 550 --epsilon 1 --parameters 10",
         _MORE,
+        usual="--clients --parameters --epsilon --data --client-column --target --method --plan "
+        "--plot --json",
         action=_print,
     )
     add_flags(add_plan(parser), {"--epsilon NUMBER:float": "for the whole run (default 1)"})
@@ -53,9 +55,9 @@ def add(commands: Commands) -> None:
         noise_multiplier=("NUMBER", "instead of --epsilon, which then limits the rounds"),
     )
     flags = {
-        "--parameters/--numbers N:int": "instead of data: shared parameters, such as features + 1",
-        "--plot FILE...": "draw epsilon against rounds and noise against clients (.html, .svg or "
-        ".png)",
+        "--parameters N:int": "instead of data: shared parameters, such as features + 1",
+        "--plot FILE...": "write a page (.html), or draw epsilon against rounds and noise against "
+        "clients (.svg, .png, .pdf)",
         "--no-plot": "no plots in the terminal",
         "--full": "also compute values that take some seconds",
     }

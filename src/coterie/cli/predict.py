@@ -16,6 +16,7 @@ from coterie.cli.options import (
     check_file,
     command,
 )
+from coterie.core.files import refuse_special
 
 if TYPE_CHECKING:
     from coterie.serve.predict import Predictions
@@ -30,8 +31,11 @@ of other clients is refused. Predictions are for the owner of the rows; they are
 
 The table has one line per row, in the file's order: row, client, columns of the file (--keep),
 prediction (a value in the target's own units, or the name of a class), for classes the probability
-(binary: of class 1; else one column per class; none for support vector machines) and decision
-values, and with --std standard deviations.
+(binary: of the last of the classes, such as 1 or "yes"; else one column per class; none for support
+vector machines) and decision values, with --std standard deviations, with --quantiles bounds.
+Gaps and new categories are read as in training. Clients that the run does not know are predicted by
+its shared model, where it has one; a column `model` then says so. A row that no model can predict
+has empty cells. What was done is said on stderr. A kept column whose name is taken gets _kept.
 In CSV, a name that begins with =, +, -, @, a tab or a carriage return, and is no number, gets an
 apostrophe before it: spreadsheets would take it for a formula."""
 
@@ -63,37 +67,30 @@ def add(commands: Commands) -> None:
     flags = {
         "--client NAME": "treat every row as this client's",
         "--client-column COLUMN": "names clients (default: as in training)",
-        "--unknown-clients/--newcomers {refuse,shared}": "clients that the run does not know: "
-        "refuse them (default), or use the shared model",
-        "--std": "also standard deviations (pfeb; needs training rows)",
+        "--unknown-clients {shared,refuse}": "clients that the run does not know: "
+        "use the shared model (default), or refuse them",
+        "--std": "also standard deviations (pfeb)",
+        "--quantiles SHARES": "also these quantiles of a number, such as 0.05,0.95 (pfeb)",
         **TRUST,
         "--out FILE": ".csv or .parquet (default: CSV on stdout)",
     }
     add_flags(parser, flags | JSON)
-    parser.set_defaults(unknown_clients="refuse")
+    parser.set_defaults(unknown_clients="shared")
 
 
 def predict(arguments: argparse.Namespace) -> int:
     """Carry out `coterie predict`."""
-    out = None if arguments.out is None else Path(arguments.out)
-    if out is not None and out.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"--out {out}: expected a file that ends in .csv or .parquet")
-    if out is None and arguments.json:
-        raise ValueError("--json describes the file that is written: give --out")
-    if out is not None:
-        check_file(out, "--out")
-    if not Path(arguments.model).exists():
-        raise FileNotFoundError(f"{arguments.model}: no such file or run folder; check the path")
-    check_data(arguments.data)
+    out = _check(arguments)
+    quantiles = _shares(arguments.quantiles)
     found = _predictions(arguments)
-    table = found.table(_kept(arguments, found))
-    if found.unknown:
-        more = ", ..." if len(found.unknown) > 5 else ""
-        print(
-            f"the run does not know {_clients(len(found.unknown))}, predicted by the shared model: "
-            f"{', '.join(found.unknown[:5])}{more}",
-            file=sys.stderr,
+    if quantiles and found.info.spec.task != "regression":
+        raise ValueError(
+            f"--quantiles are of numbers, and the task is {found.info.spec.task}: classes have "
+            "probabilities; leave --quantiles out"
         )
+    table = found.table(_kept(arguments, found), quantiles)
+    for note in found.notes:
+        print(f"coterie predict: {note}", file=sys.stderr)
     if out is None:
         sys.stdout.write(_encoded(table, ".csv").decode())
         return 0
@@ -105,6 +102,7 @@ def predict(arguments: argparse.Namespace) -> int:
         "clients": len(found.rows.data),
         "unknown_clients": list(found.unknown),
         "columns": table.column_names,
+        "notes": list(found.notes),
         "out": str(out),
     }
     if arguments.json:
@@ -113,6 +111,47 @@ def predict(arguments: argparse.Namespace) -> int:
         rows = "1 row" if table.num_rows == 1 else f"{table.num_rows} rows"
         print(f"{rows} of {_clients(len(found.rows.data))} predicted: {out}")
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> Path | None:
+    """Return the file to write; raise an error for flags that cannot be right."""
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"--out {out}: expected a file that ends in .csv or .parquet")
+    if out is None and arguments.json:
+        raise ValueError("--json describes the file that is written: give --out")
+    if out is not None:
+        check_file(out, "--out")
+    _check_model(Path(arguments.model))
+    check_data(arguments.data)
+    return out
+
+
+def _check_model(path: Path) -> None:
+    """Raise an error for what is neither a folder nor begins as a safetensors file does."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or run folder; check the path")
+    refuse_special(path)
+    if path.is_dir():
+        return
+    with path.open("rb") as file:
+        begins = file.read(9)  # the length of the header, then JSON
+    if begins[8:] != b"{":
+        raise ValueError(
+            f"{path}: not a model; expected RUN, or a safetensors file that `coterie export` wrote "
+            "(rows are given by --data)"
+        )
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    """Return the shares of --quantiles."""
+    try:
+        found = tuple(float(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        found = (0.0,)
+    if not all(0 < share < 1 for share in found) or (text is not None and not found):
+        raise ValueError(f"--quantiles {text}: expected shares between 0 and 1, such as 0.05,0.95")
+    return found
 
 
 def _predictions(arguments: argparse.Namespace) -> "Predictions":
@@ -127,13 +166,8 @@ def _predictions(arguments: argparse.Namespace) -> "Predictions":
             client=arguments.client,
             client_column=arguments.client_column,
             unknown_clients=arguments.unknown_clients,
-            std=arguments.std,
+            std=arguments.std or arguments.quantiles is not None,
             trust=arguments.trust,
-        )
-    if arguments.std:
-        raise ValueError(
-            "--std: an exported model holds no training rows, which uncertainty needs; give the "
-            "run folder"
         )
     model = load_client(given, trust=arguments.trust)
     if arguments.client not in (None, model.client):
@@ -146,6 +180,7 @@ def _predictions(arguments: argparse.Namespace) -> "Predictions":
         arguments.data,
         all_rows=arguments.client is not None,
         client_column=arguments.client_column,
+        std=arguments.std or arguments.quantiles is not None,
     )
 
 

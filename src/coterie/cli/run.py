@@ -3,6 +3,7 @@
 import argparse
 
 from coterie.cli.options import (
+    EPSILONS,
     NO_DATA,
     TRACKING,
     TRUST,
@@ -13,6 +14,7 @@ from coterie.cli.options import (
     check_flags,
     check_run,
     command,
+    epsilons,
     share,
 )
 
@@ -23,6 +25,12 @@ _FLAGS = {
     **TRUST,
     "--hardware {equal,spread}": "speed of clients on the virtual clock: equal, or from 1 to 10",
 }
+_ABOUT = {
+    "--unit TEXT": 'the protected unit in your words, e.g. "one hospital with all its patients"',
+    "--operator TEXT": "who carries out the run",
+    "--purpose TEXT": "what the models are for",
+}
+"""Declarations, stated with the guarantee; a plan may have more ([about])."""
 
 
 def add(commands: Commands) -> None:
@@ -32,12 +40,14 @@ def add(commands: Commands) -> None:
         "run",
         "train one model per client under a budget, from flags or a TOML plan",
         "coterie run --data districts --epsilon 1",
+        usual="--data --client-column --target --plan --method --model --epsilon --out --resume "
+        "--json",
         action=_run,
     )
     add_plan(parser).add_argument(
         "--epsilon",
-        type=_epsilons,
-        metavar="NUMBER[,NUMBER]",
+        type=epsilons,
+        metavar=EPSILONS,
         help="for the whole run; inf for no privacy; several values (0.3,1,3) train once for each; "
         "local training and training without privacy are added",
     )
@@ -60,10 +70,21 @@ def add(commands: Commands) -> None:
         metavar="SHARE|NUMBER",
         help="clients to hold out of training and onboard afterwards; they release nothing",
     )
-    run.add_argument("--newcomers", type=share, help=argparse.SUPPRESS)
-    add_flags(run, _FLAGS | TRACKING)
+    _add_published(run)
+    add_flags(run, _FLAGS | _ABOUT | TRACKING)
     add_work(run)
     _add_demo(commands)
+
+
+def _add_published(run: argparse._ArgumentGroup) -> None:
+    run.add_argument(
+        "--as-published",
+        nargs="?",
+        const="",
+        metavar="KEY=VALUE,...",
+        help="the plan that the paper of --method publishes (pmtl, mpmtl, dpfedmtl, mtlsvm), a "
+        "reproduction: its epsilon is stated as claimed and as it is",
+    )
 
 
 def _add_demo(commands: Commands) -> None:
@@ -87,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.resume is None:
         check_flags(arguments)
     else:
-        check_run(arguments.resume)
+        check_run(arguments.resume, "plan.toml", "members.json")
     if not (arguments.data or arguments.plan or arguments.resume or arguments.set):
         raise ValueError(NO_DATA)
     from coterie.cli.train import run
@@ -100,11 +121,3 @@ def _demo(arguments: argparse.Namespace) -> int:
     from coterie.cli.train import demo
 
     return demo(arguments)
-
-
-def _epsilons(text: str) -> float | tuple[float, ...]:
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected 1, or 0.3,1,3") from None
-    return found[0] if len(found) == 1 else found

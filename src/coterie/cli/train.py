@@ -23,15 +23,15 @@ from coterie.core.signals import stop_status, stoppable
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method
 from coterie.methods.baselines import Local
-from coterie.plan.plan import Plan, Privacy
-from coterie.plan.rules import default_method
+from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import default_method
 from coterie.privacy.guarantee import Guarantee, add_up, spent_together
 from coterie.privacy.selection import charged_statement
 from coterie.report.page import write_report
 from coterie.report.read import read_summary
 from coterie.report.tables import name_of, terminal
-from coterie.run.run import execute
-from coterie.run.summary import promised
+from coterie.runs.run import execute, foresee
+from coterie.runs.summary import promised
 from coterie.tracking import check_kinds
 
 MEMBERS = "members.json"
@@ -116,6 +116,7 @@ def _several(arguments: argparse.Namespace) -> int:
     members = {"local": replace(base, method=local, privacy=free, rounds=None), **plans}
     if math.inf not in budgets:
         members[_BASELINE] = replace(base, method=last, privacy=free)
+    _check_totals({folder / name: plan for name, plan in members.items()})
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(
         folder / MEMBERS,
@@ -124,9 +125,21 @@ def _several(arguments: argparse.Namespace) -> int:
     return _run_members(folder, arguments)
 
 
+def _check_totals(plans: Mapping[Path, Plan]) -> None:
+    """Raise ValueError if runs that are not begun would exceed a total, all of them together."""
+    begun = {folder for folder in plans if (folder / "plan.toml").exists()}
+    new = [plan for folder, plan in plans.items() if plan.private and folder not in begun]
+    if new and counted().has_totals:
+        counted().check(*foresee(new))
+
+
 def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
     """Run the members that are not finished, then show all of them."""
     tables = _read_members(folder / MEMBERS, trust=arguments.trust or arguments.resume is None)
+    if arguments.resume is not None:
+        with naming(folder / MEMBERS):
+            plans = {folder / name: Plan.from_table(table) for name, table in tables.items()}
+        _check_totals(plans)
     shown: set[str] = set()
     try:
         with stoppable(partial(_last_line, folder)):
@@ -280,18 +293,11 @@ def demo(arguments: argparse.Namespace) -> int:
     """Carry out `coterie demo`: three methods and what auto chooses, with a report."""
     out = Path(arguments.out) if arguments.out else new_folder("demo")
     results, shown = [], set[str]()
-    for method in _DEMO:
-        table: dict[str, Any] = {
-            "data": {"name": arguments.data},
-            "method": {"kind": method},
-            "privacy": {"epsilon": arguments.epsilon},
-        }
-        if arguments.simulation_seed is not None:
-            table["simulation_seed"] = arguments.simulation_seed
-            table["data"]["split_seed"] = arguments.simulation_seed
+    plans = {method: _demo_plan(method, arguments) for method in _DEMO}
+    _check_totals({out / method: plan for method, plan in plans.items()})
+    for method, plan in plans.items():
         print(f"training {method} on {arguments.data} ...", file=sys.stderr)
         with Watch(quiet=False) as watch:
-            plan = Plan.from_table(table)
             results.append(
                 execute(
                     plan,
@@ -310,6 +316,18 @@ def demo(arguments: argparse.Namespace) -> int:
     together = spent_together([result.outcome.guarantee for result in results])
     print(f"\n{together}{report}")
     return status
+
+
+def _demo_plan(method: str, arguments: argparse.Namespace) -> Plan:
+    table: dict[str, Any] = {
+        "data": {"name": arguments.data},
+        "method": {"kind": method},
+        "privacy": {"epsilon": arguments.epsilon},
+    }
+    if arguments.simulation_seed is not None:
+        table["simulation_seed"] = arguments.simulation_seed
+        table["data"]["split_seed"] = arguments.simulation_seed
+    return Plan.from_table(table)
 
 
 def _known_method(plan: Plan) -> Method:

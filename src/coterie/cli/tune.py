@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.cli.budget import counted
 from coterie.cli.options import (
     Commands,
     add_flags,
@@ -47,9 +48,10 @@ def add(commands: Commands) -> None:
         commands,
         "tune",
         "choose settings by cross-validation inside clients, or by private runs (--charge)",
-        "coterie tune --data synthetic --method pmtl --grid method.lam=0.1,0.3,1 "
-        "--grid privacy.clip=0.25,0.5",
+        "coterie tune --data synthetic --method pmtl --grid method.lam=0.1,0.3,1",
         _MORE,
+        usual="--data --client-column --target --plan --method --grid --epsilon --public --charge "
+        "--out --json",
         action=tune,
     )
     search = {
@@ -85,22 +87,27 @@ def add(commands: Commands) -> None:
 def tune(arguments: argparse.Namespace) -> int:
     """Carry out `coterie tune`."""
     check_flags(arguments)
+    if not arguments.grid:
+        raise ValueError(
+            "nothing to tune: give values to try, for example --grid method.lam=0.1,0.3,1"
+        )
+    if arguments.dry_run and not arguments.charge:
+        raise ValueError("--dry-run prints the cost of --charge: add --charge, or leave it out")
+    out = Path(arguments.out or "tuned.toml")
+    if not arguments.charge:
+        check_file(out, "--out")
+        if out.exists():
+            raise FileExistsError(f"{out} exists; choose another --out, or remove it")
     from coterie.cli.flags import plan_table
-    from coterie.core.config import to_table, to_toml
-    from coterie.tune import tune as library
 
     if arguments.charge:
         return _charge(arguments, plan_table(arguments), _grid(arguments))
-    if arguments.dry_run:
-        raise ValueError("--dry-run prints the cost of --charge: add --charge, or leave it out")
-    out = Path(arguments.out or "tuned.toml")
-    if out.exists():
-        raise FileExistsError(f"{out} exists; choose another --out, or remove it")
-    check_file(out, "--out")
+    from coterie.core.config import to_table, to_toml
+    from coterie.tune import tune as library
+
     table, grid = plan_table(arguments), _grid(arguments)
     names = ("folds", "seed", "public", "search", "trials")
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    library.check_grid(grid, ranges=arguments.search == "optuna")  # before a bar is drawn
     bar = ProgressBar("tuning", quiet=arguments.quiet)
     try:
         with bar:
@@ -158,8 +165,9 @@ class ProgressBar:
 
     def __init__(self, title: str, *, quiet: bool) -> None:
         self.trials: list[Trial] = []
-        self._title, self._bar = title, None if quiet else progress_bar()
-        self._task = self._bar and self._bar.add_task(title, total=None)
+        self._title, self._quiet = title, quiet
+        self._bar: Any = None
+        self._task: Any = None
 
     def __enter__(self) -> "ProgressBar":
         return self
@@ -170,8 +178,11 @@ class ProgressBar:
             self._bar.stop()
 
     def __call__(self, progress: "Progress") -> None:
-        """Show the progress."""
+        """Show the progress; the bar is drawn once there is something to do."""
         self.trials = progress.trials
+        if self._bar is None and not self._quiet and progress.done < progress.total:
+            self._bar = progress_bar()
+            self._task = self._bar.add_task(self._title, total=progress.total)
         if self._bar is not None:
             best = f"  {_best(progress.trials[0])}" if progress.trials else ""
             self._bar.update(
@@ -201,7 +212,7 @@ def _show(
     from rich.console import Console
 
     from coterie.report.read import metric_title
-    from coterie.run.summary import TUNING
+    from coterie.runs.summary import TUNING
     from coterie.tune.tune import settings_text
 
     if arguments.json:
@@ -229,7 +240,7 @@ def _show(
 def _summary(
     table: Mapping[str, Any], trials: Sequence["Trial"], found: "Tuned | None"
 ) -> dict[str, Any]:
-    from coterie.run.summary import TUNING
+    from coterie.runs.summary import TUNING
 
     best = trials[0]
     return {
@@ -332,7 +343,15 @@ def _charge(arguments: argparse.Namespace, table: dict[str, Any], grid: "Grid") 
     folder = Path(arguments.out or "selected")
     try:
         with ProgressBar("private runs", quiet=arguments.quiet) as bar:
-            found = select(table, grid, folder=folder, observe=bar, scoring=scoring, **asked)
+            found = select(
+                table,
+                grid,
+                folder=folder,
+                observe=bar,
+                scoring=scoring,
+                budget=counted(),
+                **asked,
+            )
     except KeyboardInterrupt:
         print(f"interrupted: the same command resumes {folder}; no draw changes", file=sys.stderr)
         return 130
@@ -341,7 +360,7 @@ def _charge(arguments: argparse.Namespace, table: dict[str, Any], grid: "Grid") 
 
 
 def _print_offer(arguments: argparse.Namespace, found: "Offer") -> None:
-    from coterie.privacy.guarantee import round_up
+    from coterie.privacy.guarantee import round_up, show_delta
     from coterie.privacy.selection import ALL_RUNS, CHOSEN
     from coterie.tune.tune import settings_text
 
@@ -359,7 +378,7 @@ def _print_offer(arguments: argparse.Namespace, found: "Offer") -> None:
     lines = [
         f"{len(found.settings)} settings, {guarantee.law.mean:g} runs expected; one run with its "
         f"score: epsilon = {round_up(guarantee.of_runs([0]).epsilon)} at delta = "
-        f"{guarantee.delta:.3g}"
+        f"{show_delta(guarantee.delta)}"
     ]
     if refused:
         lines.append(

@@ -9,7 +9,7 @@ from coterie.cli.options import JSON, Commands, command
 from coterie.core.files import refuse_special
 
 if TYPE_CHECKING:
-    from coterie.verify import Verdict
+    from coterie.verification import Verdict
 
 _CERTIFICATE, _SELECTION = "guarantee.json", "selection.json"
 _OF_A_RUN = (_CERTIFICATE, "plan.toml", "ledger.jsonl")
@@ -23,7 +23,8 @@ the draw and the scores are checked too.
 
 A stated epsilon may be 0.05 % below the recomputed one and 0.5 % above it (rounding on a grid).
 Exit status: 0 if every check holds, 1 if one fails or cannot be made, 2 if there is nothing to
-check. A certificate is not signed, and shared.npz is not checked against the releases.
+check. shared.npz is not checked against the releases. With --key every certificate has to be signed
+with that key (`coterie sign`); without it a signature is named and not checked.
 
 --json prints one object: verified, runs (run, verified, checks: name, status, found, expected;
 not_checked)."""
@@ -37,7 +38,11 @@ def add(commands: Commands) -> None:
         "recompute a finished run's guarantee; check its releases, counts and hashes",
         "coterie verify runs/exam-pmtl-20260101-120000",
         _MORE,
-        flags=JSON,
+        flags={
+            "--key PUBLIC": "the signer's public key: a file (PEM, OpenSSH) or 64 hexadecimal "
+            "digits; what is not signed with it fails",
+            **JSON,
+        },
         action=verify,
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of one or more runs")
@@ -47,32 +52,35 @@ def verify(arguments: argparse.Namespace) -> int:
     """Run `coterie verify`."""
     import json
 
-    verdicts = [verdict for run in arguments.runs for verdict in _judged(Path(run))]
+    from coterie.verification.signature import read_public
+
+    key = None if arguments.key is None else read_public(arguments.key)
+    verdicts = [verdict for run in arguments.runs for verdict in judged(Path(run), key)]
     good = all(verdict.verified for verdict in verdicts)
     if arguments.json:
         found = {"verified": good, "runs": [verdict.to_json() for verdict in verdicts]}
         print(json.dumps(found, allow_nan=False))
     else:
         for verdict in verdicts:
-            _show(verdict, whole=len(verdicts) == 1)
+            show(verdict, whole=len(verdicts) == 1)
     return 0 if good else 1
 
 
-def _judged(folder: Path) -> "list[Verdict]":
-    """Check a run, or all runs and selections in a folder."""
-    from coterie.verify import Check, UnreadableError, Verdict, verify_selection
-    from coterie.verify import verify as check
+def judged(folder: Path, key: bytes | None = None) -> "list[Verdict]":
+    """Check a run, or all runs and selections in a folder; with a public key, signatures too."""
+    from coterie.verification import Check, UnreadableError, Verdict, verify_selection
+    from coterie.verification import verify as check
 
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give the folder of a finished run")
     refuse_special(folder)
     inside = [] if any((folder / name).exists() for name in _OF_A_RUN) else _inside(folder)
     if not inside:
-        return [check(folder)]
+        return [check(folder, key)]
     found = []
     for part, is_selection in inside:
         try:
-            found.append(verify_selection(part) if is_selection else check(part))
+            found.append((verify_selection if is_selection else check)(part, key))
         except UnreadableError as error:
             # Among verified runs it would go unnoticed: it fails.
             missing = Check("certificate", "FAILED", str(error), "one for every run that was begun")
@@ -111,7 +119,7 @@ def _announced(folder: Path) -> list[Path]:
     return [part for part in parts if not any((part / name).exists() for name in _OF_A_RUN)]
 
 
-def _show(verdict: "Verdict", *, whole: bool) -> None:
+def show(verdict: "Verdict", *, whole: bool) -> None:
     """Print the checks of a run, or only those that fail."""
     for check in verdict.checks:
         good = check.status == "ok"

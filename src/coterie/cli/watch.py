@@ -17,8 +17,8 @@ from coterie.engine.simulate import Observer, Progress, set_clock
 from coterie.evaluation.baselines import TITLES
 from coterie.evaluation.score import mean_loss
 from coterie.methods.base import Shape
-from coterie.plan.plan import Plan
-from coterie.plan.rules import advice_for
+from coterie.planning.plan import Plan
+from coterie.planning.rules import advice_for
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.guarantee import round_up
 
@@ -157,7 +157,7 @@ def verdict_line(verdict: str, reason: str) -> str:
 
 def chosen_line(chosen: str) -> str:
     """Return which method auto chose and why, as text."""
-    return f"Auto chose {chosen}."
+    return f"Auto chose {chosen.removesuffix('.')}."
 
 
 def _baseline_names(plan: Plan) -> str:

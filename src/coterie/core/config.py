@@ -154,9 +154,9 @@ def refuse_code(table: Mapping[str, Any], path: Path) -> None:
     """Raise ConfigError if a table of others names code: made into a plan, it would be run.
 
     This is the only rule, for exported models, run folders and comparisons. Every text that
-    `from_table` would import counts; a plan's `data` has none.
+    `from_table` would import counts; a plan's `data` and `about` have none.
     """
-    left: list[Any] = [value for key, value in table.items() if key != "data"]
+    left: list[Any] = [value for key, value in table.items() if key not in ("data", "about")]
     while left:  # not by recursion: tables of others may be nested deeply
         value = left.pop()
         if isinstance(value, str) and _CODE.fullmatch(value):

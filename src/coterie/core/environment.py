@@ -11,11 +11,15 @@ sockets opened in C without Python, or programs of other kinds; a network namesp
 does, and tests/core/test_environment.py runs in one.
 """
 
+import hashlib
 import ipaddress
+import json
 import os
+import subprocess
 import sys
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 TELEMETRY_OFF = {
@@ -48,6 +52,48 @@ def version_of(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def code_of(package: str) -> dict[str, str]:
+    """Return which code of a package runs: the hash of its files, and its commit if it has one.
+
+    The hash is the SHA-256 of what `sha256sum` prints for all .py files, in the folder of the
+    package and sorted by name (`find . -name '*.py' | LC_ALL=C sort | xargs sha256sum`). The commit
+    is that of the git checkout, with "-dirty" if a tracked file differs; or of an installation
+    from a repository (PEP 610). Read once per process.
+    """
+    folder = Path(sys.modules[package].__file__ or ".").resolve().parent
+    names = sorted(f"./{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.py"))
+    lines = (f"{hashlib.sha256((folder / n).read_bytes()).hexdigest()}  {n}\n" for n in names)
+    found = {f"{package}_files": hashlib.sha256("".join(lines).encode()).hexdigest()}
+    commit = _checked_out(folder) or _installed(package)
+    return found | ({f"{package}_commit": commit} if commit else {})
+
+
+def _checked_out(folder: Path) -> str | None:
+    """Return the commit of a folder that git tracks; None without git."""
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None  # installed into a folder inside somebody's repository
+    return _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _installed(package: str) -> str | None:
+    """Return the commit that a package was installed from, as the installer noted it."""
+    try:
+        noted = metadata.distribution(package).read_text("direct_url.json")
+        return str(json.loads(noted or "{}")["vcs_info"]["commit_id"])
+    except (metadata.PackageNotFoundError, OSError, ValueError, KeyError, TypeError):
         return None
 
 

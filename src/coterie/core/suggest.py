@@ -18,3 +18,13 @@ def did_you_mean(word: str, known: Sequence[str], among: str = "one of ") -> str
     """Return what was probably meant, or what is expected, as text."""
     near = closest(word, known)
     return f"did you mean {near}?" if near else f"expected {among}{', '.join(known)}"
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """Return the name that was probably meant, to put after a wrong one; nothing if none is near.
+
+    >>> f"no column 'scor'{hint('scor', ['age', 'score'])}; the columns are age, score"
+    "no column 'scor' (did you mean 'score'?); the columns are age, score"
+    """
+    near = closest(word, known)
+    return f" (did you mean {near!r}?)" if near else ""

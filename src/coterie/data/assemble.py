@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.config import Source
-from coterie.data.federated import ClientArrays, DataError, Spec, Task, offsets_of
+from coterie.data.federated import (
+    ClientArrays,
+    DataError,
+    Spec,
+    Task,
+    client_medians,
+    fill_gaps,
+    offsets_of,
+)
 from coterie.data.tables import Batch, Table, client_order
 from coterie.data.text_images import Values
 
@@ -33,8 +40,8 @@ _MOST_UNDECLARED = 10_000
 _MOST_GUESSED = 19  # integers up to this, written as text, are taken for classes
 _FILES = ("features.npy", "targets.npy", "split.npy")
 _GAP = (
-    'give the value, fill gaps with missing="client-median" or "constant", leave such rows out '
-    'with missing="drop", or leave the column out of features'
+    'give the value, fill gaps with missing="client-median" or missing="constant", leave such rows '
+    'out with missing="drop", or leave the column out of features'
 )
 _Allocate = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
 """Allocates an array of (name, shape, type)."""
@@ -122,8 +129,8 @@ def _plan_target(table: Table, source: Source, found: _Range) -> _Target:
     names = None if task in ("regression", "multilabel") else names
     if found.text is not None and names is None:
         raise DataError(
-            f"{table.where}: targets are text, e.g. {found.text!r}; declare the classes by name, "
-            f"classes=({found.text!r}, ...), or choose a numeric target"
+            f"{table.where}: targets are text, e.g. {found.text!r}; declare the classes by "
+            "name with classes=, or choose a numeric target"
         )
     if found.width > 1 and task != "multilabel":
         raise DataError(f"{table.where}: {task} takes one target, found {found.width}; choose one")
@@ -140,7 +147,7 @@ def _as_declared(
     if size is not None and size != expected:
         raise DataError(
             f"{table.where}: {size} classes are declared, but {task} with {found.width} target(s) "
-            f"takes {expected or 'none'}; correct classes or task"
+            f"takes {expected or 'none'}; correct classes= or task="
         )
     signed = names is None and task == "binary" and found.signed
     notes: tuple[str, ...] = (SIGNED,) if signed else ()
@@ -151,7 +158,7 @@ def _as_declared(
         highest = 1 if task == "binary" else int(found.highest) if task == "multiclass" else None
         assumed = (_undeclared(highest) if highest else _UNDECLARED_TASK.format(task),)
         if table.guessed and found.whole and task == "regression":
-            notes += ("integer targets above 19 read as regression targets: declare task=",)
+            notes += ("integer targets above 19 read as regression targets: declare the task",)
     if outputs is None:
         outputs = _count(table, found)
         assumed = assumed or (_undeclared(outputs - 1),)
@@ -200,11 +207,11 @@ def _one_against_rest(table: Table, source: Source, found: _Range) -> _Target:
         if name not in names:
             lead = f"class {name} is not declared" if declared else f"no row of class {name}"
             raise DataError(
-                f"{table.where}: {lead}; the {kind} are {_listed(names)}: correct positive"
+                f"{table.where}: {lead}; the {kind} are {_listed(names)}: correct positive="
             )
     if len(source.positives) == len(names):
         raise DataError(
-            f"{table.where}: positive names all {kind}, {_listed(names)}; leave at least one of "
+            f"{table.where}: positive= names all {kind}, {_listed(names)}; leave at least one of "
             "them for the rest"
         )
     return _Target(
@@ -227,7 +234,7 @@ def _class_names(table: Table, source: Source, found: _Range) -> tuple[str, ...]
     finite = np.isfinite([found.lowest, found.highest]).all()
     if not found.whole or not finite or len(kinds) > _MOST_UNDECLARED:
         raise DataError(
-            f"{table.where}: positive chooses classes, but the targets are numbers from "
+            f"{table.where}: positive= chooses classes, but the targets are numbers from "
             f"{found.lowest:g} to {found.highest:g}, not all of them whole or too many of them; "
             "choose a target of whole numbers, or declare its classes by name"
         )
@@ -271,13 +278,14 @@ def _count(table: Table, found: _Range) -> int:
 
 
 _UNDECLARED_TASK = (
-    "task taken from the file's targets ({}): declare task= to make this public knowledge explicit"
+    "task taken from the file's targets ({}): declare the task to make this public knowledge "
+    "explicit"
 )
 
 
 def _undeclared(highest: int) -> str:
     return (
-        f"classes taken from the file's labels (0..{highest}): declare classes= to make this "
+        f"classes taken from the file's labels (0..{highest}): declare the classes to make this "
         "public knowledge explicit"
     )
 
@@ -346,14 +354,22 @@ class _Places:
         return places
 
 
+def _fill_medians(flat: Any, offsets: Any) -> tuple[Any, Any]:
+    """Fill gaps by each client's medians; return where they were, and the medians."""
+    gaps = np.isnan(flat)
+    fills = client_medians(flat, gaps, offsets)
+    fill_gaps(flat, gaps, offsets, fills)
+    return gaps, fills
+
+
 def assemble(table: Table, source: Source, *, title: str, keep_gaps: bool = False) -> ClientArrays:
     """Read a table into flat arrays, sorted by client.
 
-    With `keep_gaps`, gaps that medians would fill stay NaN: rows to be predicted take the medians
-    of training.
+    With `keep_gaps`, for rows to be predicted, no row is dropped for a gap: those that a constant
+    does not fill stay NaN. Medians are of all rows of a client until they are split.
     """
     shape = source.shape or table.shape
-    survey = _survey(table, source)
+    survey = _survey(table, source, keep_gaps)
     _check(table, source, survey)
     target = _plan_target(table, source, survey.range)
     listed = tuple(survey.clients)
@@ -369,10 +385,10 @@ def assemble(table: Table, source: Source, *, title: str, keep_gaps: bool = Fals
             arrays["split"] = allocate("split", (rows,), np.int8)
         if not (table.sparse or source.sparse):
             arrays["features"] = allocate("features", (rows, *shape), np.float32)
-        _fill(table, source, target=target, places=places, arrays=arrays)
-        scaling = {}
+        _fill(table, source, target=target, places=places, arrays=arrays, keep_gaps=keep_gaps)
+        scaling, gaps = {}, None
         if source.missing == "client-median" and not keep_gaps:
-            scaling["fills"] = _fill_medians(arrays["features"].reshape(rows, -1), offsets)
+            gaps, scaling["fills"] = _fill_medians(arrays["features"].reshape(rows, -1), offsets)
     _finish(table, source, arrays, shape)
     return ClientArrays(
         spec=Spec(shape=shape, outputs=target.outputs, task=target.task, clients=len(names)),
@@ -388,6 +404,7 @@ def assemble(table: Table, source: Source, *, title: str, keep_gaps: bool = Fals
         columns=() if isinstance(table.columns.names, range) else table.columns.names,
         left_out=table.left_out,
         scaling=scaling,
+        gaps=gaps,
     )
 
 
@@ -400,21 +417,6 @@ def _finish(table: Table, source: Source, arrays: dict[str, Any], shape: tuple[i
         if len(shape) > 1:
             raise DataError(f"{table.where}: sparse rows are flat; leave shape = {shape} out")
         arrays["features"].sum_duplicates()
-
-
-def _fill_medians(features: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Fill gaps with the client's own medians, in place, and return these; 0 if it has no value.
-
-    **Guarantee:** row k of the result, and rows of client k, depend on the rows of client k only.
-    """
-    fills = np.zeros((len(offsets) - 1, features.shape[1]), dtype=np.float32)
-    for client, (start, end) in enumerate(pairwise(offsets)):
-        own = features[start:end]
-        gaps = np.isnan(own)
-        known = ~gaps.all(axis=0)
-        fills[client, known] = np.nanmedian(own[:, known], axis=0) if known.any() else 0
-        own[gaps] = np.broadcast_to(fills[client], own.shape)[gaps]
-    return fills
 
 
 def _check(table: Table, source: Source, survey: _Counts) -> None:
@@ -452,11 +454,12 @@ def check_names(names: Iterable[str], where: str) -> None:
             ) from error
 
 
-def _survey(table: Table, source: Source) -> _Counts:
+def _survey(table: Table, source: Source, keep_gaps: bool) -> _Counts:
     seen = _Counts(_Range(kinds=frozenset() if source.positives else None))
     width: tuple[int, ...] | None = None
     # Features are read in this pass only where gaps are dropped or counted.
-    for batch, gaps in _clean(table, source, features=source.missing != "error"):
+    features = source.missing != "error" and not keep_gaps
+    for batch, gaps in _clean(table, source, features=features, keep_gaps=keep_gaps):
         width = _width(table, batch, width)
         counts = np.bincount(batch.codes, minlength=len(batch.names)).tolist()
         for name, count in zip(batch.names, counts, strict=True):
@@ -484,19 +487,25 @@ def _width(table: Table, batch: Batch, width: tuple[int, ...] | None) -> tuple[i
 
 
 def _fill(
-    table: Table, source: Source, *, target: _Target, places: _Places, arrays: dict[str, Any]
+    table: Table,
+    source: Source,
+    *,
+    target: _Target,
+    places: _Places,
+    arrays: dict[str, Any],
+    keep_gaps: bool,
 ) -> None:
     rows = int(places.offsets[-1])
     parts: list[tuple[NDArray[np.int64], Values]] = []
     resident = 0
-    for batch, _ in _clean(table, source, features=True):
+    for batch, _ in _clean(table, source, features=True, keep_gaps=keep_gaps):
         if not len(batch.rows):
             continue
         at = places.assign(batch)
         arrays["targets"][at] = _encode_target(table, batch, target)
         if batch.split is not None:
             arrays["split"][at] = _split(table, batch)
-        x = _scaled(table, batch, source)
+        x = _scaled(table, batch, source, keep_gaps)
         if "features" in arrays:
             arrays["features"].reshape(rows, -1)[at] = x
             resident += x.nbytes
@@ -511,12 +520,14 @@ def _fill(
         arrays["features"] = stacked[np.argsort(np.concatenate([at for at, _ in parts]))]
 
 
-def _clean(table: Table, source: Source, *, features: bool) -> Iterator[tuple[Batch, int]]:
-    """Yield batches without gaps, each with the number of rows dropped from it."""
+def _clean(
+    table: Table, source: Source, *, features: bool, keep_gaps: bool
+) -> Iterator[tuple[Batch, int]]:
+    """Yield batches without gaps that stay, each with the number of rows dropped from it."""
     for whole in table.read(features):
         for batch in _by_target(whole, source) if source.targets_are_clients else (whole,):
             gaps = _gaps(batch.y)
-            if batch.x is not None and not source.fills:
+            if batch.x is not None and not source.fills and not keep_gaps:
                 gaps = gaps | _gaps(batch.x)
             if not gaps.any():
                 yield batch, 0
@@ -565,7 +576,7 @@ def _gap_error(table: Table, batch: Batch, row: int) -> DataError:
     return table.error(batch, row, f"column {name!r}: found a gap (NaN or empty); {_GAP}")
 
 
-def _scaled(table: Table, batch: Batch, source: Source) -> Values:
+def _scaled(table: Table, batch: Batch, source: Source, keep_gaps: bool) -> Values:
     """Apply the declared constants and turn features into finite float32."""
     raw = batch.x
     center, scale = table.columns.center, table.columns.scale
@@ -582,7 +593,8 @@ def _scaled(table: Table, batch: Batch, source: Source) -> Values:
     with np.errstate(over="ignore"):
         x = x.astype(np.float32, copy=False)
     sound = np.isfinite(x) & np.isfinite(raw) if source.clip is not None else np.isfinite(x)
-    gaps = np.isnan(raw) if source.fills and not sound.all() else np.zeros_like(sound)
+    kept = (source.fills or keep_gaps) and not sound.all()
+    gaps = np.isnan(raw) if kept else np.zeros_like(sound)
     if not (sound | gaps).all():
         row, column = (int(at) for at in np.argwhere(~(sound | gaps))[0])
         name = str(table.columns.names[column])

@@ -72,10 +72,16 @@ class Source:
             task is binary. `classes`, if declared, are then those of the file.
         targets_are_clients: Make each target a client, without the rows that lack it.
         missing: What is done with gaps in features. "error" refuses them, "drop" drops such rows,
-            "constant" fills in `fill`, "client-median" the median of the client's own rows in the
-            file. A gap in a categorical column is the level "other", or none of the levels. Rows
-            without a target are dropped, except by "error". All of it is counted in the notes.
+            "constant" fills in `fill`, "client-median" the median of the client's own
+            training rows. A gap in a categorical column is the level "other", or none of the
+            levels. Rows without a target or a client are dropped, except by "error". All of it is
+            counted in the notes.
         fill: Constants for gaps, in the column's own unit; without one it is the declared center.
+        gaps: Values of a column that stand for a gap, such as "-999" or "unknown", beside those of
+            every column: an empty cell, NA, N/A, null, NaN, None, ? and others
+            (`coterie.data.cells`).
+        decimal_commas: Columns of numbers written as 1.234,5: "1,234" is then 1.234.
+        units: The unit that is written after the numbers of a column, such as "kg"; it is dropped.
         indicators: Columns that get another column, NAME.missing: 1 for a gap, else 0.
         ranges: The declared range of columns, (low, high). It is scaled to -3 to 3; `clip = 3` cuts
             values outside. For a target of regression likewise, uncut.
@@ -114,6 +120,9 @@ class Source:
     dates: Mapping[str, str] = field(default_factory=dict)
     missing: Literal["error", "drop", "constant", "client-median"] = "error"
     fill: Mapping[str, float] = field(default_factory=dict)
+    gaps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    decimal_commas: tuple[str, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
     indicators: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     center: Mapping[str, float] = field(default_factory=dict)
@@ -327,6 +336,9 @@ class DataConfig:
             take from the others of its site. Test rows are not reduced.
         validation: Validation rows of each client (a share, or a number), taken from its training
             rows to choose settings by; None for none.
+        population: Whose clients these are, in the owner's words: for `coterie budget`, clients of
+            one population and name are the same. None: one population of all files, and one of
+            each built-in dataset.
     """
 
     name: str
@@ -338,6 +350,7 @@ class DataConfig:
     clients: int | None = None
     most_rows: int = MOST_ROWS
     validation: int | float | None = None
+    population: str | None = None
 
     def __post_init__(self) -> None:
         if self.split_seed < 0:
@@ -361,6 +374,14 @@ class DataConfig:
         from coterie.data.datasets import DATASETS
 
         return self.name in DATASETS
+
+    def check(self) -> None:
+        """Raise DataError for a bad file; a large one is not read as a whole."""
+        path = Path(self.name)
+        if not self._is_builtin and path.exists():
+            from coterie.data.load import check
+
+            check(path, self.source, self.clients)
 
     def read(self) -> ClientArrays:
         """Read all rows of the clients; files become NumPy arrays, without torch."""
@@ -452,6 +473,8 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
+    except PermissionError as error:
+        raise DataError(f"{path}: permission denied; let this user read it") from error
     except MemoryError as error:
         raise DataError(
             f"{path}: larger than memory; give it as CSV, Parquet or npz, which are streamed"

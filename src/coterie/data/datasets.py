@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.suggest import hint
 from coterie.data.config import DEFAULT_TEST_SHARE
 from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Spec, offsets_of
 
@@ -73,15 +74,15 @@ def open_named(name: str, **options: Any) -> FederatedDataset:
     """
     if name not in DATASETS:
         raise DataError(
-            f"no data named {name!r}; the names are {', '.join(NAMES)}; "
-            "a path to a file also works, if the file exists"
+            f"no data named {name!r}; the names are {', '.join(NAMES)}; a path to a file also "
+            "works, if the file exists; rows that Python held are given again: ct.run(rows, ...)"
         )
     make, fixed = DATASETS[name].function, DATASETS[name].fixed
     known = [option for option in inspect.signature(make).parameters if option not in fixed]
     for option in options:
         if option not in known:
             offered = f"its options are {', '.join(known)}" if known else "it has no options"
-            raise DataError(f"{name} has no option {option!r}; {offered}")
+            raise DataError(f"{name} has no option {option!r}{hint(option, known)}; {offered}")
     try:
         made = make(**options)
     except TypeError as error:

@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from coterie.core.rng import Rng
+    from coterie.data.config import Source
 
 Task = Literal["regression", "binary", "multiclass", "multilabel"]
 TASKS: tuple[str, ...] = get_args(Task)
@@ -148,7 +151,7 @@ class Clients:
         return _masked(self.targets[index.to(self.device)], mask)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClientArrays:
     """Named clients with ragged rows, as NumPy arrays: the result of reading a file.
 
@@ -171,6 +174,10 @@ class ClientArrays:
         scaling: What was computed from each client's own rows to prepare them, (clients, features)
             each: medians that fill gaps ("fills"), means and standard deviations ("center",
             "scale"). New rows of a client are prepared by the same; it is as private as its rows.
+        source: How a file or frame was read, so that other rows can be read likewise; None for
+            arrays.
+        gaps: Which features were missing and are filled with the client's own medians, (rows,
+            features); None if none are. A split fills them again, by the training rows.
     """
 
     spec: Spec
@@ -185,7 +192,9 @@ class ClientArrays:
     assumed: tuple[str, ...] = ()
     columns: Sequence[str] = ()
     left_out: tuple[str, ...] = ()
-    scaling: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    scaling: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    source: Source | None = None
+    gaps: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         if self.spec.clients != len(self.names) or len(self.offsets) != len(self.names) + 1:
@@ -209,6 +218,21 @@ class ClientArrays:
 
     def __len__(self) -> int:
         return self.spec.clients
+
+    def __repr__(self) -> str:
+        rows, spec = self.features.shape[0], self.spec
+        shape = " x ".join(map(str, spec.shape))
+        return (
+            f"<{type(self).__name__} {self.title}: {len(self):,} clients, {rows:,} rows of {shape} "
+            f"features, {spec.task}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return facts and notes for a notebook; names and values of clients are not shown."""
+        notes = "".join(
+            f"<li>{escape(note)}</li>" for note in dict.fromkeys((*self.notes, *self.assumed))
+        )
+        return f"<p>{escape(repr(self)[1:-1])}</p>" + (f"<ul>{notes}</ul>" if notes else "")
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -268,6 +292,7 @@ class ClientArrays:
             features=self._rows(index),
             targets=self.targets[index],
             source_split=None if self.source_split is None else self.source_split[index],
+            gaps=None if self.gaps is None else self.gaps[index],
         )
 
     def _rows(self, index: NDArray[np.int64]) -> Any:
@@ -294,12 +319,22 @@ class ClientArrays:
         return FederatedDataset(**values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FederatedDataset(ClientArrays):
     """Named clients with ragged rows, as tensors. See `ClientArrays` for the attributes."""
 
     features: Features
     targets: Tensor
+
+    def arrays(self) -> ClientArrays:
+        """Return the same rows as NumPy arrays, without a copy where they are on the CPU."""
+        import torch
+
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in ("features", "targets"):
+            if isinstance(values[name], torch.Tensor):
+                values[name] = values[name].cpu().numpy()
+        return ClientArrays(**values)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
         """Move dense rows to a device (sparse rows stay on the CPU)."""
@@ -372,7 +407,7 @@ class FederatedDataset(ClientArrays):
         wanted = np.full_like(counts, test) if isinstance(test, int) else np.rint(counts * test)
         held = np.minimum(wanted.astype(np.int64), np.maximum(counts - 1, 0))
         is_test = self._draw(held, _stream(seed).at("split"))
-        return self.where(~is_test), self.where(is_test)
+        return _filled(self.where(~is_test), self.where(is_test))
 
     def _draw(self, wanted: NDArray[np.int64], rng: Rng) -> NDArray[np.bool_]:
         """Draw `wanted` rows of each client; a smaller draw is a subset of a larger one.
@@ -391,7 +426,7 @@ class FederatedDataset(ClientArrays):
         """Split as the source declares."""
         if self.source_split is None:
             raise DataError(f"{self.title} declares no split; use split(test=..., seed=...)")
-        return self.where(self.source_split == 0), self.where(self.source_split == 1)
+        return _filled(self.where(self.source_split == 0), self.where(self.source_split == 1))
 
     def where(self, keep: NDArray[np.bool_]) -> FederatedDataset:
         """Keep some rows of every client; clients stay, even without rows."""
@@ -428,6 +463,48 @@ class FederatedDataset(ClientArrays):
         sample = sample.cpu() if isinstance(sample, torch.Tensor) else sample
         digest.update(np.ascontiguousarray(sample).tobytes())
         return digest.hexdigest()
+
+
+def fill_gaps(
+    features: NDArray[np.float32],
+    gaps: NDArray[np.bool_],
+    offsets: NDArray[np.int64],
+    fills: NDArray[np.float32],
+) -> None:
+    """Fill gaps with each client's row of `fills`, in place."""
+    for client, (start, end) in enumerate(pairwise(offsets)):
+        np.copyto(features[start:end], fills[client], where=gaps[start:end])
+
+
+def client_medians(
+    features: NDArray[np.float32], gaps: NDArray[np.bool_], offsets: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Return the medians of each client's own values, (clients, features); 0 if it has none.
+
+    **Guarantee:** row k of the result depends on the rows of client k only.
+    """
+    fills = np.zeros((len(offsets) - 1, features.shape[1]), dtype=np.float32)
+    for client, (start, end) in enumerate(pairwise(offsets)):
+        known = ~gaps[start:end].all(axis=0)
+        own = np.where(gaps[start:end], np.nan, features[start:end])[:, known]
+        if own.size:
+            fills[client, known] = np.nanmedian(own, axis=0)
+    return fills
+
+
+def _filled(
+    train: FederatedDataset, test: FederatedDataset
+) -> tuple[FederatedDataset, FederatedDataset]:
+    """Return both with gaps filled by the medians of the clients' training rows."""
+    if train.gaps is None or test.gaps is None:
+        return train, test
+    own: Any = train.features.flatten(1).numpy()
+    fills = client_medians(own, train.gaps, train.offsets)
+    for part, gaps in ((train, train.gaps), (test, test.gaps)):
+        flat: Any = part.features.flatten(1).numpy()
+        fill_gaps(flat, gaps, part.offsets, fills)
+    kept = {**train.scaling, "fills": fills}
+    return replace(train, scaling=kept), replace(test, scaling=kept)
 
 
 def offsets_of(counts: NDArray[np.int64] | Sequence[int]) -> NDArray[np.int64]:

@@ -6,55 +6,222 @@ accepts them as public knowledge. `Source.accepted` then states so with every gu
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import date, datetime
+from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
+from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from coterie.core.suggest import did_you_mean
+from coterie.data.cells import (
+    ISO,
+    OTHER,
+    TEXT,
+    decimal_signs,
+    is_gap,
+    looks_dated,
+    read_dates,
+    read_numbers,
+    spellings,
+    trimmed,
+)
 from coterie.data.config import Source
 from coterie.data.federated import DataError
 from coterie.data.load import open_rows
-from coterie.data.tables import DATE_PARTS, OTHER, File, is_gap, is_number
+from coterie.data.tables import DATE_PARTS, feature_names, is_number, is_text
 
-Kind = Literal["number", "category", "date", "id", "constant", "empty", "text", "mixed"]
-FORMATS = ("%Y-%m-%d", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%Y/%m/%d")
+READ_OFF = " read off the rows and accepted as public"
+"""How a fact that was read off the rows ends."""
+Kind = Literal["number", "category", "date", "id", "constant", "empty", "text", "mixed", "other"]
+FORMATS = (
+    *(ISO, "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
+    *("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%Y%m%d", "%d %b %Y", "%d-%b-%Y", "%d %B %Y"),
+    *("%b %d, %Y", "%B %d, %Y"),
+)
 FEW_ROWS = 5
 _LEVELS = 30  # levels that are declared at most; further ones are "other"
 _COUNTED = 100_000  # different values of a column that are counted
-_SAMPLED = 1 << 20  # numbers of a column whose quantiles are taken
+_SAMPLED = 1 << 18  # values of a column whose quantiles are taken
+_MERGED = 200  # different values of a column whose spellings are looked at
+_ODD = 1000  # different values that are no numbers, or no dates, that are counted
 _CLASSES = 20
+_TYPED = 0.9  # share of numbers, or of dates, from which a column is one of them
+_HINTED, _MOSTLY = 0.1, 0.4  # shares of them in its first rows below which a column is none
+_SEEN = 20_000  # rows from which the larger of both holds
+_CODES = (-9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0, 99999.0, 999999.0)
+_CODED_DATES = (
+    *("0001-01-01", "1111-11-11", "1800-01-01", "1899-12-30", "1899-12-31", "1900-01-01"),
+    *("1970-01-01", "2099-12-31", "2999-12-31", "9999-12-31"),
+)
+_MARKERS = (
+    *("unknown", "unk", "missing", "not available", "not known", "not recorded", "no data", "nil"),
+    *("none", "na", "n.a.", "n.a", "nd", "n.d.", "n.d", "n/d", "n/k", "nk", "tbd", "undefined"),
+    *("unbekannt", "k.a.", "inconnu", "desconocido", "sconosciuto", "*", "**", "***", "x", "---"),
+)
 _CLIENT = (
     *("client", "hospital", "clinic", "school", "site", "center", "centre", "bank", "branch"),
     *("district", "device", "user", "ward", "practice", "store", "region", "station", "subject"),
 )
 _TARGET = ("y", "target", "label", "outcome", "class", "response", "score")
 _YES = ("1", "yes", "true", "positive", "case", "died", "dead", "y", "t")
+_ID = re.compile(
+    r"(^|[\W_])(id|uid|uuid|guid|key|index|idx|nr|no|number|code)([\W_]|$)|[a-z]I[Dd]$"
+)
+_UNIT = re.compile(r"[+-]?\d[\d.,]*\s*([^\W\d_%][^\d]{0,11})")
 
 
 @dataclass
 class Column:
-    """Facts of one column, collected batch by batch."""
+    """What is collected of one column, batch by batch."""
 
     name: str
     rows: int = 0
     gaps: int = 0
     numbers: int = 0
-    whole: bool = True
+    commas: int = 0  # numbers with a decimal comma, and with a decimal point
+    points: int = 0
     values: Counter[str] = field(default_factory=Counter)
-    sample: list[Any] = field(default_factory=list)  # arrays of numbers
-    sampled: int = 0
-    formats: tuple[str, ...] = FORMATS  # those that fit every value so far
-    first: str = ""  # the least and largest date, as ISO text
-    last: str = ""
-    odd: str = ""  # an example of a value that is no number
-    typed_date: bool = False
+    overflowed: bool = False  # more different values than are counted
+    odd: Counter[str] = field(default_factory=Counter)  # no numbers
+    dateless: Counter[str] = field(default_factory=Counter)  # no dates in any format left
+    sample: list[pa.Array] = field(default_factory=list)
+    step: int = 1  # every step-th value is in the sample
+    fits: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(FORMATS, 0)))
+    type: str = "text"
+
+    @property
+    def known(self) -> int:
+        """How many rows have a value."""
+        return self.rows - self.gaps
+
+    def extend(self, values: pa.Array) -> None:
+        """Add the values of a batch."""
+        self.rows += len(values)
+        text = self._texts(values)
+        gap = is_gap(text)
+        found = text.filter(pc.invert(gap))
+        self.gaps += len(text) - len(found)
+        if not len(found):
+            return
+        texts, counts = found, np.ones(len(found), dtype=np.int64)
+        if not self.overflowed:
+            counted = pc.value_counts(found)
+            texts, counts = counted.field(0), np.asarray(counted.field(1))
+            self.values.update(dict(zip(texts.to_pylist(), counts.tolist(), strict=True)))
+            self.overflowed = len(self.values) > _COUNTED
+        self._extend_sample(found)
+        if self.type in ("text", "number"):
+            self._extend_numbers(texts, counts)
+        if self.type in ("text", "date") and self.fits:
+            self._extend_dates(texts, counts)
+
+    def _texts(self, values: pa.Array) -> pa.Array:
+        """Return values as text: dates in ISO form; other types than these are gaps."""
+        kind = values.type
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            values = pc.local_timestamp(values)
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            self.type, values = "date", pc.cast(values, pa.date32(), safe=False)
+        elif pa.types.is_boolean(kind):
+            self.type = "boolean"
+        elif is_number(kind) and not pa.types.is_null(kind):
+            self.type = "number"
+            values = pc.cast(values, pa.float64()) if pa.types.is_float16(kind) else values
+        elif not (pa.types.is_null(kind) or is_text(kind)):
+            self.type, values = "other", pa.nulls(len(values), TEXT)
+        return trimmed(pc.cast(values, TEXT))
+
+    def _extend_sample(self, found: pa.Array) -> None:
+        self.sample.append(found.take(pa.array(np.arange(0, len(found), self.step))))
+        while sum(map(len, self.sample)) > _SAMPLED:
+            self.step *= 2
+            self.sample = [part.take(pa.array(np.arange(0, len(part), 2))) for part in self.sample]
+
+    def _extend_numbers(self, texts: pa.Array, counts: NDArray[np.int64]) -> None:
+        if self._hardly(self.numbers, int(counts.sum())):
+            return
+        _, wrong = read_numbers(texts)
+        self.numbers += int(counts[~wrong].sum())
+        _count(self.odd, texts, counts, wrong)
+        if self.type == "text":
+            commas, points = decimal_signs(texts)
+            self.commas += int(counts[commas].sum())
+            self.points += int(counts[points].sum())
+
+    def _extend_dates(self, texts: pa.Array, counts: NDArray[np.int64]) -> None:
+        total = int(counts.sum())
+        begun = self.known > total
+        if not begun and counts[looks_dated(texts, FORMATS)].sum() < _HINTED * total:
+            self.fits.clear()
+        for form in [form for form, count in self.fits.items() if self._hardly(count, total)]:
+            del self.fits[form]
+        if not self.fits:
+            return
+        none = np.ones(len(texts), dtype=bool)
+        iso = read_dates(texts)[1]
+        for form in list(self.fits):
+            # every format reads ISO too
+            wrong = iso if form == ISO else read_dates(texts, form)[1] | ~iso
+            self.fits[form] += int(counts[~wrong].sum())
+            none &= wrong
+            if not begun and self.fits[form] < _HINTED * total:
+                del self.fits[form]
+        _count(self.dateless, texts, counts, none)
+
+    def _hardly(self, typed: int, added: int) -> bool:
+        """Return whether few of the rows before the last ones were numbers, or dates."""
+        before = self.known - added
+        least = _MOSTLY if before > _SEEN else _HINTED if before > _ODD else 0
+        return typed < least * before
+
+
+def _count(
+    found: Counter[str], texts: pa.Array, counts: NDArray[np.int64], chosen: NDArray[np.bool_]
+) -> None:
+    """Count the chosen texts, as long as they are few."""
+    if chosen.any() and len(found) <= _ODD:
+        named = texts.filter(pa.array(chosen)).to_pylist()
+        found.update(dict(zip(named, counts[chosen].tolist(), strict=True)))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a column holds, once all of it was seen.
+
+    Attributes:
+        kind: What it becomes.
+        rows: How many rows there are, and how many have no value.
+        values: How often each value occurs; spellings of one value are one.
+        numbers: A sample of the numbers, or of days since 1970 of dates.
+        missing: Values that stand for a gap in this column.
+        commas: Whether numbers have a decimal comma.
+        forms: The formats of dates that fit; the first is taken.
+        odd: An example of what is no number.
+        unit: The unit after each number.
+        plain: How often each value occurs as it is written, without gaps as in every column.
+    """
+
+    name: str
+    kind: Kind
+    rows: int
+    gaps: int
+    values: Counter[str]
+    numbers: NDArray[np.float64]
+    missing: tuple[str, ...] = ()
+    commas: bool = False
+    forms: tuple[str, ...] = ()
+    odd: str = ""
+    unit: str = ""
+    plain: Counter[str] = field(default_factory=Counter)
 
     @property
     def known(self) -> int:
@@ -62,102 +229,232 @@ class Column:
         return self.rows - self.gaps
 
     @property
-    def kind(self) -> Kind:
-        """What the column holds, by its values."""
-        if not self.known:
-            return "empty"
-        if len(self.values) == 1:
-            return "constant"
-        if self.typed_date or self.formats:
-            return "date"
-        unique = len(self.values) == self.known and self.known > FEW_ROWS
-        if self.numbers == self.known:
-            return "id" if unique and self.whole and self._is_consecutive() else "number"
-        if self.numbers > self.known / 2:
-            return "mixed"
-        if unique:
-            return "id"
-        return "category" if len(self.values) <= max(_LEVELS, 2 * _CLASSES) else "text"
+    def share(self) -> str:
+        """The share of rows without a value, as text."""
+        return f"{max(0.01, self.gaps / self.rows):.0%}"
 
-    def _is_consecutive(self) -> bool:
-        """Whether unique whole numbers are dense, as numbers of rows are."""
-        low, high = self.extremes()
-        return high - low < 2 * self.known
+    @cached_property
+    def whole(self) -> bool:
+        """Whether all numbers are whole."""
+        return bool((np.trunc(self.numbers) == self.numbers).all())
 
-    def extremes(self, tail: float = 0.0) -> tuple[float, float]:
-        """Return the least and largest number, without a share of them at each end."""
-        values = np.concatenate(self.sample) if self.sample else np.zeros(1)
-        values = values[np.isfinite(values)]
-        low, high = np.quantile(values if len(values) else np.zeros(1), (tail, 1 - tail))
-        return float(low), float(high)
-
-    def extend(self, values: pa.Array) -> None:
-        """Add the values of a batch."""
-        self.rows += len(values)
-        typed = is_number(values.type)
-        if typed:
-            self._extend_numbers(pc.cast(values, pa.float64(), safe=False))
-        text = self._texts(values)
-        gap = is_gap(text)
-        self.gaps += int(pc.sum(pc.cast(gap, pa.int64())).as_py() or 0)
-        found = text.filter(pc.invert(gap))
-        if len(self.values) <= _COUNTED:
-            for entry in pc.value_counts(found).to_pylist():
-                self.values[entry["values"]] += entry["counts"]
-        if not typed:
-            self._extend_text(found)
-            self._extend_dates(found)
-
-    def _texts(self, values: pa.Array) -> pa.Array:
-        """Return values as text: dates in ISO form, lists and structs as `true`."""
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        if pa.types.is_temporal(values.type):
-            self.typed_date = True
-            values = pc.cast(values, pa.date32(), safe=False)
-        elif pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
-            values = pc.is_valid(values)
-        return pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
-
-    def _extend_numbers(self, values: pa.Array) -> None:
-        numbers = values.drop_null().to_numpy(zero_copy_only=False)
-        numbers = numbers[~np.isnan(numbers)]
-        self.numbers += len(numbers)
-        self.whole = self.whole and bool((np.trunc(numbers) == numbers).all())
-        if self.sampled < _SAMPLED:
-            self.sample.append(numbers)
-            self.sampled += len(numbers)
-        self.formats = ()
-
-    def _extend_text(self, found: pa.Array) -> None:
-        number = pc.match_substring_regex(found, r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)$")
-        numbers = found.filter(number)
-        if len(numbers):
-            formats = self.formats
-            self._extend_numbers(pc.cast(numbers, pa.float64()))
-            self.formats = formats
-        odd = found.filter(pc.invert(number))
-        self.odd = self.odd or (str(odd[0].as_py())[:40] if len(odd) else "")
-
-    def _extend_dates(self, found: pa.Array) -> None:
-        if not len(found) or not self.formats:
-            return
-        days = pc.utf8_slice_codeunits(found, 0, 10)
-        fits, best = [], None
-        for form in self.formats:
-            stamps = pc.strptime(days, format=form, unit="s", error_is_null=True)
-            if stamps.null_count == 0:
-                fits.append(form)
-                best = stamps if best is None else best
-        self.formats = tuple(fits)
-        if best is not None:
-            ends = pc.min_max(best).as_py()
-            low, high = (str(ends[side].date()) for side in ("min", "max"))
-            self.first = min(self.first or low, low)
-            self.last = max(self.last, high)
+    @property
+    def range(self) -> tuple[float, float]:
+        """A round range of the numbers, without values that lie far out."""
+        return _rounded(*_fenced(self.numbers))
 
 
-@dataclass(frozen=True)
+def _fenced(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the least and largest value that lies within twice the spread of the middle 90 %."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return 0.0, 0.0
+    low, high = np.quantile(values, (0.05, 0.95))
+    reach = 2 * (high - low) or np.inf
+    near = values[(values >= low - reach) & (values <= high + reach)]
+    return float(near.min()), float(near.max())
+
+
+def facts_of(column: Column, *, commas: bool = False) -> Facts:
+    """Return what a column holds; `commas` decides between "1.234" and "1,234" where both fit."""
+    if column.points != column.commas:
+        commas = column.commas > column.points
+    shown = next(iter(column.odd), "")
+    common: dict[str, Any] = {"name": column.name, "rows": column.rows, "commas": commas}
+    common |= {"odd": shown[:40], "plain": column.values}
+    if column.type == "other" or not column.known:
+        kind: Kind = "other" if column.type == "other" else "empty"
+        return Facts(kind=kind, gaps=column.rows, values=Counter(), numbers=np.zeros(0), **common)
+    for build in (_date_facts, _number_facts, _text_facts):
+        found = build(column, common)
+        if found is not None:
+            return found
+    raise AssertionError("every column is text, if nothing else")
+
+
+def _date_facts(column: Column, common: dict[str, Any]) -> Facts | None:
+    """Return the facts of a column of dates; None for other columns."""
+    if column.type not in ("text", "date") or not column.fits:
+        return None
+    most = max(column.fits.values())
+    forms = tuple(form for form, count in column.fits.items() if count == most)
+    if column.type == "text" and not _is_typed(column, most, column.dateless):
+        return None
+    days = pc.cast(read_dates(_sampled(column), forms[0])[0], pa.int32()).drop_null().to_numpy()
+    days = days.astype(np.float64)
+    codes = {_number_of(date.fromisoformat(code)) for code in _CODED_DATES}
+    codes = {code for code in codes if code in days and _is_far(code, days)}
+    listed = pa.array(list(column.values), TEXT)
+    dates, wrong = read_dates(listed, forms[0])
+    numbers = pc.fill_null(pc.cast(dates, pa.int32()), 0).to_numpy()
+    odd = set(listed.filter(pa.array(wrong | np.isin(numbers, list(codes)))).to_pylist())
+    days = days[~np.isin(days, list(codes))]
+    return _with_gaps(column, "date", days, odd, {**common, "forms": forms})
+
+
+def _number_of(day: date) -> int:
+    return (day - date(1970, 1, 1)).days
+
+
+def _number_facts(column: Column, common: dict[str, Any]) -> Facts | None:
+    """Return the facts of a column of numbers; None for other columns."""
+    if column.type not in ("text", "number") or not (column.numbers or column.odd):
+        return None
+    unit, odd, typed = _unit(column.odd), column.odd, column.numbers
+    if not unit and not _is_typed(column, typed, odd):
+        return None
+    numbers, wrong = read_numbers(_sampled(column), commas=common["commas"], unit=unit)
+    if unit:  # the sample stands for the column
+        odd = Counter(value for value in column.odd if not _is_number(value, unit))
+        typed = round(column.known * (1 - wrong.mean()))
+    few = len(column.values) <= 2 * _CLASSES and not column.overflowed
+    marked = all(value.lower() in _MARKERS for value in odd)
+    if not _is_typed(column, typed, odd) or (few and odd and not marked and not _digits(odd)):
+        return None
+    numbers = numbers[np.isfinite(numbers)]
+    codes = _codes(numbers)
+    numbers = numbers[~np.isin(numbers, codes)]
+    missing = {*odd, *(f"{code:.0f}" for code in codes)}
+    found = _with_gaps(column, "number", numbers, missing, {**common, "unit": unit})
+    return replace(found, kind="id") if found.kind == "number" and _is_id(column, found) else found
+
+
+def _unit(odd: Counter[str]) -> str:
+    """Return the one unit that nearly all odd values end with, after a number; "" for none."""
+    units = Counter[str]()
+    for value, count in odd.items():
+        match = _UNIT.fullmatch(value)
+        units[match[1].lower() if match else ""] += count
+    unit, most = next(iter(units.most_common(1)), ("", 0))
+    return unit if most >= _TYPED * sum(odd.values()) else ""
+
+
+def _is_number(value: str, unit: str) -> bool:
+    return not read_numbers(pa.array([value], TEXT), unit=unit)[1].any()
+
+
+def _text_facts(column: Column, common: dict[str, Any]) -> Facts:
+    """Return the facts of any other column."""
+    codes = {
+        value
+        for value in column.values
+        if value in {f"{code:.0f}" for code in _CODES} and column.numbers < column.known / 2
+    }
+    found = _with_gaps(column, "category", np.zeros(0), codes, common)
+    if found.kind != "category":
+        return found
+    most = sum(count for _, count in found.values.most_common(_LEVELS))
+    kind: Kind = "category" if len(found.values) <= 2 * _CLASSES else "text"
+    if kind == "text" and 2 * most >= found.known and len(found.values) < found.known / 2:
+        kind = "category"
+    if column.numbers > column.known / 2 and _digits(column.odd):
+        kind = "mixed"
+    elif len(column.values) == column.known > FEW_ROWS and column.type == "text":
+        kind = "id"
+    return replace(found, kind=kind)
+
+
+def _with_gaps(
+    column: Column,
+    kind: Kind,
+    numbers: NDArray[np.float64],
+    odd: set[str],
+    common: dict[str, Any],
+) -> Facts:
+    """Return facts with the odd values as gaps; a column of one value has nothing to tell."""
+    plain = column.values
+    if odd:
+        plain = Counter({value: n for value, n in plain.items() if not _is_odd(value, odd)})
+    values = merged(plain, numbers=kind == "number")
+    lost = sum(column.values.values()) - sum(plain.values())
+    gaps = column.gaps + lost
+    if len(values) <= 1 and not column.overflowed:
+        gappy = gaps >= FEW_ROWS and len(values) == 1 and kind != "date"
+        kind = "category" if gappy else "constant" if values else "empty"
+    return Facts(
+        kind=kind,
+        gaps=gaps,
+        values=values,
+        numbers=numbers,
+        missing=tuple(sorted(odd)),
+        **common,
+    )
+
+
+def _is_odd(value: str, odd: set[str]) -> bool:
+    return value in odd or (value.endswith(".0") and value[:-2] in odd)
+
+
+def _is_typed(column: Column, typed: int, odd: Counter[str]) -> bool:
+    """Return whether nearly all values are of a type, or all but a few words for a gap."""
+    if typed == column.known or typed < column.known / 2 or len(odd) > 2 * _CLASSES:
+        return typed == column.known
+    codes = {f"{code:.0f}" for code in _CODES}
+    words = {v for v in odd if v in codes or not any(sign.isdigit() for sign in v)}
+    marked = all(value.lower() in (*_MARKERS, *codes) for value in words) or len(words) <= 3
+    rest = sum(count for value, count in odd.items() if value not in words)
+    return typed >= _TYPED * column.known or (marked and rest <= (1 - _TYPED) * column.known / 2)
+
+
+def _digits(odd: Counter[str]) -> bool:
+    """Return whether most odd values hold digits, as numbers with units do."""
+    held = sum(count for value, count in odd.items() if any(sign.isdigit() for sign in value))
+    return 2 * held > sum(odd.values())
+
+
+def _sampled(column: Column) -> pa.Array:
+    return pa.chunked_array(column.sample, TEXT).combine_chunks()
+
+
+def _codes(values: NDArray[np.float64]) -> list[float]:
+    """Return numbers such as -999 that lie farther out than all others are apart."""
+    found: list[float] = []
+    while True:
+        rest = values[~np.isin(values, found)]
+        if len(np.unique(rest)) < 3:
+            return found
+        ends = [code for code in (rest.min(), rest.max()) if code in _CODES]
+        far = [code for code in ends if _is_far(code, rest) and (rest == code).sum() > 1]
+        if not far:
+            return found
+        found += far[:1]
+
+
+def _is_far(code: float, values: NDArray[Any]) -> bool:
+    others = values[values != code]
+    apart = float(others.max()) - float(others.min()) if len(others) else np.inf
+    return bool(len(others)) and float(np.abs(others - code).min()) > apart
+
+
+def _is_id(column: Column, found: Facts) -> bool:
+    """Return whether whole numbers are all different: dense as numbers of rows, or called an id."""
+    numbers = found.numbers
+    unique = len(np.unique(numbers)) == len(numbers) > FEW_ROWS and found.whole
+    if not unique or (not column.overflowed and len(column.values) < column.known):
+        return False
+    return bool(np.ptp(numbers) < 2 * column.known) or _ID.search(column.name) is not None
+
+
+def merged(values: Counter[str], *, numbers: bool = False) -> Counter[str]:
+    """Return values with spellings of one value counted as the most common of them.
+
+    >>> merged(Counter({"yes": 5, "YES": 1, "no": 3}))
+    Counter({'yes': 6, 'no': 3})
+    """
+    found: Counter[str] = Counter()
+    if len(values) > _MERGED:
+        return values
+    known: dict[str, str] = {}
+    for text, count in sorted(values.items(), key=lambda pair: (-pair[1], pair[0])):
+        whole = text.removesuffix(".0")
+        value = whole if numbers and whole.lstrip("-").isdecimal() else text
+        if value not in known:
+            known.update((one, value) for one in spellings((value,)) if one not in known)
+        found[known[value]] += count
+    return found
+
+
+@dataclass(frozen=True, repr=False)
 class Proposal:
     """How to read a file: the options, why columns are left out, and problems.
 
@@ -173,36 +470,95 @@ class Proposal:
     blocking: tuple[str, ...]
     read: tuple[str, ...]  # facts that were read off the rows
 
+    def __repr__(self) -> str:
+        solve = f", {len(self.blocking)} to solve first" if self.blocking else ""
+        return (
+            f"<Proposal: {self.rows:,} rows of {self.clients:,} clients by {self.source.client!r}, "
+            f"{self.source.task} of {self.source.target!r}, {len(self.source.features)} columns, "
+            f"{len(self.left_out)} left out, {len(self.problems)} notes{solve}>"
+        )
 
-def inspect(path: Path, *, client: str | None = None, target: str | None = None) -> Proposal:
-    """Return a proposal for a table; `client` and `target` name columns, None guesses them."""
-    file = open_rows(path)
-    columns = _collect(file)
-    for name in (client, target):
-        if name is not None and name not in columns:
-            raise DataError(f"{path}: no column {name!r}; {did_you_mean(name, list(columns))}")
-    client = client or guess_client(columns, target)
-    target = target or guess_target(columns, client)
-    return _propose(path, columns, client, target)
+    def _repr_html_(self) -> str:
+        """Return columns, notes, and what was read off the rows, for a notebook."""
+        columns = (
+            *self.columns.items(),
+            *((n, f"left out: {w}") for n, w in self.left_out.items()),
+        )
+        table = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in columns
+        )
+        lists = {
+            "Solve this first": self.blocking,
+            "Notes": self.problems,
+            "Read off the rows; public once you use this proposal": self.read,
+        }
+        parts = "".join(
+            f"<p><strong>{title}</strong></p><ul>"
+            + "".join(f"<li>{escape(text.removesuffix(READ_OFF))}</li>" for text in texts)
+            + "</ul>"
+            for title, texts in lists.items()
+            if texts
+        )
+        return f"<p>{self.rows:,} rows of {self.clients:,} clients</p><table>{table}</table>{parts}"
 
 
-def _collect(file: File) -> dict[str, Column]:
+def inspect(given: Path | Any, *, client: str | None = None, target: str | None = None) -> Proposal:
+    """Return a proposal for a file or frame; None for `client` and `target` guesses the column."""
+    return look(given).propose(client, target)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A table that was looked at: the facts of every column."""
+
+    where: str
+    rows: int
+    columns: Mapping[str, Facts]
+    notes: tuple[str, ...] = ()
+
+    def propose(self, client: str | None = None, target: str | None = None) -> Proposal:
+        """Return a proposal with these columns; None guesses them. Problems do not stop it."""
+        blocking = [
+            f"{flag} {name}: no such column; {did_you_mean(name, list(self.columns))}"
+            for flag, name in (("--client", client), ("--target", target))
+            if name is not None and name not in self.columns
+        ]
+        if client is not None and client == target:
+            blocking.append(f"column {client!r} is both the client and the target: name another")
+        if blocking:
+            raise DataError(f"{self.where}: {'; '.join(blocking)}")
+        client = client or guess_client(self.columns, target)
+        target = target or guess_target(self.columns, client)
+        return _propose(self, client, target)
+
+
+def look(given: Path | Any) -> Look:
+    """Read a table once and return the facts of its columns; raise DataError if it has no rows."""
+    file = open_rows(given)
     columns = {name: Column(name) for name in file.names}
     for _, piece in file.batches(list(columns)):
         for name, column in columns.items():
             values = piece.columns[name]
-            column.extend(pa.array([""] * len(values)) if isinstance(values, list) else values)
-    if not any(column.rows for column in columns.values()):
+            if isinstance(values, list):  # of several kinds
+                values = pa.nulls(len(values), pa.binary())
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            column.extend(values)
+    rows = next((column.rows for column in columns.values()), 0)
+    if not rows:
         raise DataError(f"{file.where}: no rows; give a file with at least one row")
-    return columns
+    commas = sum(c.commas > c.points for c in columns.values())
+    points = sum(c.points > c.commas for c in columns.values())
+    found = {name: facts_of(c, commas=commas > points) for name, c in columns.items()}
+    return Look(file.where, rows, found, file.notes)
 
 
-def guess_client(columns: Mapping[str, Column], target: str | None) -> str:
-    """Return the column that most likely names the client of a row."""
+def guess_client(columns: Mapping[str, Facts], target: str | None) -> str | None:
+    """Return the column that most likely names the client of a row; None if there is none."""
     usable = {
         name: column
         for name, column in columns.items()
-        if name != target and 2 <= len(column.values) <= column.rows / 2 and not column.gaps
+        if name != target and 2 <= len(column.plain) <= column.rows / 2 and not column.gaps
     }
     for word in _CLIENT:
         for name in usable:
@@ -210,87 +566,146 @@ def guess_client(columns: Mapping[str, Column], target: str | None) -> str:
                 return name
     grouped = {n: c for n, c in usable.items() if c.kind in ("category", "text")}
     grouped = grouped or {n: c for n, c in usable.items() if c.kind == "number" and c.whole}
-    if not grouped:
-        raise DataError(
-            f"no column names the client of each row; the columns are {', '.join(columns)}: give "
-            "one with --client"
-        )
-    return max(grouped, key=lambda name: len(grouped[name].values))
+    return max(grouped, key=lambda name: len(grouped[name].plain)) if grouped else None
 
 
-def guess_target(columns: Mapping[str, Column], client: str) -> str:
+def guess_target(columns: Mapping[str, Facts], client: str | None) -> str | None:
     """Return the column that is most likely to be predicted: by its name, else the last."""
     named = [n for word in _TARGET for n in columns if n.lower() == word and n != client]
     kinds = ("number", "category")
     others = [n for n, column in columns.items() if n != client and column.kind in kinds]
-    if not named and not others:
-        raise DataError("no column can be predicted; give one with --target")
-    return (named or others[::-1])[0]
+    return next(iter(named or others[::-1]), None)
 
 
-def _propose(path: Path, columns: Mapping[str, Column], client: str, target: str) -> Proposal:
+def _spellings(columns: Sequence[Facts]) -> dict[str, Any]:
+    """Return the options for how gaps and numbers are written."""
+    numbers = [c for c in columns if c.kind == "number"]
+    return {
+        "gaps": {c.name: c.missing for c in columns if c.missing},
+        "decimal_commas": tuple(c.name for c in numbers if c.commas),
+        "units": {c.name: c.unit for c in numbers if c.unit},
+    }
+
+
+def _propose(seen: Look, client: str | None, target: str | None) -> Proposal:
+    columns = seen.columns
     others = {n: c for n, c in columns.items() if n not in (client, target)}
+    split, others = _split(others)
     features, left_out = _features(others)
-    options, task_text, blocking = _target(columns[target])
+    aim = _without_markers(columns.get(target or ""))
+    options, text, blocking = _target(aim)
     used = [others[name] for name in features]
     levels = {c.name: _levels(c) for c in used if c.kind == "category"}
     dates = {c.name: _origin(c) for c in used if c.kind == "date"}
     ranges = dict(_ranges(used))
-    if options["task"] == "regression":
-        ranges[target] = _rounded(*columns[target].extremes())
-    gaps = [c for c in used if c.gaps]
+    if options["task"] == "regression" and aim is not None:
+        ranges[aim.name] = aim.range
     options |= {
-        "client": client,
-        "target": target,
+        "client": client or "client",
+        "target": target or "y",
+        "split": split,
         "features": tuple(features),
         "levels": levels,
         "dates": dates,
         "ranges": ranges,
         "clip": 3.0,
         "missing": "client-median",
-        "indicators": tuple(c.name for c in gaps if c.gaps > c.rows / 20),
+        **_spellings([*used, *([] if aim is None else [aim])]),
+        "indicators": tuple(c.name for c in used if c.gaps > c.rows / 20),
     }
     if not features:
         blocking.append("no column is left to predict from: see the columns left out")
-    blocking += _client_problems(columns[client])
-    read = tuple(_read_facts(path, levels, ranges, dates, options))
-    texts = {client: "client", target: task_text} | {c.name: _text(c) for c in used}
+    more, problems = _client_problems(columns, client)
+    read = tuple(_read_facts(options, dates)) if target else ()
+    texts = {n: t for n, t in ((client, "client"), (target, text)) if n is not None}
     return Proposal(
         source=Source(**options, accepted=read),
-        rows=columns[client].rows,
-        clients=len(columns[client].values),
-        columns=texts,
+        rows=seen.rows,
+        clients=len(columns[client].plain) if client else 0,
+        columns=texts | {c.name: _text(c) for c in used},
         left_out=left_out,
-        problems=tuple(_problems(columns, client, target, features, left_out)),
-        blocking=tuple(blocking),
+        problems=(*seen.notes, *problems, *_problems(seen, aim, options, left_out)),
+        blocking=(*more, *blocking),
         read=read,
     )
 
 
-def _features(others: Mapping[str, Column]) -> tuple[list[str], dict[str, str]]:
-    reasons = {
-        "id": "every value is different: an id",
-        "constant": "only one value",
-        "empty": "no values",
-        "text": f"text with more than {max(_LEVELS, 2 * _CLASSES)} different values",
-        "mixed": "some values are no numbers",
-    }
-    left_out = {n: reasons[c.kind] for n, c in others.items() if c.kind in reasons}
+def _split(others: dict[str, Facts]) -> tuple[str, dict[str, Facts]]:
+    """Return the column of the split, or "" for none, and the other columns."""
+    column = others.get("split")
+    names = set() if column is None else {value.lower() for value in column.values}
+    if names and (names <= {"0", "1"} or names <= {"train", "test"}):
+        return "split", {name: c for name, c in others.items() if name != "split"}
+    return ("" if column is not None else "split"), others
+
+
+def _features(others: Mapping[str, Facts]) -> tuple[list[str], dict[str, str]]:
+    """Return the columns to predict from, and why others are left out."""
+    left_out: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    for name, column in others.items():
+        reason = _REASONS.get(column.kind, "")
+        made = feature_names(name, Source(dates={name: "2000-01-01"})) if _is_date(column) else []
+        made = made or [name, f"{name}.missing"]
+        if not reason and (twice := taken.keys() & set(made)):
+            reason = f"it is called as what {taken[min(twice)]!r} becomes: rename it"
+        if reason:
+            left_out[name] = reason
+        else:
+            taken |= dict.fromkeys([*made, *_levelled(column)], name)
     return [name for name in others if name not in left_out], left_out
 
 
-def _target(column: Column) -> tuple[dict[str, Any], str, list[str]]:
+def _is_date(column: Facts) -> bool:
+    return column.kind == "date"
+
+
+def _levelled(column: Facts) -> list[str]:
+    levels = _levels(column) if column.kind == "category" else ()
+    return [f"{column.name}={level}" for level in levels]
+
+
+_REASONS = {
+    "id": "every value is different: an id",
+    "constant": "only one value",
+    "empty": "no values",
+    "text": f"text with more than {2 * _CLASSES} different values, most of them rare",
+    "mixed": "some values are no numbers",
+    "other": "neither numbers, text nor dates",
+}
+
+
+def _without_markers(column: Facts | None) -> Facts | None:
+    """Return the facts of a target with words such as "unknown" as gaps, not as a class."""
+    if column is None or column.kind != "category":
+        return column
+    marked = {value for value in column.values if value.lower() in _MARKERS}
+    if not marked or len(column.values) - len(marked) < 2:
+        return column
+    return replace(
+        column,
+        values=Counter({v: n for v, n in column.values.items() if v not in marked}),
+        gaps=column.gaps + sum(column.values[value] for value in marked),
+        missing=(*column.missing, *sorted(marked)),
+    )
+
+
+def _target(column: Facts | None) -> tuple[dict[str, Any], str, list[str]]:
     """Return the options of the target, what it is in words, and blocking problems."""
+    if column is None:
+        text = "no column looks like the one to predict: give it with --target"
+        return {"task": "regression"}, "target", [text]
     values = sorted(column.values)
-    if column.kind in ("empty", "constant"):
-        return {"task": "regression"}, "target", [f"the target {column.name!r} never varies"]
-    if column.kind == "number" and not (column.whole and len(values) <= _CLASSES):
+    number = column.kind in ("number", "id") and len(column.numbers) > 0
+    if number and not (column.whole and len(values) <= _CLASSES):
         return {"task": "regression"}, "target: a number (regression)", []
-    if column.kind in ("date", "id", "text", "mixed"):
+    if column.kind in ("empty", "constant") or len(values) < 2:
+        return {"task": "regression"}, "target", [f"the target {column.name!r} never varies"]
+    if column.kind not in ("number", "category"):
         text = f"the target {column.name!r} holds {_HELD[column.kind]}: give another with --target"
         return {"task": "regression"}, "target", [text]
-    if column.kind == "number":
-        values = sorted(values, key=float)
+    if number:
+        values = sorted(values, key=lambda value: float(read_numbers(pa.array([value]))[0][0]))
     if len(values) == 2:
         values.sort(key=lambda value: value.lower() in _YES)
         text = f"target: {values[1]!r} against {values[0]!r} (binary)"
@@ -304,28 +719,35 @@ _HELD = {
     "id": "a different value in every row",
     "text": "text with many different values",
     "mixed": "numbers and other values",
+    "other": "neither numbers nor text",
 }
 
 
-def _levels(column: Column) -> tuple[str, ...]:
+def _levels(column: Facts) -> tuple[str, ...]:
     common = [value for value, _ in column.values.most_common(_LEVELS)]
-    return (*sorted(value for value in common if value != OTHER), OTHER)
+    return (*sorted(value for value in common if value.lower() != OTHER), OTHER)
 
 
-def _origin(column: Column) -> str:
-    first = f"{column.first[:4]}-01-01"
-    form = "" if column.typed_date or not column.formats else column.formats[0]
-    return first if form in ("", FORMATS[0]) else f"{first} {form}"
+def _ends(column: Facts) -> tuple[date, date]:
+    """Return the first and the last date, without those that lie far out."""
+    low, high = _fenced(column.numbers)
+    first = date(1970, 1, 1)
+    return first + timedelta(days=int(low)), first + timedelta(days=int(high))
 
 
-def _ranges(columns: Sequence[Column]) -> Iterator[tuple[str, tuple[float, float]]]:
+def _origin(column: Facts) -> str:
+    first = f"{_ends(column)[0].year:04}-01-01"
+    return first if column.forms[0] == ISO else f"{first} {column.forms[0]}"
+
+
+def _ranges(columns: Sequence[Facts]) -> Iterator[tuple[str, tuple[float, float]]]:
     for column in columns:
         if column.kind == "number":
-            yield column.name, _rounded(*column.extremes(0.001))
+            yield column.name, column.range
         elif column.kind == "date":
-            first = date(int(column.first[:4]), 1, 1)
-            last = datetime.fromisoformat(column.last).date()
-            ends = (max(1, last.year - first.year), 12, 6, math.ceil((last - first).days / 30) * 30)
+            first, last = _ends(column)
+            days = math.ceil((last - date(first.year, 1, 1)).days / 30) * 30
+            ends = (max(1, last.year - first.year), 12, 6, days)
             for part, low, high in zip(DATE_PARTS, (0, 1, 0, 0), ends, strict=True):
                 yield f"{column.name}.{part}", (float(low), float(max(high, low + 1)))
 
@@ -342,72 +764,116 @@ def _rounded(low: float, high: float) -> tuple[float, float]:
     )
 
 
-def _client_problems(client: Column) -> list[str]:
-    found = []
-    if client.gaps:
-        found.append(
-            f"column {client.name!r}: {client.gaps} rows name no client: give it, or remove them"
-        )
-    if client.known and len(client.values) > client.known / 2:
-        found.append(
-            f"column {client.name!r} has {len(client.values)} different values in {client.known} "
-            "rows: it is an id of rows, not a client; name another column with --client"
-        )
-    elif len(client.values) < 2:
-        found.append(f"column {client.name!r} names one client: at least two are needed")
-    return found
+def _client_problems(
+    columns: Mapping[str, Facts], client: str | None
+) -> tuple[list[str], list[str]]:
+    """Return problems of the clients that must be solved first, and others."""
+    if client is None:
+        return ["no column names the client of each row: give it with --client"], []
+    column = columns[client]
+    named, blocking, found = len(column.plain), list[str](), list[str]()
+    rows = sum(column.plain.values())
+    if column.kind == "other":
+        blocking.append(f"column {client!r} holds {_HELD['other']}: name another with --client")
+    elif named < 2:
+        blocking.append(f"column {client!r} names one client: at least two are needed")
+    elif named > rows / 2:
+        several = f"column {client!r} has {named:,} different values in {rows:,} rows"
+        if named == rows:
+            text = f"{several}: it is an id of rows, not a client; name another with --client"
+            blocking.append(text)
+        else:
+            found.append(f"{several}: it may be an id of rows, not a client")
+    few = sum(count < FEW_ROWS for count in column.plain.values())
+    if few and not blocking:
+        text = f"{_many(few, 'client')} with fewer than {FEW_ROWS} rows: little to learn from"
+        found.append(text)
+    if rows < column.rows:
+        lost = _many(column.rows - rows, "row")
+        found.append(f"{lost} without a client: left out of training")
+    return blocking, [*found, *_twins(column.plain)]
+
+
+def _twins(names: Mapping[str, int]) -> Iterator[str]:
+    """Yield the first clients whose names differ in case or leading zeros only."""
+    seen: dict[str, str] = {}
+    for name in names:
+        twin = seen.setdefault(name.casefold().lstrip("0").removesuffix(".0"), name)
+        if twin != name:
+            yield f"clients {twin!r} and {name!r} are two clients: give one name if they are one"
+            return
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _problems(
-    columns: Mapping[str, Column],
-    client: str,
-    target: str,
-    features: Sequence[str],
-    left_out: Mapping[str, str],
+    seen: Look, target: Facts | None, options: Mapping[str, Any], left_out: Mapping[str, str]
 ) -> Iterator[str]:
-    few = sum(count < FEW_ROWS for count in columns[client].values.values())
-    if few:
-        yield f"{few} clients have fewer than {FEW_ROWS} rows: they have little to learn from"
-    if columns[target].gaps:
-        yield f"{columns[target].gaps} rows have no target: they are left out of training"
-    gaps = [f"{n} ({columns[n].gaps / columns[n].rows:.0%})" for n in features if columns[n].gaps]
-    if gaps:
-        yield f"gaps in {', '.join(gaps)}: filled with the median of the client's own rows"
+    columns = seen.columns
+    used = [columns[name] for name in options["features"]]
+    if target is not None and target.gaps:
+        yield f"{_many(target.gaps, 'row')} without a target: left out of training"
+    if options["split"] == "split" and "split" in columns:
+        yield "column 'split' is taken for the split into training and test rows"
+    yield from _gap_problems(used, target)
     for name, reason in left_out.items():
         odd = columns[name].odd
-        more = f", such as {odd!r}: remove units and marks" if reason.startswith("some") else ""
+        more = f", such as {odd!r}: remove units and marks" if columns[name].kind == "mixed" else ""
         yield f"column {name!r} is left out: {reason}{more}"
-    for name in features:
-        if columns[name].kind == "category" and len(columns[name].values) > _LEVELS:
-            yield f"column {name!r}: the {_LEVELS} most common levels are declared, then other"
-        if len(columns[name].formats) > 1 and columns[name].kind == "date":
-            yield f"column {name!r}: dates are read as {columns[name].formats[0]}: check the order"
+    for column in used:
+        yield from _column_problems(column)
+    for name in options["decimal_commas"]:
+        yield f"column {name!r}: numbers are read with a decimal comma"
+    for name, unit in options["units"].items():
+        yield f"column {name!r}: numbers are read without the unit {unit!r}"
+    if options["task"] == "multiclass" and target is not None and target.kind == "number":
+        yield (
+            f"the target {target.name!r} is read as {len(options['classes'])} classes; to predict "
+            'it as a number, set task = "regression" in the plan, and leave classes out'
+        )
 
 
-def _text(column: Column) -> str:
+def _column_problems(column: Facts) -> Iterator[str]:
+    if column.kind == "category" and len(column.values) > _LEVELS:
+        yield f"column {column.name!r}: the {_LEVELS} most common levels are declared, then other"
+    if column.kind == "date" and len(column.forms) > 1:
+        yield f"column {column.name!r}: dates are read as {column.forms[0]}: check the order"
+
+
+def _gap_problems(used: Sequence[Facts], target: Facts | None) -> Iterator[str]:
+    gaps = [f"{column.name} ({column.share})" for column in used if column.gaps]
+    if gaps:
+        yield f"gaps in {', '.join(gaps)}: filled with the median of the client's own rows"
+    for column in (*used, *(() if target is None else (target,))):
+        if column.missing:
+            listed = ", ".join(map(repr, column.missing[:5]))
+            more = ", ..." if len(column.missing) > 5 else ""
+            yield f"column {column.name!r}: {listed}{more} is read as a gap"
+
+
+def _text(column: Facts) -> str:
     if column.kind == "category":
         return f"{len(_levels(column)) - 1} levels, and other"
     if column.kind == "date":
-        return f"date, from {column.first[:4]} to {column.last[:4]}"
-    low, high = _rounded(*column.extremes(0.001))
+        first, last = _ends(column)
+        return f"date, from {first.year} to {last.year}"
+    low, high = column.range
     return f"number, {low:g} to {high:g}"
 
 
-def _read_facts(
-    path: Path,
-    levels: Mapping[str, Any],
-    ranges: Mapping[str, Any],
-    dates: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> Iterator[str]:
+def _read_facts(options: Mapping[str, Any], dates: Mapping[str, Any]) -> Iterator[str]:
     """Yield what was read off the rows, one sentence per kind of fact."""
-    tail = "read off the rows and accepted as public"
-    if levels:
-        yield f"levels of {', '.join(levels)} {tail}"
-    numbers = [name for name in ranges if name.rsplit(".", 1)[0] not in dates]
+    tail = READ_OFF.strip()
+    if options["levels"]:
+        yield f"levels of {', '.join(options['levels'])} {tail}"
+    numbers = [name for name in options["ranges"] if name.rsplit(".", 1)[0] not in dates]
     if numbers:
         yield f"ranges of {', '.join(numbers)} {tail}"
     if dates:
-        yield f"origins and ranges of {', '.join(dates)} {tail}"
+        yield f"origins, formats and ranges of {', '.join(dates)} {tail}"
+    if options["gaps"]:
+        yield f"values that stand for gaps in {', '.join(options['gaps'])} {tail}"
     classes = options.get("classes")
     yield f"task{' and classes' if classes else ''} of {options['target']} {tail}"

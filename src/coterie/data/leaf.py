@@ -401,7 +401,7 @@ def _plan_numbers(users: Iterator[_User], source: Source, where: str) -> tuple[C
             raise fail(
                 at,
                 f"found {row[:40]!r}, expected numbers; for text declare its characters, "
-                "levels={'x': (...)}, and the classes, or set text= and a public vocabulary=; for "
+                "levels= of column x, and the classes, or set text= and a public vocabulary=; for "
                 "names of images set images= to their folder",
             )
         lost = next((character for character in row if character not in codes), None)

@@ -4,24 +4,27 @@
 LEAF json (`coterie.data.leaf`), dumps of TensorFlow Federated (`coterie.data.tff`), datasets of the
 package `datasets` (`coterie.data.hub`), `.npz` with arrays X, y, client and optionally split and
 feature_names, and `.mat` cell arrays with one cell per client (MALSAR's X and Y, or feature and
-label). `from_arrays` and `from_targets` take arrays in memory. `load_unlabelled` reads rows to be
-predicted. `coterie.data.assemble` documents the order of clients and rows.
+label), and data frames (`coterie.data.frames`). `from_arrays` and `from_targets` take arrays in
+memory. `load_unlabelled` reads rows to be predicted. `coterie.data.assemble` documents the order of
+clients and rows.
 """
 
 import math
 import operator
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from coterie.core.suggest import did_you_mean
 from coterie.data.assemble import assemble, targets_of, values_of
+from coterie.data.cells import is_gap, trimmed
 from coterie.data.config import (
     HDF5,
     JSON,
@@ -33,15 +36,18 @@ from coterie.data.config import (
     reading,
 )
 from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Task, offsets_of
+from coterie.data.frames import FRAME, columns_of, is_frame, open_frame
 from coterie.data.hub import is_dataset, is_saved, open_dataset, open_saved, refusal
 from coterie.data.leaf import open_leaf
 from coterie.data.tables import (
+    DELIMITED,
     NONE,
     TABLES,
     Batch,
     File,
     Piece,
     Table,
+    Unread,
     feature_names,
     open_columns,
     open_file,
@@ -52,11 +58,14 @@ from coterie.data.tff import SQLITE, is_sqlite, open_hdf5, open_sqlite
 
 __all__ = ["Source", "from_arrays", "from_targets", "load", "load_unlabelled", "read"]
 
+_SMALL = 1 << 24  # bytes of a file that is read in a moment
 _CHUNK = 1 << 24  # bytes of features read at a time
 _SUPPORTED = (*TABLES, ".npz", ".mat", ".json", *HDF5, *SQLITE, ".arrow")
 _CELLS = (("X", "Y"), ("feature", "label"), ("x", "y"))
 _CSR = ("X_data", "X_indices", "X_indptr", "X_shape")
-_ROW = "__row__"
+_ROW = "\x00row"  # no column of a file is called so
+NOBODY = "(no client)"
+"""The client of rows to be predicted that name none."""
 _MOST_ROWS = 1 << 24  # float32, the type of targets, holds row numbers exactly up to here
 MOST_VALUES = 1 << 31  # rows, and features: more fit in no array here
 _PREDICTED = (*TABLES, ".npz", ".arrow", *HDF5, ".sqlite")
@@ -65,42 +74,97 @@ Owners = tuple[Sequence[str], NDArray[np.int64]]
 
 
 def load(
-    given: str | Path | Any, source: Source | None = None, *, clients: int | None = None
+    given: str | Path | Any,
+    source: Source | None = None,
+    *,
+    clients: int | None = None,
+    name: str | None = None,
+    **options: Any,
 ) -> FederatedDataset:
-    """Read a file, a folder, or a dataset of the package `datasets`.
+    """Read a file, a folder, a data frame, or a dataset of the package `datasets`.
+
+    >>> import pyarrow as pa
+    >>> rows = pa.table({"school": ["a", "a", "b"], "hours": [1.0, 2.0, 4.0], "mark": [2.5, 3, 5]})
+    >>> load(rows, client="school", target="mark").names
+    ('a', 'b')
 
     Args:
         given: A `.csv`, `.tsv` (or `.gz` of them), `.parquet`, `.npz`, `.mat`, `.json` (LEAF),
-            `.h5`, `.sqlite` (optionally compressed) or `.arrow` file, a folder, or a `Dataset` or
-            `DatasetDict`.
+            `.h5`, `.sqlite` (optionally compressed) or `.arrow` file, a folder, a frame of pandas,
+            polars or pyarrow, or a `Dataset` or `DatasetDict`.
         source: The options.
         clients: The number of clients to take from the start; None takes all.
+        name: A name for tables and messages; None takes that of the file.
+        options: Options by name, which take precedence: the attributes of `coterie.Source`.
 
     Raises:
         DataError: The file is absent or bad; the message states the place, the problem and the
             remedy.
     """
-    return read(given, source, clients=clients).tensors()
+    return read(given, source_of(source, options), clients=clients, name=name).tensors()
+
+
+def load_few(path: Path, source: Source) -> tuple[FederatedDataset, tuple[str, ...]]:
+    """Read labelled rows of a few clients; also return notes on cells that were taken for gaps.
+
+    Where gaps are filled, cells that are no numbers, dates or declared levels are gaps, as in rows
+    to be predicted; else they are errors.
+    """
+    file = _open_rows(path, source, None) if source.fills and path.exists() else None
+    if file is None:
+        return load(path, source), ()
+    unread = Unread()
+    table = open_columns(file, source, unread)
+    data = assemble(table, table.declared or source, title=path.name.split(".")[0]).tensors()
+    notes = tuple(_unread_notes(table, source, unread, len(data.targets)))
+    return replace(data, source=source), notes
+
+
+def source_of(source: Source | None, options: Mapping[str, Any]) -> Source:
+    """Return options with others by name on top; raise DataError for an unknown name."""
+    known = [field.name for field in fields(Source)]
+    for name in options:
+        if name not in known:
+            raise DataError(f"no option {name!r} of data; {did_you_mean(name, known)}")
+    return replace(source or Source(), **options)
 
 
 def read(
-    given: str | Path | Any, source: Source | None = None, *, clients: int | None = None
+    given: str | Path | Any,
+    source: Source | None = None,
+    *,
+    clients: int | None = None,
+    name: str | None = None,
 ) -> ClientArrays:
     """Return the data of `load` as NumPy arrays; torch is not imported."""
     source = source or Source()
-    if not isinstance(given, str | Path):
-        if not is_dataset(given):
-            raise refusal(given)
-        table, title = open_columns(open_dataset(given, source), source), "dataset"
-    else:
+    if isinstance(given, str | Path):
         path = Path(given)
         if not path.exists():
             raise DataError(f"{path}: no such file or folder; check the path")
         check_file(path)
         table, title = _open(path, source, clients), path.resolve().name.split(".")[0]
-    data = assemble(table, table.declared or source, title=title)
+    elif is_dataset(given):
+        table, title = open_columns(open_dataset(given, source), source), "dataset"
+    elif is_frame(given):
+        table, title = open_columns(open_frame(given, name or FRAME), source), FRAME
+    else:
+        raise refusal(given)
+    data = assemble(table, table.declared or source, title=name or title)
+    data = replace(data, source=source)
     # readers that can take fewer clients have already done so
     return data if clients is None else data.first(clients)
+
+
+def check(path: Path, source: Source, clients: int | None = None) -> None:
+    """Raise DataError for a bad file: a small one is read, of a large table only the columns."""
+    check_file(path)
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    quick = source.memory_map is None and source.images is None
+    if quick and sum(file.stat().st_size for file in files) <= _SMALL:
+        read(path, source, clients=clients)
+    elif path.name.lower().endswith(TABLES):
+        open_columns(open_file(path, source), source)
 
 
 def _open(path: Path, source: Source, clients: int | None) -> Table:
@@ -137,7 +201,8 @@ def _open_rows(path: Path, source: Source, clients: int | None) -> File | None:
         return open_saved(path, source)
     if path.is_dir():
         # a folder has the first format that it contains; a note lists other files
-        held = (ends for ends in (PARQUET, HDF5) if find_files(path, ends, source.splits).files)
+        formats = (PARQUET, HDF5) if any(path.rglob("*.json")) else (PARQUET, HDF5, DELIMITED)
+        held = (ends for ends in formats if find_files(path, ends, source.splits).files)
         kind = next(held, ())
     else:
         kind = next((ends for ends in (TABLES, HDF5) if name.endswith(ends)), ())
@@ -569,6 +634,7 @@ class Unlabelled:
 
     data: FederatedDataset
     order: NDArray[np.int64]
+    notes: tuple[str, ...] = ()  # on cells that were taken for gaps
 
 
 @dataclass(frozen=True)
@@ -578,6 +644,7 @@ class _Unlabelled:
     columns: Sequence[str]
     client: str | None
     owner: str | None
+    known: Sequence[str] = ()
 
     def client_of(self, named: bool) -> str | None:
         """Return the client of all rows; None if the file names the client of each row."""
@@ -585,71 +652,108 @@ class _Unlabelled:
 
 
 def load_unlabelled(
-    path: Path,
+    given: Path | Any,
     source: Source,
     *,
     columns: Sequence[str] = (),
     client: str | None = None,
     owner: str | None = None,
+    known: Sequence[str] = (),
 ) -> Unlabelled:
     """Read rows to be predicted, as training data were read; a target column is ignored.
 
+    All rows are returned: gaps that no constant fills stay NaN, and so do cells of tables that are
+    no numbers, dates or declared levels.
+
     The row number takes the place of the target: rows are sorted by client, and predictions are
-    returned in the order of the file. `columns` are the features of the training, where they had
-    names. `client` is the client of all rows, even if the file names others; `owner` if it names
-    none.
+    returned in the order of the file or frame. `columns` are the features of the training, where
+    they had names. `client` is the client of all rows, even if the file names others; `owner` if it
+    names none. `known` are clients whose numbers may be written otherwise: 1.0 or 01 for 1.
 
     Raises:
-        DataError: If the file cannot be read; if it has no client column and none is given.
+        DataError: If the file cannot be read; if it has no client column and none is given; if most
+            cells of a column cannot be read.
     """
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder; check the path")
-    check_file(path)
-    plain, options = _without_target(source), _Unlabelled(columns, client, owner)
-    if path.name.lower().endswith(".npz"):
-        table = _open_npz(path, plain, options)
+    plain, options = _without_target(source), _Unlabelled(columns, client, owner, known)
+    unread = Unread()
+    if isinstance(given, Path) and given.exists() and given.name.lower().endswith(".npz"):
+        check_file(given)
+        table = _open_npz(given, plain, options)
     else:
-        file = _open_rows(path, plain, None)
-        if file is None:
-            raise DataError(
-                f"{path}: rows to be predicted are read from {', '.join(_PREDICTED)}; save them as "
-                "CSV or Parquet"
-            )
+        file = open_rows(given, plain, "rows to be predicted are read from")
         plain = replace(plain, features=file_columns(plain, columns))
-        table = open_columns(_numbered(file, source, options), plain)
-    data = assemble(table, plain, title=path.name, keep_gaps=True).tensors()
+        if absent := [name for name in plain.features if name not in file.names]:
+            raise DataError(
+                f"{file.where}: without {_named_columns(absent)}, which the models were trained "
+                f"with; the columns are {', '.join(file.names)}: add what is missing; empty cells "
+                "are read as gaps"
+            )
+        table = open_columns(_numbered(file, source, options), plain, unread)
+    title = given.name if isinstance(given, Path) else FRAME
+    data = assemble(table, plain, title=title, keep_gaps=True).tensors()
     if len(data.targets) > _MOST_ROWS:
-        raise DataError(f"{path}: {len(data.targets)} rows; give at most {_MOST_ROWS} in one file")
-    return Unlabelled(data, data.targets.numpy().astype(np.int64))
+        raise DataError(f"{title}: {len(data.targets)} rows; give at most {_MOST_ROWS} at once")
+    notes = tuple(_unread_notes(table, plain, unread, len(data.targets)))
+    return Unlabelled(data, data.targets.numpy().astype(np.int64), notes)
 
 
-def read_columns(path: Path, source: Source, names: Sequence[str]) -> pa.Table:
-    """Return columns of a file in its own order; text for CSV, so that "007" stays what it is.
+def _named_columns(names: Sequence[str]) -> str:
+    return f"column{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
+
+
+def _unread_notes(table: Table, source: Source, unread: Unread, rows: int) -> Iterator[str]:
+    """Yield what was taken for gaps; raise DataError if that is most of a column."""
+    for name, cells in unread.cells.items():
+        if not cells:
+            continue
+        row = min(cells)
+        form = source.dates.get(name, "").partition(" ")[2] or "YYYY-MM-DD"
+        wanted = f"dates ({form})" if name in source.dates else "numbers"
+        wanted = "declared levels" if name in source.levels else wanted
+        text = f"column {name!r}: {len(cells)} of {rows} values are no {wanted}, such as "
+        text += f"{cells[row][:40]!r} ({table.place(row)})"
+        if len(cells) > max(1, rows / 2):
+            raise DataError(f"{table.where}: {text}; write them as in training")
+        yield f"{text}: read as gaps"
+
+
+def read_columns(given: Path | Any, source: Source, names: Sequence[str]) -> pa.Table:
+    """Return columns of a file or frame in its own order; text for CSV, so that "007" stays so.
 
     Raises:
         DataError: If the file has no such column, or no named columns.
     """
-    file = None if path.name.lower().endswith(".npz") else _open_rows(path, source, None)
-    if file is None:
-        raise DataError(f"{path}: this format has no named columns to keep; leave --keep out")
+    if isinstance(given, Path) and given.name.lower().endswith(".npz"):
+        raise DataError(f"{given}: this format has no named columns to keep; leave --keep out")
+    file = open_rows(given, source)
     for name in names:
         if name not in file.names:
-            raise DataError(f"{path}: no column {name!r}; {did_you_mean(name, file.names)}")
+            raise DataError(f"{file.where}: no column {name!r}; {did_you_mean(name, file.names)}")
+    if is_frame(given):
+        return columns_of(given, names)
     pieces = [piece.columns for piece in file.pieces(names)]
     found = {name: [value for one in pieces for value in _listed(one[name])] for name in names}
     return pa.table({name: pa.array(values) for name, values in found.items()})
 
 
-def open_rows(path: Path, source: Source | None = None) -> File:
-    """Open a file or folder of rows with named columns; raise DataError for other formats."""
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder; check the path")
-    check_file(path)
-    file = _open_rows(path, source or Source(), None)
+def open_rows(
+    given: Path | Any,
+    source: Source | None = None,
+    expected: str = "expected a table with named columns:",
+) -> File:
+    """Open a frame, or a file or folder of rows with named columns; raise DataError for others."""
+    if not isinstance(given, Path):
+        if not is_frame(given):
+            raise refusal(given)
+        return open_frame(given)
+    if not given.exists():
+        raise DataError(f"{given}: no such file or folder; check the path")
+    check_file(given)
+    file = _open_rows(given, source or Source(), None)
     if file is None:
         raise DataError(
-            f"{path}: expected a table with named columns: {', '.join(_PREDICTED[:-1])}, or a "
-            "folder of Parquet files"
+            f"{given}: {expected} {', '.join(_PREDICTED)}, and folders of CSV or Parquet; save it "
+            "as one of them"
         )
     return file
 
@@ -660,6 +764,7 @@ def _listed(values: Any) -> list[Any]:
 
 def _without_target(source: Source) -> Source:
     """Return the options without those of targets; the row number replaces the target."""
+    # Names that are no columns are constants of the target.
     own = {"y", *source.targets} - set(source.features)
 
     def kept(given: Any) -> dict[str, Any]:
@@ -709,9 +814,39 @@ def _numbered(file: File, source: Source, options: _Unlabelled) -> File:
         for piece in file.pieces(wanted):
             rows = piece.num_rows
             made = {_ROW: pa.array(np.arange(first, first + rows, dtype=np.float64))}
-            made |= {} if client is None else {source.client: pa.array([client] * rows)}
+            if client is not None:
+                made[source.client] = pa.array([client] * rows)
+            elif source.client in columns and not isinstance(piece.columns[source.client], list):
+                made[source.client] = _as_known(piece.columns[source.client], source, known)
             yield Piece({**piece.columns, **made}, rows)
             first += rows
 
+    known = {_plain_name(name): name for name in options.known}
+    if len(known) < len(options.known):  # 1 and 01 are two clients
+        known = {}
     clients = file.clients if client is None else ()
     return replace(file, names=names, pieces=pieces, clients=clients, labels={})
+
+
+def _as_known(column: pa.Array, source: Source, known: Mapping[str, str]) -> pa.Array:
+    """Return the clients of rows by the names that are known, and `NOBODY` for gaps."""
+    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    try:
+        text = trimmed(pc.cast(column, pa.string()))
+    except pa.ArrowException:
+        return column  # its reader says what is wrong
+    gap = is_gap(text, source.gaps.get(source.client, ()))
+    coded = pc.dictionary_encode(pc.if_else(gap, NOBODY, text))
+    names = coded.dictionary.to_pylist()
+    spelled = [known.get(_plain_name(name), name) for name in names]
+    return pa.array(spelled, pa.string()).take(coded.indices)
+
+
+def _plain_name(name: str) -> str:
+    """Return a client's number without leading zeros and decimals; other names as they are.
+
+    >>> _plain_name("007"), _plain_name("7.0"), _plain_name("H07")
+    ('7', '7', 'H07')
+    """
+    whole = name.removesuffix(".0")
+    return str(int(whole)) if whole.isdecimal() and len(whole) < 100 else name

@@ -696,7 +696,7 @@ def embed(
     name = getattr(features, "__name__", type(features).__name__)
     note = f"rows of shape {data.spec.shape} turned into {width} features by {name}"
     spec, notes = replace(data.spec, shape=(width,)), (*data.notes, note)
-    return replace(data, spec=spec, features=rows, mapped=None, notes=notes, columns=())
+    return replace(data, spec=spec, features=rows, mapped=None, notes=notes, columns=(), gaps=None)
 
 
 @contextmanager

@@ -4,12 +4,12 @@ A reader turns a source into a `Table`: batches of rows that can be read twice, 
 `coterie.data.assemble` counts first and then writes each row to its client's place. Memory holds
 one batch beside the result, so a file may be larger than memory.
 
-Every cell of a CSV is read as text and converted here. So a bad cell is reported by line and
-column, and the type of a column never depends on how far a reader looked ahead. Categorical columns
-take their declared levels; a text column without levels is left out, with a note.
+Every cell of a CSV is read as text and converted by `coterie.data.cells`. So a bad cell is reported
+by line and column, and the type of a column never depends on how far a reader looked ahead.
+Categorical columns take their declared levels; a text column without levels is left out, with a
+note.
 """
 
-import gzip
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +23,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow import csv, parquet
+from pyarrow import parquet
 
+from coterie.core.suggest import hint
+from coterie.data.cells import (
+    OTHER,
+    drop_numbers,
+    is_gap,
+    parts_of,
+    read_dates,
+    read_levels,
+    read_numbers,
+    trimmed,
+)
 from coterie.data.config import PARQUET, Source, find_files, find_twice, reading
+from coterie.data.delimited import BLOCK, ENDS, layout_of, line_of, open_rows
 from coterie.data.federated import DataError
 from coterie.data.text_images import (
     Coder,
@@ -38,18 +50,15 @@ from coterie.data.text_images import (
     plan_tags,
 )
 
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+TABLES = (*ENDS, *PARQUET)
+DELIMITED = (".csv", ".tsv")
+"""The files of a folder of delimited text."""
 Names = Sequence[str] | range
 NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-OTHER = "other"
-"""The level that takes every value that is not declared."""
 DATE_PARTS = ("year", "month", "weekday", "days")
 
-_BLOCK = 1 << 20  # bytes of a CSV read at a time
 _BATCH = 1 << 15  # rows of a Parquet file read at a time
 _INTEGER_NAME = re.compile(r"-?[0-9]{1,4000}")  # int() takes no more digits
-_GAPS = pa.array(["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"])
-_NUMBER = r"^\s*[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf|infinity|nan)\s*$"
 _INTEGER = r"^\s*[+-]?\d+\s*$"
 
 
@@ -212,7 +221,7 @@ def feature_constants(
     found = []
     for given, neutral in ((source.centers, 0.0), (source.scales, 1.0)):
         values = np.full(width, neutral)
-        if "x" in given and "x" not in names:
+        if "x" in given and "x" not in names and "x" not in own:
             values[:] = given["x"]
         for name, value in given.items():
             digits = name.removeprefix("x")
@@ -268,7 +277,8 @@ def find_column(name: str, names: Names, *, where: str, numbered: bool = True) -
     if numbered and digits.isdecimal() and int(digits) < len(names):
         return int(digits)
     listed = f"0..{len(names) - 1}" if isinstance(names, range) else _short(names)
-    raise DataError(f"{where}: no column {name!r}; the columns are {listed}")
+    meant = "" if isinstance(names, range) else hint(name, names)
+    raise DataError(f"{where}: no column {name!r}{meant}; the columns are {listed}")
 
 
 def client_order(names: Sequence[str]) -> list[int]:
@@ -431,58 +441,43 @@ def concatenate(
                 added = {name: pa.array([number] * piece.num_rows) for name in own}
                 yield Piece({**piece.columns, **added}, piece.num_rows)
 
-    return replace(first, where=where, names=(*own, *first.names), pieces=pieces, notes=notes)
+    place = "row {} (from 1)".format
+    return replace(
+        first, where=where, names=(*own, *first.names), pieces=pieces, notes=notes, place=place
+    )
 
 
 def open_file(path: Path, source: Source) -> File:
-    """Open a table, or a folder of Parquet files with the same columns."""
+    """Open a table, or a folder of files with the same columns: Parquet, else delimited text."""
     if path.is_dir():
-        found = find_files(path, PARQUET, source.splits)
+        parquets = find_files(path, PARQUET, source.splits)
+        found = parquets if parquets.files else find_files(path, DELIMITED, source.splits)
         parts = [(split, open_file(file, source)) for file, split in found.files]
         return concatenate(str(path), parts, source.split, found.notes)
-    names = _header(path)
     if path.name.lower().endswith(PARQUET):
-        return File(str(path), names, partial(_parquet_pieces, path))
+        return File(str(path), _header(path), partial(_parquet_pieces, path))
+    with reading(path):
+        layout = layout_of(path)
     return File(
         str(path),
-        names,
+        layout.names,
         partial(_csv_pieces, path),
-        lambda row: f"line {_line(path, row + 1)}",
+        lambda row: f"line {line_of(path, row + 1)}",
+        notes=layout.notes,
         guessed=True,
     )
 
 
 def _header(path: Path) -> tuple[str, ...]:
-    with arrow_errors(path):
-        if path.name.lower().endswith(PARQUET):
-            with parquet.ParquetFile(path) as file:
-                names = tuple(file.schema_arrow.names)
-        else:
-            with _open_csv(path, csv.ConvertOptions()) as reader:
-                names = tuple(reader.schema.names)
+    with arrow_errors(path), parquet.ParquetFile(path) as file:
+        names = tuple(file.schema_arrow.names)
     if (twice := find_twice(names)) is not None:
         raise DataError(f"{path}: two columns are called {twice!r}; rename one")
     return names
 
 
-def _open_csv(path: Path, options: csv.ConvertOptions) -> csv.CSVStreamingReader:
-    tabs = path.name.lower().split(".gz")[0].endswith(".tsv")
-    return csv.open_csv(
-        path,
-        # with threads, errors have no row numbers
-        read_options=csv.ReadOptions(block_size=_BLOCK, use_threads=False),
-        parse_options=csv.ParseOptions(delimiter="\t" if tabs else ","),
-        convert_options=options,
-    )
-
-
 def _csv_pieces(path: Path, columns: Sequence[str]) -> Iterator[Piece]:
-    options = csv.ConvertOptions(
-        include_columns=list(columns),
-        column_types=dict.fromkeys(columns, pa.string()),
-        strings_can_be_null=False,
-    )
-    with arrow_errors(path), _open_csv(path, options) as reader:
+    with arrow_errors(path), open_rows(path, columns) as reader:
         for batch in reader:
             yield arrow_piece(batch, columns)
 
@@ -501,38 +496,41 @@ def arrow_errors(path: Path) -> Iterator[None]:
             yield
         except pa.ArrowInvalid as error:
             if "straddling" in str(error) or "cannot infer number" in str(error):
-                wide = path.name.lower().endswith(".gz") or path.stat().st_size >= _BLOCK
+                wide = path.name.lower().endswith(".gz") or path.stat().st_size >= BLOCK
                 raise DataError(
-                    f"{path}: a line is longer than {_BLOCK} bytes; give rows this wide as Parquet "
+                    f"{path}: a line is longer than {BLOCK} bytes; give rows this wide as Parquet "
                     "or npz"
                     if wide
-                    else f"{path}: no line of column names; give one, then one line per row"
+                    else f"{path}: no rows; give a line of column names, then one line per row"
                 ) from error
             found = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
             if found is None:
                 raise
             why = " ".join(found[2].split())[:200]
             raise DataError(
-                f"{path}: line {_line(path, int(found[1]))}: {why}; give every "
+                f"{path}: line {line_of(path, int(found[1]))}: {why}; give every "
                 "line as many values as the first, in UTF-8, and quote text that holds a delimiter"
             ) from error
 
 
-def _line(path: Path, record: int) -> int:
-    """Return the line on which a record starts (both from 1, the header is record 1)."""
-    seen, quotes = 0, 0
-    with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            starts = quotes % 2 == 0 and bool(line.strip(b"\r\n"))
-            seen += starts
-            if starts and seen == record:
-                return number
-            quotes += line.count(b'"')
-    return record
+@dataclass
+class Unread:
+    """Cells of rows to be predicted that are no numbers, dates or levels: they count as gaps.
+
+    `cells` has the text of each by column and row (from 1).
+    """
+
+    cells: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    def add(self, name: str, first: int, column: pa.Array, wrong: NDArray[np.bool_]) -> None:
+        """Add the wrong cells of a column, whose first row has this number."""
+        own = self.cells.setdefault(name, {})
+        for row in np.flatnonzero(wrong).tolist():
+            own[first + row] = str(column[row].as_py())
 
 
-def open_columns(file: File, source: Source) -> Table:
-    """Return a table of rows with named columns."""
+def open_columns(file: File, source: Source, unread: Unread | None = None) -> Table:
+    """Return a table of rows with named columns; `unread` takes cells that are else errors."""
     source = _declared(file, source)
     others = _other_columns(file, source)
     coder = plan_coder(source, file.where, file.tokens)
@@ -550,12 +548,12 @@ def open_columns(file: File, source: Source) -> Table:
         file.where,
         shape,
         columns,
-        _Reader(file, features, columns, source, coder, tags).read,
+        _Reader(file, features, columns, source, coder, tags, unread).read,
         file.place,
         (*file.notes, *notes),
         sparse=coder is not None and coder.sparse,
         guessed=coder is None and file.guessed,
-        lost="without a known tag",
+        lost="without a client" if tags is None else "without a known tag",
         left_out=tuple(name for name in others if name not in features),
         declared=source,
     )
@@ -589,7 +587,8 @@ def _other_columns(file: File, source: Source) -> list[str]:
     for name in taken:
         if name not in file.names:
             raise DataError(
-                f"{file.where}: no column {name!r}, the columns are {', '.join(file.names)}; "
+                f"{file.where}: no column {name!r}{hint(name, file.names)}, the columns are "
+                f"{', '.join(file.names)}; "
                 f"{'name the columns in the first line, or ' if file.guessed else ''}set client "
                 "and target to those used (--client-column, --target)"
             )
@@ -601,13 +600,19 @@ def _chosen(
     file: File, source: Source, others: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the columns of numbers and levels, with a note on those left out."""
-    for name in source.features:
-        find_column(name, others, where=file.where, numbered=False)
+    if absent := [name for name in source.features if name not in others]:
+        meant = hint(absent[0], others) if len(absent) == 1 else ""
+        raise DataError(
+            f"{file.where}: no column{'s' if len(absent) > 1 else ''} {_short(absent)}{meant}; the "
+            f"columns are {_short(others)}"
+        )
     features, left_out = list(source.features), dict[str, str]()
     if not features:
         features, left_out = _numeric(file, others, source)
     if not features:
-        raise DataError(f"{file.where}: no numeric column for features; declare features or levels")
+        raise DataError(
+            f"{file.where}: no numeric column for features; declare features= or levels="
+        )
     text = ", ".join(name for name, kind in left_out.items() if not kind)
     rest = ", ".join(f"{name} ({kind})" for name, kind in left_out.items() if kind)
     notes = {
@@ -634,13 +639,13 @@ def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str
             continue
         column = _decoded(column)
         usable = name in source.levels or name in source.dates or is_number(column.type)
-        if not usable and _is_text(column.type):
-            number = pc.match_substring_regex(column, _NUMBER, ignore_case=True)
-            usable = bool(pc.any(number).as_py()) or bool(pc.all(is_gap(column)).as_py())
+        if not usable and is_text(column.type):
+            numbers, wrong = read_numbers(column)
+            usable = not wrong.any() or not np.isnan(numbers).all()
         if usable:
             taken.append(name)
         else:
-            left_out[name] = "" if _is_text(column.type) else str(column.type)
+            left_out[name] = "" if is_text(column.type) else str(column.type)
     return taken, left_out
 
 
@@ -670,6 +675,7 @@ class _Reader:
     source: Source
     coder: Coder | None
     tags: Tags | None
+    unread: Unread | None = None
 
     def read(self, wanted: bool) -> Iterator[Batch]:
         """Yield batches; `wanted` selects whether features are included."""
@@ -694,17 +700,18 @@ class _Reader:
         codes = np.zeros(piece.num_rows, dtype=np.int64)
 
         def fail(row: int, found: str) -> DataError:
-            client = f", client {names[codes[row]]!r}" if names != ("",) else ""
+            client = f", client {names[codes[row]]!r}" if names not in ((), ("",)) else ""
             return DataError(f"{file.where}: {file.place(first + row)}{client}: {found}")
 
+        owned = np.ones(piece.num_rows, dtype=bool)
         if not self.source.targets_are_clients:
-            names, codes = self._clients(piece.columns[self.source.client], fail)
+            names, codes, owned = self._clients(piece.columns[self.source.client], fail)
         y, real, keep = self._targets(piece, fail)
+        keep &= owned
         rows = np.arange(first, first + piece.num_rows)
         whole = Batch(rows, names, codes, None, y, self._split(piece, fail), real)
         if not wanted or self.coder is None:
-            filled = self.source.fills
-            x = _matrix(piece, self.features, self.columns, fail, filled) if wanted else None
+            x = self._matrix(first, piece, fail) if wanted else None
             yield replace(replace(whole, x=x).take(keep), lost=int((~keep).sum()))
             return
         yield replace(whole.take(NONE), lost=int((~keep).sum()))
@@ -729,10 +736,13 @@ class _Reader:
                     "that are numbers or text; leave it out, or read it with images= or text="
                 )
 
-    def _clients(self, column: pa.Array, fail: Fail) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """Return the clients of a piece in order of appearance, and the client of each row."""
+    def _clients(
+        self, column: pa.Array, fail: Fail
+    ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the clients of a piece in order of appearance, each row's, and if it has one."""
         name = self.source.client
         if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
             whole = pc.equal(pc.trunc(column), column)
             if not pc.all(pc.fill_null(whole, True)).as_py():
                 raise DataError(
@@ -740,15 +750,18 @@ class _Reader:
                     "numbers or text"
                 )
             column = pc.cast(column, pa.int64())
-        text = _texts(column, name, fail)
-        empty = _numpy(pc.fill_null(pc.equal(pc.utf8_trim_whitespace(text), ""), True))
-        if empty.any():
+        text = trimmed(_texts(column, name, fail))
+        gap = is_gap(text, self.source.gaps.get(name, ()))
+        empty = _numpy(gap)
+        if empty.any() and self.source.missing == "error":
             raise fail(
                 int(np.flatnonzero(empty)[0]),
-                f"the client (column {name!r}) is empty; name the client of every row",
+                f"the client (column {name!r}) is empty; name the client of every row, or leave "
+                'such rows out with missing="drop"',
             )
-        coded = pc.dictionary_encode(text)
-        return tuple(coded.dictionary.to_pylist()), _numpy(coded.indices).astype(np.int64)
+        coded = pc.dictionary_encode(pc.if_else(gap, pa.scalar(None, text.type), text))
+        codes = _numpy(pc.fill_null(coded.indices, 0)).astype(np.int64)
+        return tuple(coded.dictionary.to_pylist()), codes, ~empty
 
     def _targets(
         self, piece: Piece, fail: Fail
@@ -760,141 +773,153 @@ class _Reader:
         classes, task = self.source.classes, self.source.task
         parts, real = [], False
         for name in self.source.targets:
-            column = piece.columns[name]
+            column, gaps = piece.columns[name], self.source.gaps.get(name, ())
             if isinstance(classes, tuple) and task not in ("regression", "multilabel"):
-                parts.append(_class_names(_texts(column, name, fail), classes))
+                parts.append(_class_names(_texts(column, name, fail), classes, gaps))
                 continue
-            parts.append(_numbers(column, name, fail))
+            values, wrong = self._numbers(column, name, fail)
+            if wrong.any():
+                raise fail(int(np.flatnonzero(wrong)[0]), _no_number(column, name, wrong))
+            parts.append(values)
             real = real or _is_written_real(column, name, fail)
         y = parts[0] if len(parts) == 1 else np.column_stack(parts)
         return y, real, np.ones(piece.num_rows, dtype=bool)
+
+    def _matrix(self, first: int, piece: Piece, fail: Fail) -> NDArray[np.float64]:
+        """Return the features of a piece, NaN where a value is missing.
+
+        Where gaps are filled, one in a categorical column is the level "other", or no level, and
+        an infinite number is a gap.
+        """
+        columns, filled = self.columns, self.source.fills
+        x = np.empty((piece.num_rows, len(columns.names)))
+        at = 0
+        for position, name in enumerate(self.features):
+            column = _decoded(piece.columns[name])
+            part, wrong, found = self._features(position, name, column, fail)
+            if wrong.any() and self.unread is None:
+                raise fail(int(np.flatnonzero(wrong)[0]), found)
+            if self.unread is not None:
+                self.unread.add(name, first, column, wrong)
+            part = np.where(np.isinf(part), np.nan, part) if filled else part
+            gaps = np.isnan(part).any(axis=1)
+            if filled and position in columns.levels:
+                part[gaps] = [level == OTHER for level in columns.levels[position]]
+            if position in columns.indicators:
+                part = np.column_stack([part, gaps])
+            x[:, at : at + part.shape[1]] = part
+            at += part.shape[1]
+        return x
+
+    def _features(
+        self, position: int, name: str, column: pa.Array, fail: Fail
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], str]:
+        """Return the features of a column, which cells cannot be read, and the error for these."""
+        gaps = self.source.gaps.get(name, ())
+        if position in self.columns.levels:
+            return _level_columns(
+                _texts(column, name, fail), name, self.columns.levels[position], gaps
+            )
+        if position in self.columns.dates:
+            return _date_columns(column, name, self.columns.dates[position], fail, gaps)
+        values, wrong = self._numbers(column, name, fail)
+        return values[:, None], wrong, _no_number(column, name, wrong) if wrong.any() else ""
+
+    def _numbers(
+        self, column: pa.Array, name: str, fail: Fail
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return a column as numbers, NaN where one is missing, and which values are none."""
+        column, gaps = _decoded(column), self.source.gaps.get(name, ())
+        if is_text(column.type):
+            commas, unit = name in self.source.decimal_commas, self.source.units.get(name, "")
+            return read_numbers(column, commas=commas, gaps=gaps, unit=unit)
+        if not is_number(column.type):
+            raise fail(0, f"column {name!r} holds {column.type}, no numbers; leave it out")
+        values = _numpy(pc.cast(column, pa.float64(), safe=False))
+        return drop_numbers(values, gaps), np.zeros(len(values), dtype=bool)
 
     def _split(self, piece: Piece, fail: Fail) -> NDArray[np.float64] | None:
         name, splits = self.source.split, self.source.splits
         if name not in self.file.names:
             return None
         column = _decoded(piece.columns[name])
-        if not _is_text(column.type):
-            return _numbers(column, name, fail)
+        if not is_text(column.type):
+            return self._numbers(column, name, fail)[0]
         numbered = column
         for code, part in enumerate(splits):  # parts may be given by name
             numbered = pc.if_else(pc.equal(numbered, part), str(code), numbered)
 
-        def fail_split(row: int, found: str) -> DataError:
-            return fail(
+        numbers, wrong = self._numbers(numbered, name, fail)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise fail(
                 row,
                 f"the split is {column[row].as_py()!r}; expected 0 (train) or 1 (test), or the "
                 f"names {', '.join(splits)}: correct it, or set splits",
             )
+        return numbers
 
-        return _numbers(numbered, name, fail_split)
 
-
-def _class_names(text: pa.Array, classes: tuple[str, ...]) -> NDArray[Any]:
-    gap = pc.and_(is_gap(text), pc.invert(pc.is_in(text, pa.array(classes))))
-    return _numpy(pc.if_else(gap, pa.scalar(None, pa.string()), text)).astype(object)
+def _class_names(text: pa.Array, classes: tuple[str, ...], gaps: Sequence[str]) -> NDArray[Any]:
+    """Return the classes as they are declared, None for gaps, and other text as it is."""
+    codes, gap = read_levels(text, classes, gaps=gaps)
+    named = np.array([*classes, None], dtype=object)[codes]
+    other = (codes < 0) & ~gap
+    named[other] = _numpy(trimmed(text))[other]
+    return named
 
 
 def _is_written_real(column: pa.Array, name: str, fail: Fail) -> bool:
-    if not _is_text(column.type):
+    if not is_text(column.type):
         return bool(pa.types.is_floating(column.type) or pa.types.is_decimal(column.type))
-    text = _texts(column, name, fail)
+    text = trimmed(_texts(column, name, fail))
     whole = pc.or_(is_gap(text), pc.match_substring_regex(text, _INTEGER))
     return not pc.all(pc.fill_null(whole, True)).as_py()
 
 
-def _matrix(
-    piece: Piece, features: tuple[str, ...], columns: Columns, fail: Fail, filled: bool
-) -> NDArray[np.float64]:
-    """Return the features of a piece, NaN where a value is missing.
-
-    `filled`: gaps in categorical columns are the level "other", or no level, instead of NaN.
-    """
-    x = np.empty((piece.num_rows, len(columns.names)))
-    at = 0
-    for position, name in enumerate(features):
-        column = piece.columns[name]
-        if position in columns.levels:
-            part = _level_columns(column, name, columns.levels[position], fail)
-        elif position in columns.dates:
-            part = _date_columns(column, name, columns.dates[position], fail)
-        else:
-            part = _numbers(column, name, fail)[:, None]
-        gaps = np.isnan(part).any(axis=1)
-        if filled and position in columns.levels:
-            part[gaps] = [level == OTHER for level in columns.levels[position]]
-        if position in columns.indicators:
-            part = np.column_stack([part, gaps])
-        x[:, at : at + part.shape[1]] = part
-        at += part.shape[1]
-    return x
-
-
 def _level_columns(
-    column: pa.Array, name: str, levels: tuple[str, ...], fail: Fail
-) -> NDArray[np.float64]:
-    """Return 0/1 columns for the levels, NaN for a gap."""
-    text = _texts(column, name, fail)
-    codes = _numpy(pc.fill_null(pc.index_in(text, pa.array(levels)), -1)).astype(np.int64)
-    unknown = (codes < 0) & ~_numpy(pc.fill_null(is_gap(text), True))
+    text: pa.Array, name: str, levels: tuple[str, ...], gaps: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], str]:
+    """Return 0/1 columns for the levels, NaN for a gap; which are unknown, and the error."""
+    codes, gap = read_levels(text, levels, gaps=gaps)
+    unknown = (codes < 0) & ~gap
     if OTHER in levels:
         codes[unknown] = levels.index(OTHER)
-    elif unknown.any():
-        row = int(np.flatnonzero(unknown)[0])
-        raise fail(row, f"column {name!r}: {unknown_level(text[row].as_py(), levels)}")
-    return one_hot(codes, len(levels))
+        unknown[:] = False
+    found = ""
+    if unknown.any():
+        value = text[int(np.flatnonzero(unknown)[0])].as_py()
+        found = f"column {name!r}: {unknown_level(value, levels)}"
+    return one_hot(codes, len(levels)), unknown, found
 
 
-def _date_columns(column: pa.Array, name: str, declared: str, fail: Fail) -> NDArray[np.float64]:
-    """Return year, month, weekday and days of dates, as `DATE_PARTS`, NaN for a gap."""
+def _date_columns(
+    column: pa.Array, name: str, declared: str, fail: Fail, gaps: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], str]:
+    """Return `DATE_PARTS` of dates, NaN for a gap; which cells are no dates, and the error."""
     first, _, form = declared.partition(" ")
-    origin, column = date.fromisoformat(first), _decoded(column)
-    if pa.types.is_temporal(column.type):
-        days = pc.cast(column, pa.date32(), safe=False)
+    origin, found = date.fromisoformat(first), ""
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+        zoned = pa.types.is_timestamp(column.type) and column.type.tz is not None
+        local = pc.local_timestamp(column) if zoned else column
+        days = pc.cast(local, pa.date32(), safe=False)
+        days, wrong = read_dates(pc.cast(days, pa.string()), gaps=gaps)
     else:
-        text = pc.utf8_trim_whitespace(_texts(column, name, fail))
-        gap = is_gap(text)
-        text = text if form else pc.utf8_slice_codeunits(text, 0, 10)  # without the time of day
-        stamps = pc.strptime(
-            pc.if_else(gap, pa.scalar(None, text.type), text),
-            format=form or "%Y-%m-%d",
-            unit="s",
-            error_is_null=True,
+        days, wrong = read_dates(_texts(column, name, fail), form, gaps=gaps)
+    if wrong.any():
+        found = (
+            f"column {name!r}: found {column[int(np.flatnonzero(wrong)[0])].as_py()!r}, expected a "
+            f"date ({form or 'YYYY-MM-DD'}); correct it, or declare the format after the origin of "
+            "dates"
         )
-        wrong = np.flatnonzero(_numpy(pc.and_(pc.is_null(stamps), pc.invert(gap))))
-        if len(wrong):
-            row, wanted = int(wrong[0]), form or "YYYY-MM-DD"
-            raise fail(
-                row,
-                f"column {name!r}: found {column[row].as_py()!r}, expected a date ({wanted}); "
-                "correct it, or declare the format after the origin of dates",
-            )
-        days = pc.cast(stamps, pa.date32(), safe=False)
-    since = pc.subtract(pc.cast(days, pa.int32()), (origin - date(1970, 1, 1)).days)
-    parts = (pc.subtract(pc.year(days), origin.year), pc.month(days), pc.day_of_week(days), since)
-    return np.column_stack([_numpy(pc.cast(part, pa.float64())) for part in parts])
+    return parts_of(days, origin), wrong, found
 
 
-def _numbers(column: pa.Array, name: str, fail: Fail) -> NDArray[np.float64]:
-    """Return a column as numbers, NaN where one is missing."""
-    column = _decoded(column)
-    if not _is_text(column.type):
-        if not is_number(column.type):
-            raise fail(0, f"column {name!r} holds {column.type}, no numbers; leave it out")
-        return _numpy(pc.cast(column, pa.float64(), safe=False))
-    for text in (column, pc.utf8_trim_whitespace(column)):
-        try:
-            filled = pc.if_else(is_gap(text), pa.scalar(None, text.type), text)
-            return _numpy(pc.cast(filled, pa.float64()))
-        except pa.ArrowInvalid:
-            continue
-    number = pc.match_substring_regex(text, _NUMBER, ignore_case=True)
-    bad = pc.fill_null(pc.invert(pc.or_(is_gap(text), number)), False)
-    row = int(np.flatnonzero(_numpy(bad))[0])
-    raise fail(
-        row,
-        f"column {name!r}: found {column[row].as_py()!r}, expected a number; correct it, or "
-        "declare the column's levels (for a target: its classes by name)",
+def _no_number(column: pa.Array, name: str, wrong: NDArray[np.bool_]) -> str:
+    return (
+        f"column {name!r}: found {column[int(np.flatnonzero(wrong)[0])].as_py()!r}, expected a "
+        "number; correct it, declare the value as a gap (data.source.gaps), or the column's levels "
+        "(for a target: its classes by name)"
     )
 
 
@@ -918,16 +943,13 @@ def _decoded(column: pa.Array) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def is_gap(text: pa.Array) -> pa.Array:
-    """Return which values of a text column are gaps."""
-    return pc.fill_null(pc.is_in(text, _GAPS), True)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is one of text."""
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(text) or str(kind) == "string_view"  # which older versions have no test for
 
 
 def is_number(kind: pa.DataType) -> bool:
     """Return whether a type is one of numbers."""
     tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
-    return any(test(kind) for test in tests)
+    return any(test(kind) for test in tests) or bool(pa.types.is_null(kind))

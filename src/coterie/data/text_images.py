@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.suggest import hint
 from coterie.data.config import Source, find_twice, reading
 from coterie.data.federated import DataError
 
@@ -114,7 +115,9 @@ def choose_columns(coder: Coder, source: Source, names: Sequence[str], where: st
     listed = ", ".join(names)
     lost = next((name for name in columns if name not in names), None)
     if lost is not None or not columns:
-        found = f"no column {lost!r}" if lost else f"no column of {coder.kind} is declared"
+        found = f"no column of {coder.kind} is declared"
+        if lost is not None:
+            found = f"no column {lost!r}{hint(lost, names)}"
         raise DataError(f"{where}: {found}, the columns are {listed}; name it with features=")
     if coder.kind == "images" and len(columns) > 1:
         raise DataError(f"{where}: features = {columns!r}: expected one column of images")

@@ -75,8 +75,8 @@ from coterie.privacy.entropy import open_entropy
 from coterie.privacy.ledger import locked
 from coterie.privacy.mechanisms import Mechanism, Shapes, count_numbers
 from coterie.privacy.validation import grid_steps
-from coterie.run.folder import check_model, claim
-from coterie.run.log import Log
+from coterie.runs.folder import check_model, claim
+from coterie.runs.log import Log
 
 STATE = "coordinator.json"
 Answer = Envelope | str

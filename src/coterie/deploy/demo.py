@@ -26,7 +26,7 @@ from coterie.deploy.processes import FederationError, LocalFederation
 from coterie.deploy.status import read_events
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.sampling import Everyone
 
 SITES = ("north", "south", "east", "west")

@@ -32,8 +32,8 @@ from coterie.data.federated import TASKS, Spec, Task
 from coterie.deploy.keys import check_key, check_site
 from coterie.evaluation.metrics import json_number
 from coterie.methods.base import Shape
-from coterie.plan.plan import Plan
-from coterie.plan.rules import resolve
+from coterie.planning.plan import Plan
+from coterie.planning.rules import resolve
 from coterie.privacy.guarantee import Guarantee, is_central, round_up
 
 PLAN, FEDERATION = "plan.toml", "federation.toml"

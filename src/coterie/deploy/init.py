@@ -34,9 +34,9 @@ from coterie.deploy.federation import (
     make_agreement,
 )
 from coterie.deploy.keys import HOSTS, PublicKeys, make_certificates, new_folder, read_public
-from coterie.plan.advice import Advice
-from coterie.plan.plan import Plan
-from coterie.plan.rules import advice_for
+from coterie.planning.advice import Advice
+from coterie.planning.plan import Plan
+from coterie.planning.rules import advice_for
 
 VERSION = "1.0.0"
 _KEYS = "keys"

@@ -1,6 +1,6 @@
 """What the coordinator and the sites store when a run is finished.
 
-**The coordinator's run folder** has the files of a simulated run (`coterie.run.run`), without
+**The coordinator's run folder** has the files of a simulated run (`coterie.runs.run`), without
 everything that belongs to clients: their models, scores and rows stay at the sites. `coterie
 verify`, `coterie report` and `coterie onboard` read it like any other. Two files are added:
 
@@ -47,15 +47,17 @@ from coterie.deploy.messages import digest
 from coterie.engine.models import MODELS, write_models
 from coterie.evaluation.baselines import score_local
 from coterie.evaluation.metrics import Score, json_number, score_json, write_metrics
+from coterie.evaluation.predict import variances
 from coterie.evaluation.score import evaluate
-from coterie.plan.rules import advice_for
+from coterie.planning.rules import advice_for
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.reviewer import review
-from coterie.run.certificate import keep_certificate
-from coterie.run.folder import check_model, facts_of, keep_shared, keep_summary
-from coterie.run.log import Log
-from coterie.run.summary import TUNING, for_reviewer, noise_summary, promised
+from coterie.runs.budget import read_spent
+from coterie.runs.certificate import keep_certificate
+from coterie.runs.folder import check_model, facts_of, keep_shared, keep_summary
+from coterie.runs.log import Log
+from coterie.runs.summary import TUNING, for_reviewer, noise_summary, promised
 
 RESULT, SITE = "result.json", "site.json"
 _AT_SITES = "Models of clients and their scores stay at the sites."
@@ -145,6 +147,7 @@ def summary_of(
         "references": [],
         "references_missing": [_NO_BASELINES] if score is None else [],
         "data_used": None,  # the rows are at the sites
+        "register": None,  # each site has its own
         "gap": None,
         "deployment": deployment_facts(guarantee, federation, hidden=hidden),
     }
@@ -169,7 +172,8 @@ def save_models(
         if is_saved(folder, version):
             return
         started = time.perf_counter()
-        write_models(folder / MODELS, models, own_train.names, own_train.scaling)
+        kept = {**own_train.scaling, **variances(agreement.plan.method, shared, own_train)}
+        write_models(folder / MODELS, models, own_train.names, kept)
         keep_shared(folder, shared)
         _save_facts(folder, agreement, own_train)
         check_model(folder, agreement.plan.method.model, agreement.federation.spec)
@@ -179,6 +183,7 @@ def save_models(
         summary = summary_of(agreement, seconds, score, local)
         summary |= {"clients": len(ids), "not_covered": _SITE_NOT_COVERED}
         summary |= {"deployment": {**summary["deployment"], "site": site}}
+        summary |= {"register": read_spent(folder)}
         keep_summary(folder, {**summary, "notices": list(notices), "run": str(folder)})
         about = {
             "site": site,

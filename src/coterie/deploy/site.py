@@ -79,9 +79,10 @@ from coterie.engine.rounds import (
 )
 from coterie.engine.store import Ids, Store
 from coterie.methods.base import per_row_leaves
-from coterie.plan.plan import Speed
+from coterie.planning.plan import Speed
 from coterie.privacy.billboard import Bounded
 from coterie.privacy.validation import grid_steps
+from coterie.runs.budget import Budget, spending_of
 from coterie.solvers.sgd import computed_in
 
 SHARED, SUM, MASKED = "shared/", "sum/", "masked"
@@ -127,6 +128,7 @@ def open_site(
         key=load_private(Path(str(config["key"]))),
         runs=int(config.get("runs", 1)),
         finished=save_models(agreement, name, train, test, hints),
+        budget=Budget(Path(str(config["budget"])) if "budget" in config else None, report),
     )
 
 
@@ -136,7 +138,8 @@ class Site:
 
     Its training rows are shaped like the whole federation; clients of other sites have none. The
     folder is its own, for the state and models of its clients. It takes part in so many runs, each
-    of which spends its own epsilon; `finished` is called with the models when one ends.
+    of which spends its own epsilon; `finished` is called with the models when one ends. `budget`
+    enters a run in the site's register before its first answer leaves; None enters nothing.
     """
 
     name: str
@@ -146,6 +149,7 @@ class Site:
     key: Ed25519PrivateKey
     runs: int = 1
     finished: Finished | None = None
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         self.plan, self.federation = self.agreement.plan, self.agreement.federation
@@ -272,6 +276,7 @@ class SiteRun:
                 raise RefusedError("rows of this site changed after it joined the run")
             return
         self._check_runs()
+        self._account(enter=False)
         self.folder.mkdir(parents=True, exist_ok=True)
         # A fingerprint of private rows: in a file of its own, and never sent.
         write_atomically(self.folder / "rows.json", json.dumps(rows).encode())
@@ -294,6 +299,22 @@ class SiteRun:
                 "spends its own epsilon (runs=... in --node-config)"
             )
 
+    def _account(self, *, enter: bool) -> None:
+        """Check the total of this site's clients; enter the run before its first answer leaves."""
+        site, budget = self.site, self.site.budget
+        if budget is None:
+            return
+        names = [site.rows.names[one] for one in site.ids]
+        spending = spending_of(site.plan, names, site.agreement.guarantee)
+        try:
+            if enter:
+                budget.enter(spending, self.folder)
+            else:
+                budget.check(spending)
+        except ValueError as error:
+            site.log_error(str(error))  # what was spent before is the site's own affair
+            raise RefusedError("the budget register of this site does not permit the run") from None
+
     def handshake(self, message: Message) -> Reply:
         """Confirm that this site takes part."""
         return "handshake", {"agreement": self.site.agreement.digest}, {}
@@ -311,6 +332,7 @@ class SiteRun:
         self._check_round(number)
         if self.state["answered"] < 0:
             self._check_runs()
+            self._account(enter=True)
         shared = _tree(message.arrays)
         request = digest(
             {**message.arrays, "ids": ids, "round": np.array([number], dtype=np.int64)}

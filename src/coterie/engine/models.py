@@ -2,7 +2,8 @@
 
 `models/clients.safetensors` has one tensor per parameter, stacked over clients;
 `models/clients.json` has the names of the clients, `models/scaling.npz` their medians, means and
-standard deviations where rows are prepared by them. A safetensors file is eight bytes of length, a
+standard deviations where rows are prepared by them, and what standard deviations of predictions
+need. A safetensors file is eight bytes of length, a
 JSON header and the raw values: it is written in pieces, so it may be larger than memory, and one
 client's row is read without the others. All of them are private.
 """
@@ -90,7 +91,8 @@ def write_models(
 ) -> None:
     """Write stacked models and the clients' names; each file is whole or absent after a crash.
 
-    `scaling` is what prepares each client's rows (`ClientArrays.scaling`), written if there is any.
+    `scaling` is what prepares each client's rows (`ClientArrays.scaling`), and what standard
+    deviations of predictions need (`evaluation.predict.variances`), written if there is any.
     """
     place.mkdir(parents=True, exist_ok=True)
     if scaling:

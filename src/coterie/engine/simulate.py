@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from coterie.core.files import write_atomically
+from coterie.core.progress import Bar
 from coterie.core.rng import Rng
 from coterie.core.signals import raise_if_stopped
 from coterie.core.tree import Tree, to
@@ -33,8 +34,8 @@ from coterie.engine.rounds import (
 from coterie.engine.store import Ids, Store
 from coterie.methods.base import Duality, Method, Shape, per_row_leaves
 from coterie.methods.finetune import Finetune
-from coterie.plan.plan import Plan, Speed
-from coterie.plan.stragglers import Clock, Stragglers
+from coterie.planning.plan import Plan, Speed
+from coterie.planning.stragglers import Clock, Stragglers
 from coterie.privacy.billboard import Billboard, Post
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.guarantee import Guarantee
@@ -86,7 +87,7 @@ class Observer(Protocol):
         """Receive the state after a round."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """A finished run: one model per client, the public transcript, and the guarantee.
 
@@ -109,6 +110,12 @@ class Outcome:
     names: Sequence[str] = ()
     zeroed: int = 0
     errors: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Outcome of {self.plan.method.kind}: {self.spec.clients:,} models, "
+            f"{repr(self.guarantee)[1:-1]}>"
+        )
 
     @property
     def posts(self) -> tuple[Post, ...]:
@@ -193,6 +200,7 @@ def simulate(
     speed: Speed | None = None,
     stragglers: Stragglers | None = None,
     recovered: Observer | None = None,
+    progress: bool | None = None,
 ) -> Outcome:
     """Run a plan on clients held in this process.
 
@@ -206,8 +214,24 @@ def simulate(
         stragglers: How long clients compute on a virtual clock, and how long the coordinator
             waits; late clients contribute nothing to the round. None for no clock.
         recovered: Called with the last finished round of a resumed run, before the next one.
+        progress: Whether to show a progress bar; None: in a notebook or on a terminal.
     """
-    return _Simulation(plan, data, folder, speed or Speed(), stragglers).run(observe, recovered)
+    run = _Simulation(plan, data, folder, speed or Speed(), stragglers)
+    with Bar(plan.method.kind, show=progress, patience=0.5) as bar:
+        return run.run(bar_of_rounds(bar, observe), recovered)
+
+
+def bar_of_rounds(bar: Bar, then: Observer | None = None) -> Observer | None:
+    """Return an observer that shows every round on a bar, and then calls another observer."""
+    if not bar.shown:
+        return then
+
+    def watch(progress: Progress) -> None:
+        bar.update(progress.round, progress.rounds)
+        if then is not None:
+            then(progress)
+
+    return watch
 
 
 def set_clock(stragglers: Stragglers, plan: Plan, data: FederatedDataset) -> Clock:
@@ -261,7 +285,9 @@ class _Simulation:
         self.billboard = plan.open(data.spec, folder)
         # The gap is private data: only a run without privacy may stop by it.
         is_free = plan.privacy.epsilon == math.inf
-        self.duality = plan.method.rounds(data.spec).duality if is_free else None
+        rule = plan.method.rounds(data.spec)
+        self.duality = rule.duality if is_free else None
+        self.diverged = rule.diverged if is_free else None
         self._ended: int | None = None
         self._noted = 0
         self._zeroed = torch.zeros((), dtype=torch.int64, device=speed.device)
@@ -283,7 +309,7 @@ class _Simulation:
             pooled = self.plan.method.shape is Shape.POOLED
             for number in range(self.billboard.next, 0 if pooled else self.plan.posts):
                 raise_if_stopped()
-                if self._is_solved(number):
+                if self._is_solved(number) or self._has_diverged(number):
                     break
                 answered, seconds = self._round(number)
                 if observe is not None:
@@ -370,6 +396,13 @@ class _Simulation:
             return False
         self._next_look = number + 1 + number // 10
         if number == 0 or self._gap(self.duality) > self.duality.stop_gap:
+            return False
+        self._ended = number
+        return True
+
+    def _has_diverged(self, number: int) -> bool:
+        """Return whether published steps have diverged: more of them would only overflow."""
+        if self.diverged is None or not self.diverged(self.shared):
             return False
         self._ended = number
         return True

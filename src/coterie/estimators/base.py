@@ -38,8 +38,9 @@ from coterie.evaluation.baselines import local_method
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method, Shape, choices, shared_leaves
 from coterie.models import Model
-from coterie.plan.plan import Privacy, Speed
-from coterie.plan.rules import plan_for
+from coterie.planning.plan import Privacy, Speed
+from coterie.planning.rules import plan_for
+from coterie.privacy.guarantee import round_up, show_delta
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.serve.predict import model_outputs
 
@@ -227,7 +228,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             simulation_seed=_seed_of(self.random_state),
         )
         try:
-            return simulate(plan, train, speed=Speed(device=self.device))
+            return simulate(plan, train, speed=Speed(device=self.device), progress=False)
         except DataError as error:
             ways = (
                 "; of an estimator: standardise='client', PerClientScaler or ConstantScaler for X, "
@@ -271,8 +272,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             return
         text = (
             f"fit {spent.fits} of these rows in this process: each spends its own epsilon, "
-            f"together up to {spent.epsilon:.4g} (delta {spent.delta:.3g}), and a choice among "
-            "fits (GridSearchCV, cross_val_score) is covered by none of them: choose on public rows"
+            f"together up to {round_up(spent.epsilon)} (delta {show_delta(spent.delta)}), and a "
+            "choice among fits (GridSearchCV, cross_val_score) is covered by none of them: choose "
+            "on public rows"
         )
         if spent.fits == 2:  # warn once; caveats_ goes on counting
             warnings.warn(text, PrivacyWarning, stacklevel=_CALLER)

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coterie.evaluation.metrics import Array, Score, json_number
+from coterie.evaluation.verdict import of_summary
 
 if TYPE_CHECKING:
     from coterie.data.federated import FederatedDataset
     from coterie.methods.base import Method
-    from coterie.plan.plan import Speed
+    from coterie.planning.plan import Speed
 
 TITLES = {
     "local": "local",
@@ -37,12 +38,10 @@ DESCRIPTIONS = {
     "local": "each client trains on its own rows only",
     "local_star": "local training tuned over all clients without privacy; no client can have it",
     "centralised": "one model trained on all rows in one place, without privacy",
-    "mixed": "the mixed model without privacy: the most that any budget can buy",
+    "mixed": "the method pfeb without noise, as if the budget had no limit",
 }
 PROMISE = "These are averages over clients; no single client is promised a gain."
 """Printed with every comparison with baselines."""
-_CLEAR = 2.0
-"""Standard errors from which a difference counts as clear."""
 
 
 def check_baselines(names: Sequence[str]) -> None:
@@ -62,11 +61,13 @@ class Paired:
             under the baseline; not a number where an error is not finite.
         standard_error: Of that mean, over clients.
         worse: The share of clients whose error is larger under the run.
+        better: The share of clients whose error is smaller under the run.
     """
 
     difference: float
     standard_error: float
     worse: float
+    better: float
 
     @property
     def t(self) -> float:
@@ -79,18 +80,23 @@ class Paired:
     def of(cls, run: Score, other: Score) -> "Paired":
         """Return the comparison of two scores on the same test rows."""
         known = run.rows > 0
-        if not known.any():
-            return cls(math.nan, math.nan, math.nan)
-        ours, theirs = run.clients[known], other.clients[known]
+        return cls.between(run.clients[known], other.clients[known])
+
+    @classmethod
+    def between(cls, ours: Array, theirs: Array) -> "Paired":
+        """Return the comparison of clients' own errors under a run and under a baseline."""
+        count = len(ours)
+        if not count:
+            return cls(math.nan, math.nan, math.nan, math.nan)
         # An error that is not a number is not smaller than any other.
         worse = float((~(ours <= theirs) & ~np.isnan(theirs)).mean())
+        better = float((ours < theirs).mean())
         with np.errstate(invalid="ignore"):
             apart = ours - theirs
         if not np.isfinite(apart).all():
-            return cls(math.nan, math.nan, worse)
-        count = len(apart)
+            return cls(math.nan, math.nan, worse, better)
         error = float(apart.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
-        return cls(float(apart.mean()), error, worse)
+        return cls(float(apart.mean()), error, worse, better)
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ class Baselines:
             "difference_standard_error": json_number(paired.standard_error),
             "t": json_number(paired.t),
             "share_worse_off": json_number(paired.worse),
+            "share_better_off": json_number(paired.better),
             "share_worse_than_local_star": json_number(than_strong),
         }
 
@@ -131,59 +138,34 @@ class Baselines:
         return {f"error_{name}": errors for name, errors in named.items()}
 
 
-def verdict(baselines: Sequence[Mapping[str, Any]]) -> str:
-    """Return how a run compares with `local` and with `local*`, from `references` of a summary."""
-    by_name = {one["name"]: one for one in baselines if one.get("t") is not None}
+def verdict(result: Mapping[str, Any]) -> str:
+    """Return how a run compares with `local` and with `local*`, from its summary."""
     said = []
-    for name, lead in (
-        ("local", "Compared with local training"),
-        ("local_star", "Compared with local*"),
-    ):
-        if name not in by_name:
+    for name, title in (("local", "local training"), ("local_star", TITLES["local_star"])):
+        found = of_summary(result, name, title)
+        if found is None:
             continue
-        t, share = (float(by_name[name][key]) for key in ("t", "share_worse_off"))
-        text = f"{lead}, {_how(t, share)}"
-        free = by_name.get("mixed", {}).get("share_worse_than_local_star")
-        if name == "local_star" and free is not None:
-            text += f" ({_percent(float(free))} without privacy)"
-        said.append(f"{text}.")
+        free: Mapping[str, Any] = next(
+            (one for one in result["references"] if one["name"] == "mixed"), {}
+        )
+        share = free.get("share_worse_than_local_star")
+        more = "" if share is None or name == "local" else f" (without privacy, {_percent(share)})"
+        said.append(f"{found.compared()}{more}.")
     return " ".join(said)
 
 
-def _how(t: float, share: float) -> str:
-    """Return the mean difference and the share of clients worse off, without contradiction.
-
-    A few clients with large losses make a large mean and a larger standard error. So a difference
-    may be unclear on average where most clients lose, and clear where most lose a little.
-    """
-    worse = f"{_percent(share)} of clients"
-    if abs(t) <= _CLEAR and share > 0.5:
-        return (
-            f"joining makes {worse} worse off; the mean difference varies too much between clients "
-            f"to be clear (t = {t:.1f})"
-        )
-    if abs(t) <= _CLEAR:
-        text = f"joining makes no clear difference on average (t = {t:.1f})"
-        return f"{text}; {worse} are worse off"
-    if t < 0 and share > 0.5:
-        text = f"joining is better on average (t = {t:.1f}), by large gains of a few clients"
-        return f"{text}; {worse} are worse off"
-    how = "better" if t < 0 else "worse"
-    return f"joining is {how} on average (t = {t:.1f}); {worse} are worse off"
-
-
-def verdicts(baselines: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+def verdicts(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Return the verdicts of several runs, by their labels, and what an average promises."""
-    said = {label: verdict(one) for label, one in baselines.items()}
+    said = {label: verdict(one) for label, one in results.items()}
     for label, text in said.items():
         if text:
             yield text if len(said) == 1 else f"{label}: {text}"
-    if any(baselines.values()):
+    if any(one.get("references") for one in results.values()):
         yield PROMISE
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * float(share):.0f} %"
 
 
 def score_baselines(
@@ -266,7 +248,7 @@ def _score(
     from coterie.engine.simulate import simulate
     from coterie.evaluation.score import evaluate
     from coterie.models import Linear
-    from coterie.plan.plan import Plan, Privacy
+    from coterie.planning.plan import Plan, Privacy
 
     rounds = 1
     if linear:
@@ -277,7 +259,7 @@ def _score(
         rounds = method.rounds(train.spec).without_noise
     free = Privacy(epsilon=math.inf)
     plan = Plan(method=method, privacy=free, rounds=rounds, simulation_seed=seed)
-    return evaluate(method.model, simulate(plan, train, speed=speed).rows, test)
+    return evaluate(method.model, simulate(plan, train, speed=speed, progress=False).rows, test)
 
 
 def local_method(method: "Method") -> "Method":

@@ -7,7 +7,7 @@ epsilon is 0 for them. Their scores are not private.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from coterie.engine.models import write_models
 from coterie.engine.simulate import Outcome
 from coterie.evaluation.baselines import score_local
 from coterie.evaluation.metrics import Score, distribution_json, json_number, write_metrics
+from coterie.evaluation.predict import variances
 from coterie.evaluation.score import evaluate
 from coterie.methods.base import Method
-from coterie.plan.plan import Speed
+from coterie.planning.plan import Speed
 
 FOLDER = "newcomers"
 """Part of a run folder with the models and metrics of held-out clients."""
@@ -67,6 +68,7 @@ class HeldOut:
     models: Tree
     score: Score
     local: Score | None
+    scaling: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the part of a summary on held-out clients as strict JSON."""
@@ -87,7 +89,7 @@ class HeldOut:
     def keep(self, folder: Path) -> None:
         """Write models, names and metrics into their part of a run folder."""
         place = folder / FOLDER
-        write_models(place, self.models, self.train.names, self.train.scaling)
+        write_models(place, self.models, self.train.names, self.scaling)
         write_metrics(place / "metrics.parquet", self.train, self.score, self.local)
 
 
@@ -136,7 +138,8 @@ def score_held_out(
     score = evaluate(method.model, lambda ids: take(models, torch.from_numpy(ids)), test)
     seed = outcome.plan.simulation_seed or 0
     other = score_local(method, train, test, seed=seed, speed=speed) if local else None
-    return HeldOut(train, models, score, other)
+    kept = {**train.scaling, **variances(method, outcome.shared, train)}
+    return HeldOut(train, models, score, other, kept)
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

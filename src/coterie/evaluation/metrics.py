@@ -179,7 +179,7 @@ def calibration_errors(counts: Array) -> Array:
     return np.where(total > 0, gaps / np.maximum(total, 1), math.nan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Score:
     """A headline metric over the test rows of all clients, and the metrics of each client.
 
@@ -206,6 +206,13 @@ class Score:
     loss: float = math.nan
     reliability: Reliability | None = None
     calibration: PerClient | None = None
+
+    def __repr__(self) -> str:
+        scored = int((self.rows > 0).sum())
+        return (
+            f"<Score: {self.metric} {self.value:.4g}, standard error {self.standard_error:.2g} "
+            f"over {scored:,} clients>"
+        )
 
     @property
     def distribution(self) -> Distribution:

@@ -15,12 +15,13 @@ from torch import Tensor
 from coterie.core.tree import Tree
 from coterie.data.federated import Clients, FederatedDataset, Task
 from coterie.engine.simulate import Outcome
-from coterie.methods.base import predictive_std
+from coterie.methods.base import Method, predictive_std
 from coterie.models import Model
 
 Models = Callable[[NDArray[np.int64]], Tree]
 
 BLOCK = 1024  # clients per batch
+MOST_VALUES = 1 << 23  # of matrices that are kept with the models: 64 MiB
 
 
 def decision_function(outcome: Outcome, data: FederatedDataset) -> list[NDArray[np.floating[Any]]]:
@@ -139,6 +140,33 @@ def _deviations(outcome: Outcome, data: FederatedDataset, train: FederatedDatase
             found[int(client)] = one[: int(count)].copy()
     width = () if data.spec.task in ("regression", "binary") else (data.spec.outputs,)
     return [found.get(client, np.empty((0, *width))) for client in range(len(data))]
+
+
+def variances(method: Method, shared: Tree, train: FederatedDataset) -> dict[str, NDArray[Any]]:
+    """Return what standard deviations of predictions need, {"variance": (clients, p + 1, p + 1)}.
+
+    {} where it is not known, for several outputs, or where it is large: then the training rows are
+    needed. It follows from each client's own rows and the releases, and is as private as its model.
+    """
+    found, width = method.serving.variance, train.spec.features + 1
+    if found is None or train.spec.outputs > 1 or len(train) * width**2 > MOST_VALUES:
+        return {}
+    matrices = np.zeros((len(train), width, width))
+    for clients in train.blocks(np.arange(len(train)), BLOCK):
+        matrices[clients.ids.numpy()] = found(shared, clients).cpu().numpy()
+    return {"variance": matrices}
+
+
+def std_by(data: FederatedDataset, matrices: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the standard deviations of all rows, by one matrix of `variances` per client."""
+    found = np.empty(len(data.targets))
+    for client, matrix in enumerate(matrices):
+        rows = slice(data.offsets[client], data.offsets[client + 1])
+        part: Any = data.features[rows]
+        x = part.toarray() if data.is_sparse else part.flatten(1).cpu().double().numpy()
+        wide = np.column_stack([x, np.ones(len(x))])
+        found[rows] = np.sqrt(((wide @ matrix) * wide).sum(axis=1))
+    return found
 
 
 def _by_client(

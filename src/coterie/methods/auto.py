@@ -1,7 +1,8 @@
 """Auto: a placeholder for a method that a rule picks.
 
-`coterie.plan.rules.choose` picks it from public facts (the model, the spec of the data, the budget)
-before anything is spent, with the reason. It is not a registered method: it computes nothing.
+`coterie.planning.rules.choose` picks it from public facts (the model, the spec of the data, the
+budget) before anything is spent, with the reason. It is not a registered method: it computes
+nothing.
 """
 
 from dataclasses import dataclass, field

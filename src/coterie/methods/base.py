@@ -12,7 +12,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,10 @@ class Rounds:
         share: The smallest share of clients that a released mean is over (1 without clusters).
         passes: Passes over a client's rows per round, for the virtual clock.
         duality: The gap by which a run without privacy stops; None for none.
+        spending: The shape of the budget over rounds that theory recommends: ("power", alpha) for
+            eps_t proportional to t^alpha, ("geometric", Q) for Q^-t. None for none.
+        diverged: From the shared tree to why the steps have diverged, or ""; a run without privacy
+            then stops. None for steps that cannot diverge.
     """
 
     between: tuple[int, int] = (3, 25)
@@ -67,6 +71,8 @@ class Rounds:
     share: float = 1.0
     passes: int = 1
     duality: Duality | None = None
+    spending: tuple[Literal["power", "geometric"], float] | None = None
+    diverged: Callable[[Tree], str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +127,16 @@ class Serving:
             clients cannot be onboarded.
         uncertainty: From (shared, clients, rows) to the standard deviation of predictions for
             other rows of the same clients, (c, longest of rows[, outputs]); None for none.
+        variance: From (shared, clients) to a symmetric matrix per client, (c, features + 1,
+            features + 1): with z = (row, 1), z' M z is the square of that standard deviation. So it
+            can be kept where the rows are not; None where it is not known.
     """
 
     shared_model: Callable[[Tree, Clients], Tree]
     whole: bool = False
     fixed_membership: bool = False
     uncertainty: Callable[[Tree, Clients, Clients], Tensor] | None = None
+    variance: Callable[[Tree, Clients], Tensor] | None = None
 
 
 class Method(ABC):

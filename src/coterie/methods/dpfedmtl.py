@@ -10,18 +10,20 @@ takes s and its own head, trains both for H local steps, and contributes the cha
     s' = s + sum_{k in cohort} clip(s_k - s) / (expected cohort) + noise
 
 Heads never leave. The paper's noise and theorems are wrong (docs/methods/neural.md has the
-numbers): noise of
-S = 2 C K / M on every local gradient of every client, no clipping in the algorithm, K/M for 1/K in
-the sensitivity, T counted twice in Theorem 4.2. `DPFedMTL.paper` makes that plan, for comparison.
-Without noise (epsilon = inf) the method is the paper's FedMTL. Collins, Hassani, Mokhtari,
-Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning" (FedRep, 2021)
-first fit the head against the shared layers, then take steps on these: `alternate`.
+numbers): noise of S = 2 C K / M on every local gradient of every client, no clipping in the
+algorithm, K/M for 1/K in the sensitivity, T counted twice in Theorem 4.2. `DPFedMTL.published`
+makes that plan, for comparison; with `every_step` each of the H local gradients gets its noise,
+unclipped, and no finite epsilon holds. Without noise (epsilon = inf) the method is the paper's
+FedMTL. Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized
+Federated Learning" (FedRep, 2021) first fit the head against the shared layers, then take steps on
+these: `alternate`.
 
 Privacy with heads: a head is a function of its client's rows and the releases, and stays there, so
 it costs nothing in the view of others (billboard lemma).
 """
 
 import fnmatch
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -35,7 +37,7 @@ from coterie.models import MLP, Model
 from coterie.solvers.sgd import SGD
 
 if TYPE_CHECKING:
-    from coterie.plan.plan import Plan
+    from coterie.planning.plan import Plan
 
 
 @register("dpfedmtl", releases="a clipped, noised mean change of the shared layers")
@@ -57,6 +59,9 @@ class DPFedMTL(Proximal):
         head_epochs: Epochs on the head: of each round that alternates, and after the last round,
             when every client, sampled or not, fits its head to the final shared layers (free).
         last_solve: Whether there is that last fit.
+        step_noise: As published: the standard deviation of noise that each client adds to every
+            gradient of the shared layers in its `sgd.steps` local steps. It is part of training,
+            and guarantees nothing: gradients are not clipped.
     """
 
     model: Model = field(default_factory=MLP)
@@ -68,9 +73,12 @@ class DPFedMTL(Proximal):
     alternate: bool = False
     head_epochs: int = 5
     last_solve: bool = True
+    step_noise: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.step_noise and self.alternate:
+            raise ValueError("step_noise and alternate: the published steps change both parts")
         if isinstance(self.personal, str):
             object.__setattr__(self, "personal", (self.personal,))
         if self.split is not None and not callable(self.split):
@@ -81,7 +89,7 @@ class DPFedMTL(Proximal):
         check_numbers(self, head_epochs=">= 1")
 
     @classmethod
-    def paper(
+    def published(
         cls,
         *,
         cohort: float,
@@ -90,23 +98,35 @@ class DPFedMTL(Proximal):
         clip: float = 1.0,
         delta: float = 1e-5,
         model: Any = None,
+        every_step: int | None = None,
+        **settings: Any,
     ) -> "Plan":
-        """Make the plan that the paper prints: a reproduction, NOT A GUARANTEE.
+        """Return the plan that the paper prints: a reproduction, NOT A GUARANTEE.
 
         Every client adds normal noise of deviation sigma S, S = 2 C K / M, to what it sends, C the
         clip, K the expected cohort and M the clients. `plan.guarantee(M).statement()` sets the
         epsilon that the paper claims, sqrt(2 log(1.25/delta)) / sigma, beside the true ones by
         view; `coterie.privacy.published` has all columns of that comparison. In one thing the plan
         is better than the published form: a client's change of a whole round is clipped and noised,
-        once.
+        once. With `every_step`, the number M of clients, it is the published form: no clipping, and
+        noise on each of the `sgd.steps` local gradients (default 1). No epsilon holds for that.
         The paper has K = 20 (CelebA) or 3 (FEMNIST), T = 400 or 1000 `rounds`, and sigma = .11,
         .65, 2.42 or 9.69; it does not state the clip.
         """
         # A plan stands above methods; only this recipe of a whole plan looks up to it.
-        from coterie.plan.plan import Plan, Privacy
+        from coterie.planning.plan import Plan, Privacy
         from coterie.privacy.noise import PublishedLocal
         from coterie.privacy.sampling import Poisson
 
+        usual: dict[str, Any] = {"last_solve": False, **settings}
+        if model is not None:
+            usual["model"] = model
+        if every_step is not None:
+            usual.setdefault("sgd", SGD(steps=1))
+            noise = sigma * 2 * clip * cohort / every_step
+            free = Privacy(epsilon=math.inf, relation="replace", delta=delta)
+            method = cls(step_noise=noise, **usual)
+            return Plan(method=method, privacy=free, sampler=Poisson(cohort), rounds=rounds)
         privacy = Privacy(
             noise_multiplier=sigma,
             noise=PublishedLocal(),
@@ -114,8 +134,7 @@ class DPFedMTL(Proximal):
             delta=delta,
             clip=clip,
         )
-        method = cls(last_solve=False) if model is None else cls(model=model, last_solve=False)
-        return Plan(method=method, privacy=privacy, sampler=Poisson(cohort), rounds=rounds)
+        return Plan(method=cls(**usual), privacy=privacy, sampler=Poisson(cohort), rounds=rounds)
 
     def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for models that do not fit, and splits that leave a side empty."""
@@ -191,8 +210,12 @@ class DPFedMTL(Proximal):
         if self.alternate:
             models = self._fit_heads(models, personal, clients, rng.at("heads"), round)
             only = tuple(layers)
-        after = self.problem().solve(
-            models, clients, rng, round=round, anchor=None, only=only, keep_failed=True
+        after = (
+            self.noisy_steps(models, tuple(layers), clients, rng, round)
+            if self.step_noise
+            else self.problem().solve(
+                models, clients, rng, round=round, anchor=None, only=only, keep_failed=True
+            )
         )
         change = {name: after[name] - leaf for name, leaf in layers.items()}
         return {name: after[name] for name in personal}, change

@@ -31,12 +31,15 @@ class FedAvg(Proximal):
         prox: Weight of FedProx's proximal term towards the shared model; 0 is FedAvg.
         solver: "exact" for linear least squares with prox > 0, "sgd", or "auto".
         sgd: Local steps of a round.
+        step_noise: As published for DPFedAvg (Wu et al.): the standard deviation of noise on every
+            local gradient, without clipping; it guarantees nothing. See `dpfedmtl`.
     """
 
     model: Model = field(default_factory=Linear)
     prox: float = 0.0
     solver: How = "auto"
     sgd: SGD = field(default_factory=lambda: SGD(epochs=5))
+    step_noise: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,6 +58,9 @@ class FedAvg(Proximal):
     ) -> tuple[Tree, Tree]:
         """Work from the shared model; contribute the difference to it."""
         start = stack(shared, len(clients))
+        if self.step_noise:
+            noisy = self.noisy_steps(start, tuple(shared), clients, rng, round)
+            return personal, subtract(noisy, shared)
         after = self.problem().solve(
             start, clients, rng, round=round, anchor=shared, keep_failed=True
         )

@@ -36,7 +36,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +48,9 @@ from coterie.methods.base import Baselines, Post, Rounds, Shape, check_numbers, 
 from coterie.methods.baselines import MTL, InOwnUnits, Single, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.structured import Lift, OwnUnits, Spectrum, apply, lift
+
+if TYPE_CHECKING:
+    from coterie.planning.plan import Plan
 
 _LIFTS = {"flat": 1.2, "floor": 0.1, "add": 1.5}
 _MOST_FEATURES = 4096  # rows of a released matrix
@@ -68,7 +71,7 @@ class SecondMoment(InOwnUnits):
     def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for other models and tasks, and for matrices that are too large."""
         super().check(spec, **given)
-        if self.structure == "low_rank" and spec.features > _MOST_FEATURES:
+        if self.shape is Shape.GRAM and spec.features > _MOST_FEATURES:
             raise ValueError(
                 f"{spec.features} features: the released matrix has at most {_MOST_FEATURES} rows; "
                 'use structure = "group_sparse", or project the features by public directions'
@@ -103,6 +106,8 @@ class MPMTL(SecondMoment):
         clip_own: Of "steps": apply the map to the clipped model, as published.
         decompose: Weight of the norm of a client's own part; None for no such part.
         decompose_by: "entry" (l1 norm) or "column" (l2 norm: the part is used or not as a whole).
+        whole: Of "group_sparse": release the whole second moment and use only its diagonal, as
+            published (Algorithm 3), in place of releasing the diagonal.
     """
 
     model: Model = field(default_factory=Linear)
@@ -117,6 +122,56 @@ class MPMTL(SecondMoment):
     clip_own: bool = False
     decompose: float | None = None
     decompose_by: Literal["entry", "column"] = "entry"
+    whole: bool = False
+
+    @classmethod
+    def published(
+        cls,
+        algorithm: Literal[1, 2, 3] = 2,
+        *,
+        epsilon: float,
+        delta: float,
+        clip: float,
+        rounds: int = 1,
+        lam: float,
+        sensitivity: Literal["2K", "K^2"] | None = None,
+        **settings: Any,
+    ) -> "Plan":
+        """Return the plan of one of the paper's algorithms: a reproduction, NOT A GUARANTEE.
+
+        Algorithm 1 is the framework with Sigma = W W^T, here with exact solves; 2 is low-rank, 3 is
+        group-sparse, whose noise falls on the whole of Sigma. The noise is the published Wishart
+        noise of `sensitivity` 2K (Algorithms 2 and 3) or K^2 (Algorithm 1), K the `clip`, the
+        budget is spent by Theorem 6 and composed by formula (7). The report shows what is claimed
+        beside the true delta. `settings` are those of the method (acceleration, mu, ...).
+        """
+        from coterie.planning.plan import Plan, Privacy
+        from coterie.privacy.calibrate import Even, Theorem
+        from coterie.privacy.noise import PublishedWishart
+
+        if algorithm not in (1, 2, 3):
+            raise ValueError(f"algorithm = {algorithm}: expected 1, 2 or 3")
+        usual: dict[str, Any] = {
+            "model": Linear(bias=False), "lam_scale": "absolute", "lam": lam, "lift_by": 0.0
+        }  # fmt: skip
+        if algorithm > 1:
+            usual |= {"solver": "steps", "clip_own": True}
+        if algorithm == 3:
+            usual |= {"structure": "group_sparse", "whole": True}
+        noise = PublishedWishart(sensitivity or ("K^2" if algorithm == 1 else "2K"))
+        privacy = Privacy(
+            epsilon=epsilon,
+            delta=delta,
+            clip=clip,
+            noise=noise,
+            spend=Even() if algorithm == 1 else Theorem(),
+        )
+        return Plan(method=cls(**{**usual, **settings}), privacy=privacy, rounds=rounds)
+
+    @property
+    def shape(self) -> Shape:
+        """A second moment, or its diagonal."""
+        return Shape.GRAM if self.whole else super().shape
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,6 +180,8 @@ class MPMTL(SecondMoment):
             raise ValueError('lam_scale = "absolute" needs a lam: give one')
         if self.acceleration == "strong" and self.mu == 0:
             raise ValueError('acceleration = "strong" needs mu > 0, for example 1e-3')
+        if self.whole and self.structure != "group_sparse":
+            raise ValueError('whole is for structure = "group_sparse": low_rank releases it anyway')
         if self.solver == "solve" and self.clip_own:
             raise ValueError('clip_own belongs to solver = "steps": a solve has no model to clip')
 
@@ -140,7 +197,21 @@ class MPMTL(SecondMoment):
 
     def rounds(self, spec: Spec) -> Rounds:
         """Return the rule for rounds, with an error of 0.25."""
-        return replace(super().rounds(spec), error=0.25)
+        return replace(super().rounds(spec), error=0.25, spending=self._theorem_6(spec))
+
+    def _theorem_6(self, spec: Spec) -> tuple[Literal["power", "geometric"], float] | None:
+        """Return the budget over steps that Theorem 6 recommends; None for solves."""
+        if self.solver == "solve":
+            return None
+        ratio = self.mu / self._curvature(spec.task == "binary")
+        if self.acceleration == "strong":
+            return "geometric", (1 - math.sqrt(ratio)) ** (1 / 5)
+        if self.acceleration == "on":
+            return "power", 2 / 5
+        return ("geometric", (1 - ratio) ** (2 / 5)) if self.mu > 0 else ("power", 0.0)
+
+    def _curvature(self, binary: bool) -> float:
+        return (0.25 if binary else 1.0) + self.mu
 
     def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Start with nothing: the first round fits own rows only."""
@@ -176,7 +247,10 @@ class MPMTL(SecondMoment):
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Keep the released moment, lifted above its noise: post-processing."""
         by = _LIFTS[self.lift] if self.lift_by is None else self.lift_by
-        moment = lift(post.value["moment"].double(), by * post.radius, self.lift)
+        moment = post.value["moment"].double()
+        if self.whole:
+            moment = moment.diagonal().clone()
+        moment = lift(moment, by * post.radius, self.lift)
         # A cohort of part of the clients stands for all of them.
         return {
             **shared,
@@ -221,7 +295,7 @@ class MPMTL(SecondMoment):
         return spectrum, lam * (spectrum.size if self.lam_scale == "posted" else 1.0)
 
     def _step_size(self, units: OwnUnits) -> float:
-        curvature = (0.25 if units.binary else 1.0) + self.mu
+        curvature = self._curvature(units.binary)
         return 1 / (curvature if self.decompose is None else 2 * curvature)
 
     def _solved(self, shared: Tree, units: OwnUnits) -> Tree:
@@ -296,7 +370,7 @@ class MPMTL(SecondMoment):
             return 0.0
         if self.acceleration == "on":
             return (posts - 1) / (posts + 2)
-        ratio = math.sqrt(self.mu / ((0.25 if units.binary else 1.0) + self.mu))
+        ratio = math.sqrt(self.mu / self._curvature(units.binary))
         return (1 - ratio) / (1 + ratio)
 
     def _soft(self, own: Tensor, eta: float) -> Tensor:

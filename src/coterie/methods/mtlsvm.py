@@ -11,10 +11,10 @@ number in [-C1, C1]) w = sum_k a_k and v_k = a_k / C2, a_k = sum_i b_ik x_ik. C2
 machine for all; C2 -> 0 with C1 / C2 held fixed gives machines of each client's own, with the
 constant C1 / C2.
 
-The steps are not the published ones, of which several do not solve this problem (ADR 17): the dual
-is minimised coordinate by coordinate with its box and soft threshold (`solvers.sdca`), and clients
-work side by side safely (Ma et al. 2015, "Adding vs. averaging in distributed primal-dual
-optimization"). A client minimises over its own change d
+The steps are not the published ones, of which several do not solve this problem (ADR 17;
+`MTLSVM.published` runs those). The dual is minimised coordinate by coordinate with its box and soft
+threshold (`solvers.sdca`), and clients work side by side safely (Ma et al. 2015, "Adding vs.
+averaging in distributed primal-dual optimization"). A client minimises over its own change d
 
     w . A_k d + sigma/2 |A_k d|^2 + (its own terms at b_k + d),      sigma = gamma K
 
@@ -33,10 +33,11 @@ optimum.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.rng import Rng
@@ -59,10 +60,14 @@ from coterie.methods.svm import ClassWeight, Machines, joined, kept_part, padded
 from coterie.models import Linear, Model
 from coterie.solvers.sdca import Losses, certify, take_steps
 
+if TYPE_CHECKING:
+    from coterie.planning.plan import Plan
+
 _LAST_EPOCHS = 200
 _LOCAL_TOL = 1e-4  # the largest gradient at which local steps stop before their epochs are over
 _LAST_TOL = 1e-6
 _LARGEST = 3.0  # the norm that the shared weights may reach at the usual clip
+_DIVERGED = 1e9  # the norm at which published steps have diverged: they only grow from there
 
 
 @register("mtlsvm", releases="a noised sum of dual steps")
@@ -89,6 +94,10 @@ class MTLSVM(Machines):
         mask_keep: Of "bernoulli": the probability that a row's step is kept in a round.
         mask_beta: Of "beta": its two parameters.
         mask_untouched: The share of rows, drawn anew each round, that no mask touches.
+        steps: "safe", or "published": one pass per round of the paper's steps (13) and (14), or
+            (27) for regression, without a box, while all changes are added as they are. They solve
+            another problem, or diverge; a run without privacy then stops, and states it.
+        update: "add" the sum of the changes to w, or "replace" w by it (the paper's line 15).
     """
 
     shape = Shape.SUM
@@ -108,10 +117,13 @@ class MTLSVM(Machines):
     mask_keep: float = 0.5
     mask_beta: tuple[float, float] = (2.0, 0.5)
     mask_untouched: float = 0.0
+    steps: Literal["safe", "published"] = "safe"
+    update: Literal["add", "replace"] = "add"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(self, c1="> 0", c2="> 0", stop="> 0")
+        self._check_published()
         self.losses()
         for name in ("epochs", "together"):
             value = getattr(self, name)
@@ -123,6 +135,31 @@ class MTLSVM(Machines):
                 f"gamma = {self.gamma!r}: expected 'add', 'average' or a number in (0, 1]"
             )
         self._check_mask()
+
+    @classmethod
+    def published(
+        cls, *, rounds: int = 100, update: Literal["add", "replace"] = "replace", **settings: Any
+    ) -> "Plan":
+        """Return the plan of the paper's Algorithm 1: a reproduction that may diverge.
+
+        Without noise, as in the paper, so nothing is guaranteed. C1 has no effect on the published
+        steps, which have no box. `update = "add"` mends line 15 alone; `settings` are those of the
+        method, such as c2, tube and masks (`mask = "paper"`).
+        """
+        from coterie.planning.plan import Plan, Privacy
+
+        usual: dict[str, Any] = {"model": Linear(bias=False), "last_solve": False}
+        method = cls(steps="published", update=update, **{**usual, **settings})
+        return Plan(method=method, privacy=Privacy(epsilon=math.inf), rounds=rounds)
+
+    def _check_published(self) -> None:
+        for name, choices in (("steps", "safe, published"), ("update", "add, replace")):
+            if getattr(self, name) not in choices.split(", "):
+                raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {choices}")
+        if self.update == "replace" and self.steps != "published":
+            raise ValueError('update = "replace" is for steps = "published": use "add"')
+        if self.steps == "published" and self.mask == "step":
+            raise ValueError('mask = "step" is for safe steps: use "paper", or "none"')
 
     def _check_mask(self) -> None:
         for name, choices in (("mask", "none, step, paper"), ("mask_law", "bernoulli, beta")):
@@ -147,18 +184,26 @@ class MTLSVM(Machines):
 
         There is no duality gap under the published mask: w is then not the sum of own sums.
         """
-        gap = None if self.mask == "paper" else Duality(self.stop, self._certify, _norm)
+        published = self.steps == "published"
+        paper = published or self.mask == "paper"
+        gap = None if paper else Duality(self.stop, self._certify, _norm)
         return replace(
             super().rounds(spec),
             between=(1, 5),
             without_noise=1000,
-            passes=self.epochs,
+            passes=1 if published else self.epochs,
             duality=gap,
+            diverged=_why_diverged if published else None,
         )
 
     def check(self, spec: Spec, *, cohort: int | None = None, **given: Any) -> None:
         """Raise ValueError for other models, and for cohorts larger than the steps are safe for."""
         super().check(spec, cohort=cohort, **given)
+        if self.steps == "published" and spec.task == "regression" and self.c2 == 1:
+            raise ValueError(
+                "c2 = 1: the published step (27) divides by (1/C2 - 1) |x|^2 = 0; choose another "
+                'c2, or steps = "safe"'
+            )
         if self.together is not None and cohort is not None and self.together < cohort:
             raise ValueError(
                 f"together = {self.together}, but a round may have {cohort} clients: steps made "
@@ -203,7 +248,8 @@ class MTLSVM(Machines):
         if zero:
             yield f"{zero} rows are all zeros and are left out: no step can change them"
         if data.spec.task in ("binary", "multiclass") and len(found := one_class_clients(data)):
-            yield f"{len(found)} clients have rows of one class only"
+            who = "1 client has" if len(found) == 1 else f"{len(found)} clients have"
+            yield f"{who} rows of one class only"
 
     def _mask_caveats(self, private: bool) -> tuple[str, ...]:
         if self.mask == "none":
@@ -244,6 +290,8 @@ class MTLSVM(Machines):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Take safe dual steps; contribute what they add to the shared weights."""
+        if self.steps == "published":
+            return self._published_update(shared, personal, clients, rng)
         gamma, sigma = self._pace(clients.spec)
         own, before = joined(personal), padded(personal["dual"], clients.longest)
         mask = self._draw_mask(clients, before.shape[1], rng)
@@ -268,6 +316,81 @@ class MTLSVM(Machines):
         }
         return after, parted(gamma * moved.to(own.device), personal)
 
+    def _published_update(
+        self, shared: Tree, personal: Tree, clients: Clients, rng: Rng
+    ) -> tuple[Tree, Tree]:
+        """Take the published steps, one pass in random order; a mask touches what is sent."""
+        centre, own = joined(shared).cpu().double(), joined(personal).cpu().double()
+        before = padded(personal["dual"], clients.longest).cpu().double()
+        after, orders = before.clone(), rng.at("order").keys(clients.ids)
+        for place, (rows, targets) in enumerate(self._published_rows(clients, own.shape[-1])):
+            stream = np.random.Generator(np.random.Philox(key=int(orders[place])))
+            for output in range(own.shape[1]):
+                after[place, : len(rows), output] = torch.from_numpy(
+                    self._published_pass(
+                        (rows, targets[:, output], stream.permutation(len(rows))),
+                        centre[output].numpy(),
+                        own[place, output].numpy(),
+                        after[place, : len(rows), output].numpy(),
+                        regression=clients.spec.task == "regression",
+                    )
+                )
+        steps = after - before
+        mask = self._draw_mask(clients, before.shape[1], rng)
+        sent = steps if mask is None else steps * mask[..., None]
+        device, width = personal["dual"].device, own.shape[-1]
+        whole, moved = (combine(clients, part, width).to(device) for part in (steps, sent))
+        state = {**parted(own.to(device) + whole / self.c2, personal), "dual": after.to(device)}
+        return state, parted(moved, personal)
+
+    def _published_rows(
+        self, clients: Clients, width: int
+    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Yield each client's rows, with a 1 behind for a bias, and its targets by output."""
+        for start, count in zip(clients.starts.tolist(), clients.counts.tolist(), strict=True):
+            part = clients.features[start : start + count]
+            dense = part.flatten(1).cpu().numpy() if isinstance(part, Tensor) else part.toarray()
+            rows = np.asarray(dense, dtype=np.float64)
+            rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=1.0)
+            given = clients.targets[start : start + count].cpu()
+            if clients.spec.task == "regression":
+                yield rows, given.double().numpy().reshape(count, -1)
+            elif clients.spec.task == "multiclass":
+                one = torch.nn.functional.one_hot(given.long(), clients.spec.outputs)
+                yield rows, 2.0 * one.double().numpy() - 1
+            else:
+                yield rows, 2.0 * given.double().numpy().reshape(count, -1) - 1
+
+    def _published_pass(
+        self,
+        rows: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]],
+        centre: NDArray[np.float64],
+        own: NDArray[np.float64],
+        dual: NDArray[np.float64],
+        *,
+        regression: bool,
+    ) -> NDArray[np.float64]:
+        """Return the duals after one pass over rows, targets and their order.
+
+        With signed duals b = alpha y, steps (13) and (14) move b by (y - x.(w + v)) / ((1 + 1/C2)
+        |x|^2). Step (27), printed for b = alpha^- - alpha^+, has the residual x.(v - w) - y and the
+        denominator (1/C2 - 1) |x|^2. Neither has a box.
+        """
+        (x, y, order), dual = rows, dual.copy()
+        shared = -1.0 if regression else 1.0
+        tube, scale = (self.tube if regression else 0.0), shared + 1 / self.c2
+        q, squares = shared * centre + own, np.square(x).sum(axis=1)
+        with np.errstate(all="ignore"):  # overflow is how they diverge
+            for i in order:
+                a = scale * squares[i]
+                if a == 0:
+                    continue
+                u = a * dual[i] - (x[i] @ q - y[i])
+                new = np.sign(u) * max(abs(u) - tube, 0.0) / a
+                q += scale * (new - dual[i]) * x[i]
+                dual[i] = new
+        return dual
+
     def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Take the part of the step that the clip kept, of b and v alike; none if none was sent."""
         start = {**before, "dual": padded(before["dual"], after["dual"].shape[1])}
@@ -275,9 +398,11 @@ class MTLSVM(Machines):
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Add the released sum, and note how large its noise is: a public number."""
-        weights = _weights(shared)
-        moved = add(weights, to(post.value, shared["noise"].device))
-        return {**moved, "noise": shared["noise"] + size(weights) * post.deviation**2}
+        weights, posted = _weights(shared), to(post.value, shared["noise"].device)
+        noise = size(weights) * post.deviation**2
+        if self.update == "replace":
+            return {**posted, "noise": torch.full_like(shared["noise"], noise)}
+        return {**add(weights, posted), "noise": shared["noise"] + noise}
 
     def _centre(self, shared: Tree) -> Tensor:
         """Return w, shortened by what noise explains of it (James and Stein 1961).
@@ -357,6 +482,14 @@ class MTLSVM(Machines):
 
 def _weights(shared: Tree) -> Tree:
     return {name: leaf for name, leaf in shared.items() if name != "noise"}
+
+
+def _why_diverged(shared: Tree) -> str:
+    """Return that published steps have diverged, or ""."""
+    norm = float(joined(shared).norm())
+    if norm < _DIVERGED:
+        return ""
+    return f"the published steps diverged: the shared weights reached a norm of {norm:.2g}"
 
 
 def _norm(shared: Tree) -> float:

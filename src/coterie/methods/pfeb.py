@@ -70,7 +70,7 @@ from coterie.methods.base import (
 from coterie.methods.baselines import LAMS, modes, own_shares, ridge_prior
 from coterie.models import Linear, Model
 from coterie.models.linear import check_directions, head_of, matrix_of, slice_variances
-from coterie.plan.advice import FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS, ROUNDS
+from coterie.planning.advice import FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS, ROUNDS
 from coterie.solvers.posterior import (
     Prior,
     add_in_turn,
@@ -351,10 +351,27 @@ class PFEB(Method):
         noise = prior.residual if clients.spec.task == "regression" else 0.0
         return (scores.square() + noise).sqrt()
 
+    def _variance(self, shared: Tree, clients: Clients) -> Tensor:
+        """Return the matrix of `_uncertainty` of each client, for one output."""
+        prior, width = self.prior(shared, clients.spec), clients.spec.features
+        found = posterior(clients, prior, bias=self._bias, curvature=True)
+        assert found.curvature is not None
+        root = prior.variances[0].sqrt()
+        inner = torch.eye(len(root), dtype=torch.float64) - found.curvature.cpu()
+        whole = torch.zeros(len(clients), width + 1, width + 1, dtype=torch.float64)
+        whole[:, : len(root), : len(root)] = inner * root[:, None] * root
+        whole[:, width, width] += prior.residual if clients.spec.task == "regression" else 0.0
+        return whole
+
     @property
     def serving(self) -> Serving:
         """The mean of the prior as the shared model, and predictive uncertainty."""
-        return Serving(shared_model=self._mean, whole=True, uncertainty=self._uncertainty)
+        return Serving(
+            shared_model=self._mean,
+            whole=True,
+            uncertainty=self._uncertainty,
+            variance=None if self.guard else self._variance,
+        )
 
     def _mean(self, shared: Tree, clients: Clients) -> Tree:
         return to(head_of(shared["mean"], self._bias), clients.device)
@@ -362,15 +379,16 @@ class PFEB(Method):
     def notes(self, *, private: bool = True, clip: float = 1.0, **run: Any) -> Notes:
         """Return what the clip bounds, and what the guard does not do."""
         blocks = self._blocks(clip)
-        shares = ", ".join(f"{block.name} {block.share:.2g}" for block in blocks)
+        shares = ", ".join(f"{block.name} {100 * block.share:.0f} %" for block in blocks)
+        split = f" The budget is split: {shares}." if len(blocks) > 1 else ""
         guard = (
             "The guard protects against a broken shared model. It does not lower the share of "
             "clients that local training would serve better.",
         )
         return Notes(
             settings=(
-                f"Clip: {clip:g} for the mean, in units of the prior. The {len(blocks)} blocks of "
-                f"a contribution share the budget mu^2: {shares}.",
+                f"Clip: a client's model counts as at most {clip:g} standard deviation"
+                f"{'s' * (clip != 1)} away from the mean model.{split}",
             ),
             caveats=guard if private and self.guard else (),
         )

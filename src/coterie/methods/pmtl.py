@@ -2,7 +2,7 @@
 
 Hu, Wu, Smith, "Private Multi-Task Learning: Formulation and Applications to Federated Learning",
 TMLR 2023, Algorithm 1, with the mean over a client's rows for the loss (lam then means the same for
-small and large clients):
+small and large clients; `loss = "sum"` is the published sum, lam / n_k against the mean):
 
     min_{w_1..w_m}  (1/m) sum_k [ mean_i loss(x_i, w_k) + lam/2 |w_k - shared|^2 ]
 
@@ -18,6 +18,11 @@ recursion depends on the level of the shared model, which integrates the noise a
 forgets old noise. Same sensitivity, same epsilon. Caveat: this difference does not vanish at the
 optimum, so a clip below the clients' typical deviation moves the fixed point to a clipped,
 median-like centre.
+
+`PMTL.published` makes the plan of the paper's Algorithm 1. It adds N(0, sigma^2 I) to the mean of q
+contributions clipped to gamma: a noise multiplier of z = q sigma / gamma on their sum. Theorem 1's
+sigma for q = m, 4 gamma sqrt(T log(1/delta)) / (epsilon m), is z = 4 sqrt(T log(1/delta)) /
+epsilon: under replace mu = epsilon / (2 sqrt(log(1/delta))), more noise than epsilon needs.
 
 Not copied from the authors' code: weights by row counts (the noise does not cover them) and the
 unsquared norm (not the objective). A client starts from the shared model of the round in which it
@@ -45,7 +50,7 @@ those of any clipped sum; there are fewer numbers for the noise to fall on.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,9 +80,12 @@ from coterie.models.linear import (
     slice_of,
     slice_variances,
 )
-from coterie.solvers.local import How
+from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.posterior import Prior
 from coterie.solvers.sgd import SGD
+
+if TYPE_CHECKING:
+    from coterie.planning.plan import Plan
 
 LAST = (0.5, 1.0, 2.0, 4.0)
 """The penalties that a client chooses from for its last fit of a head, in units of lam."""
@@ -103,6 +111,8 @@ class PMTL(Proximal):
             empty for one cluster of all.
         shared: "all" of the model, or a "slice" of a linear head: see the module's docstring.
         directions: How many of the first features are in the slice; 0 for the biases only.
+        loss: "mean" of a client's losses, or their "sum" (as published), which weighs lam by
+            1 / n_k. The learning rate is that of the mean in both.
         last_lam: The weight of the last solve of a slice's heads; None for each client's own choice
             of 0.5, 1, 2 or 4 times `lam` by leave-one-out, which is free.
     """
@@ -117,6 +127,7 @@ class PMTL(Proximal):
     clusters: tuple[int, ...] = ()
     shared: Literal["all", "slice"] = "all"
     directions: int = 16
+    loss: Literal["mean", "sum"] = "mean"
     last_lam: float | None = None
 
     def __post_init__(self) -> None:
@@ -130,9 +141,56 @@ class PMTL(Proximal):
                 "from 0 on with none left out"
             )
 
+    @classmethod
+    def published(
+        cls,
+        *,
+        clients: int,
+        cohort: int,
+        rounds: int,
+        gamma: float,
+        sigma: float | None = None,
+        epsilon: float | None = None,
+        **settings: Any,
+    ) -> "Plan":
+        """Return the plan of the paper's Algorithm 1: q of m clients, noise sigma on their mean.
+
+        Give `sigma`, or `epsilon` for Theorem 1's sigma (all clients in every round). The delta is
+        1 / m. What the plan guarantees, `plan.guarantee(clients).statement()`, is our account of
+        that noise, not the paper's. `settings` are those of the method (model, lam, sgd, ...).
+        """
+        from coterie.planning.plan import Plan, Privacy
+        from coterie.privacy.published import theorem_1_sigma
+        from coterie.privacy.sampling import FixedSize
+
+        if (sigma is None) == (epsilon is None):
+            raise ValueError(f"sigma = {sigma}, epsilon = {epsilon}: give one of them")
+        delta = 1 / clients
+        if sigma is None:
+            if cohort != clients:
+                raise ValueError(
+                    f"cohort = {cohort}: Theorem 1 has constants for all {clients} clients only; "
+                    "give sigma"
+                )
+            sigma = theorem_1_sigma(float(epsilon or 0), delta, clients, rounds, gamma)
+        usual: dict[str, Any] = {
+            "change_from": "own", "last_solve": False, "loss": "sum", "solver": "sgd"
+        }  # fmt: skip
+        privacy = Privacy(
+            noise_multiplier=cohort * sigma / gamma, clip=gamma, delta=delta, relation="replace"
+        )
+        return Plan(
+            method=cls(**{**usual, **settings}),
+            privacy=privacy,
+            sampler=FixedSize(cohort),
+            rounds=rounds,
+        )
+
     def _check_slice(self) -> None:
         if self.shared not in ("all", "slice"):
             raise ValueError(f'shared = {self.shared!r}: expected "all" or "slice"')
+        if self.loss not in ("mean", "sum"):
+            raise ValueError(f'loss = {self.loss!r}: expected "mean" or "sum"')
         if self.shared == "all":
             if self.last_lam is not None:
                 raise ValueError(
@@ -145,10 +203,11 @@ class PMTL(Proximal):
                 f"lam = {self.lam}, last_lam = {self.last_lam}: expected finite numbers > 0 for a "
                 "slice: without a penalty, classes that a client has no rows of have no fit"
             )
-        if self.clusters or self.change_from == "own" or self.solver == "sgd":
+        if self.clusters or self.change_from == "own" or self.solver == "sgd" or self.loss == "sum":
             raise ValueError(
-                'shared = "slice" is solved exactly, changes from the shared slice, and knows no '
-                'clusters: leave clusters, change_from and solver out, or use shared = "all"'
+                'shared = "slice" is solved exactly for the mean loss, changes from the shared '
+                "slice, and knows no clusters: leave clusters, change_from, solver and loss out, "
+                'or use shared = "all"'
             )
 
     def notes(self, **run: Any) -> Notes:
@@ -242,9 +301,8 @@ class PMTL(Proximal):
             after = self._fit(anchor, clients, [self.lam], self.directions)
             return after, slice_of(subtract(after, anchor), self.directions)
         start = begin(personal, anchor) if self.clusters else personal
-        after = self.problem().solve(
-            start, clients, rng, round=round, anchor=anchor, keep_failed=True
-        )
+        problem = self._weighed(self.problem(), clients)
+        after = problem.solve(start, clients, rng, round=round, anchor=anchor, keep_failed=True)
         change = subtract(after, anchor if self.change_from == "shared" else start)
         if not self.clusters:
             return after, change
@@ -280,7 +338,14 @@ class PMTL(Proximal):
             lams = lams if self.last_lam is None else [self.last_lam]
             return finite_or(self._fit(anchor, clients, lams, clients.spec.features), personal)
         start = begin(personal, anchor) if self.clusters else personal
-        return self.last_problem().solve(start, clients, rng, round=0, anchor=anchor)
+        problem = self._weighed(self.last_problem(), clients)
+        return problem.solve(start, clients, rng, round=0, anchor=anchor)
+
+    def _weighed(self, problem: LocalProblem, clients: Clients) -> LocalProblem:
+        """Weigh lam by the rows of each client for a loss that is a sum."""
+        if self.loss == "mean" or self.lam == 0:
+            return problem
+        return replace(problem, lams=self.lam / clients.counts.clamp_min(1).to(clients.device))
 
     def _fit(self, anchor: Tree, clients: Clients, lams: list[float], directions: int) -> Tree:
         """Fit the first columns of every client's head to its own rows, near the anchor."""

@@ -6,6 +6,8 @@ min_w  mean over own rows of loss(w) + lam/2 |w - anchor|^2      (`solvers.local
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add
 from coterie.data.federated import Clients, Spec
@@ -25,10 +27,15 @@ class Proximal(Method):
     solver: How = "sgd"
     sgd: SGD
     last_epochs: int = 5
+    step_noise: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, lam=">= 0", last_epochs=">= 1")
+        check_numbers(self, lam=">= 0", last_epochs=">= 1", step_noise=">= 0")
+        if self.step_noise and self.sgd.steps is None:
+            raise ValueError(
+                f"step_noise = {self.step_noise}: published steps are counted: give sgd.steps"
+            )
 
     def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for models that do not fit, and exact solves that do not exist."""
@@ -43,6 +50,27 @@ class Proximal(Method):
         """Return the problem that every client solves after the last round, which is free."""
         problem = self.problem()
         return replace(problem, sgd=replace(problem.sgd, epochs=self.last_epochs, steps=None))
+
+    def noisy_steps(
+        self, models: Tree, layers: tuple[str, ...], clients: Clients, rng: Rng, round: int
+    ) -> Tree:
+        """Take the steps of Wu et al. (DPFedMTL): noise of the client's own on every gradient.
+
+        `layers` are the shared leaves; only their gradients get noise, of deviation `step_noise`.
+        Nothing is clipped, so this guarantees nothing.
+        """
+        one = replace(self.problem(), sgd=replace(self.sgd, steps=1))
+        scale = self.sgd.rate(round) * self.step_noise
+        for step in range(self.sgd.steps or 1):
+            stream = rng.at("step", step)
+            models = one.solve(models, clients, stream, round=round, anchor=None, keep_failed=True)
+            models = {name: leaf.clone() for name, leaf in models.items()}
+            for place, key in enumerate(stream.at("noise").keys(clients.ids)):
+                own = Rng(int(key)).torch(clients.device)
+                for name in layers:
+                    row = models[name][place]
+                    row -= scale * torch.randn(row.shape, generator=own, device=row.device)
+        return models
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the shared model by the released mean."""

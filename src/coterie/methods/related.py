@@ -44,14 +44,13 @@ import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, by_row, finite_or, map_leaves, stack, subtract
+from coterie.core.tree import Tree, map_leaves, stack, subtract
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Notes, Post, Serving, check_numbers, register
 from coterie.methods.pmtl import begin, begun, check_membership
 from coterie.methods.proximal import Proximal
 from coterie.models import Linear, Model
 from coterie.solvers.local import How, LocalProblem
-from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD
 from coterie.solvers.structured import SAME, Decomposition, check_relation, decompose, mean_relation
 
@@ -213,13 +212,8 @@ class Related(Proximal):
         diagonal = self.relation(clients.spec.clients).diagonal
         if bool((diagonal == diagonal[0]).all()):
             return problem.solve(start, clients, rng, **how)
-        strength = (2 * self.lam * diagonal[clients.ids.cpu()]).to(clients.device)
-        if problem.is_exact(clients.spec):
-            assert isinstance(self.model, Linear)
-            after = solve_ridge(clients, anchor=how["anchor"], lam=strength, bias=self.model.bias)
-            return after if how.get("keep_failed") else finite_or(after, start)
-        weights = map_leaves(lambda leaf: by_row(strength.to(leaf), leaf).expand_as(leaf), start)
-        return replace(problem, weights=weights).solve(start, clients, rng, **how)
+        lams = (2 * self.lam * diagonal[clients.ids.cpu()]).to(clients.device)
+        return replace(problem, lams=lams).solve(start, clients, rng, **how)
 
     def local_update(
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int

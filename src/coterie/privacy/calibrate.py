@@ -237,6 +237,8 @@ class Spending(ABC):
     """How a budget is spread over rounds."""
 
     kind: ClassVar[str] = ""
+    by_method: ClassVar[bool] = False
+    """Whether the method's theory chooses the shape, once the data's spec is known."""
 
     @abstractmethod
     def shares(self, rounds: int) -> tuple[float, ...]:
@@ -258,7 +260,7 @@ class Spending(ABC):
     @classmethod
     def choices(cls) -> Mapping[str, type["Spending"]]:
         """Return the kinds of spending by name."""
-        kinds: tuple[type[Spending], ...] = (Even, Power, Geometric)
+        kinds: tuple[type[Spending], ...] = (Even, Power, Geometric, Theorem)
         return {kind.kind: kind for kind in kinds}
 
 
@@ -304,3 +306,15 @@ class Geometric(Spending):
         """Return Q^-t over the largest."""
         top = rounds if self.Q < 1 else 1
         return tuple(float(self.Q ** (top - t)) for t in range(1, rounds + 1))
+
+
+@dataclass(frozen=True)
+class Theorem(Spending):
+    """The shape that the method's theory recommends (`Rounds.spending`); a plan resolves it."""
+
+    kind: ClassVar[str] = "theorem"
+    by_method: ClassVar[bool] = True
+
+    def shares(self, rounds: int) -> tuple[float, ...]:
+        """Return ones until the plan is resolved."""
+        return (1.0,) * rounds

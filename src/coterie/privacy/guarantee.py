@@ -65,12 +65,13 @@ _CENTRAL = {
 _LARGEST = 700.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Guarantee:
     """What a plan guarantees to each client, against the other clients and by view.
 
     `simulation` says that the noise comes from a known seed: then nothing is guaranteed. `assumed`
-    is what is assumed to be public without being declared so. Raise ValueError if the plan has no
+    is what is assumed to be public without being declared so. `unit` is the protected unit in the
+    owner's words; whatever it says, one client is protected. Raise ValueError if the plan has no
     proved account.
 
     **Guarantee:** everything released together is (epsilon, delta)-DP in each client, and so are
@@ -88,6 +89,7 @@ class Guarantee:
     clients: int
     simulation: bool = False
     assumed: tuple[str, ...] = ()
+    unit: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "events", tuple(self.events))
@@ -98,6 +100,16 @@ class Guarantee:
         check_covered(count((e, 1) for e in self.events), self.participation, self.relation)
         for event in set(self.events):
             check_honest(event.honest, self.participation, self.clients)
+
+    def __repr__(self) -> str:
+        if not self.events:
+            return f"<Guarantee: nothing is released by {self.clients:,} clients>"
+        seen = "SIMULATION, " if self.simulation else ""
+        return (
+            f"<Guarantee: {seen}epsilon {round_up(self.epsilon)} at delta {show_delta(self.delta)} "
+            f"against the {view_of(self)}, {self.relation}, {self.clients:,} clients, "
+            f"{len(self.events)} releases>"
+        )
 
     @property
     def profile(self) -> Profile:
@@ -212,6 +224,8 @@ class Guarantee:
         if {event.name for event in self.events} <= {Gaussian.name, NonPrivate.name}:
             noise = [getattr(event, "noise_multiplier", 0.0) for event in self.events]
             found["noise_multipliers"] = [[z, len(list(run))] for z, run in groupby(noise)]
+        if self.unit:
+            found["about"] = {"unit": self.unit}
         if self.per_participation is not None:
             found["epsilon_per_participation"] = self.per_participation
         claimed = self.claimed_epsilon
@@ -234,6 +248,7 @@ class Guarantee:
             clients=int(data["clients"]),
             simulation=bool(data["simulation"]),
             assumed=tuple(data.get("assumed_public", ())),
+            unit=str(data.get("about", {}).get("unit", "")),
         )
 
 
@@ -365,6 +380,17 @@ def round_up(bound: float, digits: int = 4) -> str:
     return f"{shown.normalize():f}" if -5 <= shown.adjusted() < 6 else f"{shown:.{digits - 1}e}"
 
 
+def show_delta(delta: float) -> str:
+    """Return an upper bound on delta with three digits: epsilon holds at no smaller one.
+
+    >>> show_delta(1e-5), show_delta(8.1004e-06), show_delta(3e-5 + 1e-21), show_delta(0.0)
+    ('1e-05', '8.11e-06', '3e-05', '0')
+    """
+    # Float sums of deltas may be off in their last bits.
+    exact = Context(prec=12).create_decimal(repr(float(delta)))
+    return f"{float(Context(prec=3, rounding=ROUND_CEILING).plus(exact)):.3g}"
+
+
 def state(
     guarantee: Guarantee,
     *,
@@ -383,7 +409,7 @@ def state(
     spent = guarantee.epsilon if epsilon is None else epsilon
     lines = [
         state_epsilon(spent, guarantee.delta, len(guarantee.events), guarantee.relation),
-        f"Protected: {UNIT}. In neighbouring runs {RELATIONS[guarantee.relation]}.",
+        f"Protected: {protected(guarantee)}. In neighbouring runs {RELATIONS[guarantee.relation]}.",
         adversary or _adversary(guarantee),
         f"Sampling: {_sampling(guarantee)}",
         accountant or f"Accountant: {guarantee.profile.accountant}.",
@@ -394,7 +420,8 @@ def state(
         lines.append(f"Assumed public: {'; '.join(guarantee.assumed)}.")
     if spent == math.inf:
         # Under Wishart noise a larger delta may still have an epsilon; without noise none has.
-        at = f" at delta = {guarantee.delta:.3g}" if own and guarantee.delta_at(1e9) < 1 else ""
+        finite = own and guarantee.delta_at(1e9) < 1
+        at = f" at delta = {show_delta(guarantee.delta)}" if finite else ""
         lines.insert(0, f"NOT PRIVATE: epsilon is infinite{at}.")
     if guarantee.simulation:
         lines.insert(0, "SIMULATION: noise from a known seed, not a guarantee.")
@@ -403,13 +430,19 @@ def state(
     return lines
 
 
+def protected(guarantee: Guarantee) -> str:
+    """Return the protected unit; what the owner calls it comes first."""
+    return f'"{guarantee.unit}" (the owner\'s words for {UNIT})' if guarantee.unit else UNIT
+
+
 def state_epsilon(epsilon: float, delta: float, rounds: int, relation: Relation) -> str:
     """Return the sentences that state epsilon and delta, and what they mean."""
     factor = round_up(math.exp(epsilon), 3) if epsilon < _LARGEST else "any number of"
     pure = "pure " if delta == 0 else ""
-    slack = f", plus {delta:.3g}" if delta else ""
+    shown = show_delta(delta)
+    slack = f", plus {shown}" if delta else ""
     return (
-        f"{pure}epsilon = {round_up(epsilon)} at delta = {delta:.3g}, over {rounds} rounds. "
+        f"{pure}epsilon = {round_up(epsilon)} at delta = {shown}, over {rounds} rounds. "
         f"Any event that an adversary can observe is at most {factor} times as likely with a "
         f"client's data as {COMPARED[relation]}{slack}."
     )
@@ -432,9 +465,9 @@ def _compare_claim(guarantee: Guarantee, claimed: float) -> str:
     return (
         "NOT A GUARANTEE: this reproduces a published mechanism. Published for "
         f"{len(part.events)} of {len(guarantee.events)} releases, {how}: epsilon = "
-        f"{round_up(claimed)} at delta = {guarantee.delta:.3g}. True{whom}: delta = "
+        f"{round_up(claimed)} at delta = {show_delta(guarantee.delta)}. True{whom}: delta = "
         f"{round_up(part.delta_at(claimed))} at that epsilon, and epsilon = "
-        f"{round_up(part.epsilon)} at delta = {guarantee.delta:.3g}{each}."
+        f"{round_up(part.epsilon)} at delta = {show_delta(guarantee.delta)}{each}."
     )
 
 
@@ -494,23 +527,48 @@ def describe_noise(events: Sequence[Event]) -> str:
     return " or ".join(found) or "no noise"
 
 
-def add_up(guarantees: Sequence[Guarantee]) -> tuple[float, float]:
+def compose(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
+    """Return one guarantee for all runs of each sampling and relation: their releases composed.
+
+    **Guarantee:** each is that of a single run with the releases of these runs, at the largest of
+    their deltas, for a client of all of them: a release may depend on earlier ones, also of other
+    runs. `tests/privacy/test_guarantee.py`.
+    """
+    alike: dict[tuple[Participation, Relation], list[Guarantee]] = {}
+    for one in guarantees:
+        if one.events:
+            alike.setdefault((one.participation, one.relation), []).append(one)
+    return [
+        replace(
+            runs[0],
+            events=tuple(event for one in runs for event in one.events),
+            delta=max(one.delta for one in runs),  # a pure run has none by itself
+            clients=max(one.clients for one in runs),  # only limits how many may be honest
+        )
+        for runs in alike.values()
+    ]
+
+
+def add_up(guarantees: Sequence[Guarantee], delta: float | None = None) -> tuple[float, float]:
     """Return epsilon and delta of several runs against other clients who observe all of them.
 
-    Runs with the same sampling and relation are composed; others are added, epsilons and deltas (a
-    guarantee under replace covers zero_out).
+    Runs with the same sampling and relation are composed (`compose`). Others are added: epsilons
+    and deltas, or epsilons at equal shares of a given `delta`. Without one, each sampling counts at
+    the largest delta of its runs.
+
+    **Guarantee:** an upper bound for a client of all of these runs or of some; under `replace` if
+    all runs are, else under `zero_out`, which `replace` covers: contributions of zero are those of
+    some other client. Assumes that no budget was chosen by results of earlier runs.
+    `tests/privacy/test_guarantee.py`.
     """
-    spent = [guarantee for guarantee in guarantees if guarantee.events]
-    if len({(guarantee.participation, guarantee.relation) for guarantee in spent}) == 1:
-        events = tuple(event for guarantee in spent for event in guarantee.events)
-        # The largest delta of any: a pure run next to a Gaussian one has none by itself.
-        delta = max(guarantee.delta for guarantee in spent)
-        # A client of any of them; the count only limits how many clients may be honest.
-        clients = max(guarantee.clients for guarantee in spent)
-        together = replace(spent[0], events=events, delta=delta, clients=clients)
-        return together.epsilon, delta
-    epsilon = math.fsum(guarantee.epsilon for guarantee in spent)
-    return epsilon, math.fsum(guarantee.delta for guarantee in spent)
+    parts = compose(guarantees)
+    if delta is not None:
+        share = delta / max(len(parts), 1)
+        return math.fsum(part.profile.epsilon(share) for part in parts), delta
+    each = [(part.epsilon, part.delta) for part in parts]
+    if any(epsilon == math.inf for epsilon, _ in each):  # impossible outputs add up to over delta
+        each = [(one.epsilon, one.delta) for one in guarantees if one.events]
+    return math.fsum(epsilon for epsilon, _ in each), math.fsum(delta for _, delta in each)
 
 
 def spent_together(guarantees: Sequence[Guarantee]) -> str:
@@ -520,5 +578,6 @@ def spent_together(guarantees: Sequence[Guarantee]) -> str:
     runs = "1 run has" if spent == 1 else f"{spent} runs have"
     return (
         f"{runs} released results about the same clients. Against other clients who observe all "
-        f"of these releases, and no others: epsilon = {round_up(epsilon)} at delta = {delta:.3g}."
+        f"of these releases, and no others: epsilon = {round_up(epsilon)} at delta = "
+        f"{show_delta(delta)}."
     )

@@ -72,6 +72,70 @@ def published_sigma(epsilon: float, delta: float) -> float:
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
+def theorem_1_sigma(epsilon: float, delta: float, clients: int, rounds: int, gamma: float) -> float:
+    """Return the noise on the mean that Theorem 1 of Hu et al. (PMTL) publishes for q = m.
+
+    sigma = 4 gamma sqrt(T log(1/delta)) / (epsilon m).
+
+    >>> round(theorem_1_sigma(2.0, 1 / 205, 205, 1000, 0.2), 4)
+    0.1424
+    """
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon = {epsilon}: expected a positive number")
+    return 4 * gamma * math.sqrt(rounds * math.log(1 / delta)) / (epsilon * clients)
+
+
+@dataclass(frozen=True)
+class PublishedMean:
+    """The account of PMTL's published noise: sigma on the mean of a cohort, clipped to gamma.
+
+    Attributes:
+        noise_multiplier: z = q sigma / gamma, of the sum of q contributions.
+        claimed: Epsilon as the authors compute it: Renyi DP of hidden Poisson cohorts of rate q/m
+            under zero_out, although cohorts have a fixed size.
+        zero_out: The exact account of what they compute.
+        replace: The same under replace, the paper's own relation.
+        other_clients: Epsilon under replace against all other clients, who know a cohort of fixed
+            size: sampling hides nothing from them.
+    """
+
+    noise_multiplier: float
+    claimed: float
+    zero_out: float
+    replace: float
+    other_clients: float
+
+
+def published_mean(
+    clients: int, cohort: int, rounds: int, sigma: float, gamma: float, delta: float | None = None
+) -> PublishedMean:
+    """Return the account of PMTL's noise for m clients, q of them in each of T rounds.
+
+    **Guarantee:** all but `claimed` are upper bounds at `delta` (default 1 / m), if cohorts are as
+    the attribute states and contributions are clipped to gamma; `claimed` is one too, but for
+    Poisson cohorts, which the paper does not draw. `tests/privacy/test_published_claims.py`.
+    """
+    delta, z = 1 / clients if delta is None else delta, cohort * sigma / gamma
+    events, rate = [Gaussian(z)] * rounds, cohort / clients
+    hidden, fixed = Participation("poisson", rate), Participation("fixed", rate)
+    return PublishedMean(
+        noise_multiplier=z,
+        claimed=_renyi_epsilon(z, rate, rounds, delta),
+        zero_out=profile(events, hidden, "zero_out").epsilon(delta),
+        replace=profile(events, hidden, "replace").epsilon(delta),
+        other_clients=profile(events, fixed.to_others, "replace").epsilon(delta),
+    )
+
+
+def _renyi_epsilon(z: float, rate: float, rounds: int, delta: float) -> float:
+    """Return the Renyi account of Poisson-sampled Gaussian releases, by whole orders."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, rdp
+
+    accountant = rdp.RdpAccountant([*range(2, 64), 128, 256, 512])
+    step = PoissonSampledDpEvent(rate, GaussianDpEvent(z))
+    return float(accountant.compose(SelfComposedDpEvent(step, rounds)).get_epsilon(delta))
+
+
 def rows_to_clients(epsilon: float, delta: float, weights: Sequence[float], rows: int) -> float:
     """Return the noise multiplier of a recipe that protects rows, for clients of this many rows.
 

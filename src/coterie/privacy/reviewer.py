@@ -14,7 +14,15 @@ something: its contributions are replaced, and do not become zero. So the bound 
 `replace`, also for a run that states epsilon under `zero_out`. Let M be (e, d)-DP under a relation.
 A chain of k neighbours gives (k e, d (1 + e^e + ... + e^((k-1) e)))-DP (Dwork and Roth 2014,
 theorem 2.2; Vadhan 2017, lemma 2.2). Gaussian DP has the exact form k mu (Dong, Roth and Su 2022,
-theorem 2.14).
+theorem 2.14). Two bounds that know more of the mechanism replace it where they are smaller:
+
+- Sampled Gaussian sums: a round in which any of the k clients takes part moves the sum at most k
+  times as far as one replaced client. Adversaries who observe cohorts, and more rounds with these
+  clients, learn no less. So one client of k times the sensitivity is a bound, in visible cohorts,
+  at the probability that any of the k is drawn: 1 - (1 - q)^k under Poisson sampling, at most k q
+  in cohorts of a fixed size.
+- Local noise: each client's messages carry noise of their own, so those of k clients are as many
+  releases of one; who takes part is independent under Poisson sampling.
 
 This module never imports torch.
 """
@@ -25,9 +33,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from coterie.privacy.accounting import coalition_profile
-from coterie.privacy.events import SCALE, Relation
+from coterie.privacy.events import SCALE, Gaussian, Participation, Relation
 from coterie.privacy.guarantee import Guarantee, view_of
-from coterie.privacy.profiles import GaussianProfile, Profile
+from coterie.privacy.profiles import GaussianProfile, Least, Profile
 
 EPSILONS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Epsilons at which the profile is listed."""
@@ -173,6 +181,13 @@ def epsilon_of_person(guarantee: Guarantee, clients: int) -> float | None:
     """Return epsilon, at the guarantee's delta, for a person with rows at several clients.
 
     None if no epsilon is bounded.
+    """
+    epsilon = profile_of_person(guarantee, clients).epsilon(guarantee.delta)
+    return epsilon if epsilon < math.inf else None
+
+
+def profile_of_person(guarantee: Guarantee, clients: int) -> Profile:
+    """Return the profile of a person with rows at several clients.
 
     **Guarantee:** an upper bound between runs with and without the rows of a person, or with other
     rows, at up to `clients` clients, against all clients without rows of this person. Assumes that
@@ -180,9 +195,23 @@ def epsilon_of_person(guarantee: Guarantee, clients: int) -> float | None:
     Uses `replace`, also for runs under `zero_out`: see the module docstring.
     `tests/privacy/test_reviewer.py`.
     """
-    one = profile_under(guarantee, "replace")
-    epsilon = profile_of_group(one, clients).epsilon(guarantee.delta)
-    return epsilon if epsilon < math.inf else None
+    events, who = guarantee.events, guarantee.participation.to_others
+    bounds = [profile_of_group(profile_under(guarantee, "replace"), clients)]
+    noise = [event.as_seen().gaussian_noise("replace") for event in events]
+    if clients > 1 and who.rate < 1 and None not in noise:
+        moved = [Gaussian(z / clients) for z in noise if z is not None]
+        bounds.append(coalition_profile(moved, _any_of(who, clients), "replace"))
+    if clients > 1 and who.kind != "fixed" and all(event.local for event in events):
+        bounds.append(coalition_profile(events * clients, who, "replace"))
+    return bounds[0] if len(bounds) == 1 else Least(tuple(bounds))
+
+
+def _any_of(who: Participation, clients: int) -> Participation:
+    """Return visible sampling at least as likely to draw one client as `who` any of several."""
+    several = min(1.0, clients * who.rate)
+    if who.kind == "poisson":
+        several = -math.expm1(clients * math.log1p(-who.rate))
+    return Participation("poisson", several, visible=True)
 
 
 def review(guarantee: Guarantee) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ from coterie.privacy.events import (
     list_runs,
     read_runs,
 )
-from coterie.privacy.guarantee import Guarantee, round_up, state
+from coterie.privacy.guarantee import Guarantee, round_up, show_delta, state
 
 Array = NDArray[np.float64]
 
@@ -305,13 +305,14 @@ class Selection:
 
         As if every run had the most expensive settings; the drawn settings decide in the end.
         """
+        worst = [(share, self.most_expensive(share)) for share in shares]
+        return [Forecast(share, self.law.quantile(share), one.epsilon) for share, one in worst]
+
+    def most_expensive(self, share: float) -> Guarantee:
+        """Return the guarantee against other clients that this share of selections keeps."""
+        runs = self.law.quantile(share)
         first = [self.candidates.index(events) for events in self._kinds]
-        found = []
-        for share in shares:
-            runs = self.law.quantile(share)
-            epsilon = max(self.of_runs([number] * runs).epsilon for number in first)
-            found.append(Forecast(share, runs, epsilon))
-        return found
+        return max((self.of_runs([number] * runs) for number in first), key=lambda g: g.epsilon)
 
     @property
     def _kinds(self) -> list[tuple[Event, ...]]:
@@ -362,7 +363,7 @@ class Selection:
 
     def statement(self, drawn: Sequence[int] = ()) -> str:
         """Return both views as text; before the runs, a forecast for the other clients."""
-        at = f"at delta = {self.delta:.3g}"
+        at = f"at delta = {show_delta(self.delta)}"
         lines = [f"{CHOSEN}: epsilon = {round_up(self.chosen_alone)} {at}."]
         if drawn:
             epsilon = round_up(self.of_runs(drawn).epsilon)
@@ -505,7 +506,8 @@ def charged_message(epsilon: float, delta: float) -> str:
     """Return the cost of a chosen run, as one line."""
     return (
         "CHARGED: settings were chosen among private runs by private scores: epsilon = "
-        f"{round_up(epsilon)} at delta = {delta:.3g} for {CHOSEN_ONLY}, {THEOREM}; {FOR_OTHERS}"
+        f"{round_up(epsilon)} at delta = {show_delta(delta)} for {CHOSEN_ONLY}, {THEOREM}; "
+        f"{FOR_OTHERS}"
     )
 
 

@@ -91,8 +91,20 @@ class Figure:
         """The specification as JSON for a script element."""
         return script_json(self.spec)
 
-    def save(self, path: Path | str) -> Path:
+    def chart(self) -> Any:
+        """Return it as an Altair chart with real colours.
+
+        A notebook shows it as a picture, which needs no network; with a renderer of Altair's
+        (`alt.renderers.enable("html")`) it shows tooltips, and may fetch Vega.
+        """
+        spec = {**self._wide(), "title": self._heading()}
+        look = {**CONFIG, "background": "white", "font": "sans-serif"}
+        return as_picture(altair().Chart.from_dict(json.loads(_on_paper({**spec, "config": look}))))
+
+    def save(self, path: Path | str, *, titled: bool = False) -> Path:
         """Write it to a file, .svg, .png or .pdf; the same figure gives the same bytes.
+
+        `titled` puts its caption above it; a paper has a caption of its own.
 
         Raises:
             ValueError: If the ending of the name is not that of a format.
@@ -102,7 +114,8 @@ class Figure:
             raise ValueError(f"{out}: expected a name that ends in {', '.join(FORMATS)}")
         import vl_convert
 
-        spec = json.loads(_on_paper({**self.spec, "width": 460, "title": self._heading()}))
+        heading = {"title": self._heading()} if titled else {}
+        spec = json.loads(_on_paper({**self._wide(), **heading}))
         look = json.loads(_on_paper({**CONFIG, "background": "white", "font": "sans-serif"}))
         closed: dict[str, Any] = {"vl_version": _vegalite_version(), "config": look}
         closed["allowed_base_urls"] = []  # a spec has its data with it, and fetches nothing
@@ -112,9 +125,32 @@ class Figure:
         write_atomically(out, made.encode() if isinstance(made, str) else made)
         return out
 
+    def _wide(self) -> dict[str, Any]:
+        """Return the specification with a width in place of that of its container."""
+        return {**self.spec, **({"width": 460} if "width" in self.spec else {})}
+
     def _heading(self) -> dict[str, Any]:
         style = {"anchor": "start", "color": INK, "fontSize": 13, "offset": 10}
         return {"text": wrap(self.title, 66), **style}
+
+
+def as_picture(chart: Any) -> Any:
+    """Return an Altair chart that a notebook shows as SVG, unless a renderer was chosen."""
+    kind = type(chart)
+
+    def show(self: Any, *arguments: Any, **given: Any) -> Any:
+        if altair().renderers.active != "default":
+            return kind._repr_mimebundle_(self, *arguments, **given)
+        import vl_convert
+
+        closed: dict[str, Any] = {"vl_version": _vegalite_version(), "allowed_base_urls": []}
+        drawn = vl_convert.vegalite_to_svg(self.to_dict(), **closed)
+        return {"image/svg+xml": drawn, "text/plain": f"<{kind.__name__}>"}
+
+    object.__setattr__(
+        chart, "__class__", type(kind.__name__, (kind,), {"_repr_mimebundle_": show})
+    )
+    return chart
 
 
 def figure(name: str, title: str, chart: Any, rows: Mapping[str, Sequence[Row]]) -> Figure:
@@ -291,16 +327,47 @@ def rows_of(curves: Iterable[Curve], points: int = POINTS) -> list[Row]:
     return found
 
 
+_LEAST_SPAN = 0.1
+"""An axis spans at least this share of its largest value: less of it would magnify noise."""
+_NOISE_SPAN = 6.0
+"""An axis spans at least so many standard errors of what it shows."""
+
+
 def spans_much(values: Sequence[float]) -> bool:
     """Return whether values need a logarithmic scale."""
     known = [value for value in values if math.isfinite(value)]
     return bool(known) and min(known) > 0 and max(known) / min(known) > 30
 
 
-def scale_of(values: Sequence[float]) -> Any:
+def span_of(values: Sequence[float], noise: float = 0.0) -> tuple[float, float]:
+    """Return the ends of an axis: all values, and wide enough for differences that are not noise.
+
+    `noise` is the standard error of a value. An axis never leaves the range of its values: shares
+    stay between 0 and 1, and errors above 0.
+
+    >>> [round(end, 3) for end in span_of([0.695, 0.701], noise=0.02)]
+    [0.638, 0.758]
+    >>> span_of([0.0, 8.0])
+    (0.0, 8.0)
+    """
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return 0.0, 1.0
+    low, high = min(known), max(known)
+    least = max(_LEAST_SPAN * max(abs(low), abs(high)), _NOISE_SPAN * noise)
+    room = max(0.0, least - (high - low)) / 2
+    bottom = 0.0 if low >= 0 else -math.inf
+    top = 1.0 if low >= 0 and high <= 1 else math.inf
+    low, high = max(bottom, low - room), min(top, high + room)
+    return (low, high) if high > low else (low, low + 1.0)
+
+
+def scale_of(values: Sequence[float], noise: float = 0.0) -> Any:
     """Return a scale that need not include 0: logarithmic where values span much."""
     alt = altair()
-    return alt.Scale(type="log", nice=False) if spans_much(values) else alt.Scale(zero=False)
+    if spans_much(values):
+        return alt.Scale(type="log", nice=False)
+    return alt.Scale(zero=False, domain=list(span_of(values, noise)))
 
 
 def axis_of(values: Sequence[float], **settings: Any) -> Any:
@@ -358,7 +425,7 @@ def trade_off(
     hues, dashes = zip(*(look[one] for one in names), strict=True)
     rows = rows_of(curves)
     pointed = [{"kind": best, "x": x, "y": y, "caught": 1 - y} for x, y in marks.tolist()]
-    share = {"scale": altair().Scale(domain=[0, 1]), "axis": altair().Axis(format="%")}
+    share = {"scale": altair().Scale(domain=[0, 1]), "axis": _shares()}
     x, y = x_of("x", "false positives", **share), y_of("y", "false negatives", **share)
     tip = tooltip(
         ("kind", "curve", ""), ("x", "false positives", ".1%"), ("y", "false negatives", ".1%")
@@ -412,6 +479,11 @@ def spending(name: str, guarantee: Guarantee) -> Figure:
     return figure(name, "Epsilon spent by round", sized(chart), {"rows": rows})
 
 
+def _shares() -> Any:
+    """Return an axis from 0 to 100 % in steps of 20."""
+    return altair().Axis(format=".0%", tickCount=5)
+
+
 def _whole() -> Any:
     """Return an axis with whole numbers."""
     return altair().Axis(tickMinStep=1, format="d")
@@ -428,10 +500,13 @@ def draw_losses(run: FinishedRun, name: str = "losses") -> Figure:
     hues = [*HUES[: len(curves)], SOFT]
     dashes = [*([(1, 0)] * len(curves)), (2, 3)]
     rows = rows_of([(one, *curve) for one, curve in curves.items()])
+    found = [row["y"] for row in rows]
     x = x_of("x", "rounds done", scale=altair().Scale(nice=False), axis=_whole())
     colour = hue_of(names, hues[: len(names)])
     dash = dash_of(names, dashes[: len(names)])
-    left = on().encode(x=x, y=y_of("y", "loss (not private)", scale=altair().Scale(zero=False)))
+    left = on().encode(
+        x=x, y=y_of("y", "loss (not private)", scale=scale_of(found), axis=axis_of(found))
+    )
     tip = tooltip(("kind", "curve", ""), ("x", "rounds done", "d"), ("y", "loss", ".4g"))
     lines = left.mark_line().encode(color=colour, strokeDash=dash)
     parts = [altair().layer(lines, hover(left).encode(tooltip=tip))]
@@ -451,9 +526,9 @@ def reliability(curves: Sequence[Curve]) -> Figure:
     """Return a reliability diagram: accuracy by confidence."""
     title = "Accuracy by confidence: below the line is overconfident"
     names, hues, dashes = looks([curve[0] for curve in curves])
-    scale, form = altair().Scale(domain=[0, 1]), altair().Axis(format="%")
+    scale, form = altair().Scale(domain=[0, 1]), _shares()
     x, y = x_of("x", "confidence", scale=scale, axis=form), y_of("y", "accuracy", scale=scale)
-    base = on().encode(x=x, y=y.axis(format="%"), color=hue_of(names, hues))
+    base = on().encode(x=x, y=y.axis(_shares()), color=hue_of(names, hues))
     tip = tooltip(("kind", "run", ""), ("x", "confidence", ".1%"), ("y", "accuracy", ".1%"))
     just = on("just").mark_line(color=SOFT, strokeDash=[2, 3], strokeWidth=1.2).encode(x=x, y=y)
     lines = base.mark_line().encode(strokeDash=dash_of(names, dashes))
@@ -470,18 +545,43 @@ def lines(
     along: str,
     up: str,
     points: int = POINTS,
+    errors: Mapping[str, float] | None = None,
+    whole: bool = False,
 ) -> Figure:
-    """Return one line per run, on a logarithmic scale where values span much."""
+    """Return one line per run, on a logarithmic scale where values span much.
+
+    `errors` are the standard errors of runs: a bar at the end of a line is two of them each way.
+    `whole`: the x axis counts, so that its ticks are whole numbers.
+    """
     rows = rows_of(curves, points)
     names, hues, dashes = looks([curve[0] for curve in curves])
-    found = [row["y"] for row in rows]
-    y = y_of("y", up, scale=scale_of(found), axis=axis_of(found))
-    x = x_of("x", along, scale=altair().Scale(nice=False, zero=True))
+    found, ends = [row["y"] for row in rows], _ends(rows, errors or {})
+    noise = max((end["error"] for end in ends), default=0.0)
+    shown = [*found, *(end[side] for end in ends for side in ("low", "high"))]
+    y = y_of("y", up, scale=scale_of(shown, noise), axis=axis_of(shown))
+    settings = {"axis": _whole()} if whole else {}
+    x = x_of("x", along, scale=altair().Scale(nice=False, zero=True), **settings)
     base = on().encode(x=x, y=y, color=hue_of(names, hues))
     tip = tooltip(("kind", "run", ""), ("x", along, ".4~g"), ("y", up, ".4g"))
-    drawn = base.mark_line().encode(strokeDash=dash_of(names, dashes))
-    chart = altair().layer(drawn, hover(base).encode(tooltip=tip))
-    return figure(name, title, sized(chart), {"rows": rows})
+    layers = [base.mark_line().encode(strokeDash=dash_of(names, dashes))]
+    if ends:
+        bars = on("ends").mark_rule(strokeWidth=1.6).encode(x=x, color=hue_of(names, hues))
+        layers.append(bars.encode(y=y_of("low", up), y2="high"))
+    chart = altair().layer(*layers, hover(base).encode(tooltip=tip))
+    return figure(
+        name, title, sized(chart), {"rows": rows, "ends": ends} if ends else {"rows": rows}
+    )
+
+
+def _ends(rows: Sequence[Row], errors: Mapping[str, float]) -> list[Row]:
+    """Return the last point of every line whose standard error is known, with two of them."""
+    last = {row["kind"]: row for row in rows}
+    return [
+        {**row, "error": errors[kind], "low": row["y"] - 2 * errors[kind],
+         "high": row["y"] + 2 * errors[kind]}
+        for kind, row in last.items()
+        if math.isfinite(errors.get(kind, math.nan))
+    ]  # fmt: skip
 
 
 def scores(
@@ -508,7 +608,10 @@ def scores(
     names = ["this run", *(["local"] if local_rows else [])]
     alt = altair()
     y = alt.Y(field="label", type="nominal", sort=None, title=None, axis=alt.Axis(grid=False))
-    x = x_of("value", None, scale=alt.Scale(zero=False), axis=alt.Axis(format="~g"))
+    ends = [row[side] for row in rows for side in ("low", "high")]
+    ends += [row["value"] for row in local_rows]
+    x = x_of("value", None, scale=alt.Scale(zero=False, domain=list(span_of(ends))))
+    x = x.axis(format="~g")
     shape = alt.Shape(field="kind", type="nominal", title=None)
     shape = shape.scale(domain=names, range=["circle", "diamond"][: len(names)])
     legend = alt.Legend(symbolType="circle", symbolStrokeWidth=0)
@@ -542,7 +645,10 @@ def frontier(
     axis = alt.Axis(values=ticks, format="~g", labelOverlap=True)
     span = alt.Scale(type="log", domain=[ticks[0] / 1.3, ticks[-1] * 1.3], nice=False)
     x = x_of("x", "epsilon (smaller is more private)", scale=span, axis=axis)
-    y = y_of("y", up, scale=alt.Scale(zero=False), axis=alt.Axis(format="~g"))
+    ends = [row[side] for row in shown for side in ("low", "high")]
+    ends += [row["y"] for row in levels]
+    y = y_of("y", up, scale=alt.Scale(zero=False, domain=list(span_of(ends))))
+    y = y.axis(format="~g")
     colour, dash = hue_of(names, hues), dash_of(names, dashes)
     base = on().encode(x=x, y=y, color=colour)
     tip = tooltip(("kind", "method", ""), ("x", "epsilon", ".4~g"), ("y", "mean", ".4g"),
@@ -584,7 +690,11 @@ def gains(name: str, title: str, rows: Sequence[Row], *, than: str = "local") ->
     ]  # fmt: skip
     x = x_of("from", "% of clients, sorted", scale=alt.Scale(domain=[0, 100], nice=False))
     up = f"error {than} \u2212 personal"
-    y = y_of("shown", up)
+    usual = float(np.median([row["local"] for row in rows]))
+    ends = [min(float(found.min()), 0.0), max(float(found.max()), 0.0)]
+    reach = max(0.0, _LEAST_SPAN * usual - (ends[1] - ends[0])) / 2
+    domain = [max(-bound, ends[0]) - reach, min(bound, ends[1]) + reach]
+    y = y_of("shown", up, scale=alt.Scale(domain=domain) if domain[1] > domain[0] else alt.Scale())
     colour = hue_of(list(_WAYS), list(_WAYS.values()), "way").legend(None)
     bars = on().mark_rect(strokeWidth=0).encode(x=x, x2="to", y=y, color=colour)
     bars = bars.encode(y2=alt.Y2(datum=0))
@@ -677,7 +787,7 @@ def draw_trade_off(
 
 def save_trade_off(guarantee: Guarantee, path: Path | str) -> Path:
     """Write the trade-off curve of a guarantee to a file: .svg, .png or .pdf."""
-    return draw_trade_off(guarantee).save(path)
+    return draw_trade_off(guarantee).save(path, titled=True)
 
 
 def approximation(guarantee: Guarantee, alarms: Sequence[float]) -> Array | None:
@@ -722,4 +832,4 @@ def save_losses(folder: Path | str, path: Path | str) -> Path:
     (run,) = read_finished([Path(folder)])
     if not losses_of(run):
         raise ValueError(f"{folder} kept no losses: run it with --history, into a new folder")
-    return draw_losses(run).save(path)
+    return draw_losses(run).save(path, titled=True)

@@ -19,32 +19,38 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from coterie import __version__
 from coterie.core.files import write_atomically
-from coterie.evaluation import baselines
+from coterie.evaluation import baselines, verdict
 from coterie.privacy import guarantee, selection
-from coterie.report import charts, read, sections, tables
+from coterie.report import charts, read, sections, statement, tables
 from coterie.report.charts import Figure, can_draw
 
 _SECTIONS = (
-    ("results", "results", "Results"),
-    ("gains", "gains", "Does joining help a client?"),
-    ("baselines", "baselines", "Baselines"),
-    ("distribution", "clients", "Distribution over clients"),
-    ("rounds", "rounds", "Round by round"),
-    ("deployment", "deployment", "Deployment"),
-    ("guarantee", "guarantee", "Guarantee"),
-    ("reviewer", "reviewer", "For a privacy reviewer"),
-    ("data_used", "data", "Data used"),
+    ("results", "results", "Results", "Results"),
+    ("gains", "gains", "Gains", "Does joining help a client?"),
+    ("baselines", "baselines", "Baselines", "Baselines"),
+    ("distribution", "clients", "Clients", "Distribution over clients"),
+    ("rounds", "rounds", "Rounds", "Round by round"),
+    ("deployment", "deployment", "Deployment", "Deployment"),
+    ("guarantee", "guarantee", "Guarantee", "Guarantee"),
+    ("reviewer", "reviewer", "Reviewer", "For a privacy reviewer"),
+    ("data_used", "data", "Data", "Data used"),
+    ("plans", "plan", "Plan", "Plan and versions"),
+    ("glossary", "glossary", "Glossary", "Glossary"),
 )
-"""Macros of the template, in order, with the id and the title of their sections."""
+"""Macros of the template, in order, with the id of their sections, its menu entry and title."""
 _CALLED = (
     (read, "are_grouped named one_by_one"),
-    (guarantee, "COMPARED describe_noise is_local reasons round_up"),
+    (guarantee, "COMPARED describe_noise is_local reasons round_up show_delta"),
     (selection, "CHOSEN_ONLY FOR_OTHERS THEOREM"),
     (baselines, "PROMISE"),
     (tables, "SIMULATION percent"),
-    (sections, "short"),
+    (sections, "decimal short"),
+    (verdict, "over_epsilons"),
 )
 """What the template calls besides `facts`, by module."""
+
+Section = tuple[str, str, str, str]
+"""The id of a section, its menu entry, its title and its content."""
 
 FILTER = """
 (() => {
@@ -75,16 +81,18 @@ def write_report(
     *,
     clients: bool = True,
     findings: Sequence[str] = (),
+    headlines: Sequence[verdict.Headline] = (),
 ) -> Path:
     """Write one page on the finished runs in `folders`; charts need the extra `report`.
 
     Args:
         folders: Of finished runs.
         out: The page.
-        figures: A folder for every chart of the page as PNG and SVG, if any.
+        figures: A folder for every chart of the page as SVG, PNG and PDF, if any.
         names: Labels of the runs of a comparison; else runs are named by their method.
         clients: Whether to name, list and draw single clients.
         findings: Sentences of a comparison on which differences exceed the noise.
+        headlines: The best method at each epsilon of a comparison.
 
     Raises:
         ValueError: If no folder is given, one has no finished run or cannot be read, or figures
@@ -98,48 +106,54 @@ def write_report(
             "`pip install coterie[report]` installs it"
         )
     runs = read.read_finished(folders, names)
-    page, drawn = _render(runs, clients, findings)
+    given = {"clients": clients, "findings": findings, "headlines": headlines}
+    page, drawn = _render(runs, given)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page.strip().encode(errors="replace") + b"\n")
     if figures is not None:
         for one in drawn:
-            for ending in (".png", ".svg"):
+            for ending in charts.FORMATS:
                 one.save(figures / f"{one.name}{ending}")
     return out
 
 
-def _render(
-    runs: Sequence[read.FinishedRun], clients: bool, findings: Sequence[str]
-) -> tuple[str, list[Figure]]:
+def _render(runs: Sequence[read.FinishedRun], given: Mapping[str, Any]) -> tuple[str, list[Figure]]:
     """Return the page and its charts."""
-    environment, drawn = _environment(), list[Figure]()
-    given = {"runs": runs, "clients": clients, "findings": findings, "drawn": drawn}
-    written: Any = environment.get_template("sections.html.j2").make_module(
-        {**given, "can_draw": can_draw()}
+    drawn = list[Figure]()
+    written: Any = (
+        environment()
+        .get_template("sections.html.j2")
+        .make_module({**given, "runs": runs, "drawn": drawn, "can_draw": can_draw()})
     )
-    made = [(key, title, getattr(written, macro)()) for macro, key, title in _SECTIONS]
-    shown = [section for section in made if section[2].strip()]
+    made = [(key, menu, title, getattr(written, macro)()) for macro, key, menu, title in _SECTIONS]
+    shown = [section for section in made if section[-1].strip()]
+    return render_page(sections.title_of(runs), written.opening(), shown, bool(drawn)), drawn
+
+
+def render_page(title: str, opening: str, shown: Sequence[Section], with_charts: bool) -> str:
+    """Return a page of this package: its opening, its sections, and the scripts of its charts."""
     scripts = [FILTER] if any('class="filter"' in text for *_, text in shown) else []
-    scripts += [charts.bundle(), charts.STARTER] if drawn else []
-    page = environment.get_template("page.html.j2").render(
-        title=sections.title_of(runs),
-        opening=written.opening(),
-        sections=shown,
-        plans=read.one_by_one(runs),
-        runs=len(runs),
-        made_by=_made_by(),
-        charts=bool(drawn),
-        config=charts.script_json(charts.CONFIG),
-        scripts=scripts,
-        hashes=" ".join(map(charts.hash_of, scripts)) or "'none'",
+    scripts += [charts.bundle(), charts.STARTER] if with_charts else []
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            title=title,
+            opening=opening,
+            sections=shown,
+            made_by=_made_by(),
+            charts=with_charts,
+            config=charts.script_json(charts.CONFIG),
+            scripts=scripts,
+            hashes=" ".join(map(charts.hash_of, scripts)) or "'none'",
+        )
     )
-    return page, drawn
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
+def environment() -> Environment:
     """Return the templates, compiled once, with what they call."""
-    environment = Environment(
+    made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
@@ -147,13 +161,21 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    environment.filters |= {"entry": sections.entry, "short": sections.short}
-    environment.tests["known"] = lambda value: not math.isnan(value)
+    made.filters |= {"entry": sections.entry, "short": sections.short, "tied": _tied}
+    made.tests["known"] = lambda value: not math.isnan(value)
     for module, names in _CALLED:
-        environment.globals |= {name: getattr(module, name) for name in names.split()}
-    environment.globals |= {"facts": sections, "tables": tables, "infinity": math.inf}
-    environment.globals |= {"exp": math.exp, "float": float, "zip": zip}
-    return environment
+        made.globals |= {name: getattr(module, name) for name in names.split()}
+    made.globals |= {"facts": sections, "statements": statement, "tables": tables}
+    made.globals |= {"infinity": math.inf}
+    made.globals |= {"exp": math.exp, "float": float, "zip": zip}
+    return made
+
+
+def _tied(text: str) -> str:
+    """Return text whose numbers are not parted from their signs by a line break."""
+    for sign in (" %", " \u00b1 "):
+        text = text.replace(sign, sign.replace(" ", "\u00a0"))
+    return text
 
 
 def _made_by() -> str:

@@ -1,16 +1,18 @@
 """The one reader of finished runs, and groups of runs that differ in their seed alone.
 
-See `coterie.run.run` for the files of a run folder.
+See `coterie.runs.run` for the files of a run folder.
 """
 
 import json
 import math
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from coterie.core.files import how_to_resume
+from coterie.evaluation.baselines import Paired
 from coterie.evaluation.metrics import METRICS, average, is_higher_better
+from coterie.evaluation.verdict import Verdict, clear_side, of_summary
 from coterie.privacy.guarantee import Guarantee, round_up, view_of
 from coterie.privacy.selection import CHOSEN_ONLY, chosen_alone
 
@@ -28,6 +32,8 @@ Array = NDArray[np.float64]
 _RESULT = {"method", "data", "clients", "rounds", "metric", "value", "simulation"}
 _COLUMNS = {"client", "train_rows", "test_rows", "error"}
 _SETTINGS = {"method", "rounds", "sampler"}
+LOCAL = "local training"
+"""What a verdict compares with."""
 _AUDIT = {"claimed", "lower_bound", "confidence", "holds", "trials", "bounds", "errors"}
 _HISTORY = {"round", "seconds", "answered", "value"}
 
@@ -68,7 +74,9 @@ class FinishedRun:
         entry: Its label in a comparison, if it is part of one.
         selection: The part of its certificate on the private selection that chose it, if any.
         audit: What `coterie audit` found of its plan, if it was run.
+        certificate: All of guarantee.json; nothing of it is checked here.
         parts: The bounds and the noise of its releases; empty where the summary has none.
+        slug: Its name in names of files: method, epsilon, and seed or number where needed.
     """
 
     folder: Path
@@ -83,7 +91,9 @@ class FinishedRun:
     entry: str = ""
     selection: dict[str, Any] | None = None
     audit: dict[str, Any] | None = None
+    certificate: dict[str, Any] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
+    slug: str = ""
 
     @cached_property
     def table(self) -> dict[str, Any]:
@@ -175,37 +185,37 @@ class FinishedRun:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Notes on the plan and on the rows, for the owner of the data."""
-        said = (*(self.result.get("explained") or ()), *(self.result.get("notices") or ()))
-        return tuple(map(str, said))
+        """Notes on the rows, for the owner of the data."""
+        return tuple(map(str, self.result.get("notices") or ()))
 
     @property
-    def advice(self) -> tuple[str, ...]:
-        """The verdict before the run, from public facts only, and why auto chose the method."""
-        verdict, chosen = self.result.get("verdict"), self.result.get("chosen")
-        said = []
-        if verdict:
-            said.append(
-                f"Verdict before the run: {verdict['verdict']}. {_sentence(verdict['words'])}"
-            )
-            remedies = " ".join(map(str, verdict.get("remedies") or ()))
-            said += [f"To improve it: {remedies}"] if remedies else []
-        return (*said, f"Chosen by auto: {_sentence(chosen)}") if chosen else tuple(said)
+    def settings_chosen(self) -> tuple[str, ...]:
+        """What was chosen by rule before the run, and what its noise does; all public."""
+        chosen = self.result.get("chosen")
+        said = [f"Chosen by auto: {_sentence(chosen)}"] if chosen else []
+        return (*said, *map(str, self.result.get("explained") or ()))
+
+    @property
+    def forecast(self) -> dict[str, Any]:
+        """The verdict before the run, from public facts only; empty where there is none."""
+        return dict(self.result.get("verdict") or {})
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """How its clients fare, compared with local training; None if that is not known."""
+        if not self.shares:
+            return None
+        found = of_summary(self.result, "local", LOCAL)
+        if found is not None or "error_alone" not in self.metrics:
+            return found
+        known = self.column("test_rows") > 0
+        paired = Paired.between(self.column("error")[known], self.column("error_alone")[known])
+        return verdict_of(paired, int(known.sum()))
 
     @property
     def baselines(self) -> list[dict[str, Any]]:
         """The comparisons with baselines."""
         return [dict(one) for one in self.result.get("references") or [] if one.get("name")]
-
-    @property
-    def share_worse_than_local(self) -> float:
-        """Share of clients with test rows whose local model is better; NaN if unknown."""
-        if "error_alone" not in self.metrics:
-            return math.nan
-        known = self.column("test_rows") > 0
-        if not known.any():
-            return math.nan
-        return float((self.column("error") > self.column("error_alone"))[known].mean())
 
     def number(self, key: str) -> float:
         """Return a number of the summary; null is not-a-number."""
@@ -215,6 +225,14 @@ class FinishedRun:
     def column(self, name: str, *, held_out: bool = False) -> Array:
         """Return a column of numbers, of clients or of held-out clients; null is not-a-number."""
         return _floats((self.held_out if held_out else self.metrics)[name])
+
+
+def verdict_of(paired: Paired, clients: int) -> Verdict | None:
+    """Return the verdict on a comparison of clients with local training; None without clients."""
+    if not clients:
+        return None
+    side = clear_side(paired.t, clients)
+    return Verdict(side, paired.better, paired.worse, clients, LOCAL)
 
 
 def metric_title(name: str | None) -> str:
@@ -306,6 +324,7 @@ def _read(folder: Path, entry: str) -> FinishedRun:
         selection=stated.get("selection"),
         audit=audited,
         parts=parts,
+        certificate=stated,
     )
 
 
@@ -361,7 +380,31 @@ def _name(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     for run, label in zip(runs, seeded, strict=True):
         seen[label] += 1
         named.append(replace(run, label=f"{label} ({seen[label]})" if seen[label] > 1 else label))
-    return named
+    return _slugged(named)
+
+
+def _slugged(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """Return the runs with unique names for files, which say method and epsilon."""
+    found, taken = [], set[str]()
+    for run in runs:
+        label = run.label.replace(f" at epsilon {round_up(run.epsilon)}", "")
+        budget = f"-epsilon-{round_up(run.epsilon)}" if run.private else "-not-private"
+        whole = slug_of(label) + (budget if run.shares else "")
+        slug, further = whole, count(2)
+        while slug in taken:
+            slug = f"{whole}-{next(further)}"
+        taken.add(slug)
+        found.append(replace(run, slug=slug))
+    return found
+
+
+def slug_of(text: str) -> str:
+    """Return a name for a file, of plain letters, digits and dashes.
+
+    >>> slug_of("finetune(PMTL, how=mean)")
+    'finetune-pmtl-how-mean'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:60].strip("-") or "run"
 
 
 def listed(labels: Sequence[str], most: int = 6) -> str:
@@ -402,10 +445,38 @@ class Group:
         return average(values, errors)[1]
 
     @property
+    def verdict(self) -> Verdict | None:
+        """How clients fare on average over the runs, compared with local training."""
+        if len(self.runs) == 1:
+            return self.first.verdict
+        if not self.first.shares or any("error_alone" not in run.metrics for run in self.runs):
+            return None
+        found = [_errors_by_client(run) for run in self.runs]
+        names = sorted(set.intersection(*(set(one) for one in found)))
+        if not names:
+            return None
+        own = [run.verdict for run in self.runs]
+        both = np.array([[one[name] for name in names] for one in found]).mean(axis=0)
+        mean = verdict_of(Paired.between(both[:, 0], both[:, 1]), len(names))
+        if mean is None or any(one is None for one in own):
+            return None
+        better, worse = (
+            float(np.mean([getattr(one, side) for one in own])) for side in ("better", "worse")
+        )
+        return replace(mean, better=better, worse=worse, seeds=len(own))
+
+    @property
     def badness(self) -> float:
         """The metric, signed so that smaller is better; infinite where there is none."""
         value = self.mean("value") * (-1 if is_higher_better(self.first.result["metric"]) else 1)
         return math.inf if math.isnan(value) else value
+
+
+def _errors_by_client(run: FinishedRun) -> dict[str, tuple[float, float]]:
+    """Return each client's error and that of its local model, of clients with test rows."""
+    columns = (run.column(name).tolist() for name in ("test_rows", "error", "error_alone"))
+    rows = zip(map(str, run.metrics["client"]), *columns, strict=True)
+    return {client: (own, local) for client, known, own, local in rows if known > 0}
 
 
 def group(runs: Sequence[FinishedRun]) -> list[Group]:

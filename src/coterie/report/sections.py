@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from coterie.evaluation.baselines import TITLES
 from coterie.evaluation.baselines import verdicts as verdicts_of
-from coterie.evaluation.metrics import METRICS, PER_CLIENT
+from coterie.evaluation.metrics import METRICS, PER_CLIENT, is_higher_better
+from coterie.evaluation.verdict import Headline
 from coterie.privacy.guarantee import (
     RELATIONS,
     Guarantee,
@@ -22,6 +23,7 @@ from coterie.privacy.guarantee import (
     is_local,
     reasons,
     round_up,
+    show_delta,
 )
 from coterie.privacy.reviewer import review
 from coterie.privacy.selection import THEOREM, charged_statement, chosen_alone
@@ -29,6 +31,7 @@ from coterie.report import charts
 from coterie.report.charts import ALARMS, Array, Curve, Figure, Row, axis_bound, can_draw, thin
 from coterie.report.read import (
     APART,
+    LOCAL,
     FinishedRun,
     Group,
     Part,
@@ -46,6 +49,16 @@ Order = NDArray[np.int64]
 def short(value: float) -> str:
     """Return a number with three digits."""
     return "not a number" if math.isnan(value) else f"{value:.3g}"
+
+
+def decimal(value: float) -> str:
+    """Return a delta, rounded up, and without an exponent if it has few digits.
+
+    >>> decimal(1e-5), decimal(1e-12)
+    ('0.00001', '1e-12')
+    """
+    shown = show_delta(value)
+    return f"{float(shown):.12f}".rstrip("0") if 1e-9 < value < 1 else shown
 
 
 def entry(run: FinishedRun) -> Entry:
@@ -73,24 +86,125 @@ def best_of(runs: Sequence[FinishedRun]) -> tuple[Group, int]:
     return min(several, key=lambda one: one.badness), len(several)
 
 
-def best_by_epsilon(runs: Sequence[FinishedRun]) -> list[tuple[str, Group]]:
-    """Return the best group at each epsilon, where several epsilons have one metric."""
+def headlines(runs: Sequence[FinishedRun], given: Sequence[Headline] = ()) -> tuple[Headline, ...]:
+    """Return the best private method at each epsilon, where several epsilons have one metric.
+
+    `given` are those of a comparison, which tests differences between methods over seeds too.
+    """
     found: dict[str, list[Group]] = {}
     for one in rows_of(runs):
         if one.first.private and one.first.is_scored:
             found.setdefault(round_up(one.first.epsilon), []).append(one)
     if len(found) < 2 or len({run.scored for run in runs}) > 1:
+        return ()
+    best = (min(found[epsilon], key=lambda one: one.badness) for epsilon in found)
+    own = (
+        Headline(
+            float(round_up(one.first.epsilon)),
+            one.first.name,
+            one.mean("value"),
+            one.mean("local_value"),
+            one.verdict,
+        )
+        for one in best
+    )
+    return tuple(given) or tuple(sorted(own, key=lambda one: one.epsilon))
+
+
+def headline_table(
+    runs: Sequence[FinishedRun], found: Sequence[Headline]
+) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows: one row per epsilon, with the best method and the bound on attacks."""
+    several = len({run.name for run in runs if run.private}) > 1
+    head = ["budget", *(["method"] if several else [])]
+    head += [runs[0].scored, "local training", "clients better, worse"]
+    head += ["not clearly worse"] if any(one.as_good for one in found) else []
+    head += [f"detection at {percent(ALARMS[0])} false alarms, at most"]
+    rows = []
+    for one in found:
+        shares = one.verdict
+        row = [f"epsilon {one.epsilon:g}", *([one.method] if several else [])]
+        row += [short(one.value), DASH if math.isnan(one.local) else short(one.local)]
+        row += [DASH if shares is None else f"{percent(shares.better)}, {percent(shares.worse)}"]
+        row += [listed(one.as_good, 3) or DASH] if any(other.as_good for other in found) else []
+        rows.append([*row, _detection(runs, one)])
+    return head, rows
+
+
+def _detection(runs: Sequence[FinishedRun], found: Headline) -> str:
+    """Return the bound on attacks of the runs of a headline; all have the same guarantee."""
+    alike = (
+        run for run in runs
+        if run.name == found.method and float(round_up(run.epsilon)) == found.epsilon
+    )  # fmt: skip
+    run = next(alike, None)
+    if run is None or run.selection is not None:
+        return DASH
+    return ceiling(float(run.guarantee.detection(ALARMS[:1])[0]))
+
+
+def answer(best: Group) -> str:
+    """Return the one sentence that answers whether joining helps."""
+    run, verdict = best.first, best.verdict
+    if not run.shares:
+        return f"Without sharing anything, {_score(best)}."
+    lead = f"At epsilon {round_up(run.epsilon)}" if run.private else "Without privacy"
+    if run.selection is not None:
+        lead += f" ({run.view})"
+    if not run.is_scored:
+        sites = run.deployment.get("sites")
+        return (
+            f"{lead}, {run.name} trained a model for each of {run.guarantee.clients} clients at "
+            f"{sites} {'site' if sites == 1 else 'sites'}; models and scores stay at the sites."
+        )
+    return f"{lead}, {_score(best)}." if verdict is None else f"{lead}, {verdict}."
+
+
+def _score(best: Group) -> str:
+    name = best.first.scored.partition(" (")[0]
+    return f"{best.first.name} has {name} {short(best.mean('value'))}"
+
+
+def caveat(best: Group) -> str:
+    """Return where the metric, which counts rows, and the verdict on clients do not agree."""
+    run, verdict = best.first, best.verdict
+    own, local = best.mean("value"), best.mean("local_value")
+    if verdict is None or math.isnan(own - local) or own == local:
+        return ""
+    better = (own > local) == is_higher_better(run.result["metric"])
+    claims = {"joining helps": True, "joining seems to help": True,
+              "joining hurts": False, "joining seems to hurt": False}  # fmt: skip
+    if claims.get(verdict.lead, better) == better:
+        return ""
+    side = "better" if better else "worse"
+    name = run.scored.partition(" (")[0]
+    return (
+        f"By {name}, which counts all test rows alike, joining is {side} than {LOCAL}; the "
+        "sentence above counts all clients alike."
+    )
+
+
+def detections(run: FinishedRun) -> tuple[str, str]:
+    """Return a rate of false alarms, and the bound on the best attack at it."""
+    return percent(ALARMS[0]), ceiling(float(run.guarantee.detection(ALARMS[:1])[0]))
+
+
+def uncovered(run: FinishedRun) -> str:
+    """Return which adversary no bound covers, and what it observes; "" if there is none."""
+    found = [who for who, epsilon, _ in views(run) if math.isinf(epsilon)]
+    if not found:
+        return ""
+    sees = "each contribution before noise is added"
+    if run.deployment:
+        sees = str(run.deployment.get("coordinator_sees"))
+    return f"It does not hold against {found[0]}, which observes {sees}."
+
+
+def remedies(best: Group) -> list[str]:
+    """Return what would help, by the rule before the run; [] where joining helps."""
+    if best.verdict is not None and best.verdict.lead == "joining helps":
         return []
-    return [
-        (epsilon, min(found[epsilon], key=lambda one: one.badness))
-        for epsilon in sorted(found, key=float)
-    ]
-
-
-def share_worse(best: Group) -> float:
-    """Return the share of clients that are worse than with local training; NaN if none tie."""
-    worse = float(np.mean([run.share_worse_than_local for run in best.runs]))
-    return math.nan if best.mean("share_better_than_local") + worse > 0.995 else worse
+    return [str(line) for line in best.first.forecast.get("remedies") or ()]
 
 
 def said_by(
@@ -106,9 +220,25 @@ def said_by(
         yield sentence if len(runs) == 1 else f"{who}: {sentence}"
 
 
-def advice(runs: Sequence[FinishedRun]) -> Iterator[str]:
-    """Return the advice before each run."""
-    return said_by(runs, lambda run: run.advice)
+# --- before the runs
+
+
+def forecasts(runs: Sequence[FinishedRun]) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the verdicts before the runs, each once."""
+    head = ["runs", "verdict before the run", "shared parameters", "supported, at most", "rounds"]
+    found: dict[tuple[str, ...], list[FinishedRun]] = {}
+    for run in runs:
+        told = run.forecast
+        if told:
+            numbers = (told.get(key) for key in ("numbers", "most_numbers", "rounds"))
+            cells = (DASH if one is None else f"{one:,}" for one in numbers)
+            found.setdefault((str(told["verdict"]), *cells), []).append(run)
+    return head, [[named(some, runs), *cells] for cells, some in found.items()]
+
+
+def settings_chosen(runs: Sequence[FinishedRun]) -> Iterator[str]:
+    """Return what was chosen by rule before the runs."""
+    return said_by(runs, lambda run: run.settings_chosen)
 
 
 # --- results
@@ -133,7 +263,7 @@ def scores(runs: Sequence[FinishedRun]) -> list[Figure]:
         return []
     return [
         charts.scores(
-            "scores",
+            f"{runs[0].result['metric']}-by-run",
             f"{scored.pop()}, with two standard errors",
             labels=[one.label for one in groups],
             values=[one.mean("value") for one in groups],
@@ -191,11 +321,12 @@ def _cautions(run: FinishedRun) -> Iterator[str]:
 
 def frontiers(runs: Sequence[FinishedRun]) -> Iterator[Figure]:
     """Return the metric against epsilon, where runs of one metric have several epsilons."""
-    for number, scored in enumerate(dict.fromkeys(run.scored for run in runs), 1):
-        groups = group([run for run in runs if run.scored == scored])
+    for metric in dict.fromkeys(run.result["metric"] for run in runs):
+        groups = group([run for run in runs if run.result["metric"] == metric])
+        scored = groups[0].first.scored
         private = [one for one in groups if one.first.private and not math.isnan(one.mean("value"))]
         if len({round(one.first.epsilon, 6) for one in private}) > 1 and can_draw():
-            yield _frontier(f"frontier-{number}", scored, private, groups)
+            yield _frontier(f"{metric}-against-epsilon", scored, private, groups)
 
 
 def _frontier(name: str, scored: str, private: Sequence[Group], groups: Sequence[Group]) -> Figure:
@@ -259,7 +390,8 @@ def gain_counts(run: FinishedRun) -> dict[str, Any]:
     known = rows > 0
     total = int(known.sum())
     gain, same = int((joined < local)[known].sum()), int((joined == local)[known].sum())
-    shared = run.column("error_shared")[known] if "error_shared" in run.metrics else None
+    has_shared = "error_shared" in run.metrics
+    shared = run.column("error_shared")[known] if has_shared else joined[known]
     return {
         "total": total,
         "gain": gain,
@@ -268,7 +400,7 @@ def gain_counts(run: FinishedRun) -> dict[str, Any]:
         "rows": float(np.median(rows[known])) if total else math.nan,
         "without_rows": len(rows) - total,
         "not_finite": total - len(gain_of(run)[1]),
-        "than_shared": None if shared is None else float((joined[known] < shared).mean()),
+        "than_shared": float((joined[known] < shared).mean()) if total and has_shared else None,
     }
 
 
@@ -277,7 +409,7 @@ def gain_points(sharing: int) -> int:
     return max(60, min(_POINTS // sharing, 500))
 
 
-def gain_charts(run: FinishedRun, key: str, sharing: int) -> list[Figure]:
+def gain_charts(run: FinishedRun, sharing: int) -> list[Figure]:
     """Return two charts of every client's gain, and one of its errors."""
     _, order = gain_of(run)
     if not len(order) or not can_draw():
@@ -287,9 +419,9 @@ def gain_charts(run: FinishedRun, key: str, sharing: int) -> list[Figure]:
     pairs = _client_rows(run, order[thin(len(order), min(points, _PAIRED))])
     which = "local, shared and personal" if "error_shared" in run.metrics else "local and personal"
     return [
-        charts.gains(f"{key}-gain", "Gain (above 0) or loss of each client", some),
-        charts.against_local(f"{key}-local", some),
-        charts.models(f"{key}-models", which, pairs),
+        charts.gains(f"gain-{run.slug}", "Gain (above 0) or loss of each client", some),
+        charts.against_local(f"personal-against-local-{run.slug}", some),
+        charts.models(f"errors-by-client-{run.slug}", which, pairs),
     ]
 
 
@@ -364,7 +496,7 @@ def client_list(run: FinishedRun, sharing: int) -> tuple[str, list[str], list[li
 
 def verdicts(runs: Sequence[FinishedRun]) -> Iterator[str]:
     """Return how runs compare with local training."""
-    return verdicts_of({run.label: run.baselines for run in runs})
+    return verdicts_of({run.label: run.result for run in runs})
 
 
 def compared(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
@@ -377,11 +509,11 @@ def compared(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 def baseline_charts(runs: Sequence[FinishedRun]) -> list[Figure]:
     """Return each run's gains over `local*`."""
     found, column, than = [], "error_local_star", TITLES["local_star"]
-    for number, run in enumerate(runs if can_draw() else (), 1):
+    for run in runs if can_draw() else ():
         _, order = gain_of(run, column)
         rows = _client_rows(run, order[thin(len(order), _BASELINE_POINTS)], column)
         title = f"{run.label}: gain (above 0) or loss of each client against {than}"
-        found.append(charts.gains(f"baseline-{number}", title, rows, than=than))
+        found.append(charts.gains(f"gain-over-local-star-{run.slug}", title, rows, than=than))
     return found
 
 
@@ -451,20 +583,23 @@ def round_charts(runs: Sequence[FinishedRun], *, clients: bool) -> Iterator[Figu
     """Return the metric after each round, against rounds and virtual seconds, and the losses."""
     if not can_draw():
         return
-    for number, scored in enumerate(dict.fromkeys(run.scored for run in runs), 1):
-        alike = [run for run in runs if run.scored == scored]
+    for metric in dict.fromkeys(run.result["metric"] for run in runs):
+        alike = [run for run in runs if run.result["metric"] == metric]
+        scored, errors = alike[0].scored, {r.label: r.number("standard_error") for r in alike}
         timed = [run for run in alike if clients or not run.hides_cohort]
         for name, along, title, shown in (
-            ("round", "rounds done", f"{scored}, by round", alike),
+            ("round", "rounds done", f"{scored}, by round; bar: \u00b1 2 standard errors", alike),
             ("seconds", "virtual seconds", f"{scored}, against virtual seconds", timed),
         ):
             made = (_line(run, name, _ROUND_POINTS // len(runs)) for run in shown)
-            lines, key = [line for line in made if len(line[1])], f"history-{number}-{name}"
+            lines, key = [line for line in made if len(line[1])], f"{metric}-by-{name}"
+            more: dict[str, Any] = {"errors": errors, "points": _ROUND_POINTS}
             if lines:
-                yield charts.lines(key, title, lines, along=along, up=scored, points=_ROUND_POINTS)
+                more["whole"] = name == "round"
+                yield charts.lines(key, title, lines, along=along, up=scored, **more)
     with_losses = [run for run in runs if run.shares and charts.losses_of(run)]
-    for number, run in enumerate(with_losses[:_LOSS_FIGURES], 1):
-        yield charts.draw_losses(run, f"losses-{number}")
+    for run in with_losses[:_LOSS_FIGURES]:
+        yield charts.draw_losses(run, f"losses-{run.slug}")
 
 
 def _line(run: FinishedRun, name: str, points: int) -> Curve:
@@ -545,7 +680,7 @@ def _in_short(run: FinishedRun, labels: str) -> list[str]:
         labels,
         round_up(run.epsilon),
         run.view,
-        f"{guarantee.delta:.3g}",
+        show_delta(guarantee.delta),
         guarantee.relation,
         str(len(guarantee.events)),
         _sampling(guarantee),
@@ -602,7 +737,7 @@ def attack_bounds(guarantee: Guarantee) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of the bounds on the best attack by the other clients."""
     head = ["false positives", "true positives, at most"]
     most = guarantee.trade_off(ALARMS)
-    rows = [[percent(a), _ceiling(1 - miss)] for a, miss in zip(ALARMS, most, strict=True)]
+    rows = [[percent(a), ceiling(1 - miss)] for a, miss in zip(ALARMS, most, strict=True)]
     rough = charts.approximation(guarantee, ALARMS)
     if rough is not None:
         head.append("Gaussian approximation, not a bound")
@@ -611,15 +746,15 @@ def attack_bounds(guarantee: Guarantee) -> tuple[list[str], list[list[str]]]:
 
 
 def attack_charts(
-    guarantee: Guarantee, key: str, audit: Mapping[str, Any] | None = None
+    guarantee: Guarantee, slug: str, audit: Mapping[str, Any] | None = None
 ) -> list[Figure]:
     """Return the trade-off curve, with that of an audit's attack, and epsilon by round."""
     if not can_draw():
         return []
     errors = None if audit is None else np.array(audit["errors"], dtype=np.float64)
     return [
-        charts.draw_trade_off(guarantee, f"{key}-trade-off", errors),
-        charts.spending(f"{key}-spent", guarantee),
+        charts.draw_trade_off(guarantee, f"trade-off-{slug}", errors),
+        charts.spending(f"epsilon-by-round-{slug}", guarantee),
     ]
 
 
@@ -647,12 +782,12 @@ def selected_bounds(epsilon: float, delta: float) -> list[list[str]]:
         min(math.exp(epsilon) * alarm + delta, 1 - math.exp(-epsilon) * (1 - delta - alarm))
         for alarm in ALARMS
     ]
-    return [[percent(a), _ceiling(most)] for a, most in zip(ALARMS, caught, strict=True)]
+    return [[percent(a), ceiling(most)] for a, most in zip(ALARMS, caught, strict=True)]
 
 
-def _ceiling(share: float) -> str:
+def ceiling(share: float) -> str:
     """Return a bound in per cent with one decimal, rounded up."""
-    return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f} %"
+    return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f}\u00a0%"
 
 
 # --- for a privacy reviewer
@@ -667,7 +802,7 @@ def reviewer_rows(run: FinishedRun) -> list[list[str]]:
     told = review(run.guarantee)
     if told is None:
         return []
-    stated, delta = run.guarantee.relation, short(told["delta"])
+    stated, delta = run.guarantee.relation, show_delta(told["delta"])
     rows = [
         [f"epsilon, {relation}", _epsilon(value), f"{RELATIONS[relation]}; at delta {delta}"]
         for relation, value in told["epsilon"].items()
@@ -679,7 +814,7 @@ def reviewer_rows(run: FinishedRun) -> list[list[str]]:
     rows += [
         [
             f"attack, {percent(one['false_positives'])} false positives",
-            _ceiling(one["true_positives"]),
+            ceiling(one["true_positives"]),
             f"true positives of the best attack, at most; {stated}",
         ]
         for one in told["attack"]
@@ -719,8 +854,11 @@ def _epsilon(value: float | None) -> str:
 _NAMED_COLUMNS = 40  # columns named at most
 
 
-def data_rows(runs: Sequence[FinishedRun]) -> list[list[str]]:
-    """Return facts of the data that the first run used; [] where they are not kept."""
+def data_rows(runs: Sequence[FinishedRun], *, clients: bool = True) -> list[list[str]]:
+    """Return facts of the data that the first run used; [] where they are not kept.
+
+    What earlier runs on the same clients spent is for the owner: it is left out without `clients`.
+    """
     used = runs[0].result.get("data_used")
     if not isinstance(used, Mapping):
         return []
@@ -734,4 +872,16 @@ def data_rows(runs: Sequence[FinishedRun]) -> list[list[str]]:
         if names:
             more = f", ... ({len(names)} in all)" if len(names) > _NAMED_COLUMNS else ""
             rows.append([title, ", ".join(map(str, names[:_NAMED_COLUMNS])) + more])
-    return rows + [["note", str(note)] for note in used.get("notes") or ()]
+    rows += [["note", str(note)] for note in used.get("notes") or ()]
+    return rows + (_register_rows(runs) if clients else [])
+
+
+def _register_rows(runs: Sequence[FinishedRun]) -> list[list[str]]:
+    """Return what private runs on these clients have spent, up to the last of these."""
+    found = [run.result.get("register") for run in runs]
+    stated = [one for one in found if isinstance(one, Mapping)]
+    if not stated:
+        return []
+    last = max(stated, key=lambda one: int(one["runs"]))
+    text = f"epsilon at most {round_up(float(last['epsilon']))} (delta {show_delta(last['delta'])})"
+    return [["private runs on these clients", f"{last['runs']} with this one: {text}"]]

@@ -14,7 +14,7 @@ from typing import Any
 from coterie.evaluation.baselines import DESCRIPTIONS, verdicts
 from coterie.evaluation.baselines import TITLES as BASELINES
 from coterie.evaluation.metrics import METRICS, PER_CLIENT, TAILS, Metric, average
-from coterie.privacy.guarantee import round_up
+from coterie.privacy.guarantee import round_up, show_delta
 from coterie.report.read import Group, metric_title
 
 DASH = "\u2013"
@@ -139,8 +139,8 @@ def _float(value: Any) -> float:
 
 
 def percent(share: float) -> str:
-    """Return a share in whole per cent."""
-    return DASH if math.isnan(share) else f"{100 * share:.0f} %"
+    """Return a share in whole per cent, which no line break parts from its sign."""
+    return DASH if math.isnan(share) else f"{100 * share:.0f}\u00a0%"
 
 
 # --- results
@@ -232,7 +232,7 @@ def _rounds(entry: Entry) -> str:
 
 _CONDITIONS: dict[str, Callable[[Entry], str]] = {
     "against": lambda entry: entry.view if entry.private else DASH,
-    "delta": lambda entry: f"{_float(entry.first.get('delta')):.3g}",
+    "delta": lambda entry: show_delta(_float(entry.first.get("delta"))),
     "relation": lambda entry: str(entry.first.get("relation")),
 }
 """What an epsilon depends on."""
@@ -449,35 +449,107 @@ def to_text(cell: Cell, *, error: bool = True) -> str:
     return cell.text if isinstance(cell, Mark) else cell
 
 
+_NAMES = (12, 24)
+"""The least width of the column of names, and the most where columns compete for room."""
+_GAP = 2
+"""Spaces between columns."""
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A table that fits the terminal: columns that have no room go into a further table below.
+
+    Every part repeats the column of names, which is never narrower than `_NAMES`.
+    """
+
+    table: Table
+    title: str
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """Return the parts, and the notes below them."""
+        from rich.text import Text
+
+        room, title = options.max_width, self.title or self.table.title
+        columns = [_column(self.table, i) for i in _shown(self.table)]
+        if _total(columns) > room:
+            columns = [_column(self.table, i, narrow=True) for i in _shown(self.table)]
+        for part in _parts(columns, room):
+            yield _part(part, title)
+            yield ""
+            title = ""
+        if self.table.notes:
+            # A caption would be wrapped at the table's width, which may exceed the terminal's.
+            yield Text(" ".join(self.table.notes) + "\n")
+
+
+Column = tuple[str, ...]
+"""The head of a column and its cells, with the line breaks that they need."""
+
+
 def to_rich(table: Table, *, title: str = "") -> Any:
-    """Return a table for a terminal of 80 to 100 columns: fewer columns, errors where they fit."""
+    """Return a table for a terminal: fewer columns than a page, errors where they matter."""
+    return _Fitted(table, title)
+
+
+def _shown(table: Table) -> list[int]:
+    return [i for i, key in enumerate(table.keys) if not key.endswith(_WIDE_ONLY)]
+
+
+def _column(table: Table, place: int, *, narrow: bool = False) -> Column:
+    """Return a column as text, with line breaks."""
+    width = 12 if place else 20
+    head = "\n".join(fill(part, width) for part in table.titles[place].split(": "))
+    cells = []
+    for row in table.rows:
+        text = to_text(row[place], error=table.keys[place] in _WITH_ERROR)
+        least = 12 if narrow and not isinstance(row[place], Number) else 16
+        cells.append(fill(text, least) if place else text)
+    return (head, *cells)
+
+
+def _width(column: Column) -> int:
+    from rich.cells import cell_len  # letters of some scripts are two columns wide
+
+    return max(cell_len(line) for cell in column for line in cell.splitlines() or [""])
+
+
+def _total(columns: Sequence[Column]) -> int:
+    return sum(_width(column) + _GAP for column in columns) - _GAP
+
+
+def _parts(columns: Sequence[Column], room: int) -> list[list[Column]]:
+    """Return the columns by table, each with the names first and no wider than the room."""
+    names, *others = columns
+    least, most = _NAMES
+    narrow = max(least, min(most, room // 3))
+    if _total(columns) > room:
+        names = tuple(_broken(cell, narrow) for cell in names)
+    parts: list[list[Column]] = [[names]]
+    for column in others:
+        if len(parts[-1]) > 1 and _total([*parts[-1], column]) > room:
+            parts.append([names])
+        parts[-1].append(column)
+    return parts
+
+
+def _broken(text: str, width: int) -> str:
+    """Return text with lines of this width at most; words break where they are longer."""
+    return "\n".join(fill(line, width) for line in text.splitlines())
+
+
+def _part(columns: Sequence[Column], title: str) -> Any:
     from rich import box
-    from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    kept = [i for i, key in enumerate(table.keys) if not key.endswith(_WIDE_ONLY)]
-    made = RichTable(title=title or table.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for i in kept:
-        width = 12 if i else 20
-        head = "\n".join(fill(part, width) for part in table.titles[i].split(": "))
-        least = 0 if i else _longest_word(head, *(to_text(row[0]) for row in table.rows))
-        made.add_column(
-            head,
-            justify="right" if i else "left",
-            no_wrap=bool(i),
-            overflow="fold",
-            min_width=least,
-        )
-    for row in table.rows:
-        cells = (to_text(row[i], error=table.keys[i] in _WITH_ERROR) for i in kept)
-        made.add_row(*(fill(cell, 16) if i else cell for i, cell in enumerate(cells)))
-    # A caption would be wrapped at the table's width, which may exceed the terminal's.
-    return Group(made, Text(" ".join(table.notes))) if table.notes else made
-
-
-def _longest_word(*texts: str) -> int:
-    return max((len(word) for text in texts for word in text.split()), default=0)
+    look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
+    made = RichTable(title=title or None, padding=(0, _GAP - 1, 0, 0), **look)
+    for place, (head, *_) in enumerate(columns):
+        made.add_column(Text(head), justify="right" if place else "left", overflow="fold")
+    for cells in zip(*(column[1:] for column in columns), strict=True):
+        # A plain string would be read as markup; scripts look for plain spaces.
+        made.add_row(*(Text(cell.replace("\u00a0", " ")) for cell in cells))
+    return made
 
 
 def terminal(results: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
@@ -494,7 +566,7 @@ def terminal(results: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     if (table := baselines_table(entries)) is not None:
         shown = [result for result in results if result.get("references") and result["rounds"]]
         yield to_rich(table)
-        yield Text("\n".join(verdicts({name_of(r, shown): r["references"] for r in shown})) + "\n")
+        yield Text("\n".join(verdicts({name_of(r, shown): r for r in shown})) + "\n")
     for found in (clients_table(entries), held_out_table(entries)):
         if found is not None:
             yield to_rich(found)

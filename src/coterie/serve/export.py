@@ -45,19 +45,24 @@ from coterie.data.federated import TASKS, FederatedDataset, Spec
 from coterie.data.scaling import LIMIT, Moments, client_moments
 from coterie.data.tables import feature_constants, fill_constants, target_constants
 from coterie.data.text_images import plan_tags, read_words
-from coterie.engine.models import client_model, client_names, client_scaling
+from coterie.engine.models import MODELS, client_model, client_names, client_scaling
 from coterie.evaluation.holdout import FOLDER, hold_out
 from coterie.methods.svm import Machines
 from coterie.models import Model
 from coterie.models.base import squeezed
 from coterie.models.module import Networked, assembled
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 from coterie.privacy.guarantee import Guarantee
-from coterie.run.folder import check_rows, facts_of
-from coterie.run.summary import promised
+from coterie.runs.folder import check_rows, facts_of
+from coterie.runs.summary import promised
 
 FORMAT = "coterie-client-model/1"
+PUBLIC = "run"
+"""The part of a folder of onboarded clients with the public files of the run."""
+ONBOARDED = "onboarded.json"
+"""The file of a run folder that lists the folders of clients that were onboarded afterwards."""
 _CENTER, _SCALE, _FILLS, _LEAF = "scaling.center", "scaling.scale", "scaling.fills", "model."
+_VARIANCE = "scaling.variance"
 _PARSED = ("model", "source", "shape", "columns", "classes", "guarantee")  # metadata as JSON
 _EXAMPLE_ROWS = 3  # rows that a program is traced with
 
@@ -79,13 +84,18 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class ClientModel:
-    """One client's model; `moments` are its means and standard deviations, `fills` its medians."""
+    """One client's model.
+
+    `moments` are its means and standard deviations, `fills` its medians, `variance` the matrix of
+    its standard deviations (`evaluation.predict.variances`).
+    """
 
     client: str
     info: ModelInfo
     params: Tree
     moments: Moments | None = None
     fills: NDArray[Any] | None = None
+    variance: NDArray[Any] | None = None
 
 
 # --- from a run folder --------------------------------------------------------
@@ -97,6 +107,7 @@ def read_info(folder: Path, *, trust: bool = False) -> tuple[Plan, ModelInfo]:
     `trust` imports and runs a module that the plan names.
     """
     _check_folder(folder)
+    folder = public_folder(folder)
     run_plan = Plan.load(folder / "plan.toml", trust=trust)
     # Runs of older versions have no facts of their rows.
     facts = read_facts(folder) or facts_of(
@@ -126,8 +137,8 @@ def read_clients(folder: Path, names: Sequence[str], *, trust: bool = False) -> 
     """Read the models of some clients of a finished run; `trust` as in `read_info`."""
     with explain_damage(folder):
         run_plan, info = read_info(folder, trust=trust)
-        held = set(held_out(folder))
-        params = [client_model(folder, n, FOLDER if n in held else "models") for n in names]
+        owners = places_of(folder)
+        params = [client_model(folder, name, owners.get(name, MODELS)) for name in names]
         kept = read_scaling(folder, run_plan, names, info.spec.features)
     return [
         ClientModel(
@@ -136,29 +147,72 @@ def read_clients(folder: Path, names: Sequence[str], *, trust: bool = False) -> 
             params[at],
             (kept["center"][at], kept["scale"][at]) if info.scaled else None,
             kept["fills"][at] if "fills" in kept else None,
+            _known(kept["variance"][at]) if "variance" in kept else None,
         )
         for at, name in enumerate(names)
     ]
 
 
+def _known(values: NDArray[Any]) -> NDArray[Any] | None:
+    return values if np.isfinite(values).all() else None
+
+
 def all_clients(folder: Path) -> list[str]:
-    """Return the names of all clients of a finished run, held-out clients last."""
+    """Return the names of all clients of a finished run, held-out and onboarded clients last."""
+    return list(places_of(folder))
+
+
+def places_of(folder: Path) -> dict[str, str]:
+    """Return the place of each client's model, by name: a subfolder, or another folder.
+
+    Clients that took part in training come first, then those held out, then those onboarded; of a
+    client with several models the last one counts.
+    """
     _check_folder(folder)
     with explain_damage(folder):
-        return [*client_names(folder), *held_out(folder)]
+        found = dict[str, str]()
+        for place in _places(folder):
+            found |= dict.fromkeys(client_names(folder, place), place)
+        return found
 
 
-def held_out(folder: Path) -> list[str]:
-    """Return the names of the clients that a run held out and onboarded afterwards."""
-    return client_names(folder, FOLDER) if (folder / FOLDER / "clients.json").exists() else []
+def _places(folder: Path) -> list[str]:
+    if public_folder(folder) != folder:
+        return [""]
+    held = [FOLDER] if (folder / FOLDER / "clients.json").exists() else []
+    return [MODELS, *held, *read_onboarded(folder)]
 
 
-def training_rows(folder: Path, run_plan: Plan, *, scaled: bool) -> FederatedDataset:
-    """Read the training rows of a run again, including those of held-out clients.
+def read_onboarded(folder: Path) -> list[str]:
+    """Return the folders of clients that were onboarded to a run, those that still exist."""
+    path = folder / ONBOARDED
+    if not path.exists():
+        return []
+    refuse_special(path)
+    try:
+        listed = [str(place) for place in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: damaged ({error}); restore it, or remove it") from error
+    return [place for place in listed if (folder / place / "clients.json").exists()]
 
-    `scaled` standardises them, if the run does. Raises ValueError if rows are missing or changed.
+
+def public_folder(folder: Path) -> Path:
+    """Return where the public files of a run are, given its folder or that of onboarded clients."""
+    inner = folder / PUBLIC
+    return (
+        inner if (inner / "plan.toml").exists() and (folder / "clients.json").exists() else folder
+    )
+
+
+def training_rows(
+    folder: Path, run_plan: Plan, *, scaled: bool, memory: FederatedDataset | None = None
+) -> FederatedDataset:
+    """Return the training rows of a run again, including those of held-out clients.
+
+    `scaled` standardises them, if the run does. `memory` are all rows, if they are in memory; else
+    they are read. Raises ValueError if rows are missing or changed.
     """
-    train, _ = _split(folder, run_plan.data)
+    train, _ = _split(folder, run_plan.data, memory)
     kept = train
     if run_plan.newcomers is not None:
         kept, _ = hold_out(train, run_plan.newcomers, run_plan.data.split_seed)
@@ -166,7 +220,7 @@ def training_rows(folder: Path, run_plan: Plan, *, scaled: bool) -> FederatedDat
         check_rows(folder, kept)
     if scaled or run_plan.data.standardise == "none":
         return train
-    return _split(folder, replace(run_plan.data, standardise="none"))[0]
+    return _split(folder, replace(run_plan.data, standardise="none"), memory)[0]
 
 
 def _check_folder(folder: Path) -> None:
@@ -182,6 +236,7 @@ def _check_folder(folder: Path) -> None:
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return the public facts of a run's rows; {} if it has none (runs of older versions)."""
+    folder = public_folder(folder)
     try:
         return dict(json.loads((folder / "data.json").read_text(encoding="utf-8"))["facts"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -190,6 +245,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 def read_guarantee(folder: Path) -> tuple[Guarantee, dict[str, Any] | None, dict[str, Any]]:
     """Return the guarantee of a finished run, its charged selection, and its result."""
+    folder = public_folder(folder)
     try:
         stated = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -208,28 +264,46 @@ def read_scaling(
 ) -> dict[str, NDArray[Any]]:
     """Return what prepares the rows of clients, as `ClientArrays.scaling`, in the order of `names`.
 
-    Clients that the run does not know have medians of 0, the declared center. Moments that are not
-    kept (those of large sparse rows) are computed from the training rows.
+    Clients that the run does not know have medians of 0, the declared center, and NaN for all else.
+    Moments that are not kept (those of large sparse rows) are computed from the training rows.
     """
     choice, found = run_plan.data, dict[str, NDArray[Any]]()
-    for place, known in (("models", client_names(folder)), (FOLDER, held_out(folder))):
-        at = [row for row, name in enumerate(names) if name in set(known)]
+    owners = places_of(folder)
+    for place in dict.fromkeys(owners.values()):
+        at = [row for row, name in enumerate(names) if owners.get(name) == place]
         kept = client_scaling(folder, [names[row] for row in at], place) if at else {}
         for name, values in kept.items():
-            found.setdefault(name, np.zeros((len(names), width)))[at] = values
+            empty = np.full((len(names), *values.shape[1:]), 0.0 if name == "fills" else np.nan)
+            found.setdefault(name, empty)[at] = values
     if choice.source.missing == "client-median":
         found.setdefault("fills", np.zeros((len(names), width)))
     if choice.standardise == "client" and "center" not in found:
-        rows = training_rows(folder, run_plan, scaled=False)
-        index = {name: at for at, name in enumerate(rows.names)}
-        own = client_moments(rows.only([index[name] for name in names]))
-        found |= zip(("center", "scale"), own, strict=True)
+        found |= _moments(
+            folder, run_plan, [name if name in owners else "" for name in names], width
+        )
     return found
 
 
-def _split(folder: Path, choice: DataConfig) -> tuple[FederatedDataset, FederatedDataset]:
+def _moments(
+    folder: Path, run_plan: Plan, names: Sequence[str], width: int
+) -> dict[str, NDArray[Any]]:
+    """Return moments computed from the training rows; NaN for clients without any."""
+    found = {name: np.full((len(names), width), np.nan) for name in ("center", "scale")}
+    if any(names):
+        rows = training_rows(folder, run_plan, scaled=False)
+        index = {name: at for at, name in enumerate(rows.names)}
+        at = [row for row, name in enumerate(names) if name in index]
+        own = client_moments(rows.only([index[names[row]] for row in at]))
+        for name, values in zip(("center", "scale"), own, strict=True):
+            found[name][at] = values
+    return found
+
+
+def _split(
+    folder: Path, choice: DataConfig, memory: FederatedDataset | None = None
+) -> tuple[FederatedDataset, FederatedDataset]:
     try:
-        return choice.split()
+        return choice.split(memory)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{folder}: its training rows are needed for each client's means and standard "
@@ -276,6 +350,8 @@ def save_client(path: Path, model: ClientModel) -> None:
         tensors |= {_CENTER: center, _SCALE: scale}
     if model.fills is not None:
         tensors[_FILLS] = torch.from_numpy(np.ascontiguousarray(model.fills))
+    if model.variance is not None:
+        tensors[_VARIANCE] = torch.from_numpy(np.ascontiguousarray(model.variance))
     write_atomically(path, save(tensors, metadata=metadata(model)))
 
 
@@ -329,7 +405,8 @@ def load_client(path: Path, *, trust: bool = False) -> ClientModel:
             moments = (tensors[_CENTER].numpy(), tensors[_SCALE].numpy()) if info.scaled else None
             medians = info.source.missing == "client-median"
             fills = tensors[_FILLS].numpy() if medians else None
-            model = ClientModel(text["client"], info, params, moments, fills)
+            variance = tensors[_VARIANCE].numpy() if _VARIANCE in tensors else None
+            model = ClientModel(text["client"], info, params, moments, fills, variance)
             _check_client(model)
         except (AttributeError, LookupError, RecursionError, TypeError) as error:
             raise ValueError(f"damaged ({error!r}); export it again") from error
@@ -369,6 +446,7 @@ def _check_client(model: ClientModel) -> None:
         "classes": all(isinstance(name, str) for name in info.classes)
         and len(info.classes) == labels,
         "scaling": all(part.shape == (width,) and part.dtype.kind == "f" for part in own),
+        "variance": model.variance is None or model.variance.shape == (width + 1, width + 1),
     }
     wrong = [name for name, fit in fits.items() if not fit]
     wanted = {} if wrong else info.model.init(spec, Rng.seeded(0))

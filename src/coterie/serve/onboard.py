@@ -5,35 +5,48 @@ the guarantee of the run. That guarantee, and not epsilon 0, holds for a client 
 training and is onboarded again.
 
 Rows must be read and scaled as in training: `choose` takes that from the run's plan, and `onboard`
-refuses rows that are read differently.
+refuses rows that are read differently. The folder with the new models also holds the public files
+of the run, so it is enough to predict from; and the run folder lists it, so that predictions from
+the run folder know the new clients too.
 """
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from coterie.core.config import from_table, naming, read_toml, to_table
-from coterie.core.files import explain_damage, refuse_special
+from coterie.core.files import explain_damage, refuse_special, write_atomically
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take
 from coterie.data.config import DataConfig
 from coterie.data.datasets import NAMES
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.load import file_columns
+from coterie.data.load import file_columns, load_few
 from coterie.data.tables import TABLES
 from coterie.engine.models import client_names, write_models
 from coterie.engine.simulate import onboard as onboard_models
 from coterie.evaluation.baselines import score_local
 from coterie.evaluation.metrics import Score
+from coterie.evaluation.predict import variances
 from coterie.evaluation.score import evaluate
 from coterie.methods.base import Method
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 from coterie.privacy.guarantee import Guarantee
-from coterie.run.folder import check_model
-from coterie.serve.export import read_facts, read_guarantee
+from coterie.runs.folder import check_model
+from coterie.serve.export import (
+    ONBOARDED,
+    PUBLIC,
+    public_folder,
+    read_facts,
+    read_guarantee,
+    read_onboarded,
+)
 from coterie.serve.predict import read_shared
 
 _MAY_DIFFER = ("client", "target", "split", "splits", "missing", "memory_map", "images")
@@ -57,6 +70,7 @@ class Onboarded:
     known: list[str] | None = None
     # The charged selection in the run's certificate, if any
     selection: dict[str, Any] | None = None
+    read: tuple[str, ...] = ()  # on cells that were taken for gaps
 
 
 def choose(folder: Path, table: Mapping[str, Any]) -> DataConfig:
@@ -64,7 +78,7 @@ def choose(folder: Path, table: Mapping[str, Any]) -> DataConfig:
 
     The table says where the rows are (`name`), and may have other keys of a plan's `data`.
     """
-    path = folder / "plan.toml"
+    path = public_folder(folder) / "plan.toml"
     with naming(path):
         kept = from_table(DataConfig, read_toml(path).get("data", {}), "data")
     facts = read_facts(folder)
@@ -95,11 +109,16 @@ def onboard(
     """
     with explain_damage(folder):
         refuse_special(folder)
+        folder = public_folder(folder)
         run_plan = Plan.load(folder / "plan.toml", trust=trust)
         guarantee, selection, result = read_guarantee(folder)
         shared = read_shared(folder)
         _check_choice(folder, run_plan.data, choice)
-        train, test = choice.split()
+        data, notes = None, tuple[str, ...]()
+        if choice.name not in NAMES:
+            data, notes = load_few(Path(choice.name), choice.source)
+            data = data if choice.clients is None else data.first(choice.clients)
+        train, test = choice.split(data)
         _check_rows(folder, train, result)
         method, spec = run_plan.method, replace(train.spec, clients=guarantee.clients)
         _check_shared(method, spec, shared, folder)
@@ -114,10 +133,41 @@ def onboard(
             notes={key: result.get(key) for key in ("caveats", "tuning")},
             known=_known(folder, names),
             selection=selection,
+            read=notes,
         )
         if out is not None:
-            write_models(out, found.models, found.names, train.scaling)
+            kept = {**train.scaling, **variances(method, shared, train)}
+            write_models(out, found.models, found.names, kept)
+            _write_public(out / PUBLIC, folder, result)
+            _register(folder, out)
         return found
+
+
+def _write_public(place: Path, folder: Path, result: Mapping[str, Any]) -> None:
+    """Write the public files of a run; nothing of its clients."""
+    place.mkdir(exist_ok=True)
+    for name in ("guarantee.json", "shared.npz", "plan.toml"):
+        write_atomically(place / name, (folder / name).read_bytes())
+    facts = {"facts": read_facts(folder)}
+    stated = {key: result.get(key) for key in ("task", "tuning", "caveats")}
+    for name, found in (("data.json", facts), ("result.json", stated)):
+        write_atomically(place / name, json.dumps(found).encode())
+
+
+def _register(folder: Path, out: Path) -> None:
+    """List a folder of onboarded clients in the run folder, if that can be written."""
+    place, home = out.resolve(), folder.resolve()
+    inside = place.is_relative_to(home)
+    named = str(place.relative_to(home) if inside else place)
+    listed = [one for one in read_onboarded(folder) if one != named]
+    with suppress(OSError):
+        write_atomically(folder / ONBOARDED, json.dumps([*listed, named], indent=2).encode())
+
+
+def new_place(folder: Path) -> Path:
+    """Return a new subfolder of a run for onboarded clients."""
+    numbers = chain([""], (f"-{number}" for number in count(2)))
+    return next(one for n in numbers if not (one := folder / f"onboarded{n}").exists())
 
 
 def _known(folder: Path, names: list[str]) -> list[str] | None:

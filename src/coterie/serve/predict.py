@@ -1,13 +1,14 @@
-"""Predict the rows of a file, each by its client's own model, from a run or an exported file.
+"""Predict rows, each by its client's own model, from a run or an exported file.
 
 Rows are read and scaled as in training. Predictions are for the owner of the rows; they are not
 private.
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -23,115 +24,147 @@ from coterie.core.tree import Tree, stack, take
 from coterie.data.config import DAMAGED, DataConfig
 from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset
-from coterie.data.load import Unlabelled, load_unlabelled
+from coterie.data.frames import FRAME
+from coterie.data.load import NOBODY, Unlabelled, load_unlabelled
 from coterie.data.scaling import fill_by, scale_by
 from coterie.data.tables import target_constants
 from coterie.engine.models import client_model, client_names, stacked_models
-from coterie.evaluation.holdout import FOLDER
-from coterie.evaluation.predict import BLOCK, decide, outputs_by_block
+from coterie.evaluation.predict import BLOCK, decide, outputs_by_block, std_by
 from coterie.methods.base import Method, predictive_std, shared_leaves
 from coterie.models import Model
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 from coterie.serve.export import (
     ClientModel,
     ModelInfo,
     all_clients,
-    held_out,
+    places_of,
+    public_folder,
     read_info,
     read_scaling,
     training_rows,
 )
 
-UnknownClients = Literal["refuse", "shared"]
+UnknownClients = Literal["shared", "refuse"]
+_KEPT = "_kept"  # ends the name of a column that is kept beside one of predictions
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for the rows of a file, sorted by client."""
+    """Predictions for the rows of a file, sorted by client.
 
-    info: ModelInfo  # public metadata of the models
-    rows: Unlabelled  # the rows, and the number of each in its file
-    outputs: Tensor  # model outputs, (rows,) or (rows, outputs), in the units of training
-    std: Tensor | None = None  # standard deviations of the outputs, if they were asked for
-    # Clients that the run does not know, predicted by the shared model
+    Attributes:
+        info: Public metadata of the models.
+        rows: The rows, and the number of each in its file.
+        outputs: Model outputs, (rows,) or (rows, outputs), in the units of training; NaN for a row
+            that no model can predict.
+        std: Standard deviations of the outputs, if they were asked for.
+        unknown: Clients that the run does not know, predicted by the shared model.
+        notes: What the owner of the rows should know, such as cells that were read as gaps.
+    """
+
+    info: ModelInfo
+    rows: Unlabelled
+    outputs: Tensor
+    std: Tensor | None = None
     unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
-    def table(self, keep: pa.Table | None = None) -> pa.Table:
+    def table(self, keep: pa.Table | None = None, quantiles: Sequence[float] = ()) -> pa.Table:
         """Return one line per row, in the file's order: client, prediction, probabilities.
 
         Predictions are values in the target's own units, names of classes, or a 0 or 1 for each
-        label. Support vector machines have no probabilities. A positive decision value decides for
-        class 1, the largest one for its class. `keep` has columns of the file to copy.
+        label; null for a row that no model can predict. The probability of a binary task is that of
+        the last of its classes. Support vector machines have none. A positive decision value
+        decides for that class, the largest one for its class. `keep` has columns of the file to
+        copy; one whose name is taken gets "_kept" after it. `quantiles` of a regression are those
+        of a normal distribution with the prediction and its standard deviation, which they need.
         """
         data, back = self.rows.data, np.argsort(self.rows.order, kind="stable")
         owner = np.repeat(np.arange(len(data)), data.counts)[back]
-        names = np.array(data.names, dtype=object)
+        names = np.array(["" if name == NOBODY else name for name in data.names], dtype=object)
         columns: dict[str, Any] = {
             "row": self.rows.order[back],
             "client": pa.array(names[owner].tolist(), pa.string()),
         }
-        # Rows that were left out for a gap have no prediction.
-        lines = None if keep is None else keep.take(pa.array(self.rows.order[back]))
-        kept = {} if lines is None else {name: lines[name] for name in lines.column_names}
-        if self.info.source.client == "client":
-            kept.pop("client", None)  # the table has it already
         if self.unknown:
-            known = np.isin(names, np.array(self.unknown, dtype=object), invert=True)[owner]
-            columns["model"] = np.where(known, "own", "shared")
+            shared = np.isin(np.array(data.names, dtype=object), np.array(self.unknown))[owner]
+            columns["model"] = np.where(shared, "shared", "own")
         std = None if self.std is None else self.std[back]
-        found = _columns(self.info, self.outputs[back], std)
-        if taken := sorted(kept.keys() & (columns | found).keys()):
-            raise ValueError(f"--keep {taken[0]}: predictions have a column of this name already")
+        found = _columns(self.info, self.outputs[back], std, quantiles)
+        kept: dict[str, Any] = {}
+        lines = pa.table({}) if keep is None else keep.take(pa.array(self.rows.order[back]))
+        for name in lines.column_names:
+            if name == "client" == self.info.source.client:
+                continue  # the table has it already
+            kept[name if name not in columns | found else f"{name}{_KEPT}"] = lines[name]
         return pa.table(columns | kept | found)
 
 
 def predict_run(
     folder: Path,
-    given: str,
+    given: Any,
     *,
     client: str | None = None,
     client_column: str | None = None,
-    unknown_clients: UnknownClients = "refuse",
+    unknown_clients: UnknownClients = "shared",
     std: bool = False,
     trust: bool = False,
+    memory: FederatedDataset | None = None,
 ) -> Predictions:
     """Predict rows of a run's clients by their own models.
 
     Args:
-        folder: A finished run.
-        given: A file of rows, or the name of a dataset.
+        folder: A finished run, or a folder of clients that were onboarded to one.
+        given: A file of rows, a data frame, a dataset, or the name of one.
         client: Treat every row as this client's.
         client_column: The column that names clients, if it differs from the training's.
-        unknown_clients: Refuse clients that the run does not know, or use the shared model.
+        unknown_clients: Use the shared model for clients that the run does not know, or refuse
+            them. Where there is no shared model, their rows have no prediction.
         std: Whether to return standard deviations as well.
         trust: Import and run a module that the run's plan names.
+        memory: All rows of the run, where they are in memory; where matrices of standard deviations
+            are not kept, `std` needs them.
     """
     with explain_damage(folder):
         run_plan, info = read_info(folder, trust=trust)
-        rows = _read(given, info, client, run_plan, column=client_column)
-        known = set(all_clients(folder))
-        unknown = tuple(name for name in rows.data.names if name not in known)
+        known = all_clients(folder)
+        rows = _read(given, info, client, run_plan, column=client_column, known=known)
+        unknown = tuple(name for name in rows.data.names if name not in set(known))
         if unknown and (unknown_clients == "refuse" or client is not None):
             raise ValueError(_unknown(folder, unknown, sorted(known)))
-        data = _prepared(folder, run_plan, _as_trained(rows.data, info), unknown)
+        data, kept = _prepared(folder, run_plan, _as_trained(rows.data, info))
         models = _models(folder, run_plan.method, data, unknown)
         outputs = model_outputs(info.model, models, data)
-        deviations = _std(folder, run_plan, data, unknown) if std else None
-        return Predictions(info, rows, outputs, deviations, unknown)
+        lost = _lost(data, outputs)
+        if unknown and lost.all():
+            raise ValueError(_unknown(folder, unknown, sorted(known)))
+        deviations = _std(folder, run_plan, data, kept, memory) if std else None
+        notes = tuple(_notes(run_plan, data, unknown, lost))
+        return Predictions(info, rows, outputs, deviations, unknown, (*rows.notes, *notes))
 
 
 def predict_model(
-    model: ClientModel, given: str, *, all_rows: bool = False, client_column: str | None = None
+    model: ClientModel,
+    given: Any,
+    *,
+    all_rows: bool = False,
+    client_column: str | None = None,
+    std: bool = False,
 ) -> Predictions:
     """Predict rows of one client by its exported model; the arguments are those of `predict_run`.
 
     `all_rows` treats every row as this client's, regardless of the file's client column.
     """
     info, client = model.info, model.client
-    if all_rows or given in NAMES:
+    if std and model.variance is None:
+        raise ValueError(
+            f"--std: the model of {client!r} holds no standard deviations: its method has none, or "
+            "they need the training rows; give the run folder"
+        )
+    if all_rows or (isinstance(given, str) and given in NAMES):
         rows = _read(given, info, client, None, column=client_column)
     else:
-        rows = _read(given, info, None, None, column=client_column, owner=client)
+        rows = _read(given, info, None, None, column=client_column, owner=client, known=[client])
         _check_owner(given, rows.data, client)
     data = _as_trained(rows.data, info)
     if model.fills is not None:
@@ -140,7 +173,42 @@ def predict_model(
         center, scale = model.moments
         data = scale_by(data, center[None], scale[None])
     outputs = model_outputs(info.model, stack(model.params, 1), data)
-    return Predictions(info, rows, outputs)
+    found = None
+    if std and model.variance is not None:
+        found = torch.from_numpy(std_by(data, model.variance[None]))
+    lost = _gap_note(info.source.missing, int(_lost(data, outputs).sum()))
+    return Predictions(info, rows, outputs, found, notes=(*rows.notes, *lost))
+
+
+def _lost(data: FederatedDataset, outputs: Tensor) -> NDArray[np.bool_]:
+    """Return which rows no model can predict."""
+    lost: NDArray[np.bool_] = ~outputs.reshape(len(data.targets), -1).isfinite().all(dim=1).numpy()
+    return lost
+
+
+def _notes(
+    run_plan: Plan, data: FederatedDataset, unknown: Sequence[str], lost: NDArray[np.bool_]
+) -> Iterator[str]:
+    """Yield which rows have no prediction, and who was predicted by the shared model."""
+    strange = np.isin(np.array(data.names, dtype=object), np.array(unknown, dtype=object))
+    strange = strange[data.owners]
+    yield from _gap_note(run_plan.data.source.missing, int((lost & ~strange).sum()))
+    if not unknown:
+        return
+    listed = ", ".join(name for name in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+    count = "1 client" if len(unknown) == 1 else f"{len(unknown)} clients"
+    how = "predicted by the shared model"
+    if (lost & strange).any():
+        how = f"{int((lost & strange).sum())} rows without a prediction: there is no model for them"
+    yield f"the run does not know {count} ({listed}), {how}; coterie onboard makes their own models"
+
+
+def _gap_note(missing: str, rows: int) -> Iterator[str]:
+    if rows:
+        yield (
+            f"{rows} rows have no prediction: they have gaps, which models that were trained with "
+            f'missing = "{missing}" do not fill; train with --missing client-median'
+        )
 
 
 def model_outputs(model: Model, models: Tree, data: FederatedDataset) -> Tensor:
@@ -180,6 +248,7 @@ def _width(data: FederatedDataset) -> tuple[int, ...]:
 
 def read_shared(folder: Path) -> Tree:
     """Read the shared parameters of a finished run."""
+    folder = public_folder(folder)
     try:
         with np.load(folder / "shared.npz", allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
@@ -199,25 +268,30 @@ def _check_owner(given: str, data: FederatedDataset, client: str) -> None:
 
 
 def _read(
-    given: str,
+    given: Any,
     info: ModelInfo,
     client: str | None,
     run_plan: Plan | None,
     *,
     column: str | None,
     owner: str | None = None,
+    known: Sequence[str] = (),
 ) -> Unlabelled:
     source = info.source if column is None else replace(info.source, client=column)
-    if given in NAMES:
+    where = given if isinstance(given, str) else FRAME
+    if isinstance(given, FederatedDataset):
+        rows, where = _of_client(given, client), given.title
+    elif isinstance(given, str) and given in NAMES:
         rows = _read_named(given, client, run_plan)
     else:
+        path = Path(given) if isinstance(given, str) else given
         rows = load_unlabelled(
-            Path(given), source, columns=info.columns, client=client, owner=owner
+            path, source, columns=info.columns, client=client, owner=owner, known=known
         )
     if rows.data.spec.shape != info.spec.shape:
         listed = ", ".join(info.columns[:12]) + (", ..." if len(info.columns) > 12 else "")
         raise DataError(
-            f"{given}: rows of shape {rows.data.spec.shape}, expected {info.spec.shape}, as in "
+            f"{where}: rows of shape {rows.data.spec.shape}, expected {info.spec.shape}, as in "
             f"training{f' ({listed})' if listed else ''}; give the same features in the same order"
         )
     return rows
@@ -227,9 +301,13 @@ def _read_named(name: str, client: str | None, run_plan: Plan | None) -> Unlabel
     choice = DataConfig(name=name)
     if run_plan is not None and run_plan.data.name == name:
         choice = replace(run_plan.data, standardise="none")
-    data = choice.open()
+    return _of_client(choice.open(), client)
+
+
+def _of_client(data: FederatedDataset, client: str | None) -> Unlabelled:
+    """Return the rows of a dataset, or those of one client."""
     if client is not None and client not in data.names:
-        raise DataError(f"{name} has no client {client!r}; give a file with its rows")
+        raise DataError(f"{data.title} has no client {client!r}; give its rows")
     if client is not None:
         data = data.only([list(data.names).index(client)])
     return Unlabelled(data, np.arange(len(data.targets)))
@@ -250,27 +328,20 @@ def _unknown(folder: Path, unknown: Sequence[str], known: Sequence[str]) -> str:
     more = f" (and {len(unknown) - 1} more clients)" if len(unknown) > 1 else ""
     return (
         f"client {first!r}{more}: not among the {len(known)} clients of {folder}, {text}; correct "
-        "the name, onboard the client (coterie onboard), or use the shared model for unknown "
-        "clients (--unknown-clients shared)"
+        "the name, or onboard the client (coterie onboard)"
     )
 
 
 def _prepared(
-    folder: Path, run_plan: Plan, data: FederatedDataset, unknown: Sequence[str]
-) -> FederatedDataset:
-    """Fill gaps and scale rows as in training, by what the run keeps of each client."""
-    scaled = run_plan.data.standardise == "client"
-    medians = run_plan.data.source.missing == "client-median"
-    if not scaled and not medians:
-        return data
-    if unknown and scaled:
-        raise ValueError(
-            f"client {unknown[0]!r}: this run standardises rows by each client's own training "
-            "rows, and this client has none; onboard it with its own rows (coterie onboard)"
-        )
+    folder: Path, run_plan: Plan, data: FederatedDataset
+) -> tuple[FederatedDataset, dict[str, NDArray[Any]]]:
+    """Fill gaps and scale rows as in training; also return what the run keeps of each client."""
     kept = read_scaling(folder, run_plan, data.names, data.spec.features)
-    data = fill_by(data, kept["fills"]) if medians else data
-    return scale_by(data, kept["center"], kept["scale"]) if scaled else data
+    if run_plan.data.source.missing == "client-median":
+        data = fill_by(data, kept["fills"])
+    if run_plan.data.standardise == "client":
+        data = scale_by(data, kept["center"], kept["scale"])
+    return data, kept
 
 
 def _places(names: Sequence[str], wanted: Sequence[str]) -> NDArray[np.int64]:
@@ -280,29 +351,32 @@ def _places(names: Sequence[str], wanted: Sequence[str]) -> NDArray[np.int64]:
 
 def _models(folder: Path, method: Method, data: FederatedDataset, unknown: Sequence[str]) -> Tree:
     """Return the model of each client of the rows, stacked in their order."""
+    owners = places_of(folder)
     if len(data) == 1 and not unknown:
         name = data.names[0]
-        place = "models" if name in client_names(folder) else FOLDER
-        return stack(client_model(folder, name, place), 1)
-    parts = [(client_names(folder), stacked_models(folder))]
-    if held := held_out(folder):
-        parts.append((held, stacked_models(folder, FOLDER)))
+        return stack(client_model(folder, name, owners[name]), 1)
+    parts = []
+    for place in dict.fromkeys(owners.values()):
+        names = [f"{place}/{name}" for name in client_names(folder, place)]
+        parts.append((names, stacked_models(folder, place)))
     if unknown:
-        parts.append((list(unknown), _shared_models(folder, method, data, unknown)))
+        owners |= dict.fromkeys(unknown, "unknown")
+        names = [f"unknown/{name}" for name in unknown]
+        parts.append((names, _shared_models(folder, method, data, unknown)))
     names = [name for known, _ in parts for name in known]
     whole = {leaf: torch.cat([tree[leaf] for _, tree in parts]) for leaf in parts[0][1]}
-    return take(whole, torch.from_numpy(_places(names, data.names)))
+    wanted = [f"{owners[name]}/{name}" for name in data.names]
+    return take(whole, torch.from_numpy(_places(names, wanted)))
 
 
 def _shared_models(
     folder: Path, method: Method, data: FederatedDataset, unknown: Sequence[str]
 ) -> Tree:
-    """Return the shared model for each unknown client; raise ValueError if there is none."""
+    """Return the shared model for each unknown client; NaN if there is no complete one."""
     first = method.model.init(data.spec, Rng.seeded(0))
     if set(shared_leaves(method, data.spec)) != set(first):
-        raise ValueError(
-            f"--unknown-clients shared: {method} has no complete shared model; onboard these "
-            "clients with their own rows (coterie onboard)"
+        return stack(
+            {name: torch.full_like(leaf, np.nan) for name, leaf in first.items()}, len(unknown)
         )
     clients = data.clients(_places(data.names, unknown))
     found = method.serving.shared_model(read_shared(folder), clients)
@@ -312,40 +386,72 @@ def _shared_models(
     }
 
 
-def _std(folder: Path, run_plan: Plan, data: FederatedDataset, unknown: Sequence[str]) -> Tensor:
-    if unknown:
+def _std(
+    folder: Path,
+    run_plan: Plan,
+    data: FederatedDataset,
+    kept: Mapping[str, NDArray[Any]],
+    memory: FederatedDataset | None,
+) -> Tensor:
+    """Return standard deviations by the matrices that the run keeps, else by its training rows.
+
+    A client that the run does not know has the prior.
+    """
+    method, shared = run_plan.method, read_shared(folder)
+    if method.serving.uncertainty is None:
+        raise ValueError(f"--std: {method} has no uncertainty; run pfeb, or leave --std out")
+    owners = places_of(folder)
+    strange = np.array([name not in owners for name in data.names])
+    form = method.serving.variance
+    if form is not None and "variance" in kept and np.isfinite(kept["variance"][~strange]).all():
+        matrices = kept["variance"].copy()
+        if strange.any():
+            nobody = data.only([0]).where(np.zeros(int(data.counts[0]), dtype=bool))
+            matrices[strange] = form(shared, nobody.clients(np.arange(1))).numpy()
+        return torch.from_numpy(std_by(data, matrices))
+    train = training_rows(folder, run_plan, scaled=True, memory=memory)
+    if others := [name for name in data.names if name not in set(train.names)]:
         raise ValueError(
-            f"client {unknown[0]!r}: the run has no uncertainty for unknown clients; leave --std "
-            "or --unknown-clients out"
+            f"client {others[0]!r}: the run has no uncertainty for clients without training rows; "
+            "leave --std out, or these clients"
         )
-    train = training_rows(folder, run_plan, scaled=True)
-    places, shared = _places(train.names, data.names), read_shared(folder)
     try:
-        return model_std(run_plan.method, shared, train, data, places).float()
+        return model_std(method, shared, train, data, _places(train.names, data.names)).float()
     except NotImplementedError as error:
-        raise ValueError(
-            f"--std: {run_plan.method} has no uncertainty; run pfeb, or leave --std out"
-        ) from error
+        raise ValueError(f"--std: {error}") from error
 
 
-def _columns(info: ModelInfo, outputs: Tensor, std: Tensor | None) -> dict[str, Any]:
+def _columns(
+    info: ModelInfo, outputs: Tensor, std: Tensor | None, quantiles: Sequence[float]
+) -> dict[str, Any]:
     """Return the columns of predictions, decision values and standard deviations."""
     task, classes = info.spec.task, info.classes
     center, scale = target_constants(info.source, info.columns)
+    known = outputs.reshape(len(outputs), -1).isfinite().all(dim=1).numpy()
     if task == "regression":
-        found = {"prediction": (outputs * scale + center).numpy()}
-        return found if std is None else {**found, "std": (std * abs(scale)).numpy()}
+        columns = {"prediction": outputs * scale + center}
+        columns |= {} if std is None else {"std": std * abs(scale)}
+        for share in quantiles if std is not None else ():
+            columns[f"quantile_{share:g}"] = (
+                columns["prediction"] + NormalDist().inv_cdf(share) * columns["std"]
+            )
+        return {name: _nullable(values.numpy(), known) for name, values in columns.items()}
     decided = decide(task, outputs).numpy()
     if task == "multilabel":
-        columns = {f"prediction_{name}": decided[:, at] for at, name in enumerate(classes)}
+        found = {f"prediction_{name}": decided[:, at] for at, name in enumerate(classes)}
     else:
-        columns = {"prediction": pa.array([classes[at] for at in decided], pa.string())}
+        found = {"prediction": np.array(classes, dtype=object)[decided]}
     odds = None if not info.odds else torch.sigmoid(outputs)
     if odds is not None and task == "multiclass":
         odds = torch.softmax(outputs, dim=1)
     for title, values in (("probability", odds), ("decision", outputs), ("std", std)):
         if values is not None and task == "binary":
-            columns[title] = values.numpy()
+            found[title] = values.numpy()
         elif values is not None:
-            columns |= {f"{title}_{name}": values[:, at].numpy() for at, name in enumerate(classes)}
-    return columns
+            found |= {f"{title}_{name}": values[:, at].numpy() for at, name in enumerate(classes)}
+    return {name: _nullable(values, known) for name, values in found.items()}
+
+
+def _nullable(values: NDArray[Any], known: NDArray[np.bool_]) -> pa.Array:
+    """Return values as an Arrow array, null for rows without a prediction."""
+    return pa.array(values, mask=~known)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, map_leaves, take
+from coterie.core.tree import Tree, by_row, map_leaves, take
 from coterie.data.federated import Clients, Spec
 from coterie.models import Linear, Model
 from coterie.solvers.ridge import solve_ridge
@@ -36,6 +36,7 @@ class LocalProblem:
         how: "exact" (linear least squares with lam > 0), "sgd", or "auto": exact where possible.
         sgd: The settings of SGD.
         lam: The weight of the proximal term.
+        lams: In place of `lam`, one weight per client, (c,).
         weights: In place of `lam`, weights per coordinate, stacked (SGD only).
         near: Penalty on the distance from the predictions of fixed models (SGD only).
     """
@@ -44,6 +45,7 @@ class LocalProblem:
     how: How
     sgd: SGD
     lam: float
+    lams: Tensor | None = None
     weights: Tree | None = None
     near: Near | None = None
 
@@ -78,8 +80,16 @@ class LocalProblem:
         """
         if only is None and self.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
-            after = solve_ridge(clients, anchor=anchor, lam=self.lam, bias=self.model.bias)
+            lam = self.lam if self.lams is None else self.lams
+            after = solve_ridge(clients, anchor=anchor, lam=lam, bias=self.model.bias)
             return after if keep_failed else _where(_norms(after).isfinite(), after, start)
+        if self.lams is not None:
+            rows = self.lams.to(clients.device)
+            weights = map_leaves(lambda leaf: by_row(rows.to(leaf), leaf).expand_as(leaf), start)
+            plain = replace(self, lam=float(rows.amax()), lams=None, weights=weights)
+            return plain.solve(
+                start, clients, rng, round=round, anchor=anchor, only=only, keep_failed=keep_failed
+            )
         rates = list(self._rates(clients, round))
         if len(rates) == 1:
             after = self._steps(rates[0][1], start, clients, rng, round, anchor, only)

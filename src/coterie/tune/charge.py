@@ -40,15 +40,17 @@ from coterie.data.federated import FederatedDataset
 from coterie.engine.simulate import Outcome
 from coterie.evaluation.metrics import Array
 from coterie.evaluation.score import evaluate
-from coterie.plan.plan import Plan
+from coterie.planning.plan import Plan
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.entropy import open_entropy, uniforms
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import Ledger, locked
 from coterie.privacy.mechanisms import Block, BlockSum
 from coterie.privacy.profiles import gaussian_mu
 from coterie.privacy.selection import Charged, RunLaw, Selection, renyi
 from coterie.privacy.transcript import FolderTranscript
-from coterie.run.run import execute
+from coterie.runs.budget import REGISTER, Budget, Spending, spending_of
+from coterie.runs.run import execute
 from coterie.tune.tune import (
     Grid,
     Observe,
@@ -63,6 +65,8 @@ from coterie.tune.tune import (
 RECORD = "selection.json"
 _SCORE_SHARE = 0.5
 """The share of a run's mu that its score spends in addition: 12 % more mu at full participation."""
+_MOST_RUNS = 0.99
+"""The share of selections whose cost must fit a declared total before K is drawn."""
 _PRIVATE = "K, the other runs and this file must not reach a recipient of the chosen run only"
 
 
@@ -104,6 +108,16 @@ class Offer:
     plans: list[Plan]  # the complete plan of each candidate
     refused: list[Trial]  # combinations that cannot run, and why
     guarantee: Selection  # the guarantee of selection among the candidates, for both adversaries
+    clients: Sequence[str]  # the names of the clients
+
+    @property
+    def most_spending(self) -> Spending | None:
+        """What all runs spend, unless K is larger than in 99 of 100 selections."""
+        return self.spending(self.guarantee.most_expensive(_MOST_RUNS))
+
+    def spending(self, guarantee: Guarantee) -> Spending | None:
+        """Return what runs of this guarantee spend, for the register; None for simulations."""
+        return spending_of(self.plans[0], self.clients, guarantee)
 
 
 @dataclass(frozen=True)
@@ -130,8 +144,13 @@ def select(  # noqa: PLR0913 (the settings of a selection, named one by one)
     public: bool = False,
     scoring: Scoring | None = None,
     observe: Observe | None = None,
+    budget: Budget | None = REGISTER,
 ) -> Selected:
     """Choose settings of a plan by private runs; resumable.
+
+    The register gets one entry, for all runs and scores, once K is drawn. A selection that would
+    exceed a declared total if K is large (1 in 100) is refused before K is drawn: to draw again
+    until K is small would change its law.
 
     Args:
         table: The run's plan as nested tables; its epsilon is that of each single run.
@@ -142,7 +161,8 @@ def select(  # noqa: PLR0913 (the settings of a selection, named one by one)
         seed: Makes the selection a reproducible simulation (default: the plan's simulation seed).
         public: The user's declaration that the data is public; it labels the result.
         scoring: How runs are scored.
-        observe: Called with the progress after each run.
+        observe: Called with the progress before the first run and after each run.
+        budget: The register of what private runs spend, by default the user's.
     """
     scoring = scoring or Scoring()
     seed = table.get("simulation_seed") if seed is None else seed
@@ -157,8 +177,13 @@ def select(  # noqa: PLR0913 (the settings of a selection, named one by one)
         "public": public,
         "scoring": asdict(scoring),
     }
+    if budget is not None and budget.has_totals and not (folder / RECORD).exists():
+        budget.check(found.most_spending)
     with as_interrupt(), locked(folder):
         record = _claim(folder, json.loads(json.dumps(asked)), found, seed)
+        if budget is not None:
+            drawn = found.guarantee.of_runs(record["guarantee"]["drawn"])
+            budget.enter(found.spending(drawn), folder)
         scores = _run_all(folder, record, found, held, scoring, observe)
         return _finish(folder, record, found, scores)
 
@@ -221,7 +246,7 @@ def _offer(
     settings = [trials[place].settings for place in found]
     refused = [trial for trial in trials if trial.refused is not None]
     guarantee = _guarantee(plans, train.spec.clients, law, scoring)
-    return Offer(settings, plans, refused, guarantee), held
+    return Offer(settings, plans, refused, guarantee, train.names), held
 
 
 def _guarantee(plans: Sequence[Plan], clients: int, law: RunLaw, scoring: Scoring) -> Selection:
@@ -304,6 +329,8 @@ def _run_all(
     drawn, seed = record["guarantee"]["drawn"], record["asked"]["seed"]
     board = _open_scores(folder / "scores", record, found, scoring)
     try:
+        if observe is not None:
+            observe(Progress(board.next, len(drawn), _trials(record, _read_scores(board))))
         for number, run in enumerate(record["runs"]):
             if number < board.next:
                 continue

@@ -23,6 +23,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -50,16 +51,25 @@ from coterie.core.config import (
 from coterie.core.environment import go_offline, is_offline
 from coterie.core.files import write_atomically
 from coterie.core.signals import as_interrupt, stoppable
-from coterie.core.suggest import did_you_mean
+from coterie.core.suggest import did_you_mean, hint
+from coterie.data.federated import ClientArrays, FederatedDataset
 from coterie.evaluation.holdout import hold_out
 from coterie.methods.base import Method, Shape, choices
-from coterie.plan.plan import Plan, TunedOn, fill_kinds
-from coterie.privacy.guarantee import OTHERS, Guarantee, add_up, round_up, spent_together
+from coterie.planning.plan import Plan, TunedOn, fill_kinds
+from coterie.privacy.guarantee import (
+    OTHERS,
+    Guarantee,
+    add_up,
+    round_up,
+    show_delta,
+    spent_together,
+)
 from coterie.privacy.ledger import LedgerError, events_digest, locked
 from coterie.privacy.selection import Selection
-from coterie.run.run import execute
-from coterie.run.summary import TUNING
-from coterie.tune.charge import RECORD, read_record, select
+from coterie.runs.budget import REGISTER, Budget, Spending
+from coterie.runs.run import execute, foresee
+from coterie.runs.summary import TUNING
+from coterie.tune.charge import RECORD, offer, read_record, select
 from coterie.tune.tune import Observe, Progress, Range, Trial, rank, tune
 
 PLAN = "compare.toml"
@@ -71,6 +81,8 @@ _BUDGET_SECTIONS = ("privacy", "rounds", "sampler")
 _RELEASE_SECTIONS = ("rounds", "sampler", "stragglers")
 _ONE_THREAD = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ATTEMPTS = 2  # of a cell whose worker dies
+_QUIET = Budget(tell=lambda text: None)
+"""The user's register, for cells: what was spent before is told once for all of them."""
 _STOP_SECONDS = 10.0  # in which a worker stops its run in order
 
 Row = dict[str, Any]
@@ -299,6 +311,9 @@ def make_comparison(table: Mapping[str, Any]) -> Comparison:
     options = from_table(Options, compare, "compare")
     named = list(_named(options.methods))
     own = {label: base.pop(label) for label, _ in named if isinstance(base.get(label), dict)}
+    for key in base.keys() - {one.name for one in fields(Plan)}:
+        near = hint(key, [label for label, _ in named])
+        raise ConfigError(f"{key}: neither a setting of a plan nor the label of a method{near}")
     entries = tuple(_entry(label, table, own.get(label, {}), method) for label, table in named)
     shared = {f"method.{key}": [value] for key, value in method.items()}
     notes = (*_check_keys("", shared, entries), *_check_keys("grid ", options.grid, entries))
@@ -336,7 +351,8 @@ def _entry(
     entry = Entry(label, _merged(table, plan.pop("method", {})), plan)
     if unknown := sorted(set(entry.settings) - entry.known_settings - {"kind"}):
         raise ConfigError(
-            f"{label}: {kind} has no setting {', '.join(unknown)}; expected one of "
+            f"{label}: {kind} has no setting {', '.join(unknown)}"
+            f"{hint(unknown[0], entry.known_settings)}; expected one of "
             f"{', '.join(sorted(entry.known_settings))}"
         )
     below = {key: value for key, value in shared.items() if key in entry.known_settings}
@@ -354,7 +370,10 @@ def _check_keys(flag: str, grid: Mapping[str, Any], entries: Sequence[Entry]) ->
             )
         without = [entry.label for entry in entries if not entry.grid({key: values})]
         if len(without) == len(entries):
-            raise ConfigError(f"{flag}{key}: none of the methods compared has this setting")
+            known = {f"method.{name}" for entry in entries for name in entry.known_settings}
+            raise ConfigError(
+                f"{flag}{key}: none of the methods compared has this setting{hint(key, known)}"
+            )
         if without and not key.startswith(labels):
             yield f"{key} is no setting of {', '.join(without)} and is ignored there"
 
@@ -439,16 +458,18 @@ def read_result(place: Path) -> dict[str, Any]:
         ) from error
 
 
-def run_cell(cell: Cell, folder: Path, options: Options) -> Ended:
-    """Run or resume one cell; no error leaves it."""
+def run_cell(
+    cell: Cell, folder: Path, options: Options, data: FederatedDataset | None = None
+) -> Ended:
+    """Run or resume one cell; no error leaves it. `data` are its rows, if they are in memory."""
     started = time.perf_counter()
     place = folder / cell.place
     try:
         if not is_done(place):
-            _run(cell, folder, options)
+            _run(cell, folder, options, data)
     except (ValueError, NotImplementedError) as error:
         # A folder is claimed once plan and data match.
-        claimed = (place / "plan.toml").exists() or (place / RECORD).exists()
+        claimed = _is_begun(place)
         why, seconds = str(error) or type(error).__name__, time.perf_counter() - started
         return Ended("failed" if claimed else "refused", why, seconds)
     except Exception as error:  # the other cells must go on
@@ -456,13 +477,20 @@ def run_cell(cell: Cell, folder: Path, options: Options) -> Ended:
     return Ended("done", seconds=time.perf_counter() - started)
 
 
-def _run(cell: Cell, folder: Path, options: Options) -> None:
+def _run(cell: Cell, folder: Path, options: Options, data: FederatedDataset | None) -> None:
     place = folder / cell.place
     grid = {key: _range_of(values) or values for key, values in cell.grid.items()}
+    if grid and data is not None:
+        raise ValueError(
+            "settings are chosen on data that can be read again: save the rows as Parquet and give "
+            "the file, or leave the grid out"
+        )
     if options.charge and cell.has_budget and grid:
-        _when_free(partial(select, cell.table, grid, folder=place, public=options.public))
+        made = partial(select, cell.table, grid, folder=place, public=options.public)
+        _when_free(partial(made, budget=_QUIET))
     else:
-        _when_free(partial(execute, _plan_of(cell, grid, folder, options), folder=place))
+        plan = _plan_of(cell, grid, folder, options)
+        _when_free(partial(execute, plan, folder=place, data=data, budget=_QUIET))
 
 
 def _when_free(work: Callable[[], object], tries: int = 5) -> None:
@@ -506,25 +534,91 @@ def _plan_of(cell: Cell, grid: Mapping[str, Any], folder: Path, options: Options
 
 
 def carry_out(
-    folder: Path, *, workers: int | None = None, observe: Observe | None = None
+    folder: Path,
+    *,
+    workers: int | None = None,
+    observe: Observe | None = None,
+    data: FederatedDataset | None = None,
+    budget: Budget | None = REGISTER,
 ) -> dict[int, Ended]:
     """Run the unfinished cells of a claimed folder, and return how all cells ended.
 
     Every cell is a run folder, so finished cells are skipped and others resume. The cell of a dead
     worker is run once more. Cells that are expected to take longest run first. `workers` is None
-    for one process per core, 0 for this process. Raises LedgerError if another process works here.
+    for one process per core, 0 for this process, which is also taken if methods are defined in the
+    script or notebook itself: workers do not import it. `data` are the rows, if they are in memory.
+    Cells with real noise are entered in the user's register; `budget` tells what was spent before.
+
+    Raises:
+        LedgerError: If another process works here.
+        ValueError: If all cells together would exceed the total that the register declares.
     """
     comparison = read_comparison(folder)
+    workers = _without_main(comparison, workers)
     with locked(folder):
+        if budget is not None and comparison.real_noise:
+            _check_totals(budget, comparison, folder, data)
         schedule = _Schedule(comparison.cells(), folder, observe)
         count = min(_cores() if workers is None else workers, len(schedule.left))
         if workers == 0:
             while (number := schedule.take()) is not None:
                 cell = schedule.cells[number]
-                schedule.end(number, run_cell(cell, folder, comparison.options))
+                schedule.end(number, run_cell(cell, folder, comparison.options, data))
         elif count:
-            _run_parallel(schedule, folder, comparison.options, count)
+            given = (folder, comparison.options, None if data is None else data.arrays())
+            _run_parallel(schedule, given, count)
         return schedule.ended
+
+
+def _check_totals(
+    budget: Budget, comparison: Comparison, folder: Path, data: FederatedDataset | None
+) -> None:
+    """Tell what was spent; raise ValueError if the cells that are not begun exceed a total.
+
+    Nothing remains of a comparison that is refused before its first cell.
+    """
+    cells = [
+        cell
+        for cell in comparison.cells()
+        if cell.has_budget and cell.refused is None and not _is_begun(folder / cell.place)
+    ]
+    charged = [cell for cell in cells if cell.grid and comparison.options.charge]
+    others = [Plan.from_table(cell.table) for cell in cells if cell not in charged]
+    asked = [_foresee_choice(cell) for cell in charged]
+    asked += foresee(others, data) if others else []
+    try:
+        text = budget.check(*asked)
+    except ValueError:
+        if {path.name for path in folder.iterdir()} <= {PLAN, ".lock"}:
+            shutil.rmtree(folder)
+        raise
+    if text:
+        budget.tell(text)
+
+
+def _is_begun(place: Path) -> bool:
+    return (place / "plan.toml").exists() or (place / RECORD).exists()
+
+
+def _foresee_choice(cell: Cell) -> Spending | None:
+    """Return what a charged choice of a cell's settings spends at most; None if it is refused."""
+    try:
+        return offer(cell.table, dict(cell.grid)).most_spending
+    except ValueError:
+        return None
+
+
+def _without_main(comparison: Comparison, workers: int | None) -> int | None:
+    """Return how many workers can run the comparison: none if it needs classes of `__main__`."""
+    own = (choices()[entry.kind].__module__ == "__main__" for entry in comparison.entries)
+    if not any(own) and '"__main__:' not in json.dumps(comparison.to_table()):
+        return workers
+    if workers:
+        raise ValueError(
+            f"workers = {workers}: worker processes do not import this script or notebook, which "
+            "defines a method or network; define it in a module, or give workers = 0"
+        )
+    return 0
 
 
 def _cores() -> int:
@@ -601,11 +695,15 @@ class _Schedule:
             self._observe(Progress(len(self.ended), len(self.cells), trials))
 
 
-def _run_parallel(schedule: _Schedule, folder: Path, options: Options, count: int) -> None:
+_Given = tuple[Path, Options, ClientArrays | None]
+"""What a worker gets: the folder, the options, and the rows if they are in memory."""
+
+
+def _run_parallel(schedule: _Schedule, given: _Given, count: int) -> None:
     workers: list[_Worker] = []
     try:
         for _ in range(count):
-            _Worker(workers, folder, options)
+            _Worker(workers, given)
         while schedule.left or schedule.busy:
             ready = wait([worker.pipe for worker in workers])
             for worker in [worker for worker in workers if worker.pipe in ready]:
@@ -614,7 +712,7 @@ def _run_parallel(schedule: _Schedule, folder: Path, options: Options, count: in
                 workers.remove(worker)
                 schedule.lose(worker.cell, worker.join())
                 if schedule.left:
-                    _Worker(workers, folder, options)
+                    _Worker(workers, given)
     finally:
         for worker in workers:
             worker.process.terminate()
@@ -625,11 +723,11 @@ def _run_parallel(schedule: _Schedule, folder: Path, options: Options, count: in
 class _Worker:
     """A worker process, its pipe, and the number of its cell."""
 
-    def __init__(self, workers: "list[_Worker]", folder: Path, options: Options) -> None:
+    def __init__(self, workers: "list[_Worker]", given: _Given) -> None:
         self.cell: int | None = None
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, folder, options), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, *given), daemon=True)
         with _worker_environment():
             self.process.start()
             theirs.close()
@@ -664,20 +762,31 @@ class _Worker:
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """Start processes with one thread and with SIGINT blocked: their parent handles Ctrl-C."""
+    """Start processes with one thread and with SIGINT blocked: their parent handles Ctrl-C.
+
+    A script is hidden from them: to import it would run it again, unless it has a guard.
+    """
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {k: vars(main)[k] for k in ("__file__", "__spec__") if k in vars(main)}
     before = {name: os.environ.get(name) for name in _ONE_THREAD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
+    vars(main).update(__spec__=None)
+    vars(main).pop("__file__", None)
     try:
         yield
     finally:
+        vars(main).update(hidden)
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _serve(pipe: Connection, folder: Path, options: Options) -> None:
+def _serve(
+    pipe: Connection, folder: Path, options: Options, arrays: ClientArrays | None = None
+) -> None:
     """Run cells from a pipe in a worker process, until the parent process ends."""
+    data = None if arrays is None else arrays.tensors()
     log = os.open(folder / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -688,7 +797,7 @@ def _serve(pipe: Connection, folder: Path, options: Options) -> None:
         with stoppable(lambda: "stopped"), as_interrupt():
             pipe.send(None)
             while True:
-                pipe.send(run_cell(pipe.recv(), folder, options))
+                pipe.send(run_cell(pipe.recv(), folder, options, data))
     except (KeyboardInterrupt, EOFError):
         sys.exit(130)
 
@@ -727,7 +836,8 @@ class Spent:
             if not self.guarantees:
                 return f"{text}."
             epsilon, delta = add_up(self.guarantees)
-            return f"{text}; the others: epsilon = {round_up(epsilon)} at delta = {delta:.3g}."
+            at = f"epsilon = {round_up(epsilon)} at delta = {show_delta(delta)}"
+            return f"{text}; the others: {at}."
         if not self.guarantees:
             return "No run with a budget has a release."
         text = spent_together(self.guarantees)
@@ -865,15 +975,20 @@ def _charged(record: Mapping[str, Any], tuned: TunedOn) -> Row:
     return {**both, "tuning": text, "view": OTHERS}
 
 
-def write_table(folder: Path, rows: Sequence[Row]) -> Path:
-    """Write `comparison.parquet`; its columns carry their meaning as metadata."""
+def table_of(rows: Sequence[Row]) -> pa.Table:
+    """Return one row per cell; columns carry their meaning as metadata."""
     schema = pa.schema(
         [
             pa.field(name, kind, metadata={"description": text})
             for name, (kind, text) in COLUMNS.items()
         ]
     )
+    return pa.Table.from_pylist(list(rows), schema=schema)
+
+
+def write_table(folder: Path, rows: Sequence[Row]) -> Path:
+    """Write `comparison.parquet`."""
     buffer = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer)
+    pq.write_table(table_of(rows), buffer)
     write_atomically(folder / TABLE, buffer.getvalue().to_pybytes())
     return folder / TABLE

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from coterie.evaluation.metrics import average, is_higher_better
+from coterie.evaluation.verdict import Headline, Side, Verdict
 from coterie.tune.compare import Ended, Row, is_done, read_comparison, rows_of
 
 LOCAL = "local baseline"
@@ -41,11 +42,20 @@ class Difference:
     seeds: int  # number of seeds
     p: float  # the p-value of this pair
     adjusted: float = math.nan  # the p-value adjusted for all pairs of its epsilon (Holm)
+    share_better: float = math.nan  # of clients whose error is smaller under the first; over seeds
+    share_worse: float = math.nan  # of clients whose error is larger under the first
 
     @property
     def is_significant(self) -> bool:
         """Whether the difference is larger than noise."""
         return self.adjusted <= FALSE_ALARMS
+
+    @property
+    def side(self) -> Side:
+        """Which side the first is on, by the test."""
+        if not self.is_significant:
+            return "unclear"
+        return "better" if self.mean < 0 else "worse"
 
 
 def compare_errors(first: Array, second: Array) -> Difference:
@@ -83,14 +93,26 @@ def compare_errors(first: Array, second: Array) -> Difference:
     with np.errstate(invalid="ignore"):
         apart = (first - second)[known]
     clients, seeds = apart.shape
+    shares = {
+        "share_better": _share(first < second, first),
+        "share_worse": _share(first > second, first),
+    }
     if clients < 2 or not np.isfinite(apart).all():
-        return Difference(math.nan, math.nan, clients, seeds, 1.0)
+        return Difference(math.nan, math.nan, clients, seeds, 1.0, **shares)
     mean = float(apart.mean())
     over_clients = float(apart.mean(axis=1).var(ddof=1)) / clients
     over_seeds = float(apart.mean(axis=0).var(ddof=1)) / seeds if seeds > 1 else 0.0
     error = math.sqrt(over_clients + over_seeds)
     p = _p_value(mean, (over_clients, clients - 1), (over_seeds, seeds - 1))
-    return Difference(mean, error, clients, seeds, p)
+    return Difference(mean, error, clients, seeds, p, **shares)
+
+
+def _share(found: NDArray[np.bool_], errors: Array) -> float:
+    """Return the mean over seeds of the share of clients with test rows, as a single run has it."""
+    rows = (~np.isnan(errors)).sum(axis=0)
+    if not rows.all():
+        return math.nan
+    return float(((found & ~np.isnan(errors)).sum(axis=0) / rows).mean())
 
 
 def adjust(differences: Sequence[Difference]) -> list[Difference]:
@@ -175,6 +197,7 @@ class Findings:
     epsilons: tuple[float, ...]  # the columns, ascending
     points: tuple[Point, ...]  # by label, then by epsilon
     pairs: tuple[Pair, ...]  # by epsilon, with adjusted p-values
+    silent: tuple[str, ...] = ()  # labels of methods that release nothing
 
     @property
     def smaller_is_better(self) -> bool:
@@ -204,7 +227,8 @@ def find(rows: Sequence[Row], folder: Path) -> Findings:
         points += _marked([_point(found, epsilon) for found in shown.values()], metric)
         pairs += _pairs(shown, epsilon, errors)
     points.sort(key=lambda point: (labels.index(point.label), point.epsilon))
-    return Findings(metric, columns, tuple(points), tuple(pairs))
+    silent = dict.fromkeys(row["label"] for row in done if row["epsilon_asked"] is None)
+    return Findings(metric, columns, tuple(points), tuple(pairs), tuple(silent))
 
 
 def _point(rows: Sequence[Row], epsilon: float) -> Point:
@@ -283,11 +307,11 @@ def _paired(
     return a.reshape(len(names), len(pairs)), b.reshape(len(names), len(pairs))
 
 
-def findings_of(folder: Path) -> list[str]:
-    """Return sentences about the finished cells of a comparison's folder."""
+def findings_of(folder: Path) -> Findings:
+    """Return what the finished cells of a comparison's folder show."""
     cells = read_comparison(folder).cells()
     done = {n: Ended("done") for n, cell in enumerate(cells) if is_done(folder / cell.place)}
-    return list(sentences(find(rows_of(cells, done, folder), folder)))
+    return find(rows_of(cells, done, folder), folder)
 
 
 def sentences(found: Findings) -> Iterator[str]:
@@ -317,6 +341,71 @@ def sentences(found: Findings) -> Iterator[str]:
             f"{most} seeds give an imprecise estimate of the variance over seeds, and the test "
             "accounts for that: more seeds detect smaller differences."
         )
+
+
+def headlines(found: Findings) -> tuple[Headline, ...]:
+    """Return one private method per epsilon, and those that are not clearly worse.
+
+    It has the best score; if that is not clearly better than local training, but a method that is
+    not clearly worse is, that one is taken.
+    """
+    return tuple(
+        one for epsilon in found.epsilons if (one := _headline(found, epsilon)) is not None
+    )
+
+
+def _headline(found: Findings, epsilon: float) -> Headline | None:
+    pairs = [pair for pair in found.pairs if pair.epsilon == epsilon]
+    sign = 1 if found.smaller_is_better else -1
+    private = sorted(
+        (
+            point
+            for point in found.at(epsilon)
+            if point.private and point.label not in found.silent and not math.isnan(point.value)
+        ),
+        key=lambda point: sign * point.value,
+    )
+    if not private:
+        return None
+    close = _not_worse(private[0], private, pairs)
+    verdicts = {point.label: _joining(found, point, pairs) for point in (private[0], *close)}
+    helping = (
+        p for p in (private[0], *close) if getattr(verdicts[p.label], "average", "") == "better"
+    )
+    best = next(helping, private[0])
+    others = tuple(point.label for point in _not_worse(best, private, pairs))
+    return Headline(epsilon, best.label, best.value, best.local_value, verdicts[best.label], others)
+
+
+def _not_worse(best: Point, private: Sequence[Point], pairs: Sequence[Pair]) -> list[Point]:
+    """Return the methods that are not clearly worse than this one."""
+    unclear = {
+        label
+        for pair in pairs
+        for label in (pair.first, pair.second)
+        if best.label in (pair.first, pair.second) and pair.difference.side == "unclear"
+    }
+    return [point for point in private if point.label in unclear - {best.label}]
+
+
+def _joining(found: Findings, best: Point, pairs: Sequence[Pair]) -> Verdict | None:
+    """Return how clients fare with a method, compared with its local baseline."""
+    for other in (LOCAL, *found.silent):
+        for pair in pairs:
+            if (pair.first, pair.second) in ((best.label, other), (other, best.label)):
+                told, turned = pair.difference, pair.first == other
+                return _verdict(told, turned=turned)
+    return None
+
+
+def _verdict(told: Difference, *, turned: bool) -> Verdict | None:
+    if not told.clients or math.isnan(told.share_better):
+        return None
+    opposite: dict[Side, Side] = {"better": "worse", "worse": "better", "unclear": "unclear"}
+    shares = told.share_better, told.share_worse
+    better, worse = shares[::-1] if turned else shares
+    side = opposite[told.side] if turned else told.side
+    return Verdict(side, better, worse, told.clients, seeds=told.seeds)
 
 
 def _pair_sentences(pairs: Sequence[Pair]) -> Iterator[str]:

@@ -29,8 +29,8 @@ from coterie.data.scaling import standardise_clients
 from coterie.engine.simulate import simulate
 from coterie.evaluation.metrics import is_higher_better
 from coterie.evaluation.score import evaluate
-from coterie.plan.plan import Plan, TunedOn, fill_kinds
-from coterie.plan.rules import resolve
+from coterie.planning.plan import Plan, TunedOn, fill_kinds
+from coterie.planning.rules import resolve
 
 _GENERATED = ("synthetic", "mpmtl:", "mtlsvm:")
 _ONE_BUDGET = "settings are compared at one budget"
@@ -183,7 +183,7 @@ def tune(
         public: The user's declaration that the data is public.
         search: "grid" tries all combinations, "optuna" tries `trials` of them (default 30).
         trials: Number of combinations that Optuna proposes.
-        observe: Called with the progress after each run.
+        observe: Called with the progress before the first run and after each run.
     """
     listed = check_grid(grid, ranges=search == "optuna")
     _check(table, folds, seed, search, trials)
@@ -239,6 +239,8 @@ def _try_all(
     trials: list[Trial], plans: Mapping[int, Plan], cut: _Folds, observe: Observe | None
 ) -> list[Trial]:
     done, total = 0, len(plans) * cut.folds
+    if observe is not None:
+        observe(Progress(done, total, []))
     for noise, parts in cut.parts():
         for place, run_plan in plans.items():
             trials[place] = _try(trials[place], replace(run_plan, simulation_seed=noise), parts)
@@ -262,6 +264,8 @@ def _try_proposed(
     sampler = optuna.samplers.TPESampler(seed=cut.seed)
     study = optuna.create_study(sampler=sampler, direction="minimize")
     known = dict[str, Trial]()
+    if observe is not None:
+        observe(Progress(0, count, []))
     for done in range(1, count + 1):
         handle = study.ask()
         settings = {key: _suggest(handle, key, choice) for key, choice in grid.items()}
@@ -297,7 +301,7 @@ def _try(trial: Trial, run_plan: Plan, parts: Parts) -> Trial:
         return trial
     outside, inside = parts
     try:
-        outcome = simulate(run_plan, outside, speed=run_plan.speed)
+        outcome = simulate(run_plan, outside, speed=run_plan.speed, progress=False)
     except ValueError as error:
         return replace(trial, refused=str(error))
     score = evaluate(run_plan.method.model, outcome.rows, inside)

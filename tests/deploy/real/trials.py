@@ -29,7 +29,7 @@ from coterie.deploy.processes import LocalFederation
 from coterie.engine.simulate import Outcome, simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
-from coterie.plan.plan import Plan, Privacy
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.sampling import Everyone, Sampler
 
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}

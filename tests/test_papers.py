@@ -1,0 +1,93 @@
+"""The four papers: the index is consistent, its pages are current, its commands run."""
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coterie.cli.main import main
+from coterie.papers import Item, read_papers
+
+ROOT = Path(__file__).resolve().parent.parent
+_spec = importlib.util.spec_from_file_location("papers_tool", ROOT / "tools" / "papers.py")
+assert _spec is not None and _spec.loader is not None
+tool = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tool)
+ITEMS = [item for paper in read_papers() for item in paper.items]
+
+
+def test_the_pages_are_current() -> None:
+    for path, text in tool.pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path}: run python tools/papers.py pages"
+
+
+def test_items_have_places_of_their_own() -> None:
+    pages = [item.page for item in ITEMS]
+    assert len(pages) == len(set(pages))
+    for item in ITEMS:
+        text = (ROOT / item.page.partition("#")[0]).read_text(encoding="utf-8")
+        assert f"### {item.item}\n" in text
+
+
+def test_json_is_a_list_of_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["papers", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    names = {"paper", "item", "kind", "status", "command", "ours", "published", "page"}
+    assert len(found) == len(ITEMS) and all(names <= set(one) for one in found)
+    assert main(["papers", "mpmtl", "--status", "runs"]) == 0
+    assert "Algorithm 2 (runs)" in capsys.readouterr().out
+    assert main(["papers", "pmlt"]) == 2
+    assert "did you mean pmtl" in capsys.readouterr().err
+
+
+def test_incomplete_items_are_refused() -> None:
+    with pytest.raises(ValueError, match="needs a reason"):
+        Item(paper="x", item="Figure 1", kind="figure", about="", status="differs")
+    with pytest.raises(ValueError, match="needs published and ours"):
+        Item(paper="x", item="Figure 1", kind="figure", about="", status="reproduced")
+    with pytest.raises(ValueError, match="kind = 'plot'"):
+        Item(paper="x", item="Figure 1", kind="plot", about="", status="runs")  # type: ignore
+
+
+def test_code_that_items_name_exists() -> None:
+    """Dotted names of `where` can be imported, files exist."""
+    for item in ITEMS:
+        for name in re.findall(r"\bcoterie(?:\.\w+)+", item.where):
+            parts = name.split(".")
+            found = __import__("coterie")
+            for at, part in enumerate(parts[1:], 1):
+                if not hasattr(found, part):
+                    importlib.import_module(".".join(parts[: at + 1]))
+                found = getattr(found, part)
+        for path in re.findall(r"\b(?:benchmarks|docs|examples|src)/[\w/.-]+\w", item.where):
+            assert (ROOT / path).exists(), f"{item.paper}, {item.item}: {path}"
+
+
+QUICK = sorted({item.quick or item.command for item in ITEMS if item.machine != "none"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", QUICK)
+def test_commands_run_in_their_quick_form(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    if words[0] == "python":
+        words = [sys.executable, str(ROOT / words[1]), *words[2:]]
+    else:
+        words = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_as_published_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["run", "--data", "districts"]
+    assert main([*run, "--method", "pmtl", "--as-published", "rounds=5"]) == 2
+    assert "expected clients=...,cohort=...,rounds=...,gamma=..." in capsys.readouterr().err
+    assert main([*run, "--method", "fedavg", "--as-published"]) == 2
+    assert "dpfedmtl, mpmtl, mtlsvm, pmtl" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""The items of the four papers: write their pages, or run the commands that remake them.
+
+`python tools/papers.py pages` writes the tables of docs/papers, `python tools/papers.py run
+[--machine gpu]` runs the commands. Each command is run once, in the root of the project; its output
+goes to build/papers/, and a line says how long it took.
+"""
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from coterie.papers import Item, Paper, read_papers
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- items: made by tools/papers.py -->", "<!-- end of items -->"
+
+
+def table(paper: Paper) -> str:
+    """Return the items of a paper as Markdown, one section per item."""
+    return "\n".join(line for item in paper.items for line in _section(item)).rstrip()
+
+
+def _section(item: Item) -> list[str]:
+    rows = [("here", item.where), ("published", item.published), ("ours", item.ours),
+            ("how close", item.tolerance), ("why", item.why)]  # fmt: skip
+    lines = [f"### {item.item}", "", f"{item.about} *{item.kind}; {item.status}*", ""]
+    lines += [f"- **{name}:** {text}" for name, text in rows if text]
+    if item.command:
+        lines += ["", "```sh", item.command, "```"]
+    return [*lines, ""]
+
+
+def overview(papers: tuple[Paper, ...]) -> str:
+    """Return the table of the index: items by paper and status."""
+    lines = ["| paper | items | run | reproduced | differ | not reproduced |", "|---" * 6 + "|"]
+    for one in papers:
+        counts = " | ".join(
+            str(one.count(status)) for status in ("runs", "reproduced", "differs", "not reproduced")
+        )
+        lines.append(f"| [{one.title}]({one.key}.md) | {len(one.items)} | {counts} |")
+    return "\n".join(lines)
+
+
+def bibliography(papers: tuple[Paper, ...]) -> str:
+    """Return one line per paper."""
+    return "\n".join(f"- {one.authors}. *{one.title}*. {one.venue}. {one.link}" for one in papers)
+
+
+def filled(text: str, content: str) -> str:
+    """Return a page's text with the content between the marks; raise ValueError without marks."""
+    pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
+    found, count = pattern.subn(lambda marks: f"{marks[1]}\n{content}\n\n{marks[2]}", text)
+    if count != 1:
+        raise ValueError(f"expected {BEGIN!r} and {END!r} once, found {count} times")
+    return found
+
+
+def pages() -> dict[Path, str]:
+    """Return the text that every page should have."""
+    papers = read_papers()
+    contents = {one.key: table(one) for one in papers}
+    contents["index"] = f"{overview(papers)}\n\n{bibliography(papers)}"
+    found = {}
+    for name, content in contents.items():
+        path = ROOT / "docs" / "papers" / f"{name}.md"
+        found[path] = filled(path.read_text(encoding="utf-8"), content)
+    return found
+
+
+def commands(machine: str) -> list[str]:
+    """Return the distinct commands for a machine, in the order of the papers."""
+    items = [item for paper in read_papers() for item in paper.items]
+    return list(dict.fromkeys(item.command for item in items if item.machine == machine))
+
+
+def run(machine: str) -> int:
+    """Run the commands; return the number that failed."""
+    out = ROOT / "build" / "papers"
+    out.mkdir(parents=True, exist_ok=True)
+    found, failed, started = commands(machine), 0, time.monotonic()
+    for number, command in enumerate(found, 1):
+        begun = time.monotonic()
+        words = [_program(word) for word in shlex.split(command)]
+        with (out / f"{machine}-{number:02}.log").open("wb") as log:
+            log.write(f"{command}\n".encode())
+            log.flush()
+            done = subprocess.run(words, cwd=ROOT, stdout=log, stderr=log, check=False)
+        failed += done.returncode != 0
+        state = f"FAILED ({done.returncode})" if done.returncode else "ok"
+        seconds = time.monotonic() - begun
+        print(f"{number}/{len(found)} {state} {seconds:.0f} s: {command}", flush=True)
+    print(f"{len(found)} commands, {failed} failed, {time.monotonic() - started:.0f} s; see {out}")
+    return failed
+
+
+def _program(word: str) -> str:
+    """Use this environment's Python and command line."""
+    if word == "python":
+        return sys.executable
+    return str(Path(sys.executable).with_name("coterie")) if word == "coterie" else word
+
+
+def main() -> int:
+    """Write the pages, or run the commands."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("pages", "run"))
+    parser.add_argument("--machine", choices=("cpu", "gpu"), default="cpu")
+    given = parser.parse_args()
+    if given.what == "run":
+        return min(run(given.machine), 1)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
