@@ -16,7 +16,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import pandas
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,14 +46,18 @@ def folder(tmp_path, monkeypatch):
         shutil.copy(program, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
+    with pandas.option_context("display.max_columns", 20):  # as in a kernel, which has no terminal
+        yield tmp_path
     sys.modules.pop("hospitals", None)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", notebooks.NAMES)
-def test_notebooks_print_what_they_show(name, folder):
-    namespace = {"__name__": "__main__", "shell": shell}
+def test_notebooks_print_what_they_show(name, folder, monkeypatch):
+    main = ModuleType("__main__")  # classes of a notebook are found by name
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    namespace = vars(main)
+    namespace["shell"] = shell
     for number, cell in enumerate(code_cells(read(name)), 1):
         kept = texts(cell["outputs"])
         found = printed("".join(cell["source"]), f"{name}.ipynb, cell {number}", namespace)

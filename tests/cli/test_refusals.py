@@ -43,7 +43,7 @@ REFUSED = {
     "tune --data districts --method pmtl": "nothing to tune: give values to try, for",
     "tune --data rows.csv --grid rounds=1,2 --out rows.csv": "rows.csv exists",
     "plan --data rows.csv --target yy": "no column 'yy'",
-    "export folder --client a": "folder: no models in it",
+    "export folder --client a": "folder: no models or federation.toml in it",
     "onboard folder --data rows.csv --out new": "folder: no plan.toml in it",
     "run --data districts --method pmlt": "--method pmlt: no such method; did you mean pmtl?",
     "run --data districts --model lnear": "--model lnear: no such model; did you mean linear?",

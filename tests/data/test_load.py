@@ -150,6 +150,31 @@ def test_constants_are_applied_and_clipped() -> None:
     np.testing.assert_allclose(every.features, (X - 1) / 2)
 
 
+@pytest.mark.parametrize("sparsely", [False, True])
+def test_unit_rows_have_norm_one_whatever_the_other_rows_are(sparsely: bool) -> None:
+    x = np.array([[3.0, 4.0], [0, 0], [1e30, 1e30], [-2, 0]])
+    data = from_arrays(
+        sparse.csr_matrix(x) if sparsely else x,
+        Y,
+        ["a"] * 4,
+        source=Source(scale={"1": 2.0}, unit_rows=True),
+    )
+    found = data.features.toarray() if sparsely else data.features.numpy()
+    root, half = np.sqrt(0.5) * np.sqrt(8 / 5), 1 / np.sqrt(5)
+    expected = [[3 / np.sqrt(13), 2 / np.sqrt(13)], [0, 0], [root, half], [-1, 0]]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert "each row divided by its l2 norm" in data.notes
+
+
+def test_unit_rows_after_gaps_are_filled() -> None:
+    x = [[np.nan, 4.0], [1.0, 0.0]]
+    source = Source(missing="constant", fill={"0": 3.0}, unit_rows=True)
+    data = from_arrays(x, [0.5, 1.5], ["a", "a"], source=source)
+    np.testing.assert_allclose(data.features, [[0.6, 0.8], [1, 0]], rtol=1e-6)
+    with pytest.raises(DataError, match='fill gaps with missing = "constant"'):
+        Source(missing="client-median", unit_rows=True)
+
+
 def test_levels_of_a_numeric_column() -> None:
     x = np.array([[1.0, 9.0], [3.0, 8.0], [1.0, 7.0]])
     data = from_arrays(x, [0.5] * 3, [0, 0, 1], source=Source(levels={"0": ("1", "2", "3")}))

@@ -237,7 +237,7 @@ def test_an_unknown_baseline_is_refused(capsys):
         execute(plan_of(baselines=("best",)))
     with pytest.raises(SystemExit):
         main(["run", "--data", "synthetic", "--baselines", "best"])
-    assert "'best': expected some of " in capsys.readouterr().err
+    assert "'best': no such baseline; expected one of local, " in capsys.readouterr().err
 
 
 def test_a_failing_baseline_does_not_lose_the_run(tmp_path, monkeypatch):

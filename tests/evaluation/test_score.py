@@ -462,7 +462,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kept]:
         execute(plan, folder=folder)
         result = json.loads((folder / "result.json").read_text(), parse_constant=refuse)
         table = pq.read_table(folder / "metrics.parquet").to_pydict()
-        return result, table, write_report([folder], folder / "page.html").read_text()
+        page = write_report([folder], folder / "page.html").read_text()
+        return result, table, page.replace("\u00a0", " ")
 
     return run_once
 

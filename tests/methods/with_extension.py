@@ -28,7 +28,7 @@ def test_it_is_listed_with_its_texts_and_settings(coterie, capsys):
     assert found["settings"]["head_sgd"]["epochs"] == 5
     assert "fedrep" in coterie("completion", "bash")
     with pytest.raises(SystemExit):
-        main(["run", "--help"])
+        main(["run", "--help-all"])
     assert "two_servers" in capsys.readouterr().out
 
 

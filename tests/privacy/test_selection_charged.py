@@ -181,6 +181,7 @@ def test_export_says_it_too(chosen, coterie_):
 def test_the_page_never_speaks_of_the_other_clients_with_that_number(chosen):
     found = read(chosen, "guarantee.json")["selection"]["epsilon_chosen_alone"]
     page = html.unescape(write_report([chosen], chosen / "page.html").read_text())
+    page = page.replace("\u00a0", " ")
     assert f"At epsilon {round_up(found)} ({CHOSEN_ONLY})" in page
     assert f"{round_up(math.exp(found), 3)} times as likely" in page
     assert "any event that an adversary who observes only this run can observe" in page

@@ -95,7 +95,8 @@ class Text(HTMLParser):
 
 
 def page_of(folder, out):
-    return Text(write_statement(folder, out / "statement.html").read_text())
+    page = write_statement(folder, out / "statement.html").read_text()
+    return Text(page.replace("\u00a0", " "))  # a number and its unit stay on one line
 
 
 def rounded_up(number):

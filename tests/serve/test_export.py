@@ -210,6 +210,19 @@ def test_programs_agree_with_the_run(runs, tmp_path, kind):
         np.testing.assert_allclose(np.sort(here.numpy(), axis=0), both, rtol=1e-4, atol=1e-4)
 
 
+def test_programs_divide_rows_by_their_norms_where_the_run_did(runs):
+    folder, _, choice = runs["linear"]
+    (model,) = read_clients(folder, ["s3"])
+    info = replace(model.info, source=replace(model.info.source, unit_rows=True))
+    rows = raw_rows(choice, "s3").numpy().astype(np.float64)  # age, day, night, score
+    x = np.clip((rows - [40, 0, 0, 0]) / [10, 1, 1, 4], -3, 3)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    wanted = x @ model.params["weight"][0].numpy() + model.params["bias"][0].numpy()
+    with torch.no_grad():
+        found = Predictor(replace(model, info=info)).eval()(raw_rows(choice, "s3"))
+    np.testing.assert_allclose(found, 90 + 12 * wanted, rtol=1e-4)
+
+
 def test_a_linear_model_is_that_of_scikit_learn(runs, tmp_path):
     folder, _, choice = runs["linear"]
     (model,) = read_clients(folder, ["s3"])

@@ -30,7 +30,7 @@ _SHAPES = {
 
 _FILES = (
     "target", "features", "task", "classes", "positive", "missing", "indicators", "text",
-    "vocabulary", "length", "tags", "images", "targets_are_clients",
+    "vocabulary", "length", "tags", "images", "unit_rows", "targets_are_clients",
 )  # fmt: skip
 _PATHS = {
     "data": "data.name",

@@ -211,6 +211,7 @@ _COLUMNS = {
     "--missing {error,drop,constant,client-median}": "rows with gaps: refuse or drop them, or fill "
     "gaps with a constant or the median of the client's own rows",
     "--indicators COLUMN,COLUMN": "add a 0/1 column for gaps in these (with filled gaps)",
+    "--unit-rows": "divide each row by its l2 norm",
     "--targets-are-clients": "each target column is a client",
     "--option KEY=VALUE...": "option of a named dataset",
 }

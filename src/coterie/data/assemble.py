@@ -603,7 +603,14 @@ def _scaled(table: Table, batch: Batch, source: Source, keep_gaps: bool) -> Valu
         fill = np.zeros(x.shape[1]) if table.columns.fill is None else table.columns.fill
         fill = fill if source.clip is None else np.clip(fill, -source.clip, source.clip)
         x = np.where(gaps, fill, x).astype(np.float32)
-    return x
+    return _unit_rows(x) if source.unit_rows else x
+
+
+def _unit_rows(x: NDArray[Any]) -> NDArray[Any]:
+    """Divide rows by their l2 norms, in float64, where no square overflows."""
+    wide = x.astype(np.float64)
+    norms = np.sqrt(np.square(wide).sum(axis=1, keepdims=True))
+    return (wide / np.where(norms > 0, norms, 1)).astype(np.float32)
 
 
 def _scaled_sparse(table: Table, batch: Batch, source: Source) -> Values:
@@ -622,7 +629,20 @@ def _scaled_sparse(table: Table, batch: Batch, source: Source) -> Values:
         row = int(np.searchsorted(x.indptr, at, side="right")) - 1
         name = str(table.columns.names[int(x.indices[at])])
         raise table.error(batch, row, f"column {name!r}: {_too_large(x.data[at])}")
+    found = _csr((data, x.indices, x.indptr), shape=x.shape)
+    return _unit_sparse(found) if source.unit_rows else found
+
+
+def _unit_sparse(x: Values) -> Values:
+    x.sum_duplicates()  # entries given twice count once, as their sum
+    squares = np.bincount(_rows_of(x), x.data.astype(np.float64) ** 2, x.shape[0])
+    norms = np.sqrt(np.where(squares > 0, squares, 1))
+    data = (x.data / norms[_rows_of(x)]).astype(np.float32)
     return _csr((data, x.indices, x.indptr), shape=x.shape)
+
+
+def _rows_of(x: Values) -> NDArray[np.int64]:
+    return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
 
 
 def _csr(values: Any, **options: Any) -> Values:
@@ -664,6 +684,8 @@ def _notes(table: Table, source: Source, survey: _Counts) -> Iterator[str]:
         yield f"declared center and scale applied to {', '.join(named)}"
     if source.clip is not None:
         yield f"features clipped to [-{source.clip:g}, {source.clip:g}]"
+    if source.unit_rows:
+        yield "each row divided by its l2 norm"
 
 
 def values_of(given: Any, where: str) -> Values:

@@ -87,7 +87,9 @@ class Source:
             values outside. For a target of regression likewise, uncut.
         center: Constants subtracted from columns, instead of `ranges`.
         scale: Constants that columns are divided by, after `center`.
-        clip: Features are clipped to [-clip, clip], last.
+        clip: Features are clipped to [-clip, clip], after `scale`.
+        unit_rows: Divide each row by its l2 norm, last: a map of one row at a time, so that it
+            needs no constants. Rows of zeros stay.
         sparse: Keep features as CSR. Sparse input stays CSR in any case.
         shape: The shape of a row, e.g. (28, 28) for flat images; () keeps the file's.
         memory_map: A folder to hold the arrays instead of memory; its parent must exist.
@@ -128,6 +130,7 @@ class Source:
     center: Mapping[str, float] = field(default_factory=dict)
     scale: Mapping[str, float] = field(default_factory=dict)
     clip: float | None = None
+    unit_rows: bool = False
     sparse: bool = False
     shape: tuple[int, ...] = ()
     memory_map: str | None = None
@@ -175,6 +178,11 @@ class Source:
             )
         if self.fills and self.sparse:
             raise DataError(f"missing = {self.missing!r}: sparse rows are not filled; use drop")
+        if self.unit_rows and self.missing == "client-median":
+            raise DataError(
+                'unit_rows with missing = "client-median": medians are filled in after rows are '
+                'scaled; fill gaps with missing = "constant"'
+            )
         if self.indicators and not self.fills:
             raise DataError(
                 f"indicators = {self.indicators!r} with missing = {self.missing!r}: no row has a "

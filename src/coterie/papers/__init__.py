@@ -14,7 +14,12 @@ from typing import Any, Literal, get_args
 Kind = Literal["algorithm", "equation", "theorem", "baseline", "data", "figure", "table"]
 Status = Literal["runs", "reproduced", "differs", "not reproduced"]
 Machine = Literal["cpu", "gpu", "none"]
-PAPERS = ("pmtl", "mpmtl", "dpfedmtl", "mtlsvm")
+_SUFFIX = ".toml"
+PAPERS = tuple(
+    sorted(
+        one.name[: -len(_SUFFIX)] for one in files(__name__).iterdir() if one.name.endswith(_SUFFIX)
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -501,7 +501,7 @@ class Predictor(nn.Module):
         super().__init__()
         info, width = model.info, model.info.spec.features
         self._shape, self._model = info.spec.shape, info.model
-        self._clip = info.source.clip
+        self._clip, self._unit_rows = info.source.clip, info.source.unit_rows
         self._target = target_constants(info.source, info.columns)
         centers, scales = feature_constants(info.source, info.columns, width)
         self._declared = bool((centers != 0).any() or (scales != 1).any())
@@ -543,6 +543,9 @@ class Predictor(nn.Module):
         if self._fills:
             x = torch.where(torch.isnan(x), self.get_buffer("fills").to(x.dtype), x)
         x = x.float()
+        if self._unit_rows:
+            norms = x.double().square().sum(dim=1, keepdim=True).sqrt()
+            x = (x.double() / torch.where(norms > 0, norms, 1.0)).float()
         if self._own:
             x = ((x.double() - self.own_center) / self.own_scale).clamp(-LIMIT, LIMIT).float()
         found: Tensor = x
