@@ -1,5 +1,6 @@
 """Exported models: one client's own, equal to the run's, wherever they are loaded."""
 
+import csv
 import json
 import math
 from dataclasses import replace
@@ -179,6 +180,15 @@ def test_what_is_saved_is_loaded(runs, tmp_path, kind):
         torch.testing.assert_close(found.params[leaf], wanted[leaf], rtol=0, atol=0)
 
 
+def fed(session, rows):
+    """Return the inputs of a program: rows, or the columns age, kind (text) and score."""
+    if [one.name for one in session.get_inputs()] == ["rows"]:
+        return {"rows": rows.numpy()}
+    age, day, _, score = rows.double().numpy().T[:, :, None]
+    kind = np.where(day == 1, "day", "night").astype(object)
+    return {"age": age, "kind": kind, "score": score}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_programs_agree_with_the_run(runs, tmp_path, kind):
     folder, outcome, choice = runs[kind]
@@ -192,13 +202,13 @@ def test_programs_agree_with_the_run(runs, tmp_path, kind):
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     with torch.no_grad():
         here, there = Predictor(model).eval()(rows), program(rows)
-    graph = session.run(None, {"rows": rows.numpy()})[0]
+    graph = session.run(["outputs"], fed(session, rows))[0]
     torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(graph, here, rtol=1e-4, atol=1e-4)
     assert json.loads(told["coterie.json"])["client"] == name
     assert session.get_modelmeta().custom_metadata_map["client"] == name
     # one row, and many: the number of rows is free
-    assert session.run(None, {"rows": rows[:1].numpy()})[0].shape[0] == 1
+    assert session.run(["outputs"], fed(session, rows[:1]))[0].shape[0] == 1
     wanted = outputs_of(outcome, choice, name)
     if kind in ("linear", "module"):
         np.testing.assert_allclose(here, 90 + 12 * wanted[0], rtol=1e-4, atol=1e-4)
@@ -208,6 +218,57 @@ def test_programs_agree_with_the_run(runs, tmp_path, kind):
         # standardised parts are split: compare them as sets of rows
         both = np.sort(np.concatenate(wanted), axis=0)
         np.testing.assert_allclose(np.sort(here.numpy(), axis=0), both, rtol=1e-4, atol=1e-4)
+
+
+def write_stays(path):
+    """Write clients with text, gaps, dates and a class by name."""
+    draw = np.random.default_rng(4)
+    lines = ["ward,age,kind,day,result"]
+    for client in range(CLIENTS):
+        for row in range(ROWS):
+            age = "" if row % 5 == 1 else f"{draw.normal(60, 15):.1f}"
+            kind = draw.choice(["acute", "planned", "", "new"])
+            day = draw.choice(["03.02.2024", "2024-07-28", "NA", "31.02.2024"])
+            lines.append(f"w{client},{age},{kind},{day},{draw.choice(['bad', 'good'])}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_an_onnx_program_takes_the_columns_of_a_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = write_stays(tmp_path / "stays.csv")
+    source = {
+        "client": "ward",
+        "target": "result",
+        "task": "binary",
+        "classes": ["bad", "good"],
+        "features": ["age", "kind", "day"],
+        "levels": {"kind": ["acute", "planned", "other"]},
+        "dates": {"day": "2024-01-01 %d.%m.%Y"},
+        "ranges": {"age": [20, 100], "day.days": [0, 366]},
+        "clip": 3.0,
+        "missing": "client-median",
+        "indicators": ["age"],
+        "gaps": {"day": ["31.02.2024"]},
+    }
+    execute(Plan.from_table(table({"name": str(file), "source": source})), folder=tmp_path / "run")
+    assert main(["predict", "run", "--data", "stays.csv", "--out", "all.csv"]) == 0
+    assert main(["export", "run", "--client", "w3", "--format", "onnx", "--out", "w3.onnx"]) == 0
+    capsys.readouterr()
+    rows, predicted = (list(csv.DictReader(one.open())) for one in (file, Path("all.csv")))
+    own = [at for at, row in enumerate(rows) if row["ward"] == "w3"]
+    columns = {name: np.array([[rows[at][name]] for at in own], object) for name in rows[0]}
+    age = np.array([[float(value or "nan")] for (value,) in columns["age"]])
+    session = onnxruntime.InferenceSession(tmp_path / "w3.onnx")
+    assert [one.name for one in session.get_inputs()] == ["age", "kind", "day"]
+    given = {"age": age, "kind": columns["kind"], "day": columns["day"]}
+    prediction, probability = session.run(["prediction", "probability"], given)
+    assert prediction.tolist() == [predicted[at]["prediction"] for at in own]
+    wanted = [float(predicted[at]["probability"]) for at in own]
+    np.testing.assert_allclose(probability, wanted, rtol=1e-5)
+    assert len(set(wanted)) > ROWS / 2
+    inputs = json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
+    assert [one["kind"] for one in inputs] == ["number", "category", "date"]
 
 
 def test_programs_divide_rows_by_their_norms_where_the_run_did(runs):

@@ -34,8 +34,8 @@ prediction (a value in the target's own units, or the name of a class), for clas
 (binary: of the last of the classes, such as 1 or "yes"; else one column per class; none for support
 vector machines) and decision values, with --std standard deviations, with --quantiles bounds.
 Gaps and new categories are read as in training. Clients that the run does not know are predicted by
-its shared model, where it has one; a column `model` then says so. A row that no model can predict
-has empty cells. What was done is said on stderr. A kept column whose name is taken gets _kept.
+its shared model, where it has one; a column `model` marks them. A row that no model can predict
+has empty cells. Notes are printed on stderr. A kept column whose name is taken gets _kept.
 In CSV, a name that begins with =, +, -, @, a tab or a carriage return, and is no number, gets an
 apostrophe before it: spreadsheets would take it for a formula."""
 

@@ -5,7 +5,7 @@ standardised per client, and public metadata: task, features, classes, model, de
 the guarantee of the run. It holds nothing of any other client. A model discloses what it learnt
 from its client's rows, so give it to that client only.
 
-The safetensors file has the parameters and metadata. The torch and ONNX programs map raw rows,
+The safetensors file has the parameters and metadata. The torch and ONNX programs map features,
 (rows, features) or (rows, *shape) in the order of the file's columns, to the outputs of
 `coterie predict`: values in the target's own units, or a decision value for each class.
 """
@@ -24,7 +24,6 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -568,28 +567,43 @@ def save_torch(path: Path, model: ClientModel) -> None:
 
 
 def save_onnx(path: Path, model: ClientModel) -> None:
-    """Write an ONNX graph with the input "rows" and the output "outputs"."""
+    """Write an ONNX graph with the output "outputs", and classes' names and probabilities.
+
+    Its inputs are the columns of a table that is prepared (`raw_columns`), else one, "rows".
+    """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(
             f"format onnx needs {' and '.join(missing)}: install coterie[onnx], or choose "
             "--format torch or safetensors"
         )
-    # The exporter writes to its own path; the final file appears whole or not at all.
-    with TemporaryDirectory() as place, _quiet():
-        made = Path(place) / "model.onnx"
+    from coterie.serve.raw_columns import OPSETS, append_results, has_columns, prepend_columns
+
+    info, more = model.info, metadata(model)
+    prepared = has_columns(info.source, info.columns)
+    with _quiet():
         found: Any = torch.onnx.export(
-            _program(model), input_names=["rows"], output_names=["outputs"], dynamo=True
+            _program(model, torch.float64 if prepared else torch.float32),
+            input_names=["rows"],
+            output_names=["outputs"],
+            opset_version=OPSETS[""],
+            dynamo=True,
         )
-        found.model.metadata_props.update(metadata(model))
-        found.save(made)
-        write_atomically(path, made.read_bytes())
+        made = found.model_proto
+    if prepared:
+        inputs = prepend_columns(made, info.source, info.columns)
+        more["inputs"] = json.dumps(inputs.described())
+        made.opset_import.add(domain="ai.onnx.ml", version=OPSETS["ai.onnx.ml"])
+    append_results(made, info.spec.task, info.classes, odds=info.odds)
+    for key, value in more.items():
+        made.metadata_props.add(key=key, value=value)
+    write_atomically(path, made.SerializeToString())
 
 
-def _program(model: ClientModel) -> Any:
-    """Return the program of a model for any number of rows."""
+def _program(model: ClientModel, kind: torch.dtype = torch.float32) -> Any:
+    """Return the program of a model for any number of rows of a type."""
     predictor = copy.deepcopy(Predictor(model)).eval()
-    example = torch.zeros(_EXAMPLE_ROWS, *model.info.spec.shape)
+    example = torch.zeros(_EXAMPLE_ROWS, *model.info.spec.shape, dtype=kind)
     rows = torch.export.Dim("rows", min=1)
     try:
         with torch.no_grad(), _quiet():
