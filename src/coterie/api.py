@@ -672,6 +672,11 @@ class Compared:
     def plot(self) -> Any:
         """Return the metric against epsilon, one line per method, as an Altair chart."""
         figures = list(sections.frontiers(self._read)) if can_draw() else []
+        if can_draw() and not figures:
+            raise ValueError(
+                "a curve needs scores at two values of epsilon: give epsilons=[1, 4], or see "
+                "to_frame() and report()"
+            )
         return _drawn(figures[0] if figures else None).chart()
 
     def report(self, path: str | Path) -> Path:

@@ -182,7 +182,7 @@ def test_former_and_other_spellings_are_understood(line, now):
         ("export run --client --all", "begins with a dash is written --client=--all"),
         ("run --epsilon", "argument --epsilon: expected one argument; see"),
         ("run --rounds ten", "--rounds 'ten': expected a whole number; see"),
-        ("run --data districts --client d", "--clients, --client-column"),
+        ("run --data districts --clie d", "--clients, --client-column"),
         ("completion bahs", "did you mean bash?"),
     ],
 )

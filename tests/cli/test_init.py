@@ -143,6 +143,18 @@ def test_nothing_is_written_without_consent_or_with_a_problem(tmp_path, capsys):
     assert not out.exists()
 
 
+def test_other_commands_take_the_flags_of_init(tmp_path, capsys):
+    write_rows(tmp_path / "t.csv", 240, 0, labelled=True)
+    shown = ["data", "show", str(tmp_path / "t.csv")]
+    assert main(shown) == 2
+    assert "`coterie init FILE` proposes both" in capsys.readouterr().err
+    flags = ["--client", "hospital", "--target", "died", "--missing", "drop"]
+    assert main([*shown, *flags]) == 2  # the target is text
+    assert "--classes A,B; `coterie init FILE` proposes them" in capsys.readouterr().err
+    assert main([*shown, *flags, "--classes", "no,yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["clients"] == 24
+
+
 def test_a_plan_is_not_overwritten_and_json_lists_everything(tmp_path, capsys):
     write_rows(tmp_path / "t.csv", 240, 0, labelled=True)
     out = tmp_path / "plan.toml"

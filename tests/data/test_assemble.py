@@ -97,9 +97,7 @@ def test_names_are_declared_with_the_classes(tmp_path: Path) -> None:
     assert both.targets.tolist() == [0, 1, 1, 0]
     with pytest.raises(DataError, match="class sleep is not declared; the declared classes"):
         load(path, Source(classes=classes, positive="sleep"))
-    with pytest.raises(
-        DataError, match=r"or the column's levels \(for a target: its classes by name\)"
-    ):
+    with pytest.raises(DataError, match=r"declare classes by name \(--classes A,B;"):
         load(path, Source(positive="sit"))
     with pytest.raises(DataError, match=r"targets are text, e\.g\. 'sit'; declare the classes"):
         from_arrays([[1.0], [2.0]], ["sit", "lie"], ["a", "b"], source=Source(positive="sit"))

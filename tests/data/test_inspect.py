@@ -72,6 +72,26 @@ def test_the_proposal_reads_its_file_and_states_what_it_assumed(table):
     assert any("levels of sex" in text for text in data.assumed)
 
 
+def test_columns_that_were_guessed_are_told_apart_from_those_that_were_given(table):
+    guessed = [text for text in inspect(table).problems if "is a guess" in text]
+    assert [text.split("'")[1] for text in guessed] == ["hospital", "died"]
+    given = inspect(table, client="hospital", target="died").problems
+    assert not any("is a guess" in text for text in given)
+
+
+def test_a_table_in_german(tmp_path):
+    path = tmp_path / "t.csv"
+    lines = ["Haus;Dosis;Wert;Raucher;Verstorben"]
+    for at in range(ROWS):
+        house = f"{at % 24:03}" if at % 3 else f"Klinik {at % 24}"
+        smoker, died = ("ja", "nein")[at % 2], ("nein", "ja")[at % 5 == 0]
+        lines.append(f"{house};{at % 9},5;{at % 7},25;{smoker};{died}")
+    path.write_text("\n".join(lines) + "\n", encoding="cp1252")
+    found = inspect(path)
+    assert (found.source.client, found.source.classes) == ("Haus", ("nein", "ja"))
+    assert found.problems.count("numbers are read with a decimal comma in Dosis, Wert") == 1
+
+
 def test_an_id_is_no_client(table):
     found = inspect(table, client="patient", target="died")
     assert any("it is an id of rows" in text for text in found.blocking)

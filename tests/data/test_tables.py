@@ -204,7 +204,7 @@ LABELS = "client,z,y\na,1,0\nb,2,{}\n"
         (line(4, "b,52,oslo,3.5,1,2"), CITIES, ["line 4", "Expected 5 columns, got 6", "as many"]),
         (LABELS.format(7), Source(classes=3), ["line 3", "'b'", "label 7", "0..2", "classes="]),
         (LABELS.format("x"), Source(classes=("0", "1")), ["line 3", "'b'", "'x'", "0, 1"]),
-        (LABELS.format("x"), Source(), ["line 3", "'b'", "'x'", "classes by name"]),
+        (LABELS.format("x"), Source(), ["line 3", "'b'", "'x'", "--classes"]),
         ("client,z,y\na,word,1\n", Source(), ["no numeric column", "declare"]),
         ("client,split,z,y\na,2,1,1.5\n", Source(), ["line 2", "'a'", "split", "0 (train)"]),
     ],

@@ -88,6 +88,14 @@ def test_the_number_of_the_notes_says_whether_a_plan_can_learn():
     assert describe_error(0.14) == "negligible" and "larger than" in describe_error(33)
 
 
+def test_a_verdict_does_not_state_fewer_rounds_than_the_plan_has():
+    small = advise(clients=60, epsilon=2.0, parameters=60)
+    assert small.verdict == "small gain" and small.rounds == 3
+    assert "enough budget for one round; the 3 rounds of this plan are noisier" in small.reason
+    joined = advise(clients=550, epsilon=1.0, parameters=10)
+    assert joined.reason.endswith(f"enough budget for {joined.rounds} rounds.")
+
+
 @pytest.mark.parametrize("z", [2.0, 10.0])
 def test_hidden_coins_cost_what_dp_accounting_says(z):
     facts = Facts(

@@ -343,6 +343,22 @@ def test_an_entry_has_the_numbers_of_the_result(run, tmp_path):
     assert "grid" in parts["implementation"]["mechanisms"]
 
 
+@pytest.mark.parametrize(
+    ("assumed", "stated"),
+    [(("levels of ward read off the rows and accepted as public",), "used; accepted"), ((), "not")],
+)
+def test_private_rows_had_a_part_in_what_was_read_off(tmp_path, assumed, stated):
+    given = {"kind": "levels of categories", "hashed": "value", "sha256": "0" * 64}
+    given |= {"source": None, "licence": None, "no_private_rows": False}
+    inputs = [{**given, "name": name} for name in ("data.source.levels", "method.start")]
+    folder = forge(tmp_path / "run", inputs=inputs, assumed_public=list(assumed))
+    notes = entry_of(folder, tmp_path)["deployment"]["implementation"]
+    text = notes["preprocessing_and_hyperparameter_tuning"]
+    assert f"licence not declared, private rows {stated}" in text
+    assert "method.start (levels of categories), source not declared" in text
+    assert text.endswith("private rows not declared") or assumed
+
+
 def test_what_is_missing_in_an_entry_is_said(tmp_path, capsys):
     entry_of(forge(tmp_path / "run"), tmp_path)
     assert "intended_use" in capsys.readouterr().err

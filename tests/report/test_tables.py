@@ -94,6 +94,7 @@ def test_no_cell_is_cut(own, deltas, width):
             assert any(f"{value:.3g}" in line for line in lines)
         if name.endswith("_left_out"):
             title = METRICS[name.removesuffix("_left_out")].title
+            title = title[0].upper() + title[1:]
             assert f"{title} is not defined for {value} clients without" in text
     assert ("0.217 (median)" in text) == ("r2_median" in own) and "43.9" not in text
     assert ("delta 1e-05, relation" in text) == (deltas[0] == deltas[1])
@@ -183,6 +184,16 @@ def test_a_table_of_single_clients(metric):
     assert clients_table([Entry.of_result(bare)]) is None
     shown = clients_table([Entry.of_result(row)], worst=False)
     assert shown is not None and "worst client" not in shown.titles
+
+
+def test_notes_are_of_what_is_shown():
+    alone = row_of(metric="accuracy", client_accuracy_mean=0.8, client_accuracy_worst=0.1,
+                   clients_without_test_rows=1, balanced_accuracy=0.7,
+                   balanced_accuracy_left_out=1, references=[])  # fmt: skip
+    text = printed([alone])[1]
+    assert "In brackets" not in text and "Clients have equal weight" in text
+    assert "Left out: 1 client without test rows." in text
+    assert "Balanced accuracy is not defined for 1 client without" in text
 
 
 def test_held_out_clients_have_a_table():

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -384,6 +385,14 @@ def test_gone_or_changed_rows_do_not_matter_since_scaling_is_kept(tmp_path):
 def test_any_name_makes_a_file_name(name, found):
     assert file_name(name, ".onnx") == found
     assert Path(found).name == found
+
+
+def test_a_run_that_was_interrupted_is_named_plainly(tmp_path, runs, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(runs["linear"][0], folder, ignore=shutil.ignore_patterns("guarantee.json"))
+    assert main(["export", str(folder), "--client", "s1"]) == 2
+    told = capsys.readouterr().err
+    assert "no finished run (no guarantee.json)" in told and "Errno" not in told
 
 
 def test_the_command_writes_one_file_or_one_a_client(runs, tmp_path, capsys, monkeypatch):

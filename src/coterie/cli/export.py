@@ -14,8 +14,8 @@ it learnt from its client's rows.
 
   safetensors: parameters and metadata; `coterie predict FILE` reads it.
   torch:       a torch.export program (.pt2): torch.export.load(FILE).module()(rows).
-  onnx:        a graph with one input per column of the table (text, dates, gaps), and with
-    probabilities of classes (needs coterie[onnx]).
+  onnx:        a graph with one input per column of the table: text, dates,
+    gaps; classes have probabilities (needs coterie[onnx]).
 
 torch takes features, (rows, features), and so does onnx for arrays and plain numbers. Both include
 the scaling."""

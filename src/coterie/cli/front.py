@@ -40,9 +40,10 @@ _RENAMED = {
     "--epsilons": ("--epsilon",),
     "--charge-tuning": ("--charge",),
     "--numbers": ("--parameters",),
+    "--client": ("--client-column",),
     "--newcomers": ("--holdout-clients", "--unknown-clients"),
 }
-"""Former spellings of flags, and what they are now; this version accepts both."""
+"""Other spellings of flags that are accepted: former ones, and that of `coterie init`."""
 _TYPES = {"int": "a whole number", "float": "a number"}
 
 
@@ -153,9 +154,10 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _renamed(self, word: str) -> str:
-        """Return a flag as it is spelled now."""
+        """Return a flag as it is spelled now; its own flags come first."""
         flag, equals, value = word.partition("=")
-        names = [name for name in _RENAMED.get(flag, ()) if name in self._option_string_actions]
+        own = self._option_string_actions
+        names = [name for name in _RENAMED.get(flag, ()) if name in own and flag not in own]
         return f"{names[0]}{equals}{value}" if names else word
 
     def _unknown(self, arguments: Sequence[str]) -> str:

@@ -70,9 +70,13 @@ _MARKERS = (
 _CLIENT = (
     *("client", "hospital", "clinic", "school", "site", "center", "centre", "bank", "branch"),
     *("district", "device", "user", "ward", "practice", "store", "region", "station", "subject"),
+    *("krankenhaus", "klinik", "schule", "filiale", "standort", "hôpital", "école", "ziekenhuis"),
 )
 _TARGET = ("y", "target", "label", "outcome", "class", "response", "score")
-_YES = ("1", "yes", "true", "positive", "case", "died", "dead", "y", "t")
+_YES = (
+    *("1", "yes", "true", "positive", "case", "died", "dead", "y", "t"),
+    *("ja", "j", "oui", "o", "si", "sí", "sì", "sim", "tak", "wahr", "vrai"),
+)
 _ID = re.compile(
     r"(^|[\W_])(id|uid|uuid|guid|key|index|idx|nr|no|number|code)([\W_]|$)|[a-z]I[Dd]$"
 )
@@ -527,9 +531,18 @@ class Look:
             blocking.append(f"column {client!r} is both the client and the target: name another")
         if blocking:
             raise DataError(f"{self.where}: {'; '.join(blocking)}")
+        named = (client, target)
         client = client or guess_client(self.columns, target)
         target = target or guess_target(self.columns, client)
-        return _propose(self, client, target)
+        guessed = tuple(
+            f"the {what} column {name!r} is a guess: give another with {flag}"
+            for given, what, name, flag in zip(
+                named, ("client", "target"), (client, target), ("--client", "--target"), strict=True
+            )
+            if given is None and name is not None
+        )
+        found = _propose(self, client, target)
+        return replace(found, problems=(*guessed, *found.problems))
 
 
 def look(given: Path | Any) -> Look:
@@ -564,7 +577,7 @@ def guess_client(columns: Mapping[str, Facts], target: str | None) -> str | None
         for name in usable:
             if word in name.lower().replace("_", " ").split() or name.lower().startswith(word):
                 return name
-    grouped = {n: c for n, c in usable.items() if c.kind in ("category", "text")}
+    grouped = {n: c for n, c in usable.items() if c.kind in ("category", "text", "mixed")}
     grouped = grouped or {n: c for n, c in usable.items() if c.kind == "number" and c.whole}
     return max(grouped, key=lambda name: len(grouped[name].plain)) if grouped else None
 
@@ -824,8 +837,8 @@ def _problems(
         yield f"column {name!r} is left out: {reason}{more}"
     for column in used:
         yield from _column_problems(column)
-    for name in options["decimal_commas"]:
-        yield f"column {name!r}: numbers are read with a decimal comma"
+    if options["decimal_commas"]:
+        yield f"numbers are read with a decimal comma in {', '.join(options['decimal_commas'])}"
     for name, unit in options["units"].items():
         yield f"column {name!r}: numbers are read without the unit {unit!r}"
     if options["task"] == "multiclass" and target is not None and target.kind == "number":

@@ -590,7 +590,8 @@ def _other_columns(file: File, source: Source) -> list[str]:
                 f"{file.where}: no column {name!r}{hint(name, file.names)}, the columns are "
                 f"{', '.join(file.names)}; "
                 f"{'name the columns in the first line, or ' if file.guessed else ''}set client "
-                "and target to those used (--client-column, --target)"
+                "and target to those used (--client-column, --target); `coterie init FILE` "
+                "proposes both"
             )
     own = {*taken, source.client, source.split}
     return [n for n in file.names if n not in own and not n.startswith("__index_level_")]
@@ -779,7 +780,12 @@ class _Reader:
                 continue
             values, wrong = self._numbers(column, name, fail)
             if wrong.any():
-                raise fail(int(np.flatnonzero(wrong)[0]), _no_number(column, name, wrong))
+                found = column[int(np.flatnonzero(wrong)[0])].as_py()
+                raise fail(
+                    int(np.flatnonzero(wrong)[0]),
+                    f"the target {name!r}: found {found!r}, expected a number; correct it, or "
+                    "declare classes by name (--classes A,B; `coterie init FILE` proposes them)",
+                )
             parts.append(values)
             real = real or _is_written_real(column, name, fail)
         y = parts[0] if len(parts) == 1 else np.column_stack(parts)
@@ -918,8 +924,7 @@ def _date_columns(
 def _no_number(column: pa.Array, name: str, wrong: NDArray[np.bool_]) -> str:
     return (
         f"column {name!r}: found {column[int(np.flatnonzero(wrong)[0])].as_py()!r}, expected a "
-        "number; correct it, declare the value as a gap (data.source.gaps), or the column's levels "
-        "(for a target: its classes by name)"
+        "number; correct it, declare the value as a gap (data.source.gaps), or the column's levels"
     )
 
 

@@ -43,7 +43,7 @@ _METHOD = {
 }
 """Kinds of public inputs, by the key of `[data.source]` or of the method that names them."""
 _FILES = ("start", "vocabulary", "tags")
-_READ_OFF = ("levels", "ranges", "dates", "classes")
+READ_OFF_KEYS = ("levels", "ranges", "dates", "classes")
 """What `coterie init` reads off the rows."""
 _CODE = re.compile(r"([\w.]+):[\w.]+")
 
@@ -123,7 +123,7 @@ class About:
                     f"about.inputs {one.name!r}: expected a public input of the plan ({listed}), "
                     "or a new name with `file`, the file of an input that the plan does not name"
                 )
-            if one.no_private_rows and read and _key(one.name) in _READ_OFF:
+            if one.no_private_rows and read and _key(one.name) in READ_OFF_KEYS:
                 raise ValueError(
                     f"about.inputs {one.name!r}: no_private_rows contradicts data.source.accepted, "
                     "which lists facts that were read off the rows; leave one of them out"

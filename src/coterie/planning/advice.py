@@ -437,6 +437,8 @@ def _reason(facts: Facts, affordable: float, rule: int) -> str:
         return f"{text}too many even for one round."
     rounds = rounds_for(affordable, (1, rule))
     text += f"enough budget for {'one round' if rounds == 1 else f'{rounds} rounds'}"
+    if rounds < facts.rounds:
+        text += f"; the {facts.rounds:,} rounds of this plan are noisier"
     return f"{text}. Expect a small gain." if verdict == "small gain" else f"{text}."
 
 

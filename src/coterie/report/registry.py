@@ -164,7 +164,7 @@ def _accounting(facts: _Facts) -> dict[str, Any]:
 
 
 def _implementation(run: FinishedRun, facts: _Facts) -> dict[str, Any]:
-    notes = [f"- {name}, {source}, {licence}: private rows {rows}"
+    notes = [f"- {name}, source {source}, licence {licence}, private rows {rows}"
              for name, _, source, licence, rows in statement.input_rows(run)]  # fmt: skip
     assumed = [f"- {text}" for text in run.guarantee.assumed]
     code = ", ".join(f"{title} {text}" for title, text in statement.code_rows(run))

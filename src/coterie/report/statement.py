@@ -5,13 +5,15 @@ out: the page has nothing that depends on clients' rows, and may be published wi
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
 
 from coterie.core.files import write_atomically
+from coterie.data.inspect import READ_OFF
+from coterie.planning.about import READ_OFF_KEYS
 from coterie.privacy.guarantee import RELATIONS, UNIT, Guarantee, round_up
 from coterie.privacy.reviewer import review
 from coterie.privacy.selection import CHOSEN_ONLY, FOR_OTHERS
@@ -128,6 +130,16 @@ def differ(runs: Sequence[FinishedRun]) -> bool:
     return any([run.certificate.get(key) for key in keys] != first for run in runs)
 
 
+def _part_of_rows(run: FinishedRun, one: Mapping[str, Any]) -> str:
+    """Return whether private rows had a part in a public input, as far as that is stated."""
+    if one.get("no_private_rows") is True:
+        return "had no part"
+    place, _, key = str(one.get("name")).rpartition(".")
+    proposed = place == "data.source" and key in READ_OFF_KEYS  # by `coterie init`
+    accepted = proposed and any(text.endswith(READ_OFF) for text in run.guarantee.assumed)
+    return "used; accepted as public" if accepted else NOT_DECLARED
+
+
 def input_rows(run: FinishedRun, *, short: bool = False) -> list[list[str]]:
     """Return name and kind, SHA-256, source, licence and declaration of public inputs."""
     rows = []
@@ -142,7 +154,7 @@ def input_rows(run: FinishedRun, *, short: bool = False) -> list[list[str]]:
                 _cut(str(digest), 16) if digest else "file not at hand",
                 told["source"],
                 told["licence"],
-                "had no part" if one.get("no_private_rows") is True else NOT_DECLARED,
+                _part_of_rows(run, one),
             ]
         )
     return rows

@@ -259,7 +259,8 @@ def _result_notes(
             _float(r.get(f"{metric.name}_left_out") or 0) for e in entries for r in e.results
         )
         if left:
-            yield f"{metric.title} is not defined for {left:.0f} clients without {metric.needs}."
+            title = f"{metric.title[0].upper()}{metric.title[1:]}"
+            yield f"{title} is not defined for {_clients(int(left))} without {metric.needs}."
         if any(_shows_median(entry, metric) for entry in entries):
             yield (
                 f"The mean {metric.title} is below {metric.show_median_below:g}, so the median "
@@ -362,21 +363,24 @@ def clients_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | No
         for entry in entries
     )
     way = "accuracy, larger" if of == "accuracy" else "mean squared error, smaller"
-    notes = [
-        "In brackets: the local baseline. Clients have equal weight, except in a column weighted "
-        "by rows."
-    ]
+    notes = ["Clients have equal weight, except in a column weighted by rows."]
+    if any("(" in str(cell) for row in rows for cell in row[2:]):
+        notes.insert(0, "In brackets: the local baseline.")
     if "calibration_error" in keys:
         notes.append(
             "Calibration error: the mean gap between the confidence of predictions and their "
             "accuracy, over 15 bins of confidence. A client's own needs 20 test rows."
         )
     if left := max(int(entry.first.get("clients_without_test_rows") or 0) for entry in entries):
-        notes.append(f"{left} clients without test rows are left out.")
+        notes.append(f"Left out: {_clients(left)} without test rows.")
     notes.append("Not covered by epsilon.")
     head = ("method", "epsilon")
     title = f"Each client's own {way} is better"
     return Table((*head, *keys), (*head, *titles), rows, title, tuple(notes))
+
+
+def _clients(count: int) -> str:
+    return "1 client" if count == 1 else f"{count:,} clients"
 
 
 def _client_score(metric: str | None) -> str:

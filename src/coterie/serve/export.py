@@ -253,9 +253,15 @@ def read_guarantee(folder: Path) -> tuple[Guarantee, dict[str, Any] | None, dict
         return guarantee, selection, dict(result)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{folder}: no finished run ({error!r}); {how_to_resume(folder)}, or restore "
+            f"{folder}: no finished run ({_said(error)}); {how_to_resume(folder)}, or restore "
             "guarantee.json and result.json"
         ) from error
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"no {Path(error.filename).name}"
+    return repr(error)
 
 
 def read_scaling(
