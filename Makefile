@@ -38,7 +38,7 @@ $(DEV): $(STAMP)
 	$(INSTALL) -e '.[dev]'
 	touch $(DEV) $(FLOWER)
 
-run: setup       ## auto (PFEB) beside local, FedAvg and PMTL on real data at epsilon 1, with a report
+run: setup       ## auto (PFEB), local, FedAvg and the four published systems at epsilon 1, with a report
 	$(BIN)/coterie demo --data districts --epsilon 1
 
 demo-flower: $(FLOWER) ## a federation on this machine: SuperLink, 4 SuperNodes, TLS, keys, a report

@@ -43,6 +43,7 @@ def test_the_seal_has_one_home(found):
     assert [path.name for path in found if "_SEAL" in path.read_text()] == ["billboard.py"]
 
 
-def test_the_root_holds_the_python_face_and_tracking():
+def test_the_root_holds_the_python_face_theory_and_tracking():
     root = Path(__file__).parent.parent / "src" / "coterie"
-    assert {path.name for path in root.glob("*.py")} == {"__init__.py", "api.py", "tracking.py"}
+    names = {path.name for path in root.glob("*.py")}
+    assert names == {"__init__.py", "api.py", "theory.py", "tracking.py"}

@@ -607,6 +607,26 @@ def test_demo_ends_with_the_table_and_writes_the_report(coterie, pages):
 
 
 @pytest.mark.full
+def test_demo_shows_the_four_systems_and_the_default(coterie, pages):
+    done = coterie("demo --epsilon 1 --out demo")
+    assert done.code == 0, done.err
+    on = {
+        name: strict(Path("demo", name, "result.json").read_text())["data"]
+        for name in ("auto", "pmtl", "mpmtl", "dpfedmtl", "mtlsvm")
+    }
+    assert on == {
+        "auto": "districts", "pmtl": "districts", "mpmtl": "mpmtl:low_rank", "dpfedmtl": "digits",
+        "mtlsvm": "synthetic:mean",
+    }  # fmt: skip
+    page = Path("demo/report.html").read_text()
+    assert all(name in done.out and name in page for name in ("mpmtl", "dpfedmtl", "mtlsvm"))
+    # Only the three private runs on districts share clients.
+    spent = float(re.search(r"and no others: epsilon = ([\d.]+)", done.out).group(1))
+    assert spent == pytest.approx(1.835, rel=5e-3)
+    assert "at most epsilon 1.835 at delta" in page and "of 3 private runs on districts by" in page
+
+
+@pytest.mark.full
 def test_report_puts_several_runs_on_one_page(coterie, pages, finished):
     coterie(f"{RUN} --method local --quiet --out alone")
     done = coterie("report --out pages/all.html alone", finished[0])

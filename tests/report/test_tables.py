@@ -58,6 +58,14 @@ def test_one_run_and_its_baselines():
     assert "not covered by epsilon" in text.lower()
 
 
+def test_runs_on_several_data_sets_name_their_data():
+    rows = [row_of(), row_of("mtlsvm", data="folder/rows.csv", metric="accuracy")]
+    _, text = printed(rows)
+    assert "rows.csv" in text and "folder/" not in text and "d: 1000 clients" not in text
+    assert "accuracy" in text and "nmse" in text
+    assert "data" not in tables.results_table([Entry.of_result(row_of())]).keys
+
+
 def test_baselines_of_several_runs_are_shown_once():
     rows = [row_of("finetune(dpfedmtl)", 0.5), row_of("finetune(dpfedmtl)", 8.0), row_of("pmtl")]
     silent = row_of("local", references=[baseline("local", t=0.0)], rounds=0)

@@ -15,8 +15,7 @@ printed number. Status: runs (implemented; there is no number to compare), repro
 paper's error), differs, not reproduced; the last two with the reason. Commands that start with
 `python benchmarks/` run in a clone of the project; their data is described in docs/papers/index.md.
 
---json prints a list of objects: paper, item, kind, status, command, ours, published, page, about,
-where, why."""
+--json prints a list of objects: paper, item, kind, status, command, ours, published, page."""
 
 
 def add(commands: Commands) -> None:

@@ -97,7 +97,8 @@ def _add_demo(commands: Commands) -> None:
     command(
         commands,
         "demo",
-        "compare local, FedAvg, PMTL and the default method on real data, with a report",
+        "local, FedAvg, PMTL and the default method on real data; without --data, also the other "
+        "published systems, each on data for it",
         "coterie demo --epsilon 1",
         flags=demo,
         action=_demo,

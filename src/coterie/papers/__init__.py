@@ -79,10 +79,9 @@ class Item:
         return f"docs/papers/{self.paper}.md#{self.anchor}"
 
     def to_json(self) -> dict[str, str]:
-        """Return the item as plain data."""
-        names = ("paper", "item", "kind", "status", "command", "ours", "published")
-        return {**{name: getattr(self, name) for name in names}, "page": self.page,
-                "about": self.about, "where": self.where, "why": self.why}  # fmt: skip
+        """Return the item for scripts."""
+        names = ("paper", "item", "kind", "status", "command", "ours", "published", "page")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,11 @@ def title_of(runs: Sequence[FinishedRun]) -> str:
 
 
 def best_of(runs: Sequence[FinishedRun]) -> tuple[Group, int]:
-    """Return the group to report first, and the number of groups it is the best of."""
-    groups = rows_of(runs)
+    """Return the group to report first, and the number of groups it is the best of.
+
+    Metrics on different data cannot be compared: the groups are those on the first run's data.
+    """
+    groups = [one for one in rows_of(runs) if one.first.result["data"] == runs[0].result["data"]]
     groups = [one for one in groups if one.first.is_scored] or groups
     private = [one for one in groups if one.first.private]
     several = private or [one for one in groups if one.first.shares] or groups
@@ -293,9 +296,13 @@ def differ(runs: Sequence[FinishedRun]) -> bool:
 
 
 def added_up(private: Sequence[FinishedRun]) -> tuple[float, float] | None:
-    """Return what private runs spend together; None for simulations, which spend nothing."""
-    real = [run.guarantee for run in private if not run.result["simulation"]]
-    return add_up(real) if real else None
+    """Return the most that private runs on the same data spend together; None for simulations."""
+    by_data: dict[str, list[Guarantee]] = {}
+    for run in private:
+        if not run.result["simulation"]:
+            by_data.setdefault(str(run.result["data"]), []).append(run.guarantee)
+    sums = [add_up(together) for together in by_data.values()]
+    return (max(one for one, _ in sums), max(delta for _, delta in sums)) if sums else None
 
 
 def cautions(runs: Sequence[FinishedRun]) -> Iterator[str]:

@@ -8,6 +8,7 @@ that a number is the same wherever it is shown.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -159,6 +160,8 @@ def results_table(entries: Sequence[Entry], *, groups: bool = False, badges: boo
     columns: dict[str, tuple[str, Callable[[Entry], Cell]]] = {
         "method": ("method", lambda entry: _name(entry, badges))
     }
+    if len({entry.first.get("data") for entry in entries}) > 1:
+        columns["data"] = ("data", lambda entry: Path(str(entry.first["data"])).name)
     if groups:
         columns["runs"] = ("runs", lambda entry: str(len(entry.results)))
     if known:
@@ -563,6 +566,8 @@ def terminal(results: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     entries = [Entry.of_result(result) for result in results]
     first = results[0]
     title = f"{first['data']}: {first['clients']} clients, one model per client"
+    if len({result["data"] for result in results}) > 1:
+        title = "one model per client"
     yield to_rich(results_table(entries, badges=False), title=title)
     warnings = list(_warnings(results))
     if warnings:
