@@ -60,7 +60,7 @@ def installed(built):
 
 def run(target, folder, *line):
     return subprocess.run(
-        [sys.executable, "-m", "coterie.cli", *line],
+        [sys.executable, "-m", "coterie", *line],
         cwd=folder, capture_output=True, text=True, check=False, timeout=300,
         env={**os.environ, "PYTHONPATH": str(target)},
     )  # fmt: skip

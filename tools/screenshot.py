@@ -108,7 +108,7 @@ def pages(out: Path) -> Iterator[tuple[str, Path]]:
 def coterie(line: str, out: Path) -> None:
     """Run a command of coterie, with a register of its own."""
     own = {"COTERIE_BUDGET": str(out / "pages" / "budget.json"), "COTERIE_OFFLINE": "1"}
-    run([sys.executable, "-m", "coterie.cli", *line.split()], own)
+    run([sys.executable, "-m", "coterie", *line.split()], own)
 
 
 def run(command: list[str], more: dict[str, str]) -> None:

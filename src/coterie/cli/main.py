@@ -17,6 +17,7 @@ from coterie import __version__
 from coterie.cli.front import Front, Parser
 from coterie.cli.options import add_offline
 from coterie.core.environment import go_offline, is_offline, telemetry_off
+from coterie.core.ranks import is_launched
 
 _MODULES = (
     "init", "run", "account", "plan", "methods", "papers", "data", "report", "compare", "tune",
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if vars(arguments).pop("offline", False) or is_offline():
         go_offline()
     try:
+        if is_launched() and arguments.command != "run":
+            raise ValueError("torchrun shares `coterie run` among processes, and no other command")
         return int(arguments.action(arguments) or 0)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

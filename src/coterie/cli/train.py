@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from coterie.cli.tracked import tracked
 from coterie.cli.watch import Watch, chosen_line, verdict_line
 from coterie.core.config import ConfigError, naming, refuse_code, to_table
 from coterie.core.files import how_to_resume, write_atomically
+from coterie.core.ranks import RankError, Ranks, joined
 from coterie.core.signals import stop_status, stoppable
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method
@@ -30,7 +32,7 @@ from coterie.privacy.selection import charged_statement
 from coterie.report.page import write_report
 from coterie.report.read import read_summary
 from coterie.report.tables import name_of, terminal
-from coterie.runs.run import execute, foresee
+from coterie.runs.run import assist_run, execute, foresee
 from coterie.runs.summary import promised
 from coterie.tracking import check_kinds
 
@@ -46,8 +48,22 @@ _SYSTEMS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `coterie run`."""
+    """Carry out `coterie run`, alone or as one of several processes."""
+    with joined() as ranks:
+        return _run(arguments, ranks) if ranks.is_first else _assist(ranks)
+
+
+def _assist(ranks: Ranks) -> int:
+    """Compute this rank's clients; rank 0 prints, also why it begins no run."""
+    with suppress(RankError):
+        assist_run(ranks)
+    return 0
+
+
+def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     check_kinds(arguments.track)
+    if ranks.size > 1:
+        _check_one_run(arguments)
     if isinstance(arguments.epsilon, tuple):
         return _several(arguments)
     if arguments.resume is not None:
@@ -71,10 +87,20 @@ def run(arguments: argparse.Namespace) -> int:
                 "or choose another --out"
             )
     with stoppable(partial(_last_line, folder)):
-        return _run_one(plan, folder, arguments)
+        return _run_one(plan, folder, arguments, ranks)
 
 
-def _run_one(plan: Plan, folder: Path, arguments: argparse.Namespace) -> int:
+def _check_one_run(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for several runs in one command."""
+    members = arguments.resume is not None and (Path(arguments.resume) / MEMBERS).exists()
+    if members or isinstance(arguments.epsilon, tuple):
+        raise ValueError(
+            "--epsilon with several values makes several runs, and torchrun shares one run among "
+            "processes: give one value, or start coterie without torchrun"
+        )
+
+
+def _run_one(plan: Plan, folder: Path, arguments: argparse.Namespace, ranks: Ranks) -> int:
     try:
         with Watch(quiet=arguments.quiet) as watch:
             scoring = None if arguments.json else watch.scoring
@@ -85,7 +111,11 @@ def _run_one(plan: Plan, folder: Path, arguments: argparse.Namespace) -> int:
                 scoring=scoring,
                 budget=counted(),
                 anyway=arguments.anyway or arguments.resume is not None,
+                ranks=ranks,
             )
+    except RankError as error:
+        print(f"coterie run: {error}; {_last_line(folder)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(_last_line(folder), file=sys.stderr)
         return stop_status()

@@ -79,7 +79,8 @@ class Watch:
         last = progress.round == progress.rounds
         if last or time.monotonic() - self._seen > 1.0:
             models = progress.models(self._plan.method, self._data)
-            self._loss = mean_loss(self._plan.method.model, models, self._data, self._ids)
+            ids = progress.store.kept(self._ids)
+            self._loss = mean_loss(self._plan.method.model, models, self._data, ids)
             self._seen = time.monotonic()
         spent = next(e for mark, e in self._marks if mark >= progress.round)
         text = f"{self._plan.method.kind}  loss {self._loss:.4g}"

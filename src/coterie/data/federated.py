@@ -371,15 +371,24 @@ class FederatedDataset(ClientArrays):
         """Clear the cache of values derived from the rows, after rows were changed in place."""
         self._memory.clear()
 
-    def blocks(self, ids: NDArray[np.int64], size: int) -> Iterator[Clients]:
+    def blocks(
+        self, ids: NDArray[np.int64], size: int, owned: range | None = None
+    ) -> Iterator[Clients]:
         """Yield clients in blocks of at most `size`, sorted by their number of rows.
 
         Rows that are padded to the longest client of a block are at most `_PADDED` values, so the
         memory of a block is bounded by public numbers: that, and the largest client alone.
+
+        With `owned`, only these clients are yielded. Their `ranks` and `width` are those among all
+        `ids`, so that their results are the same to the last bit.
         """
         import torch
 
         ids = np.sort(np.asarray(ids, dtype=np.int64))
+        width, before = min(size, len(ids)), 0
+        if owned is not None:
+            before, end = np.searchsorted(ids, (owned.start, owned.stop))
+            ids = ids[before:end]
         counts = self.offsets[ids + 1] - self.offsets[ids]
         order = np.argsort(counts, kind="stable")
         ordered, values = ids[order], np.maximum(counts[order], 1) * self.spec.features
@@ -388,9 +397,9 @@ class FederatedDataset(ClientArrays):
             # Counts rise, so the last client of a block is its longest.
             window = values[start : start + size]
             taken = max(1, int((np.arange(1, len(window) + 1) * window <= _PADDED).sum()))
-            ranks = torch.from_numpy(order[start : start + taken])
+            ranks = torch.from_numpy(order[start : start + taken] + before)
             block = self.clients(ordered[start : start + taken])
-            yield replace(block, ranks=ranks, width=min(size, len(ids)))
+            yield replace(block, ranks=ranks, width=width)
             start += taken
 
     def split(self, test: float | int, seed: int) -> tuple[FederatedDataset, FederatedDataset]:

@@ -2,6 +2,10 @@
 
 Block size, device and store change speed only: the guarantee never depends on them, and results
 agree over block sizes to float tolerance (sums of contributions agree exactly: see `mechanisms`).
+
+Several processes can share a run (`coterie.core.ranks`): each computes the clients that it owns,
+rank 0 does everything else. With a budget the releases are the same to the last bit for any number
+of processes, with the same block size and number of threads.
 """
 
 import math
@@ -20,9 +24,10 @@ import torch
 
 from coterie.core.files import write_atomically
 from coterie.core.progress import Bar
+from coterie.core.ranks import ALONE, Ranks
 from coterie.core.rng import Rng
 from coterie.core.signals import raise_if_stopped
-from coterie.core.tree import Tree, to
+from coterie.core.tree import Tree, add, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.engine.rounds import (
     RoundState,
@@ -31,12 +36,12 @@ from coterie.engine.rounds import (
     personal_models,
     server_half,
 )
-from coterie.engine.store import Ids, Store
+from coterie.engine.store import Ids, Store, arrange, folder_of
 from coterie.methods.base import Duality, Method, Shape, per_row_leaves
 from coterie.methods.finetune import Finetune
 from coterie.planning.plan import Plan, Speed
 from coterie.planning.stragglers import Clock, Stragglers
-from coterie.privacy.billboard import Billboard, Post
+from coterie.privacy.billboard import Billboard, Bounded, Post
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import LedgerError
@@ -191,7 +196,7 @@ def onboard(
     return method.personalise(shared, personal, clients, _client_rng(seed).at("join"))
 
 
-def simulate(
+def simulate(  # noqa: PLR0913
     plan: Plan,
     data: FederatedDataset,
     *,
@@ -201,6 +206,7 @@ def simulate(
     stragglers: Stragglers | None = None,
     recovered: Observer | None = None,
     progress: bool | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Run a plan on clients held in this process.
 
@@ -215,10 +221,38 @@ def simulate(
             waits; late clients contribute nothing to the round. None for no clock.
         recovered: Called with the last finished round of a resumed run, before the next one.
         progress: Whether to show a progress bar; None: in a notebook or on a terminal.
+        ranks: The processes that share the run; this one is rank 0, and the others `assist`.
     """
-    run = _Simulation(plan, data, folder, speed or Speed(), stragglers)
+    run = _Simulation(plan, data, folder, speed or Speed(), stragglers, ranks)
     with Bar(plan.method.kind, show=progress, patience=0.5) as bar:
         return run.run(bar_of_rounds(bar, observe), recovered)
+
+
+def assist(
+    plan: Plan, data: FederatedDataset, folder: Path | None, speed: Speed, ranks: Ranks
+) -> None:
+    """Compute the clients of this rank, beside the `simulate` of rank 0 with the same arguments."""
+    _Simulation(plan, data, folder, speed, None, ranks).assist()
+
+
+def check_ranks(plan: Plan, clients: int, ranks: Ranks) -> None:
+    """Raise ValueError if several processes cannot share a run of this plan."""
+    if ranks.size == 1:
+        return
+    refused = {
+        f"method {plan.method.kind}, which has all rows in one place": plan.method.shape
+        is Shape.POOLED,
+        "--history, which scores the models of all clients every round": bool(plan.history),
+        "--wait (stragglers), which scores the models of all clients every round": plan.stragglers
+        is not None,
+        f"{clients} clients, fewer than processes": clients < ranks.size,
+    }
+    for what, is_refused in refused.items():
+        if is_refused:
+            raise ValueError(
+                f"{ranks.size} processes cannot share a run with {what}; leave it out, or start "
+                "coterie without torchrun"
+            )
 
 
 def bar_of_rounds(bar: Bar, then: Observer | None = None) -> Observer | None:
@@ -269,12 +303,15 @@ class _Simulation:
         folder: Path | None,
         speed: Speed,
         stragglers: Stragglers | None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.plan, self.speed, self.folder = plan, speed, folder
+        check_ranks(plan, data.spec.clients, ranks)
+        self.plan, self.speed, self.folder, self.ranks = plan, speed, folder, ranks
+        self.owned = ranks.owned(data.spec.clients)
         data = data.at_most(plan.data.most_rows, plan.data.split_seed)
         self.data = data if speed.device == "cpu" else data.to(speed.device)
         seed = plan.simulation_seed
-        self.rng = _client_rng(seed)
+        self.rng = ranks.share(_client_rng(seed))
         self.data.forget()
         cohort = plan.sampler.largest(data.spec.clients)
         plan.method.check(data.spec, cohort=cohort, data=data)
@@ -282,7 +319,8 @@ class _Simulation:
         self.clock = None if stragglers is None else set_clock(stragglers, plan, data)
         # The first shared tree is public: it comes from the spec and a fixed stream.
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
-        self.billboard = plan.open(data.spec, folder)
+        # Rank 0 owns ledger and releases; the others only look up mechanisms.
+        self.billboard = plan.open(data.spec, folder if ranks.is_first else None)
         # The gap is private data: only a run without privacy may stop by it.
         is_free = plan.privacy.epsilon == math.inf
         rule = plan.method.rounds(data.spec)
@@ -294,7 +332,7 @@ class _Simulation:
         self._next_look = 0
         self._errors: tuple[str, ...] = ()
         try:
-            self.store = self._open_store("personal")
+            self.store = self._open_personal()
         except BaseException:
             self.billboard.ledger.close()
             raise
@@ -303,11 +341,11 @@ class _Simulation:
         """Run the remaining rounds, then personalise."""
         started = time.perf_counter()
         try:
-            self._recover()
-            if recovered is not None and self.billboard.next:
-                recovered(self._last_progress(self.billboard.next - 1))
+            first = self._recover()
+            if recovered is not None and first:
+                recovered(self._last_progress(first - 1))
             pooled = self.plan.method.shape is Shape.POOLED
-            for number in range(self.billboard.next, 0 if pooled else self.plan.posts):
+            for number in range(first, 0 if pooled else self.plan.posts):
                 raise_if_stopped()
                 if self._is_solved(number) or self._has_diverged(number):
                     break
@@ -315,42 +353,79 @@ class _Simulation:
                 if observe is not None:
                     observe(self._progress(number, answered, seconds))
             rounds = time.perf_counter() - started
-            return self._outcome(self._personalise(), started, rounds)
+            models = self._personalise()
+            gap = None if self.duality is None else self._gap(self.duality)
+            return self._outcome(models, gap, started, rounds)
         finally:
             self.billboard.ledger.close()
 
+    def assist(self) -> None:
+        """Do the part of `run` that is the same on every rank, with this rank's clients."""
+        for number in range(self._recover(), self.plan.posts):
+            raise_if_stopped()
+            if self._is_solved(number) or self._has_diverged(number):
+                break
+            self._assist_round(number)
+        for ids, rows in self._models():
+            self.ranks.send((ids, to(rows, "cpu")))
+        self.ranks.send((None, self._errors))
+        if self.duality is not None:
+            self._gap(self.duality)
+
     def _round(self, number: int) -> tuple[int, float | None]:
         """Run one round: the client's half by blocks, then the server's half."""
-        cohort, seconds = self._cohort(number)
+        cohort, seconds = self.ranks.share(self._cohort(number))
         with self.billboard.charged(number) as release:
-            shared = to(self.shared, self.speed.device)
-            state = RoundState(
-                self.plan.method,
-                release.mechanism,
-                shared,
-                self.rng,
-                number,
-                self.plan.simulation_seed,
-                self.speed.precision,
-            )
-            self.store.discard()
-            for block, personal in self._blocks(cohort, shared):
-                half = client_half(state, personal, block)
-                release.add(half.part)
-                self.store.stage(block.ids.numpy(), half.personal)
-                self._zeroed = self._zeroed + half.zeroed.sum().to(self._zeroed.device)
-                self._errors = (self._errors + half.errors)[:_ERRORS]
-            # New personal rows are on disk before the release exists: see `Store`.
-            self.store.seal(number)
+            for part in self._parts(number, cohort):
+                release.add(part)
+            release.combine(self.ranks)
             self.shared, _ = server_half(self.plan.method, self.shared, release)
+            self.ranks.share(self.shared)
         self.store.commit()
         self._note_zeroed()
         return len(cohort), seconds
 
+    def _assist_round(self, number: int) -> None:
+        """Compute this rank's clients in a round; rank 0 releases the sum of all ranks."""
+        cohort, _ = self.ranks.share(self._nobody)
+        total: Tree = {
+            name: torch.zeros(shape, dtype=torch.float64)
+            for name, shape in self.billboard.shapes(number).items()
+        }
+        for part in self._parts(number, cohort):
+            total = add(total, to(part.total, "cpu"))
+        self.ranks.add(total)
+        self.shared = self.ranks.share(self.shared)
+        self.store.commit()
+
+    def _parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
+        """Yield the bounded sums of this rank's clients by blocks, and stage their new state."""
+        shared = to(self.shared, self.speed.device)
+        state = RoundState(
+            self.plan.method,
+            self.billboard.mechanism(number),
+            shared,
+            self.rng,
+            number,
+            self.plan.simulation_seed,
+            self.speed.precision,
+        )
+        self.store.discard()
+        zeroed = torch.zeros((), dtype=torch.int64, device=self.speed.device)
+        for block, personal in self._blocks(cohort, shared):
+            half = client_half(state, personal, block)
+            yield half.part
+            self.store.stage(block.ids.numpy(), half.personal)
+            zeroed = zeroed + half.zeroed.sum().to(zeroed.device)
+            self._errors = (self._errors + half.errors)[:_ERRORS]
+        self._zeroed = self._zeroed + self.ranks.add({"zeroed": zeroed})["zeroed"]
+        # New personal rows are on disk before the release exists: see `Store`.
+        self.store.seal(number)
+
     def _blocks(self, ids: Ids, shared: Tree) -> Iterator[tuple[Clients, Tree]]:
         """Yield the clients' rows by blocks, with their personal state."""
         method, spec = self.plan.method, self.data.spec
-        for block in self.data.blocks(ids, self.speed.clients(self.shared)):
+        for block in self.data.blocks(ids, self.speed.clients(self.shared), self.owned):
             first = partial(method.init_client_state, shared, spec)
             yield block, self.store.take(block.ids.numpy(), first)
 
@@ -364,13 +439,34 @@ class _Simulation:
         return np.intersect1d(cohort, timed.answered), timed.next_broadcast
 
     def _personalise(self) -> Store:
-        """Return every client's model, sampled or not; baselines have all rows in one place."""
+        """Return every client's model, sampled or not."""
+        models: Store | None = None
+        for ids, rows in self._models_of_ranks():
+            if models is None:
+                template = {name: row[:1] for name, row in rows.items()}
+                models = self._open_store("models", template)
+            models.put(ids, rows)
+        if models is None:
+            raise ValueError("there are no clients to make models for")
+        models.flush()
+        return models
+
+    def _models_of_ranks(self) -> Iterator[tuple[Ids, Tree]]:
+        yield from self._models()
+        for rank in range(1, self.ranks.size):
+            ids, found = self.ranks.receive(rank)
+            while ids is not None:
+                yield ids, found
+                ids, found = self.ranks.receive(rank)
+            self._errors = (self._errors + found)[:_ERRORS]
+
+    def _models(self) -> Iterator[tuple[Ids, Tree]]:
+        """Yield the models of this rank's clients; baselines have all rows in one place."""
         method, shared = self.plan.method, to(self.shared, self.speed.device)
         stream, blocks = self.rng.at("personalise"), self._blocks(self._everyone, shared)
         if method.shape is Shape.POOLED:
             self.billboard.ledger.charge(0)
             stream, blocks = Rng.seeded(0), iter([(self.data.clients(self._everyone), {})])
-        models: Store | None = None
         for block, personal in blocks:
             with computed_in(self.speed.precision):
                 if method.shape is Shape.POOLED:
@@ -378,13 +474,11 @@ class _Simulation:
                 else:
                     rows, errors = personal_models(method, shared, personal, block, stream)
                     self._errors = (self._errors + errors)[:_ERRORS]
-            if models is None:
-                models = self._open_store("models", {name: row[:1] for name, row in rows.items()})
-            models.put(block.ids.numpy(), rows)
-        if models is None:
-            raise ValueError("there are no clients to make models for")
-        models.flush()
-        return models
+            yield block.ids.numpy(), rows
+
+    @property
+    def _nobody(self) -> tuple[Ids, float | None]:
+        return np.empty(0, dtype=np.int64), None
 
     @property
     def _everyone(self) -> Ids:
@@ -410,13 +504,14 @@ class _Simulation:
     def _gap(self, duality: Duality) -> float:
         """Return the relative duality gap of all clients together. Not private."""
         shared = to(self.shared, self.speed.device)
-        primal, gap = duality.shared_cost(self.shared), 0.0
+        parts = torch.zeros(2, dtype=torch.float64)
         for block, personal in self._blocks(self._everyone, shared):
-            parts = duality.certify(shared, personal, block).double().sum(dim=0)
-            primal, gap = primal + float(parts[0]), gap + float(parts[1])
-        return gap / primal if primal > 0 else gap
+            parts += duality.certify(shared, personal, block).double().sum(dim=0).cpu()
+        found, gap = self.ranks.share(self.ranks.add({"parts": parts})["parts"]).tolist()
+        primal = duality.shared_cost(self.shared) + found
+        return float(gap / primal if primal > 0 else gap)
 
-    def _outcome(self, models: Store, started: float, rounds: float) -> Outcome:
+    def _outcome(self, models: Store, gap: float | None, started: float, rounds: float) -> Outcome:
         return Outcome(
             plan=self.plan,
             spec=self.data.spec,
@@ -427,31 +522,35 @@ class _Simulation:
                 self.plan.guarantee(self.data.spec.clients, self._ended), assumed=self.data.assumed
             ),
             timing=Timing(rounds, time.perf_counter() - started),
-            gap=None if self.duality is None else self._gap(self.duality),
+            gap=gap,
             names=self.data.names,
             zeroed=int(self._zeroed),
             errors=self._errors,
         )
 
-    def _recover(self) -> None:
+    def _recover(self) -> int:
+        """Bring shared tree and personal state up to date; return the next round."""
         ledger, started = self.billboard.ledger, bool(self.store.started.any())
-        if started and not ledger.charged and self.folder is not None:
+        released, is_charged = self.ranks.share((self.billboard.next, bool(ledger.charged)))
+        if started and not is_charged and self.folder is not None:
             raise LedgerError(
                 f"{self.folder}: personal state is here, but the ledger is empty: there may be "
                 "releases that it does not count; start a new run in a new folder"
             )
-        if ledger.released and self.store.is_new and self.folder is not None:
+        if released and self.store.is_new and self.folder is not None:
             raise LedgerError(
                 f"{self.folder}: the personal state of the published rounds is missing; "
                 "restore the folder, or start a new run"
             )
         for post in self.billboard.posts:
             self.shared = self.plan.method.server_update(self.shared, post)
-        self.store.recover(self.billboard.next)
+        self.shared = self.ranks.share(self.shared)
+        self.store.recover(released)
         noted = None if self.folder is None else self.folder / "personal" / "zeroed.json"
         if noted is not None and noted.exists() and noted.read_text().isdecimal():
             self._noted = int(noted.read_text())
             self._zeroed = self._zeroed + self._noted
+        return released
 
     def _note_zeroed(self) -> None:
         """Keep the count over a crash; it is as private as the personal state."""
@@ -470,21 +569,38 @@ class _Simulation:
         cohort, seconds = self._cohort(number)
         return self._progress(number, len(cohort), seconds)
 
-    def _open_store(self, name: str, template: Tree | None = None) -> Store:
-        per_row: tuple[str, ...] = ()
-        if template is None:
-            template = self.plan.method.init_client_state(self.shared, self.data.spec, 1)
-            per_row = per_row_leaves(template)
+    def _open_personal(self) -> Store:
+        """Open the personal state of this rank's clients; rank 0 first lays it out for all."""
+        if self.folder is not None and self.ranks.is_first:
+            personal, ranges = self.folder / "personal", self.ranks.ranges(self.data.spec.clients)
+            arrange(personal, ranges, self._personal_at, self.billboard.next)
+        self.ranks.wait()
+        place = self.folder and self.folder / "personal"
+        if place is not None and self.ranks.size > 1:
+            place = folder_of(place, self.owned)
+        return self._personal_at(place, self.owned)
+
+    def _personal_at(self, place: Path | None, owned: range) -> Store:
+        template = self.plan.method.init_client_state(self.shared, self.data.spec, 1)
+        return self._store_at(place, template, owned, per_row_leaves(template))
+
+    def _open_store(self, name: str, template: Tree) -> Store:
         place = None if self.folder is None else self.folder / name
+        return self._store_at(place, template, range(self.data.spec.clients))
+
+    def _store_at(
+        self, place: Path | None, template: Tree, owned: range, per_row: Sequence[str] = ()
+    ) -> Store:
         in_memory = place is None and self.speed.store == "memory"
         scratch = None if place or in_memory else Path(tempfile.mkdtemp(prefix="coterie-"))
         store = Store(
             template,
-            self.data.spec.clients,
+            len(owned),
             place or scratch,
             self.speed.device,
             per_row=per_row,
-            offsets=self.data.offsets,
+            offsets=self.data.offsets[owned.start : owned.stop + 1],
+            first=owned.start,
         )
         if scratch is not None:
             weakref.finalize(store, shutil.rmtree, scratch, ignore_errors=True)

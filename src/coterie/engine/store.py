@@ -3,7 +3,8 @@
 Rows of clients that never took part are not written: a client gets its state when it first takes
 part. With a folder, the new rows of a round are staged in a journal *before* the round's release is
 published, and applied after it. After a crash, the journal is applied if the release is published,
-and discarded otherwise.
+and discarded otherwise. Several ranks keep the rows of their own clients, each in a folder of its
+own; `arrange` lays them out again for another number of ranks.
 
 A leaf may have an entry for each of a client's rows of data (dual variables): it is stored ragged,
 returned padded with zeros to the longest client, and starts at zero.
@@ -11,6 +12,7 @@ returned padded with zeros to the longest client, and starts at zero.
 
 import json
 import os
+import re
 import shutil
 import tokenize
 from collections.abc import Callable, Sequence
@@ -39,6 +41,7 @@ class Store:
         per_row: Leaves with an entry for each row of a client; `template` has their shape behind
             the axes of clients and rows.
         offsets: Row ranges of the clients, (clients + 1,), where there are such leaves.
+        first: Id of the first client: a rank of several keeps the clients that it owns.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Store:
         *,
         per_row: Sequence[str] = (),
         offsets: Ids | None = None,
+        first: int = 0,
     ) -> None:
         if "started" in template:
             raise ValueError("a leaf may not be called 'started': the store keeps flags there")
@@ -60,7 +64,9 @@ class Store:
         self.leaves: dict[str, Tensor] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        self._offsets = np.zeros(clients + 1, dtype=np.int64) if offsets is None else offsets
+        none = np.zeros(clients + 1, dtype=np.int64)
+        self._offsets = none if offsets is None else offsets - offsets[0]
+        self._first = first
         self._ragged = frozenset(per_row)
         for name, leaf in template.items():
             if name in self._ragged:
@@ -74,6 +80,7 @@ class Store:
 
     def take(self, ids: Ids, first: Callable[[int], Tree]) -> Tree:
         """Return a copy of rows; clients without a row get the state that `first(count)` makes."""
+        ids = ids - self._first
         index = _index(ids)
         fresh = ~self.started[index]
         rows = {
@@ -91,6 +98,7 @@ class Store:
 
     def put(self, ids: Ids, rows: Tree) -> None:
         """Write rows."""
+        ids = ids - self._first
         index = _index(ids)
         for name, leaf in self.leaves.items():
             if name in self._ragged:
@@ -100,6 +108,19 @@ class Store:
             else:
                 leaf[_on(index, leaf)] = rows[name].to(leaf.device, leaf.dtype)
         self.started[index] = True
+
+    def kept(self, ids: Ids) -> Ids:
+        """Return those of the clients that are kept here."""
+        return ids[(ids >= self._first) & (ids < self._first + len(self.started))]
+
+    def copy(self, other: "Store") -> None:
+        """Copy the rows of the clients that another store keeps, too."""
+        start = max(self._first, other._first)
+        stop = min(self._first + len(self.started), other._first + len(other.started))
+        for name, leaf in (*self.leaves.items(), ("started", self.started)):
+            source = other.started if name == "started" else other.leaves[name]
+            ours, theirs = (each._slice(name, start, stop) for each in (self, other))
+            leaf[ours] = source[theirs]
 
     def stage(self, ids: Ids, rows: Tree) -> None:
         """Stage a block's new rows until the release is published (in memory: write them)."""
@@ -170,6 +191,13 @@ class Store:
             for name in (*self.leaves, "started"):
                 (self._folder / f"{name}.npy").unlink(missing_ok=True)
 
+    def _slice(self, name: str, start: int, stop: int) -> slice:
+        """Return where a leaf has the entries of neighbouring clients."""
+        start, stop = start - self._first, max(start, stop) - self._first
+        if name in self._ragged:
+            return slice(int(self._offsets[start]), int(self._offsets[stop]))
+        return slice(start, stop)
+
     def _places(self, ids: Ids, longest: int) -> tuple[NDArray[np.bool_], Ids]:
         """Return which padded entries are real, and where they are in the flat leaf."""
         starts, counts = self._offsets[ids], self._offsets[ids + 1] - self._offsets[ids]
@@ -214,6 +242,72 @@ class Store:
             )
         self._maps.append(mapped)
         return torch.from_numpy(mapped)
+
+
+def folder_of(personal: Path, owned: range) -> Path:
+    """Return where one of several ranks keeps the personal state of its clients."""
+    return personal / f"{owned.start}-{owned.stop}"
+
+
+def arrange(
+    personal: Path,
+    ranges: Sequence[range],
+    open_at: Callable[[Path, range], Store],
+    released: int,
+) -> None:
+    """Lay out the personal state of a resumed run for other ranges of clients, one per rank.
+
+    One range is kept in the folder itself, several in a folder each. The old folder has its name
+    until the new one is complete; a crash in between repeats the work.
+    """
+    before, partial = (personal.with_name(f"personal.{name}") for name in ("before", "partial"))
+    if before.exists() and not personal.exists():
+        before.replace(personal)
+    for left in (before, partial):
+        shutil.rmtree(left, ignore_errors=True)
+    held = _ranges_in(personal)
+    if held == list(ranges):
+        return
+    ends = [0, *(owned.stop for owned in held)]
+    if ends != [*(owned.start for owned in held), ranges[-1].stop]:
+        if released == 0:
+            shutil.rmtree(personal, ignore_errors=True)  # a start that was cut off
+        return  # with releases: the missing rows are noticed when they are opened
+    old = _each(personal, held, open_at)
+    for store in old:
+        store.recover(released)
+    for store in _each(partial, ranges, open_at):
+        _fill(store, old)
+    for note in personal.glob("*.json"):
+        write_atomically(partial / note.name, note.read_bytes())
+    sync_folder(partial)
+    personal.replace(before)
+    partial.replace(personal)
+    sync_folder(personal.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _fill(store: Store, sources: Sequence[Store]) -> None:
+    for source in sources:
+        store.copy(source)
+    store.flush()
+
+
+def _each(
+    personal: Path, ranges: Sequence[range], open_at: Callable[[Path, range], Store]
+) -> list[Store]:
+    if len(ranges) == 1:
+        return [open_at(personal, ranges[0])]
+    return [open_at(folder_of(personal, owned), owned) for owned in ranges]
+
+
+def _ranges_in(personal: Path) -> list[range]:
+    """Return the ranges of clients whose personal state a folder holds, in order."""
+    if (personal / "started.npy").exists():
+        return [range(len(_open_map(personal / "started.npy")))]
+    found = [re.fullmatch(r"(\d+)-(\d+)", path.name) for path in personal.glob("*-*")]
+    ranges = [range(int(match[1]), int(match[2])) for match in found if match]
+    return sorted(ranges, key=lambda owned: owned.start)
 
 
 def _reserve(path: Path, mapped: Any) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.ranks import Ranks
 from coterie.core.tree import Tree, add, map_arrays
 from coterie.privacy.entropy import DrawnAhead, Entropy
 from coterie.privacy.events import Event
@@ -238,6 +239,10 @@ class Billboard:
         """Return the mechanism of a round."""
         return self._mechanisms[index]
 
+    def shapes(self, index: int) -> Shapes:
+        """Return the shapes of a round's sum, by leaf."""
+        return self._mechanisms[index].totals(self._template)
+
     def read(self, index: int) -> Post:
         """Read a release."""
         if index not in self._ledger.released:
@@ -353,6 +358,17 @@ class Release:
         self._seen |= part.marks
         for name, total in self._total.items():
             np.add(total, part.total[name].numpy(), out=total)
+
+    def combine(self, ranks: Ranks) -> None:
+        """Add the sums that other processes of this run hold, each of its own clients.
+
+        **Guarantee:** a client belongs to one process, so its contribution is in the sum once.
+        Assumes that the processes are one trusted simulation, see `coterie.core.ranks`; sites of a
+        deployment are not, and their sums enter through `admit`.
+        """
+        self._opened()
+        found = ranks.add(map_arrays(self._total))
+        self._total = {name: leaf.numpy() for name, leaf in found.items()}
 
     def publish(self) -> Post:
         """Perturb the sum and publish it: from here on it is public."""

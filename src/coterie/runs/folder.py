@@ -8,7 +8,8 @@
 - `data.json`: a fingerprint of the training rows, so that a run never resumes with others
 - `model.json`: outputs of the network on synthetic rows, so that a run never resumes with another
 - `posts/`: the public transcript, one file per release; `posts.npz` when the run is done
-- `personal/`: personal state between rounds, and the journal of the round in progress
+- `personal/`: personal state between rounds, and the journal of the round in progress; with several
+  processes (`torchrun`), a folder for the clients of each
 - `models/`: one model per client, a row each, in `clients.safetensors` (`clients.json` names them)
 - `shared.npz`: the shared tree after the last release, from which new clients are onboarded
 - `guarantee.json`: the certificate that `coterie verify` checks
@@ -117,7 +118,7 @@ def check_rows(folder: Path, train: FederatedDataset) -> None:
 
 def check_personal(folder: Path) -> None:
     """Raise ValueError if a file of personal models is damaged."""
-    for path in sorted((folder / "personal").glob("*.npy")):
+    for path in sorted((folder / "personal").rglob("*.npy")):
         try:
             np.load(path, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # a damaged header can trip NumPy's parser anywhere

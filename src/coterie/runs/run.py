@@ -2,6 +2,7 @@
 
 import math
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -11,10 +12,20 @@ from typing import Any
 
 import numpy as np
 
+from coterie.core.config import to_toml
 from coterie.core.files import explain_damage, explain_disk_errors
+from coterie.core.ranks import ALONE, Ranks
 from coterie.core.signals import as_interrupt
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.engine.simulate import Observer, Outcome, check_onboard, set_clock, simulate
+from coterie.engine.simulate import (
+    Observer,
+    Outcome,
+    assist,
+    check_onboard,
+    check_ranks,
+    set_clock,
+    simulate,
+)
 from coterie.evaluation.baselines import Baselines, check_baselines, score_baselines
 from coterie.evaluation.history import History, is_cheap
 from coterie.evaluation.holdout import HeldOut, check_held_out, hold_out, try_held_out
@@ -70,6 +81,7 @@ def execute(
     budget: Budget | None = REGISTER,
     anyway: bool = True,
     data: FederatedDataset | None = None,
+    ranks: Ranks = ALONE,
 ) -> Result:
     """Run a plan from data to scores; with a folder, the run is saved and can be resumed.
 
@@ -78,7 +90,8 @@ def execute(
     private run in a register of what was spent on the same clients, by default the user's
     (`coterie budget`); None enters nothing. Without `anyway`, `auto` trains locally if the budget
     would not pay for itself (`heed_verdict`). `data` are all rows, of training and test, if they
-    are in memory; else those that the plan names are opened.
+    are in memory; else those that the plan names are opened. `ranks` are the processes that share
+    the run: this one is rank 0, and each of the others calls `assist_run`.
 
     Raises:
         FileExistsError: If the folder holds another run.
@@ -93,13 +106,14 @@ def execute(
     resolved = resolve(plan, train.spec)
     plan = resolved if anyway else heed_verdict(plan, resolved, train.spec)
     check_charged(plan, folder)
+    check_ranks(plan, train.spec.clients, ranks)
     begun = folder is not None and (folder / "plan.toml").exists()
     _check(plan, parts, begun=begun)
     if plan.stragglers is not None:
         plan = _set_clock(plan, plan.stragglers, train)
     enter = _counted(budget, plan, train, begun=begun)
     if folder is None:
-        return _train(plan, parts, None, (observer, scoring), enter(None), started)
+        return _train(plan, parts, None, (observer, scoring), enter(None), started, ranks)
     with as_interrupt(), explain_disk_errors(folder), explain_damage(folder), locked(folder):
         with _all_or_nothing(folder, begun=begun):
             claim(folder, plan)
@@ -108,7 +122,23 @@ def execute(
             check_personal(folder)
             spent = enter(folder)
         with _logged(folder):
-            return _train(plan, parts, folder, (observer, scoring), spent, started)
+            return _train(plan, parts, folder, (observer, scoring), spent, started, ranks)
+
+
+def assist_run(ranks: Ranks) -> None:
+    """Compute the clients of this rank in the run that rank 0 executes.
+
+    Raise RankError if rank 0 begins none, ValueError if this rank reads other rows than rank 0.
+    """
+    text, folder, fingerprint = ranks.share(("", None, ""))
+    plan = Plan.from_table(tomllib.loads(text))
+    train = _split(plan, None)[0]
+    if train.fingerprint() != fingerprint:
+        raise ValueError(
+            f"{plan.data.name}: rank {ranks.rank} reads other rows than rank 0; give all machines "
+            "the same data"
+        )
+    assist(plan, train, folder, plan.speed, ranks)
 
 
 def foresee(
@@ -221,10 +251,13 @@ def _train(
     watching: tuple[Opens, Scoring],
     spent: dict[str, Any] | None,
     started: float,
+    ranks: Ranks,
 ) -> Result:
     (train, test, _), (observer, scoring) = data, watching
     opened = observer(plan, train) if observer is not None else None
-    watch, past, log = _observe(plan, train, test, folder, opened)
+    watch, past, log = _observe(plan, train, test, folder, opened, alone=ranks.size == 1)
+    if ranks.size > 1:
+        ranks.share((to_toml(plan.to_table()), folder, train.fingerprint()))
     outcome = simulate(
         plan,
         train,
@@ -234,6 +267,7 @@ def _train(
         stragglers=plan.stragglers,
         recovered=None if past is None else past.catch_up,
         progress=False,
+        ranks=ranks,
     )
     score = evaluate(plan.method.model, outcome.rows, test)
     others, joined, unscored = _score_others(plan, outcome, score, data, scoring)
@@ -269,10 +303,12 @@ def _observe(
     test: FederatedDataset,
     folder: Path | None,
     watch: Observer | None,
+    *,
+    alone: bool,
 ) -> tuple[Observer | None, History | None, Log | None]:
     """Return the observer of the rounds with history and log around it."""
     past = None
-    if _keeps_history(plan, train, test):
+    if alone and _keeps_history(plan, train, test):
         unasked = not plan.history and plan.stragglers is None
         past = watch = History(plan.method, train, test, folder, watch, unasked=unasked)
     if folder is None:

@@ -1,0 +1,5 @@
+"""Run the command line as `python -m coterie`."""
+
+from coterie.cli.main import entry
+
+entry()
