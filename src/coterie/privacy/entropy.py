@@ -1,20 +1,20 @@
 """Sources of randomness for cohorts and noise: the operating system, or a seed in simulations.
 
 An adversary who guesses a client's data can subtract the guess from a release and examine the
-noise; a statistical generator (PCG, Mersenne twister) could then be recognised. So every word of a
-real run comes from `os.urandom`. Seeded sources are for simulations only, and their results are
-labelled "simulation".
+noise; a statistical generator (PCG, Mersenne twister) could then be recognised. So a real run takes
+everything from `os.urandom`: cohorts word by word, and for noise a fresh key of 256 bits for each
+release, and for each client that adds its own, which ChaCha20 expands (see `chacha` and ADR 9).
+Seeded sources are for simulations only, and their results are labelled "simulation".
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from coterie.core.rng import derive_key
 
@@ -73,24 +73,30 @@ def uniforms(entropy: Entropy, count: int) -> NDArray[np.float64]:
     return ((entropy.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
-def normals(entropy: Entropy, count: int) -> NDArray[np.float64]:
-    """Draw standard normals by inverting the distribution function, with full tails.
+def draw_keys(sources: Sequence[Entropy]) -> NDArray[np.uint32]:
+    """Draw a key of 256 bits from each source, (k, 8); a key is for one use."""
+    words = [source.words(4) for source in sources]
+    return np.array(words, dtype="<u8").reshape(-1, 4).view("<u4")
 
-    Two words per number: one bit is the sign, 127 bits are the tail probability. In float64 that
-    probability has 53 significant bits wherever it lies, so that values far out in the tail are as
-    finely spaced as those in the middle; callers round the result to a coarser public grid (see
-    `mechanisms`). With a single word, no word would reach some cells of that grid beyond 7
+
+def normals(entropy: Entropy, count: int) -> NDArray[np.float64]:
+    """Draw standard normals with full tails, from a fresh key of the source.
+
+    One bit of 128 is the sign, 127 bits are the tail probability, which is inverted. In float64
+    that probability has 53 significant bits wherever it lies, so that values far out in the tail
+    are as finely spaced as those in the middle; callers round the result to a coarser public grid
+    (see `mechanisms`). With 64 bits, nothing would reach some cells of that grid beyond 7
     deviations, which would reveal inputs.
 
-    **Guarantee:** none by itself. Test: tests/statistics/test_noise.py.
+    **Guarantee:** none by itself; `chacha` states what is assumed of the key. Test:
+    tests/statistics/test_noise.py.
     """
     if isinstance(entropy, DrawnAhead):
         return entropy.normals(count)
-    words, finer = entropy.words(count), entropy.words(count)
-    fraction = (finer.astype(np.float64) + 0.5) * 2.0**-64
-    tail = ((words >> np.uint64(1)).astype(np.float64) + fraction) * 2.0**-64
-    sign = np.where(words & np.uint64(1), 1.0, -1.0)
-    return np.asarray(sign * ndtri(tail), dtype=np.float64)
+    from coterie.privacy.chacha import normals_of_keys
+
+    (found,) = normals_of_keys(draw_keys([entropy]), count)
+    return np.asarray(found)
 
 
 _WORTH_A_THREAD = 4096

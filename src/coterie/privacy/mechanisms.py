@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.tree import Tree, clip_rows, map_arrays, map_leaves, size
-from coterie.privacy.entropy import Entropy, normals
+from coterie.privacy.entropy import Entropy, draw_keys, normals
 from coterie.privacy.events import (
     SQRT2,
     Event,
@@ -373,13 +373,20 @@ class GaussianSum(Mechanism):
 
     def on_grid(self, drawn: Array, step: float) -> Array:
         """Return noise from standard normals, rounded to the grid of sums."""
-        return np.asarray(np.rint(drawn * (self.deviation / step)) * step)
+        found = np.multiply(drawn, self.deviation / step)
+        np.rint(found, out=found)
+        found *= step
+        return found
 
     def noisy(self, values: Array, drawn: Array, numbers: int) -> Array:
         """Return values on the grid of sums plus noise, rounded to the grid of releases."""
         coarse = self.release_step(numbers)
-        found = values + self.on_grid(drawn, self.step(numbers))
-        return np.asarray(np.rint(found / coarse) * coarse)
+        found = self.on_grid(drawn, self.step(numbers))
+        found += values
+        found /= coarse
+        np.rint(found, out=found)
+        found *= coarse
+        return found
 
     def clip(self, rows: Tree) -> tuple[Tree, Tensor]:
         """Return rows clipped to the bound minus the rounding, then rounded to the grid."""
@@ -519,11 +526,14 @@ class LocalGaussianSum(GaussianSum):
         _check_ids(clients, rows)
         numbers = numbers_per_row(rows)
         step, coarse = self.step(numbers), self.release_step(numbers)
-        noise = np.empty((len(clients), numbers))
-        for place, client in enumerate(clients):
-            noise[place] = self.on_grid(normals(entropy(client), numbers), step)
-        for name, part in split(noise, rows).items():
-            rows[name].add_(torch.from_numpy(part).to(rows[name].device))
+        device = next(iter(rows.values())).device
+        noise = normals_on(device, [entropy(client) for client in clients], numbers)
+        noise.mul_(self.deviation / step).round_().mul_(step)
+        used = 0
+        for name in sorted(rows):
+            width = math.prod(rows[name].shape[1:])
+            rows[name].add_(noise[:, used : used + width].reshape(rows[name].shape))
+            used += width
             rows[name].div_(coarse).round_().mul_(coarse)
         return rows
 
@@ -886,6 +896,24 @@ def discrete_laplace(scale: int, words: _Words) -> int:
             return size
         if size:
             return -size
+
+
+def normals_on(device: torch.device, sources: Sequence[Entropy], count: int) -> Tensor:
+    """Draw standard normals of each source, (k, count) on the device: those of `normals`."""
+    from coterie.privacy.chacha import normals_of_keys
+
+    keys, found = draw_keys(sources), None
+    if device.type == "cuda":
+        found = _on_gpu(device, keys, count)
+    return torch.from_numpy(normals_of_keys(keys, count)).to(device) if found is None else found
+
+
+def _on_gpu(device: torch.device, keys: NDArray[np.uint32], count: int) -> Tensor | None:
+    try:
+        from coterie.privacy import chacha_gpu
+    except ImportError:  # torch has no Triton on some systems
+        return None
+    return chacha_gpu.normals_on(device, keys, count)
 
 
 def check_range(name: str, value: float, low: float, high: float, of: str = "") -> None:
