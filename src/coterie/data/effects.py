@@ -40,7 +40,7 @@ SPLINE = 5  # degrees of freedom of `basis = "spline"`
 MOST_PRODUCTS = 10
 """`basis = "spline"` has products of two columns where there are at most this many columns."""
 _LEAST_DF, _MOST_DF = 2, 12
-_SPREAD, _GRID = 1.5, 6001  # of the reference under which splines are orthonormal
+_SPREAD, _GRID = 1.5, 6000  # of the reference under which splines are orthonormal
 _EVERY = "every_column_"  # stands for "." in a formula
 _QUOTED = "quoted_column_{}_"  # stands for `a column`
 _EXAMPLE = "score ~ bs(age, 5) + sex * stay + (1 + age | hospital)"
@@ -234,7 +234,7 @@ def weights(df: int) -> tuple[tuple[float, ...], ...]:
 
     Rounded, so that they are the same on every machine.
     """
-    grid = np.linspace(-RANGE, RANGE, _GRID)
+    grid = RANGE * ((2 * np.arange(_GRID) + 1) / _GRID - 1)
     mass = np.exp(-0.5 * np.square(grid / _SPREAD))
     mass /= mass.sum()
     powers = [grid**degree for degree in range(min(df, 3) + 1)]
