@@ -53,6 +53,7 @@ def deploy(root: Path, clients: int = 12, sites: int = 3, **settings: Any) -> De
     of_plan = {"simulation_seed": 3, "rounds": 3, "sampler": ct.Poisson(6)}
     of_plan |= {"method": ct.PMTL(model=ct.Linear()), "privacy": ct.Privacy(epsilon=1.0)}
     of_data = {"standardise": settings.pop("standardise", "none")}
+    of_data["effects"] = settings.pop("effects", None)
     of_plan |= {key: settings.pop(key) for key in list(settings) if key in Plan.__annotations__}
     choice = DataConfig(name="districts", **of_data)
     whole = choice.open().first(clients)

@@ -28,6 +28,9 @@ CASES = [
     ("regression", {}),
     ("regression", {"gls": True}),
     ("regression", {"learn": False}),
+    ("regression", {"personal": (0, 2)}),
+    ("binary", {"personal": (2,)}),
+    ("multiclass", {"personal": ()}),
     ("binary", {}),
     ("binary", {"gls": True}),
     ("multiclass", {}),
@@ -109,14 +112,17 @@ def move(mechanism, left, right):
 @pytest.mark.parametrize(("task", "given_settings"), CASES)
 def test_neighbours(task, given_settings):
     largest = []
+    chosen = {name: one for name, one in given_settings.items() if name != "personal"}
+    effects = given_settings.get("personal")
 
     @PROFILE
     @given(st.data())
     def check(data):
         clients, who = 4, data.draw(st.integers(0, 3))
         one, two = (drawn(data.draw, task, clients, tame=data.draw(st.booleans())) for _ in "ab")
+        one, two = (replace(d, spec=replace(d.spec, personal=effects)) for d in (one, two))
         private = Privacy(epsilon=1.0, delta=1e-5)
-        plan = plan_for(one.spec, private, method=PFEB(**given_settings), rounds=3)
+        plan = plan_for(one.spec, private, method=PFEB(**chosen), rounds=3)
         shared = law_of(data.draw, plan.method, one.spec)
         mechanism, total = sums(plan, shared, one)
         assert all(bool(leaf.isfinite().all()) for leaf in total.values())

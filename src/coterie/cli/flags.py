@@ -37,6 +37,7 @@ _PATHS = {
     **{name: f"data.{name}" for name in ("test", "standardise", "clients", "population")},
     "rows": "data.most_rows",
     "client_column": "data.source.client",
+    **{name: f"data.effects.{name}" for name in ("formula", "basis")},
     **{name: f"data.source.{name}" for name in _FILES},
     **{n: f"privacy.{n}" for n in ("delta", "clip", "relation", "noise", *_BUDGET)},
     **{name: f"speed.{name}" for name in ("device", "block", "store", "precision")},

@@ -197,6 +197,9 @@ _COLUMNS = {
     "--client-column COLUMN": "column that names the client (default client)",
     "--target COLUMN[,COLUMN]": "column to predict (default y)",
     "--features COLUMN,COLUMN": "columns to predict from (default: all others)",
+    "--formula TEXT": "fixed and random effects: 'score ~ bs(age, 5) + sex * stay + (1 + age | "
+    "hospital)'",
+    "--basis {none,spline}": "a formula by rule: splines, products, personal slopes of columns",
     "--task {regression,binary,multiclass,multilabel}": "type of the target (default: inferred from"
     " the target)",
     "--classes N|A,B,C": "number or names of the classes",

@@ -23,6 +23,7 @@ import numpy as np
 from coterie.core.config import ConfigError, convert_fields
 from coterie.core.files import refuse_special
 from coterie.core.rng import derive_key
+from coterie.data.effects import Effects
 from coterie.data.federated import ClientArrays, DataError, FederatedDataset, Task
 
 DEFAULT_TEST_SHARE = 0.25
@@ -338,6 +339,8 @@ class DataConfig:
             split, else the default of the built-in dataset, else a quarter.
         split_seed: Seed of a random split.
         standardise: "client" scales every client's features by its own training rows.
+        effects: Fixed and random effects: public columns that are made of each row, after all
+            scaling, and which coefficients are personal.
         clients: The number of clients to take from the start; None takes all.
         most_rows: The most training rows of a client; of more, so many are drawn at random by
             split_seed. A public number, which limits the time and memory that one client's rows
@@ -355,12 +358,15 @@ class DataConfig:
     test: int | float | None = None
     split_seed: int = 0
     standardise: Literal["none", "client"] = "none"
+    effects: Effects | None = None
     clients: int | None = None
     most_rows: int = MOST_ROWS
     validation: int | float | None = None
     population: str | None = None
 
     def __post_init__(self) -> None:
+        if self.effects is not None and self.name and not self._is_builtin:
+            object.__setattr__(self, "source", self.effects.read_by(self.source))
         if self.split_seed < 0:
             raise ValueError(f"split_seed = {self.split_seed}: expected a whole number >= 0")
         for name, value in (("clients", self.clients), ("most_rows", self.most_rows)):
@@ -416,11 +422,11 @@ class DataConfig:
         """
         train, test = self._split(self.open() if data is None else data)
         train = train if self.validation is None else self._take_validation(train)[0]
-        return self._scale(train, test)
+        return self.prepare(train, test)
 
     def split_validation(self) -> tuple[FederatedDataset, FederatedDataset]:
         """Return the training rows of `split` and the validation rows."""
-        return self._scale(*self._take_validation(self._split(self.open())[0]))
+        return self.prepare(*self._take_validation(self._split(self.open())[0]))
 
     def _take_validation(
         self, train: FederatedDataset
@@ -446,16 +452,21 @@ class DataConfig:
 
         return DATASETS[self.name].test if self._is_builtin else DEFAULT_TEST_SHARE
 
-    def _scale(
+    def prepare(
         self, train: FederatedDataset, test: FederatedDataset
     ) -> tuple[FederatedDataset, FederatedDataset]:
+        """Return rows that are standardised by each client's training rows, then their effects."""
         from coterie.data.scaling import standardise_clients
 
-        if self.standardise != "client":
-            return train, test
-        train, scaled = standardise_clients(train, test)
-        assert scaled is not None
-        return train, scaled
+        if self.standardise == "client":
+            train, scaled = standardise_clients(train, test)
+            assert scaled is not None
+            test = scaled
+        return self.expand(train), self.expand(test)
+
+    def expand(self, data: FederatedDataset) -> FederatedDataset:
+        """Return scaled rows with the columns of their effects, if any are declared."""
+        return data if self.effects is None else self.effects.expand(data)
 
 
 def find_twice(names: Sequence[str]) -> str | None:

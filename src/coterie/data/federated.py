@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from coterie.core.rng import Rng
     from coterie.data.config import Source
+    from coterie.data.effects import Design
 
 Task = Literal["regression", "binary", "multiclass", "multilabel"]
 TASKS: tuple[str, ...] = get_args(Task)
@@ -47,13 +48,22 @@ class Spec:
     """Public facts about the data; no field may be computed from the rows of clients.
 
     `outputs` is the width of the prediction: 1 for regression and binary, the number of declared
-    classes or labels otherwise. `shape` is that of one row.
+    classes or labels otherwise. `shape` is that of one row. `personal` are the columns whose
+    coefficients differ between clients (`coterie.data.effects`), with the number of columns for the
+    intercept; None for all.
     """
 
     shape: tuple[int, ...]
     outputs: int
     task: Task
     clients: int
+    personal: tuple[int, ...] | None = None
+
+    def __repr__(self) -> str:
+        named = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if self.personal is None:  # ledgers are bound to this text
+            del named["personal"]
+        return f"Spec({', '.join(f'{name}={value!r}' for name, value in named.items())})"
 
     @property
     def features(self) -> int:
@@ -178,6 +188,7 @@ class ClientArrays:
             arrays.
         gaps: Which features were missing and are filled with the client's own medians, (rows,
             features); None if none are. A split fills them again, by the training rows.
+        design: What made the columns, if effects were declared.
     """
 
     spec: Spec
@@ -195,6 +206,7 @@ class ClientArrays:
     scaling: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     source: Source | None = None
     gaps: NDArray[np.bool_] | None = None
+    design: Design | None = None
 
     def __post_init__(self) -> None:
         if self.spec.clients != len(self.names) or len(self.offsets) != len(self.names) + 1:

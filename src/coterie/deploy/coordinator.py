@@ -165,7 +165,7 @@ class Coordinator:
 
     def __post_init__(self) -> None:
         self.plan, self.federation = self.agreement.plan, self.agreement.federation
-        spec, seed = self.federation.spec, self.plan.simulation_seed
+        spec, seed = self.agreement.spec, self.plan.simulation_seed
         self._check()
         self.shared = self.plan.method.init(spec, Rng.seeded(seed or 0).at("init"))
         self.template: Shapes = {
@@ -196,7 +196,7 @@ class Coordinator:
         if federation.trust == "secure_aggregation":
             for mechanism in dict.fromkeys(plan.mechanisms(federation.spec.clients)):
                 mechanism.check_secure_sum()
-        plan.method.check(federation.spec, cohort=plan.sampler.largest(federation.spec.clients))
+        plan.method.check(self.agreement.spec, cohort=plan.sampler.largest(federation.spec.clients))
 
     def run(self, observe: Callable[[int, Tree, RoundStatistics], None] | None = None) -> Tree:
         """Run the rounds that remain; return the shared tree after the last."""
@@ -630,7 +630,7 @@ def run_coordinator(
     with as_interrupt(), explain_disk_errors(folder), locked(folder):
         claim(folder, agreement.plan)
         _claim_federation(folder, agreement)
-        check_model(folder, agreement.plan.method.model, agreement.federation.spec)
+        check_model(folder, agreement.plan.method.model, agreement.spec)
         log = Log(folder / "log.jsonl")
         log.open()
         log.path.chmod(0o600)  # it has who answered

@@ -176,7 +176,7 @@ class Federation:
 
     @property
     def spec(self) -> Spec:
-        """The spec that a plan is resolved for."""
+        """The spec of the rows that sites bring, before effects."""
         return Spec(self.shape, self.outputs, self.task, len(self.clients))
 
     @cached_property
@@ -219,6 +219,11 @@ class Agreement:
 
     plan: Plan
     federation: Federation
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The spec that the plan is resolved for."""
+        return model_spec(self.plan, self.federation)
 
     @cached_property
     def digest(self) -> str:
@@ -264,7 +269,15 @@ def make_agreement(plan: Plan, federation: Federation) -> Agreement:
             raise ConfigError(f"plan.toml sets {name}: {why}; leave it out")
     if plan.data.clients is not None:
         raise ConfigError("plan.toml sets data.clients: federation.toml lists the clients")
-    return Agreement(resolve(plan, federation.spec), federation)
+    return Agreement(resolve(plan, model_spec(plan, federation)), federation)
+
+
+def model_spec(plan: Plan, federation: Federation) -> Spec:
+    """Return the spec of a federation's rows with the columns of the plan's effects."""
+    effects, rows = plan.data.effects, federation.spec
+    if effects is None:
+        return rows
+    return effects.design_of((), rows.features, plan.data.source).spec(rows)
 
 
 def check_deployable(plan: Plan, federation: Federation) -> None:

@@ -177,7 +177,7 @@ class App:
     @cached_property
     def advice(self) -> Advice | None:
         """Whether federated learning helps under this plan, as `advice_for` returns it."""
-        return advice_for(self.agreement.plan, self.agreement.federation.spec)
+        return advice_for(self.agreement.plan, self.agreement.spec)
 
     @property
     def notices(self) -> list[str]:

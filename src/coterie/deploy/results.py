@@ -115,7 +115,7 @@ def summary_of(
     local baseline, are for the site only.
     """
     plan, federation, guarantee = agreement.plan, agreement.federation, agreement.guarantee
-    advice = advice_for(plan, federation.spec)
+    advice = advice_for(plan, agreement.spec)
     private = guarantee.epsilon < math.inf
     hidden = plan.hides_cohort(federation.spec.clients)
     claimed = guarantee.claimed_epsilon is not None
@@ -127,7 +127,7 @@ def summary_of(
         "rounds": plan.posts,
         **promised(guarantee),
         "reviewer": review(guarantee),
-        **noise_summary(plan, federation.spec),
+        **noise_summary(plan, agreement.spec),
         **score_json(score, local),
         "newcomers": None,
         "noise_to_signal": None,
@@ -176,7 +176,7 @@ def save_models(
         write_models(folder / MODELS, models, own_train.names, kept)
         keep_shared(folder, shared)
         _save_facts(folder, agreement, own_train)
-        check_model(folder, agreement.plan.method.model, agreement.federation.spec)
+        check_model(folder, agreement.plan.method.model, agreement.spec)
         score, local = _scores(agreement, models, own_train, own_test)
         write_metrics(folder / "metrics.parquet", own_train, score, local)
         seconds = time.perf_counter() - started

@@ -165,7 +165,7 @@ class Site:
                 "give the private key that belongs to it"
             )
         check_seed(self.plan, federation)
-        spec = federation.spec
+        spec = self.agreement.spec
         self.ids = federation.client_ids[name]
         self.start = self.plan.method.init(
             spec, Rng.seeded(self.plan.simulation_seed or 0).at("init")
@@ -247,7 +247,7 @@ class SiteRun:
         self.site, self.name = site, name
         self.folder = site.folder / name
         self._join()
-        state = site.plan.method.init_client_state(site.start, site.federation.spec, 1)
+        state = site.plan.method.init_client_state(site.start, site.agreement.spec, 1)
         self.store = Store(
             state,
             len(site.ids),
@@ -439,13 +439,13 @@ class SiteRun:
 
     def _personal(self, block: Clients, shared: Tree) -> tuple[Ids, Tree]:
         """Return the places of stacked clients in the store, and their personal state."""
-        spec, method = self.site.federation.spec, self.site.plan.method
+        spec, method = self.site.agreement.spec, self.site.plan.method
         local: Ids = block.ids.numpy() - int(self.site.ids[0])
         return local, self.store.take(local, lambda n: method.init_client_state(shared, spec, n))
 
     def _zeros(self, number: int) -> Arrays:
         """Return the sum over no clients."""
-        contribution = self.site.plan.method.contribution(self.site.federation.spec)
+        contribution = self.site.plan.method.contribution(self.site.agreement.spec)
         template = {name: tuple(leaf.shape) for name, leaf in contribution.items()}
         totals = self.site.mechanisms[number].totals(template)
         return {name: np.zeros(shape) for name, shape in totals.items()}

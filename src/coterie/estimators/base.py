@@ -18,6 +18,7 @@ from coterie.core.config import from_table
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take, to
 from coterie.data.config import Source
+from coterie.data.effects import Effects
 from coterie.data.federated import DataError, FederatedDataset, Spec, Task
 from coterie.data.load import from_arrays
 from coterie.engine.simulate import Outcome, onboard, simulate
@@ -308,7 +309,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     ) -> FederatedDataset:
         """Return federated data of validated, scaled rows."""
         columns = getattr(self, "feature_names_in_", None)
-        return from_arrays(
+        data = from_arrays(
             X,
             targets,
             codes,
@@ -319,6 +320,11 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             title="X",
             source=Source(shape=tuple(self.row_shape or ())),
         )
+        if self.formula is None:
+            return data
+        spline = self.formula == "spline"
+        effects = Effects(basis="spline") if spline else Effects(formula=self.formula)
+        return effects.expand(data)
 
     # --- predict --------------------------------------------------------------
 

@@ -56,6 +56,9 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         classes: The classes, declared. Without them they are read from y, which counts as public
             knowledge, and `guarantee_.assumed` states it.
         standardise: "client" standardises each client's features by its own rows; "none".
+        formula: Fixed and random effects over columns of X, such as "~ bs(age, 5) + sex * stay +
+            (1 + age | client)" (`coterie.data.effects`), after all scaling; "spline" makes it by
+            rule. Columns without names are x0, x1, ...
         on_pooled: What to do with rows that were scaled by statistics of all clients together:
             "raise", "warn" or "ignore".
         client_column: The column of X that holds each row's client, by name (of frames) or index,
@@ -99,6 +102,7 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         cohort: Any = None,
         classes: Sequence[Any] | None = None,
         standardise: str = "none",
+        formula: str | None = None,
         on_pooled: str = "raise",
         client_column: Any = None,
         row_shape: tuple[int, ...] | None = None,

@@ -40,6 +40,7 @@ class CoterieRegressor(RegressorMixin, Federated):  # type: ignore[misc]
         target_center: float = 0.0,
         target_scale: float = 1.0,
         standardise: str = "none",
+        formula: str | None = None,
         on_pooled: str = "raise",
         client_column: Any = None,
         row_shape: tuple[int, ...] | None = None,

@@ -39,6 +39,16 @@ w' = y + sqrt(t2) (mean K)^-1 D is the generalised-least-squares estimate, in on
 takes 1/K of them; eigenvalues are kept above what noise can have made. The spread is lengthened
 likewise, by 1/diag K. Ten rounds are enough.
 
+Fixed effects (`coterie.data.effects`; `spec.personal` names the others) have one coefficient for
+all clients, t2 = 0. For the mean a client then takes a *working* prior in which a fixed coefficient
+has the variance c = 0.2 / (1 + round / 2), of classes 1 / (1 + round / 2) (Liang and Zeger 1986:
+estimating equations with a working covariance). Its contribution is then
+C X_k' (S_k + X_k C X_k')^-1 (y_k - X_k w), S_k the covariance of its outcomes under the prior, and
+has mean 0 at the truth whatever C is. So the unit of steps and clips is a public number: large at
+first, to travel; small in the end, for noise is in the same unit (Robbins and Monro 1951).
+Spread and residual come from the prior itself, with t2 = 0 for fixed effects, and only random
+effects release a spread: q of p numbers, whose share of the budget shrinks by sqrt(q / p).
+
 `shared = "slice"`: for linear heads on public features in public order (`models.features`) only the
 weights of the first `directions` features and the biases are shared and released; at the end each
 client fits its whole head, the others with the mean variance that was learned, around the public
@@ -110,6 +120,8 @@ class PFEB(Method):
         residual: Whether a residual variance is released; None for outcomes of regression.
         gls: Release curvatures too, see the module's docstring; None for the rule (at most 5
             weights, and clients times mu at least 300; without privacy, at most 64 weights).
+        spread: Share of the budget for the spread of random effects, relative to the mean's; None
+            for the rule: 0.5, times sqrt(random / all) where some effects are fixed.
         guard: A client keeps a model of its own where that beats the shared posterior by one
             standard error, both on own rows left out. Insurance against a broken shared model, and
             no more: it does not lower the share of clients who lose by joining.
@@ -123,6 +135,7 @@ class PFEB(Method):
     momentum: float = 0.8
     residual: bool | None = None
     gls: bool | None = None
+    spread: float | None = None
     guard: bool = False
     shared: Literal["all", "slice"] = "all"
     directions: int = 16
@@ -134,6 +147,8 @@ class PFEB(Method):
                 f"variance = {self.variance}: expected a positive number, such as 0.1 (of weights, "
                 "where features and outcomes are of size 1)"
             )
+        if self.spread is not None and not 0 <= self.spread <= 100:
+            raise ValueError(f"spread = {self.spread}: expected a number from 0 to 100")
         if not 0 <= self.momentum <= 0.8:
             raise ValueError(f"momentum = {self.momentum}: expected a number from 0 to 0.8")
         if self.shared not in ("all", "slice"):
@@ -154,6 +169,11 @@ class PFEB(Method):
         chosen = self
         if self.residual is None and self.learn:
             chosen = replace(self, residual=spec.task == "regression")
+        random = self._random(spec)
+        if random is not None and self.spread is None:
+            usual = _SHARES["spread"] / _SHARES["mean"]
+            share = usual * math.sqrt(float(random.double().mean()))
+            chosen = replace(chosen, spread=round(share, 4))
         most = _EXACT_GLS if n_mu == math.inf else FEW_PARAMETERS
         few = spec.features + self._bias <= most and n_mu >= LARGE_BUDGET
         if few and self.gls is None and self._can_gls(spec):
@@ -161,7 +181,8 @@ class PFEB(Method):
         return chosen
 
     def _can_gls(self, spec: Spec) -> bool:
-        return spec.outputs == 1 and self.learn and self.shared == "all"
+        whole = self.shared == "all" and spec.personal is None
+        return spec.outputs == 1 and self.learn and whole
 
     @property
     def _bias(self) -> bool:
@@ -174,11 +195,16 @@ class PFEB(Method):
         check_linear(self, f"dpfedmtl or pmtl, or {features}")
         if self.gls and not self._can_gls(spec):
             raise ValueError(
-                f'gls = true needs one output, learn = true and shared = "all"; this is '
-                f"{spec.task} with {spec.outputs} outputs: leave gls out, or use false"
+                f'gls = true needs one output, learn = true, shared = "all" and no fixed effects; '
+                f"this is {spec.task} with {spec.outputs} outputs: leave gls out, or use false"
             )
         if self.shared == "slice":
             check_directions(self.directions, spec)
+            if spec.personal is not None:
+                raise ValueError(
+                    'shared = "slice" with effects: a slice is of a head on public features; leave '
+                    "formula= and basis= out"
+                )
         self.model.init(spec, Rng.seeded(0))
         if data is not None:
             self.model.check_data(data)
@@ -191,16 +217,28 @@ class PFEB(Method):
         directions = self.directions if self.shared == "slice" else spec.features
         usual = _START if spec.task == "regression" else _START_CLASSES
         start = usual if self.variance is None else self.variance
+        variances = slice_variances(spec, self._bias, directions, start)
+        random = self._random(spec)
+        fixed = {} if random is None else {"random": random.double().expand_as(variances).clone()}
         return {
+            **fixed,
             "ahead": center,
             "mean": center.clone(),
-            "variances": slice_variances(spec, self._bias, directions, start),
+            "variances": variances,
             "residual": _one(START_RESIDUAL if spec.task == "regression" else 1.0),
             "doubt": torch.tensor(DOUBT, dtype=torch.float64),
             "noisy": _one(1.0),
             "posts": _one(0.0),
             "clients": _one(float(spec.clients)),
         }
+
+    def _random(self, spec: Spec) -> Tensor | None:
+        """Return which weights are personal, (p,) bool, the bias last; None for all."""
+        if spec.personal is None:
+            return None
+        own = torch.zeros(spec.features + 1, dtype=torch.bool)
+        own[list(spec.personal)] = True
+        return own[: spec.features + self._bias]
 
     def clipping(self, clients: int, rounds: int, clip: float | None = None) -> Clipping:
         """Bound the parts of a contribution separately; by default the mean by 1."""
@@ -210,39 +248,44 @@ class PFEB(Method):
     def _blocks(self, clip: float) -> tuple[Block, ...]:
         if not self.learn:
             return (Block("mean", clip, 1.0),)
-        given = _GLS_SHARES if self.gls else _SHARES
+        given = dict(_GLS_SHARES if self.gls else _SHARES)
+        if self.spread is not None:
+            given["spread"] = self.spread * given["mean"]
         shares = {name: share for name, share in given.items() if self._posts(name)}
         found = {name: share / math.fsum(shares.values()) for name, share in shares.items()}
         bounded = {
             "mean": Block("mean", clip, found["mean"]),
-            "spread": Block("spread", _SPREAD, found["spread"], "positive", per_root=True),
+            "spread": Block("spread", _SPREAD, found.get("spread", 1.0), "positive", per_root=True),
             "residual": Block("residual", _RESIDUAL, found.get("residual", 1.0), "single"),
             "curvature": Block("curvature", _CURVATURE, found.get("curvature", 1.0)),
         }
         return tuple(bounded[name] for name in found)
 
     def _posts(self, name: str) -> bool:
-        return name != "residual" or self.residual is not False
+        absent = {"residual": self.residual is False, "spread": self.spread == 0}
+        return not absent.get(name, False)
 
     def _posted(self, shared: Tree) -> Tensor:
         """Return which weights are shared, (outputs, p) bool: all, or the slice and the biases."""
-        posted = torch.ones_like(shared["variances"], dtype=torch.bool)
+        posted: Tensor = torch.ones_like(shared["variances"], dtype=torch.bool)
         if self.shared == "slice":
             posted[:, self.directions : posted.shape[1] - self._bias] = False
         return posted
 
     def contribution(self, spec: Spec) -> Tree:
         """Contribute mean and spread of each weight, and one residual variance."""
-        sizes = self._sizes(self.rounds(spec).dimension)
+        sizes = self._sizes(self._posted(start := self.init(spec, Rng.seeded(0))), start)
         return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
 
-    def _sizes(self, weights: int) -> dict[str, int]:
-        sizes = {"mean": weights}
-        if self.learn:
-            sizes |= {"spread": weights} | ({"residual": 1} if self._posts("residual") else {})
+    def _sizes(self, posted: Tensor, shared: Tree) -> dict[str, int]:
+        weights, spread = int(posted.sum()), int(_spreads(shared, posted).sum())
+        sizes = {"mean": weights, "spread": spread, "residual": 1}
         if self.gls:
             sizes["curvature"] = weights * (weights + 1) // 2
-        return sizes
+        return {name: size for name, size in sizes.items() if name == "mean" or self._learns(name)}
+
+    def _learns(self, name: str) -> bool:
+        return self.learn and self._posts(name)
 
     def init_client_state(self, shared: Tree, spec: Spec, clients: int) -> Tree:
         """Keep nothing between rounds: a client's model follows from its rows and the prior."""
@@ -253,15 +296,20 @@ class PFEB(Method):
     ) -> tuple[Tree, Tree]:
         """Find the own posterior; contribute what the prior learns from."""
         residual = _residual(shared, clients.spec)
-        prior = Prior(_cpu(shared["ahead"]), _cpu(shared["variances"]), residual)
-        found = posterior(clients, prior, bias=self._bias, curvature=bool(self.gls))
-        posted = self._posted(shared).to(found.deviation.device)
-        mean = found.deviation[:, posted]
-        rows = {"mean": mean, "spread": found.variances[:, posted] + mean.square()}
-        rows["residual"] = found.residual[:, None]
+        working = Prior(_cpu(shared["ahead"]), _cpu(shared["variances"]), residual)
+        found = posterior(clients, working, bias=self._bias, curvature=bool(self.gls))
+        posted, own = self._posted(shared), found
+        spread = _spreads(shared, posted)
+        if self.learn and "random" in shared:
+            itself = replace(working, variances=working.variances * _cpu(shared["random"]))
+            own = posterior(clients, itself, bias=self._bias)
+        mean = found.deviation[:, posted.to(found.deviation.device)]
+        spread = spread.to(mean.device)
+        rows = {"mean": mean, "residual": own.residual[:, None]}
+        rows["spread"] = own.variances[:, spread] + own.deviation[:, spread].square()
         if found.curvature is not None:
             rows["curvature"] = packed(found.curvature) / math.sqrt(mean.shape[1])
-        return personal, {name: rows[name] for name in self._sizes(mean.shape[1])}
+        return personal, {name: rows[name] for name in self._sizes(posted, shared)}
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the prior by what was released."""
@@ -276,17 +324,24 @@ class PFEB(Method):
         ahead = mean + momentum * (mean - shared["mean"])
         after = {**shared, "mean": mean, "ahead": ahead, "posts": shared["posts"] + 1}
         after["noisy"] = _one(float(found.noisy))
+        if "random" in shared:  # units of fixed effects fall as 1 / (1 + rounds / 2)
+            fallen = shared["variances"] * (posts + 2) / (posts + 3)
+            after["variances"] = torch.where(_is_random(shared), shared["variances"], fallen)
         if not self.learn or (posts < 1 and found.noisy):
             return after  # around a first mean from afar, variances look large
         spread, residual, after["doubt"] = found.changes(shared["doubt"])
-        moved = (shared["variances"] * _on(posted, spread)).clamp(_LEAST, 1 / _LEAST)
-        after["variances"] = torch.where(posted, moved, shared["variances"])
+        learnt = _spreads(shared, posted)
+        if self._posts("spread"):
+            moved = (shared["variances"] * _on(learnt, spread)).clamp(_LEAST, 1 / _LEAST)
+            after["variances"] = torch.where(learnt, moved, after["variances"])
         after["residual"] = (shared["residual"] * residual).clamp(_LEAST, 1 / _LEAST)
         return after
 
     def prior(self, shared: Tree, spec: Spec) -> Prior:
         """Return the prior that the releases so far come to, of whole models."""
         variances = _cpu(shared["variances"])
+        if "random" in shared:
+            variances = variances * _cpu(shared["random"])
         if self.shared == "slice":
             # What is not released varies, for all that is known, as what is.
             usual = variances[:, : self.directions] if self.directions else variances[:, -1:]
@@ -413,6 +468,15 @@ def _residual(shared: Tree, spec: Spec) -> float:
 
 def _cpu(leaf: Tensor) -> Tensor:
     return leaf.detach().cpu().double()
+
+
+def _spreads(shared: Tree, posted: Tensor) -> Tensor:
+    """Return which weights release a spread: those that are shared and personal."""
+    return posted & _is_random(shared).to(posted.device) if "random" in shared else posted
+
+
+def _is_random(shared: Tree) -> Tensor:
+    return _cpu(shared["random"]) > 0.5
 
 
 def _on(posted: Tensor, values: Tensor) -> Tensor:

@@ -386,7 +386,13 @@ class Plan:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> "Plan":
-        """Return the plan of plain tables; unknown keys raise ConfigError."""
+        """Return the plan of plain tables; unknown keys raise ConfigError.
+
+        A table `effects` of its own is that of `data`.
+        """
+        if isinstance(effects := table.get("effects"), Mapping):
+            data = {"name": "", "effects": effects} | dict(table.get("data") or {})
+            table = {key: one for key, one in table.items() if key != "effects"} | {"data": data}
         _check_settings(table.get("method"))
         return from_table(cls, table, "plan")
 

@@ -23,7 +23,7 @@
 import io
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +128,23 @@ def check_personal(folder: Path) -> None:
 
 
 def facts_of(data: FederatedDataset) -> dict[str, Any]:
-    """Return public facts of a dataset: enough to read other rows of the same kind."""
+    """Return public facts of a dataset: enough to read other rows of the same kind.
+
+    Shape and columns are those before effects: columns that are made of them are in the plan.
+    """
+    shape = data.spec.shape if data.design is None else (len(data.design.columns),)
     return {
-        "shape": list(data.spec.shape),
+        "shape": list(shape),
         "outputs": data.spec.outputs,
         "task": data.spec.task,
-        "columns": [str(name) for name in data.columns],
+        "columns": [str(name) for name in columns_read(data)],
         "signed": SIGNED in data.notes,
     }
+
+
+def columns_read(data: FederatedDataset) -> Sequence[str]:
+    """Return the columns of a dataset before effects."""
+    return data.columns if data.design is None else data.design.columns
 
 
 def check_model(folder: Path, model: Model, spec: Spec) -> None:

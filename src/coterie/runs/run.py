@@ -43,6 +43,7 @@ from coterie.runs.folder import (
     check_personal,
     check_rows,
     claim,
+    columns_read,
     keep,
 )
 from coterie.runs.log import Log, Logged
@@ -373,7 +374,7 @@ def _data_used(train: FederatedDataset, test: FederatedDataset) -> dict[str, Any
         "clients_without_rows": int((train.counts == 0).sum()),
         "rows": len(train.targets) + len(test.targets),
         "training_rows": len(train.targets),
-        "columns": list(train.columns),
+        "columns": list(columns_read(train)),
         "columns_left_out": list(train.left_out),
         "notes": list(dict.fromkeys(train.notes)),
     }

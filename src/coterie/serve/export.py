@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -40,6 +41,7 @@ from coterie.core.files import explain_damage, how_to_resume, refuse_special, wr
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.config import DataConfig, Source
+from coterie.data.effects import Design, Effects
 from coterie.data.federated import TASKS, FederatedDataset, Spec
 from coterie.data.scaling import LIMIT, Moments, client_moments
 from coterie.data.tables import feature_constants, fill_constants, target_constants
@@ -71,7 +73,7 @@ class ModelInfo:
     """Public metadata of a run's models."""
 
     model: Model  # the model class with its settings
-    spec: Spec  # shape of a row, outputs and task; of one client
+    spec: Spec  # shape of a row, outputs and task; of one client, before effects
     source: Source  # how files are read; vocabularies in place of file names
     columns: tuple[str, ...] = ()  # names of the features, if they have names
     classes: tuple[str, ...] = ()  # names of the classes or labels; () for regression
@@ -79,6 +81,23 @@ class ModelInfo:
     odds: bool = True  # whether outputs are log-odds; those of support vector machines are not
     # The guarantee of the run, as in `coterie run --json`
     guarantee: Mapping[str, Any] = field(default_factory=dict)
+    effects: Effects | None = None  # columns that are made of scaled rows
+
+    @cached_property
+    def design(self) -> Design | None:
+        """What makes the columns of the model, if effects were declared."""
+        if self.effects is None:
+            return None
+        return self.effects.design_of(self.columns, self.spec.features, self.source)
+
+    @property
+    def model_spec(self) -> Spec:
+        """The spec of the rows that the model predicts."""
+        return self.spec if self.design is None else self.design.spec(self.spec)
+
+    def expand(self, data: FederatedDataset) -> FederatedDataset:
+        """Return scaled rows with the columns of the model."""
+        return data if self.design is None else self.design.expand(data)
 
 
 @dataclass(frozen=True)
@@ -110,7 +129,7 @@ def read_info(folder: Path, *, trust: bool = False) -> tuple[Plan, ModelInfo]:
     run_plan = Plan.load(folder / "plan.toml", trust=trust)
     # Runs of older versions have no facts of their rows.
     facts = read_facts(folder) or facts_of(
-        _split(folder, replace(run_plan.data, standardise="none"))[0]
+        _split(folder, replace(run_plan.data, standardise="none", effects=None))[0]
     )
     spec = Spec(tuple(facts["shape"]), facts["outputs"], facts["task"], 1)
     guarantee, selection, result = read_guarantee(folder)
@@ -128,6 +147,7 @@ def read_info(folder: Path, *, trust: bool = False) -> tuple[Plan, ModelInfo]:
             **promised(guarantee, selection),
             **{key: result.get(key) for key in ("tuning", "caveats")},
         },
+        effects=run_plan.data.effects,
     )
     return run_plan, info
 
@@ -217,9 +237,9 @@ def training_rows(
         kept, _ = hold_out(train, run_plan.newcomers, run_plan.data.split_seed)
     if (folder / "data.json").exists():
         check_rows(folder, kept)
-    if scaled or run_plan.data.standardise == "none":
+    if scaled or (run_plan.data.standardise == "none" and run_plan.data.effects is None):
         return train
-    return _split(folder, replace(run_plan.data, standardise="none"), memory)[0]
+    return _split(folder, replace(run_plan.data, standardise="none", effects=None), memory)[0]
 
 
 def _check_folder(folder: Path) -> None:
@@ -381,6 +401,7 @@ def metadata(model: ClientModel) -> dict[str, str]:
         "view": str(info.guarantee.get("view")),
         "delta": str(info.guarantee.get("delta")),
         "guarantee": json.dumps(dict(info.guarantee), allow_nan=False),
+        **({} if info.effects is None else {"effects": json.dumps(to_table(info.effects))}),
     }
 
 
@@ -432,13 +453,16 @@ def _parse_info(path: Path, text: Mapping[str, str], trust: bool) -> ModelInfo:
         scaled=text.get("scaled", "") == "client",
         odds=text.get("scores", "") != "margins",
         guarantee=dict(table["guarantee"]),
+        effects=from_table(Effects, json.loads(text["effects"]), "effects")
+        if "effects" in text
+        else None,
     )
 
 
 def _check_client(model: ClientModel) -> None:
     """Raise ValueError if the parts of an exported file do not fit one another."""
     info, spec = model.info, model.info.spec
-    width = math.prod(spec.shape)
+    width, made = math.prod(spec.shape), info.model_spec.features
     labels = {"regression": 0, "binary": 2}.get(spec.task, spec.outputs)
     single = spec.task in ("regression", "binary")
     own = () if model.moments is None else model.moments
@@ -451,10 +475,10 @@ def _check_client(model: ClientModel) -> None:
         "classes": all(isinstance(name, str) for name in info.classes)
         and len(info.classes) == labels,
         "scaling": all(part.shape == (width,) and part.dtype.kind == "f" for part in own),
-        "variance": model.variance is None or model.variance.shape == (width + 1, width + 1),
+        "variance": model.variance is None or model.variance.shape == (made + 1, made + 1),
     }
     wrong = [name for name, fit in fits.items() if not fit]
-    wanted = {} if wrong else info.model.init(spec, Rng.seeded(0))
+    wanted = {} if wrong else info.model.init(info.model_spec, Rng.seeded(0))
     if not wrong and {name: leaf.shape for name, leaf in model.params.items()} != {
         name: leaf.shape for name, leaf in wanted.items()
     }:
@@ -510,7 +534,7 @@ class Predictor(nn.Module):
         self._target = target_constants(info.source, info.columns)
         centers, scales = feature_constants(info.source, info.columns, width)
         self._declared = bool((centers != 0).any() or (scales != 1).any())
-        self._own = model.moments is not None
+        self._own, self._design = model.moments is not None, info.design
         fills = model.fills
         if info.source.missing == "constant":
             fills = fill_constants(info.source, info.columns, width)
@@ -525,7 +549,7 @@ class Predictor(nn.Module):
             self.register_buffer(name, torch.from_numpy(np.array(numbers, dtype=np.float64)))
         self._network: nn.Module | None = None
         if isinstance(info.model, Networked):
-            self._network = assembled(info.model, info.spec, model.params)
+            self._network = assembled(info.model, info.model_spec, model.params)
         else:
             self._leaves = {name: f"leaf{at}" for at, name in enumerate(model.params)}
             for name, place in self._leaves.items():
@@ -533,7 +557,9 @@ class Predictor(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the outputs for raw rows."""
-        outputs = self._outputs(self._scale(rows.flatten(1)).reshape(-1, *self._shape))
+        x = self._scale(rows.flatten(1))
+        made = x.reshape(-1, *self._shape) if self._design is None else self._design(x).float()
+        outputs = self._outputs(made)
         center, scale = self._target
         # No multiplication by 1: programs stay as short as the model.
         return outputs if (center, scale) == (0.0, 1.0) else outputs * scale + center

@@ -38,7 +38,7 @@ from coterie.evaluation.score import evaluate
 from coterie.methods.base import Method
 from coterie.planning.plan import Plan
 from coterie.privacy.guarantee import Guarantee
-from coterie.runs.folder import check_model
+from coterie.runs.folder import check_model, columns_read
 from coterie.serve.export import (
     ONBOARDED,
     PUBLIC,
@@ -84,6 +84,8 @@ def choose(folder: Path, table: Mapping[str, Any]) -> DataConfig:
     facts = read_facts(folder)
     given = dict(table)
     given.setdefault("standardise", kept.standardise)
+    if kept.effects is not None:
+        given.setdefault("effects", to_table(kept.effects))
     name = str(given.get("name", ""))
     if name in NAMES:
         return from_table(DataConfig, given, "data")
@@ -187,7 +189,9 @@ def _check_choice(folder: Path, kept: DataConfig, given: DataConfig) -> None:
 
     A named dataset has its own way of reading, which is not compared.
     """
-    pairs = {"standardise": (kept.standardise, given.standardise)}
+    pairs: dict[str, tuple[Any, Any]] = {
+        name: (getattr(kept, name), getattr(given, name)) for name in ("standardise", "effects")
+    }
     if kept.name not in NAMES:
         for name in to_table(kept.source).keys() | to_table(given.source).keys():
             if name not in _MAY_DIFFER:
@@ -231,7 +235,7 @@ def _check_rows(folder: Path, train: FederatedDataset, result: Mapping[str, Any]
             f"{train.spec.task}: give rows of the same task (--task)"
         )
     ours = list(read_facts(folder).get("columns") or ())
-    theirs = [str(one) for one in train.columns]
+    theirs = [str(one) for one in columns_read(train)]
     if ours and theirs and ours != theirs and len(ours) == len(theirs):
         at = next(at for at, name in enumerate(ours) if name != theirs[at])
         raise ValueError(

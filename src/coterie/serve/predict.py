@@ -132,7 +132,7 @@ def predict_run(
         unknown = tuple(name for name in rows.data.names if name not in set(known))
         if unknown and (unknown_clients == "refuse" or client is not None):
             raise ValueError(_unknown(folder, unknown, sorted(known)))
-        data, kept = _prepared(folder, run_plan, _as_trained(rows.data, info))
+        data, kept = _prepared(folder, run_plan, info, _as_trained(rows.data, info))
         models = _models(folder, run_plan.method, data, unknown)
         outputs = model_outputs(info.model, models, data)
         lost = _lost(data, outputs)
@@ -172,6 +172,7 @@ def predict_model(
     if model.moments is not None:
         center, scale = model.moments
         data = scale_by(data, center[None], scale[None])
+    data = info.expand(data)
     outputs = model_outputs(info.model, stack(model.params, 1), data)
     found = None
     if std and model.variance is not None:
@@ -300,7 +301,7 @@ def _read(
 def _read_named(name: str, client: str | None, run_plan: Plan | None) -> Unlabelled:
     choice = DataConfig(name=name)
     if run_plan is not None and run_plan.data.name == name:
-        choice = replace(run_plan.data, standardise="none")
+        choice = replace(run_plan.data, standardise="none", effects=None)
     return _of_client(choice.open(), client)
 
 
@@ -333,15 +334,15 @@ def _unknown(folder: Path, unknown: Sequence[str], known: Sequence[str]) -> str:
 
 
 def _prepared(
-    folder: Path, run_plan: Plan, data: FederatedDataset
+    folder: Path, run_plan: Plan, info: ModelInfo, data: FederatedDataset
 ) -> tuple[FederatedDataset, dict[str, NDArray[Any]]]:
-    """Fill gaps and scale rows as in training; also return what the run keeps of each client."""
+    """Fill, scale and expand rows as in training; also return what the run keeps of each client."""
     kept = read_scaling(folder, run_plan, data.names, data.spec.features)
     if run_plan.data.source.missing == "client-median":
         data = fill_by(data, kept["fills"])
     if run_plan.data.standardise == "client":
         data = scale_by(data, kept["center"], kept["scale"])
-    return data, kept
+    return info.expand(data), kept
 
 
 def _places(names: Sequence[str], wanted: Sequence[str]) -> NDArray[np.int64]:

@@ -25,7 +25,6 @@ from coterie.core.rng import Rng
 from coterie.data.config import DataConfig
 from coterie.data.datasets import NAMES
 from coterie.data.federated import FederatedDataset, Spec
-from coterie.data.scaling import standardise_clients
 from coterie.engine.simulate import simulate
 from coterie.evaluation.metrics import is_higher_better
 from coterie.evaluation.score import evaluate
@@ -189,12 +188,14 @@ def tune(
     _check(table, folds, seed, search, trials)
     choice = from_table(DataConfig, table.get("data", {}), "plan.data")
     # Each fold is standardised again by the rows outside it, so the rows inside stay unseen.
-    train, _ = replace(choice, standardise="none").split()
+    train, _ = replace(choice, standardise="none", effects=None).split()
+    spec = choice.expand(train.only([0])).spec if choice.effects is not None else train.spec
+    spec = replace(spec, clients=len(train))
     numbers = fold_numbers(train, folds, seed)
     _check_classes(train, numbers, folds)
-    cut = _Folds(train, numbers, folds, choice, seed)
+    cut = _Folds(train, spec, numbers, folds, choice, seed)
     if search == "grid":
-        ranked = _try_all(*plan_all(table, listed, train.spec), cut, observe)
+        ranked = _try_all(*plan_all(table, listed, spec), cut, observe)
     else:
         ranked = _try_proposed(table, grid, cut, trials or 30, observe)
     best = ranked[0]
@@ -205,7 +206,7 @@ def tune(
             f"no combination of {len(ranked)} has a finite {best.metric}: every run diverged, or "
             "no client has rows in a fold; try smaller steps or other settings"
         )
-    chosen = resolve(Plan.from_table(apply_settings(table, best.settings)), train.spec)
+    chosen = resolve(Plan.from_table(apply_settings(table, best.settings)), spec)
     chosen = replace(chosen, tuned=tuning_label(chosen, public=public))
     return Tuned(best.settings, ranked, chosen)
 
@@ -215,6 +216,7 @@ class _Folds:
     """Training rows with the fold number of each row."""
 
     train: FederatedDataset
+    spec: Spec
     numbers: NDArray[np.int64]
     folds: int
     choice: DataConfig
@@ -228,11 +230,8 @@ class _Folds:
         for fold in range(self.folds):
             outside = self.train.where(self.numbers != fold)
             inside = self.train.where(self.numbers == fold)
-            if self.choice.standardise == "client":
-                outside, scaled = standardise_clients(outside, inside)
-                assert scaled is not None
-                inside = scaled
-            yield Rng.seeded(self.seed).at("tuning", fold).key >> 2, (outside, inside)
+            parts = self.choice.prepare(outside, inside)
+            yield Rng.seeded(self.seed).at("tuning", fold).key >> 2, parts
 
 
 def _try_all(
@@ -269,7 +268,7 @@ def _try_proposed(
     for done in range(1, count + 1):
         handle = study.ask()
         settings = {key: _suggest(handle, key, choice) for key, choice in grid.items()}
-        trial, run_plan = _plan_one(table, settings, cut.train.spec)
+        trial, run_plan = _plan_one(table, settings, cut.spec)
         key = settings_text(settings)
         if key not in known and run_plan is not None:
             for noise, parts in cut.parts():
