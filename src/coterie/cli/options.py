@@ -174,7 +174,7 @@ def add_work(run: argparse._ArgumentGroup) -> None:
 def add_source(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
     """Add the flags that say which data to read, and how."""
     group = parser.add_argument_group("data")
-    named = "districts, digits, synthetic:KIND, mpmtl:KIND, mtlsvm:regression"
+    named = "districts, digits, synthetic:KIND, mpmtl:KIND, mtlsvm:regression, mixed:KIND"
     helped = f"a name ({named}) or a file (csv, parquet, npz, mat, json, h5, sqlite, arrow)"
     if positional:
         place: dict[str, Any] = {"nargs": "?", "default": argparse.SUPPRESS, "help": helped}

@@ -7,8 +7,9 @@ client's model lies about `spread` from the shared one.
 
 `mpmtl_low_rank`, `mpmtl_group_sparse` and `figure2` are the simulations of Liang, Liu, Zhou, Jiang,
 Zhang, Wang, "Model-Protected Multi-Task Learning"; `mtlsvm_regression` is that of
-Ponomarenko-Timofeev et al., MTL-SVM. Their docstrings state what the papers leave open. Training
-and test rows are drawn apart and declared as the source's split.
+Ponomarenko-Timofeev et al., MTL-SVM. Their docstrings state what the papers leave open. `mixed` has
+situations in which a linear model with one prior for all clients fails. In these, training and test
+rows are drawn apart and declared as the source's split.
 
 Everything follows from the seed. Clients are drawn one after the other, so that the clients of a
 smaller federation are the first of a larger one.
@@ -32,6 +33,11 @@ from coterie.data.federated import TASKS, DataError, FederatedDataset, Spec, Tas
 
 Kind = Literal["mean", "low_rank", "group_sparse", "clusters", "shift_scale"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Mixed = Literal[
+    "nonlinear", "clusters", "rank2", "heavy_tails", "outliers", "unrelated", "opposed",
+    "skewed_classes", "wide",
+]  # fmt: skip
+MIXED: tuple[Mixed, ...] = get_args(Mixed)
 Floats = NDArray[np.float32]
 
 LOW_RANK_SCALE = 2.25
@@ -638,3 +644,164 @@ def _test_rows(rows: int, test: float | int) -> int:
             "test rows that leaves at least 1 of the rows for training"
         )
     return int(held)
+
+
+class _Situation(NamedTuple):
+    """Clients, features, fewest and most training rows, deviations of client effects and noise."""
+
+    clients: int
+    features: int
+    rows: tuple[int, int]
+    spread: float
+    noise: float
+
+
+_SITUATIONS: dict[str, _Situation] = {
+    "nonlinear": _Situation(500, 6, (15, 40), 0.3, 0.3),
+    "clusters": _Situation(400, 10, (10, 20), 0.2, 0.4),
+    "rank2": _Situation(400, 15, (8, 20), 1.2, 0.4),
+    "heavy_tails": _Situation(300, 12, (4, 3000), 0.4, 0.5),
+    "outliers": _Situation(300, 8, (10, 20), 0.3, 0.3),
+    "unrelated": _Situation(200, 8, (10, 20), 1.0, 0.5),
+    "opposed": _Situation(200, 8, (10, 20), 0.3, 0.5),
+    "skewed_classes": _Situation(300, 12, (20, 60), 0.3, 1.0),
+    "wide": _Situation(1000, 200, (15, 30), 0.3, 0.5),
+}
+MOST_NOISE = 10.0
+"""Noise of `mixed("outliers")` is cut at this many scales, so that test errors have a mean."""
+_LABELS = 20
+_SKEW = 0.3  # of the Dirichlet distribution of a client's labels
+_TAIL = 0.5  # of the Pareto distribution of numbers of rows
+
+
+def mixed(
+    kind: Mixed,
+    *,
+    clients: int | None = None,
+    rows: tuple[int, int] | None = None,
+    test: int = 20,
+    seed: int = 0,
+) -> Synthetic:
+    """Generate a situation in which one linear model and one prior for all clients fall short.
+
+    Client k has y = f(x) + x w_k + b_k + noise, with w_k = w + u_k, |w| about 1 and |u_k| about
+    the spread s; b_k has mean 0 and deviation s / 2. Entries of x are N(0, 1), targets of about
+    unit size. By kind (clients, features, training rows, s, deviation of noise):
+
+    - "nonlinear" (500, 6, 15-40, .3, .3): w = 0 and f = sin(2 x_0) + (x_1^2 - 1) / 2 + x_2 x_3 for
+      every client.
+    - "clusters" (400, 10, 10-20, .2, .4): w is one of three unrelated ones, by client number
+      modulo 3, with biases of deviation 1/2 between clusters.
+    - "rank2" (400, 15, 8-20, 1.2, .4): all u_k lie in one plane, and neighbouring columns of x have
+      correlation .7.
+    - "heavy_tails" (300, 12, 4-3,000, .4, .5): numbers of rows have a Pareto distribution (.5).
+    - "outliers" (300, 8, 10-20, .3, .3): noise is .3 t with 2 degrees of freedom, cut at
+      `MOST_NOISE` scales.
+    - "unrelated" (200, 8, 10-20, 1, .5): w = 0: nothing is shared.
+    - "opposed" (200, 8, 10-20, .3, .5): every second client has -w for w.
+    - "skewed_classes" (300, 12, 20-60, .3, 1): 20 classes, drawn from softmax(2 x W_k + log p_k),
+      with the client's own frequencies p_k from a Dirichlet distribution (.3).
+    - "wide" (1,000, 200, 15-30, .3, .5): more columns than a client has rows.
+
+    `truth` has w_k and b_k, `shared` w (of "clusters" the three).
+
+    Args:
+        kind: The situation.
+        clients: The number of clients, if not that above.
+        rows: Fewest and most training rows of a client, if not those above.
+        test: Test rows of each client, declared as the source's split.
+        seed: Seed of everything.
+
+    Raises:
+        DataError: If an option is out of range.
+    """
+    if kind not in MIXED:
+        raise DataError(f"kind = {kind!r}: expected one of {', '.join(MIXED)}")
+    usual = _SITUATIONS[kind]
+    usual = usual._replace(clients=usual.clients if clients is None else clients)
+    usual = usual._replace(rows=usual.rows if rows is None else rows)
+    _check_range(1, clients=usual.clients)
+    _check_range(0, test=test)
+    rng = Rng.seeded(seed).at("mixed", kind)
+    outputs = _LABELS if kind == "skewed_classes" else 1
+    size = _Size(usual.clients, outputs, usual.features)
+    weights, bias = _effects(kind, size, usual.spread, rng)
+    train = _rows_of(kind, usual, rng.at("counts").numpy())
+    counts = train + test
+    owner = np.repeat(np.arange(size.clients), counts)
+    split = np.concatenate([np.arange(n) >= n - test for n in counts]).astype(np.int8)
+    x = _columns(kind, (len(owner), size.features), rng.at("rows"))
+    scores = np.einsum("nd,nod->no", x, weights.own[owner]) + bias[owner]
+    data = FederatedDataset(
+        spec=Spec(
+            shape=(size.features,),
+            outputs=outputs,
+            task="multiclass" if outputs > 1 else "regression",
+            clients=size.clients,
+        ),
+        names=ClientNames(size.clients),
+        offsets=offsets_of(counts),
+        features=torch.from_numpy(x),
+        targets=_answers(kind, x, scores, usual.noise, rng.at("noise")),
+        source_split=split,
+        title=f"mixed:{kind}",
+        notes=(f"generated: {kind}, seed {seed}",),
+    )
+    cluster = None if weights.cluster is None else torch.from_numpy(weights.cluster)
+    return Synthetic(data, _tree(weights.own, bias), _tree(weights.shared), cluster)
+
+
+def _effects(kind: str, size: _Size, spread: float, rng: Rng) -> tuple[_Weights, Floats]:
+    """Draw the clients' weights (clients, outputs, features) and biases (clients, outputs)."""
+    unit = np.float32(1 / math.sqrt(size.features))
+    centre = _normal(rng.at("shared"), (3 if kind == "clusters" else 1, *size[1:])) * unit
+    if kind in ("nonlinear", "unrelated"):
+        centre *= np.float32(0)
+    which = np.arange(size.clients) % len(centre)
+    own = _normal(rng.at("own"), (size.clients, *size[1:]))
+    if kind == "rank2":
+        plane = np.linalg.qr(rng.at("plane").numpy().standard_normal((size.features, 2)))[0]
+        flat = own[..., :2] * np.float32(math.sqrt(size.features / 2))
+        own = flat @ plane.T.astype(np.float32)
+    sign = np.where(np.arange(size.clients) % 2, -1, 1) if kind == "opposed" else 1
+    middle = centre[which] * np.reshape(sign, (-1, 1, 1)).astype(np.float32)
+    own = (own * (np.float32(spread) * unit) + middle).astype(np.float32)
+    bias = _normal(rng.at("bias"), (size.clients, size.outputs)) * np.float32(spread / 2)
+    if kind == "clusters":
+        bias += _normal(rng.at("levels"), (3, 1))[which] * np.float32(0.5)
+    if kind == "skewed_classes":
+        drawn = rng.at("labels").numpy().dirichlet(np.full(size.outputs, _SKEW), size.clients)
+        own, bias = own * np.float32(2), np.log(np.maximum(drawn, 1e-6)).astype(np.float32)
+    several = kind == "clusters"
+    return _Weights(own, centre if several else centre[0], which if several else None), bias
+
+
+def _rows_of(kind: str, situation: _Situation, generator: np.random.Generator) -> NDArray[np.int64]:
+    if kind != "heavy_tails":
+        return _counts(situation.rows, situation.clients, generator)
+    _counts(situation.rows, 1, generator)  # checks the range
+    least, most = situation.rows
+    drawn = least * (1 + generator.pareto(_TAIL, situation.clients))
+    return np.minimum(drawn, most).astype(np.int64)
+
+
+def _columns(kind: str, shape: tuple[int, int], rng: Rng) -> Floats:
+    x = _normal(rng, shape)
+    if kind == "rank2":
+        for column in range(1, shape[1]):  # a stationary chain, of variance 1
+            x[:, column] = 0.7 * x[:, column - 1] + math.sqrt(1 - 0.7**2) * x[:, column]
+    return x
+
+
+def _answers(kind: str, x: Floats, scores: Floats, noise: float, rng: Rng) -> torch.Tensor:
+    generator = rng.numpy()
+    if kind == "skewed_classes":  # the largest with Gumbel noise: a draw from the softmax
+        return torch.from_numpy((scores + noise * generator.gumbel(size=scores.shape)).argmax(1))
+    found = scores[:, 0].astype(np.float64)
+    if kind == "nonlinear":
+        found += np.sin(2 * x[:, 0]) + (x[:, 1] ** 2 - 1) / 2 + x[:, 2] * x[:, 3]
+    if kind == "outliers":
+        drawn = generator.standard_t(2, len(found)).clip(-MOST_NOISE, MOST_NOISE)
+    else:
+        drawn = generator.standard_normal(len(found))
+    return torch.from_numpy((found + noise * drawn).astype(np.float32))

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, finite_or, stack, to
-from coterie.data.federated import Clients, FederatedDataset, Spec
+from coterie.core.tree import Tree, finite_or, stack, take, to
+from coterie.data.federated import Clients, FederatedDataset, Spec, Task
 from coterie.data.scaling import refuse_degenerate
 from coterie.methods.base import (
     Baselines,
@@ -31,14 +31,25 @@ from coterie.models import Linear, Model
 from coterie.models.linear import head_of, matrix_of
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.multitask import fit_mtrl, fit_multitask
+from coterie.solvers.paths import fit_path, own_rows
 from coterie.solvers.posterior import Prior, add_in_turn, leave_one_out, posterior, row_totals
 from coterie.solvers.sgd import SGD
 from coterie.solvers.structured import OwnUnits
 
 LAMS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _REGRESSION, _CLASSES = (0.1, 0.75), (0.03, 1.5)  # the usual lam, its width in log lam
-_WIDE_LAM = 0.01  # of linear classifiers that are too wide for an own choice
-_MOST_WORK = 5e9  # multiplications of one exact solve of all clients that are still fast
+# Regression: lam of a bias by that of the weights, and minus the log of its weight.
+_BIASES = ((1.0, 0.0), (0.03, 0.5))
+_USUAL_LAM = 0.01  # of linear classifiers without an own choice
+_WIDE, _WIDE_FITS = 64, 256  # features, and features times outputs, of narrow models
+_MOST_WORK = 1 << 31  # multiplications of the Hessians of a client's fit: some seconds
+# Wide models: mean squared row norm by penalty (classes: by the penalty beside the sum of losses;
+# regression: beside the mean), the usual one, its width in logs, and the square of the constant
+# column for the bias (classes: by the mean squared row norm).
+_GRIDS = {
+    "classes": (tuple(0.1 * 5.0**step for step in range(8)), 10.0, 2.0, 0.3),
+    "regression": (tuple(10.0 ** (step / 2) for step in range(-1, 9)), 100.0, 2.0, 30.0),
+}
 _STEPS = (1.0, 3.0)
 _MEAN = tuple(step * 10.0**power for power in range(-4, 2) for step in _STEPS)
 _SUM = tuple(step * 10.0**power for power in range(-2, 4) for step in _STEPS)
@@ -63,16 +74,22 @@ class Local(Silent):
     L is the leave-one-out likelihood of own rows (Geisser and Eddy 1979, "A predictive approach to
     model selection"): exp(-sum of losses left out) for classes, (mean square left out)^(-n/2) for
     regression. With many rows L decides. With few rows the public guess decides: usual = 0.1 and
-    width = 0.75 (a factor of 2) for regression, 0.03 and 1.5 for classes. Both guesses were chosen
-    by the test errors of several federations (exam, school, chem97, districts), which makes
-    `local` a stronger baseline.
+    width = 0.75 for regression, 0.03 and 1.5 for classes. In regression the grid also has fits
+    whose bias has a penalty of 0.03 lam, with weights times exp(-1/2).
+
+    Models of more than 64 features, or 256 features times outputs, are solved in the smaller of
+    rows and columns (`solvers.paths`), and lam is in units of the client's mean squared row norm s:
+    usual lam = .01 s for regression and .1 s / n for classes, width 2. So they need no scaling.
+
+    The guesses were chosen by the test errors of several federations (exam, school, chem97,
+    districts, wagepan, airfare, crime4, digits, landmine), which makes `local` a stronger baseline.
 
     Attributes:
         lam: Ridge penalty towards the model's start (zero for linear models). None for each
             client's own choice by leave-one-out, solved exactly, of linear models unless solver =
-            "sgd". Where that takes long (clients times cubed parameters above 5e9), and
-            for networks, 0.1; linear models of classes then have 0.01.
-        solver: "exact" for linear least squares, "sgd", or "auto".
+            "sgd". A client whose own choice takes more than about 2e9 multiplications per fit
+            has SGD and 0.1, as networks have; 0.01 for classes.
+        solver: "exact" for linear models, "sgd", or "auto".
         sgd: Steps from the start; many epochs, since there is only one round.
     """
 
@@ -85,45 +102,116 @@ class Local(Silent):
         super().__post_init__()
         check_numbers(self, lam=">= 0")
 
-    def chooses(self, spec: Spec) -> bool:
+    def chooses(self) -> bool:
         """Return whether each client chooses its own lam."""
-        if self.lam is not None or self.solver == "sgd" or not isinstance(self.model, Linear):
-            return False
-        width = spec.features + self.model.bias
-        # Labels are solved one by one, classes together.
-        work = (spec.outputs * width) ** 3 if spec.task == "multiclass" else spec.outputs * width**3
-        return spec.clients * work <= _MOST_WORK
+        return self.lam is None and self.solver != "sgd" and isinstance(self.model, Linear)
 
     def check(self, spec: Spec, **given: Any) -> None:
         """Raise ValueError for models that do not fit, and exact solves that do not exist."""
         super().check(spec, **given)
-        if not self.chooses(spec):
+        if not self.chooses():
             self.problem(spec).is_exact(spec)
 
     def problem(self, spec: Spec) -> LocalProblem:
         """Return the local problem of one lam for every client."""
-        wide = isinstance(self.model, Linear) and spec.task != "regression"
-        lam = self.lam if self.lam is not None else _WIDE_LAM if wide else _REGRESSION[0]
-        return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=lam)
+        linear = isinstance(self.model, Linear) and spec.task != "regression"
+        lam = self.lam if self.lam is not None else _USUAL_LAM if linear else _REGRESSION[0]
+        how = "sgd" if self.lam is None else self.solver
+        return LocalProblem(model=self.model, how=how, sgd=self.sgd, lam=lam)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Fit every client's own rows, regularised towards the public start."""
-        if not self.chooses(clients.spec):
-            return self.problem(clients.spec).solve(personal, clients, rng, round=0, anchor=shared)
-        # A client with non-finite rows keeps its start.
-        return finite_or(own_choice(clients, self.model), personal)
+        some, after = torch.arange(len(clients)), personal
+        if self.chooses():
+            # A client with non-finite rows keeps its start.
+            after = finite_or(own_choice(clients, self.model), personal)
+            some = _too_large(clients)
+        if not len(some):
+            return after
+        here = some.to(clients.device)
+        start = take(personal, here)
+        steps = self.problem(clients.spec).solve(
+            start, clients.at(some), rng, round=0, anchor=shared
+        )
+        return {name: leaf.index_copy(0, here, steps[name]) for name, leaf in after.items()}
 
 
 def own_choice(clients: Clients, model: Model) -> Tree:
-    """Fit every client for each lam of the grid, and average by its own leave-one-out."""
-    usual, width = _REGRESSION if clients.spec.task == "regression" else _CLASSES
-    guess = torch.tensor([0.5 * (math.log(lam / usual) / width) ** 2 for lam in LAMS])
-    bias, total = has_bias(model), torch.zeros(())
-    priors = [ridge_prior(model, clients.spec, lam) for lam in LAMS]
-    for prior, share in zip(priors, own_shares(clients, priors, guess, bias=bias), strict=True):
+    """Fit every client for each lam of the grid, and average by its own leave-one-out.
+
+    A client for which that would take too long gets NaN.
+    """
+    spec, bias = clients.spec, has_bias(model)
+    if _is_wide(spec):
+        return head_of(_wide_choice(clients, model), bias)
+    usual, width = _REGRESSION if spec.task == "regression" else _CLASSES
+    pairs = [(*at, lam) for at in _BIASES for lam in LAMS]
+    if spec.task != "regression" or not bias:
+        pairs = pairs[: len(LAMS)]
+    priors = [_freer(ridge_prior(model, spec, lam), share) for share, _, lam in pairs]
+    guess = [more + 0.5 * (math.log(lam / usual) / width) ** 2 for _, more, lam in pairs]
+    total = torch.zeros(())
+    shares = own_shares(clients, priors, torch.tensor(guess), bias=bias)
+    for prior, share in zip(priors, shares, strict=True):
         fit = modes(clients, prior, bias=bias)
         total = total.to(fit) + share[:, None, None] * fit
     return head_of(total, bias)
+
+
+def _freer(prior: Prior, share: float) -> Prior:
+    """Return the prior with a weaker penalty on the bias."""
+    if share == 1:
+        return prior
+    variances = prior.variances.clone()
+    variances[:, -1] /= share
+    return replace(prior, variances=variances)
+
+
+def _is_wide(spec: Spec) -> bool:
+    return spec.features > _WIDE or spec.features * spec.outputs > _WIDE_FITS
+
+
+def _too_large(clients: Clients) -> Tensor:
+    """Return the clients for which an own choice takes too long."""
+    if not _is_wide(clients.spec):
+        return torch.arange(0)
+    counts, width = clients.counts, clients.spec.features + 1
+    fits = 1 if clients.spec.task == "regression" else clients.spec.outputs
+    work = counts.double() * width * counts.clamp_max(width) * fits
+    return torch.nonzero(work > _MOST_WORK)[:, 0]
+
+
+def _wide_choice(clients: Clients, model: Model) -> Tensor:
+    """Return the averaged fits, (c, outputs, p) float64, of clients one by one."""
+    bias = has_bias(model)
+    center = matrix_of(model.init(clients.spec, Rng.seeded(0)))
+    found = center.expand(len(clients), *center.shape).clone()
+    large = set(_too_large(clients).tolist())
+    for place in range(len(clients)):
+        if place in large:
+            found[place] = math.nan
+        elif int(clients.counts[place]):
+            found[place] = _wide_fit(*own_rows(clients, place), clients.spec.task, center, bias)
+    return found.to(clients.device)
+
+
+def _wide_fit(X: Tensor, y: Tensor, task: Task, center: Tensor, bias: bool) -> Tensor:
+    n, size = len(X), float(X.square().sum() / len(X)) + 1
+    grid, usual, width, constant = _GRIDS["regression" if task == "regression" else "classes"]
+    ratios = torch.tensor(grid, dtype=torch.float64)
+    penalties = size / ratios * (n if task == "regression" else 1)
+    # A bias is the weight of a constant column: the larger that is, the weaker its penalty.
+    column = math.sqrt(constant * (1 if task == "regression" else size))
+    units = torch.ones(center.shape[1], dtype=torch.float64)
+    if bias:
+        units[-1] = column
+        X = torch.cat([X, X.new_full((n, 1), column)], dim=1)
+    fits, losses = fit_path(X, y, task, center / units, penalties)
+    totals = losses.sum(dim=1) * (len(center) if task == "multilabel" else 1)
+    if task == "regression":
+        totals = 0.5 * n * torch.log(totals / n + torch.finfo(torch.float32).eps ** 2)
+    shares = torch.softmax(-totals - 0.5 * ((ratios / usual).log() / width).square(), dim=0)
+    return (shares[:, None, None] * fits).sum(dim=0) * units
 
 
 def own_shares(clients: Clients, priors: Sequence[Prior], guess: Tensor, *, bias: bool) -> Tensor:

@@ -31,7 +31,7 @@ from coterie.evaluation.score import evaluate
 from coterie.planning.plan import Plan, TunedOn, fill_kinds
 from coterie.planning.rules import resolve
 
-_GENERATED = ("synthetic", "mpmtl:", "mtlsvm:")
+_GENERATED = ("synthetic", "mpmtl:", "mtlsvm:", "mixed:")
 _ONE_BUDGET = "settings are compared at one budget"
 _FIXED = {
     "data": "the rows are those of the run",
