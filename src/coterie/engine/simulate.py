@@ -26,6 +26,7 @@ from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.engine.rounds import (
     RoundState,
+    absent_half,
     check_separate,
     client_half,
     personal_models,
@@ -340,6 +341,9 @@ class _Simulation:
                 self.store.stage(block.ids.numpy(), half.personal)
                 self._zeroed = self._zeroed + half.zeroed.sum().to(self._zeroed.device)
                 self._errors = (self._errors + half.errors)[:_ERRORS]
+            shares = absent_half(state, self.data.spec, cohort, self._everyone)
+            if shares is not None:
+                release.add(shares)
             # New personal rows are on disk before the release exists: see `Store`.
             self.store.seal(number)
             self.shared, _ = server_half(self.plan.method, self.shared, release)
