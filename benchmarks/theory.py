@@ -247,7 +247,9 @@ _BEST = {}
 def mpmtl(given):
     """MP-MTL: excess of the objective at the best number of steps."""
     seeds = range(2 if given.quick else 3)
-    cells = [(320, e) for e in ((3.0, 30.0) if given.quick else (1.0, 3.0, 10.0, 30.0, 100.0, 300.0))]
+    cells = [
+        (320, e) for e in ((3.0, 30.0) if given.quick else (1.0, 3.0, 10.0, 30.0, 100.0, 300.0))
+    ]
     cells += [(m, 30.0) for m in ((80,) if given.quick else (80, 160, 640))]
     looked = LOOKED[1:4] if given.quick else LOOKED
     found = []

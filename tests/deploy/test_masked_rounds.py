@@ -22,8 +22,9 @@ from tests.deploy.federations import (
 )
 
 import coterie as ct
+from coterie.core.config import ConfigError
 from coterie.deploy.coordinator import IncompleteRoundError
-from coterie.deploy.messages import Expected, Message, peek, sign, verify
+from coterie.deploy.messages import Expected, Message, RefusedError, peek, sign, verify
 from coterie.deploy.secagg.primitives import from_ring
 from coterie.deploy.secagg.unmask import unmask_sum
 from coterie.deploy.site import (
@@ -34,8 +35,9 @@ from coterie.deploy.site import (
     mask_context,
 )
 from coterie.methods.pmtl import PMTL
+from coterie.planning.rules import resolve
 from coterie.privacy.mechanisms import count_numbers
-from coterie.privacy.noise import LocalNoise
+from coterie.privacy.noise import LocalNoise, SharedNoise
 from coterie.privacy.sampling import Everyone, Poisson
 from coterie.privacy.validation import grid_steps
 
@@ -60,7 +62,7 @@ def plan_of(**settings):
 
 
 def coordinate(plan, data, folder: Path, tamper=None, absent=(), **settings):
-    federation, keys = federate(data, SITES, trust="secure_aggregation", **settings)
+    federation, keys = federate(data, SITES, **{"trust": "secure_aggregation", **settings})
     sites = open_sites(plan, data, federation, keys, folder / "sites")
     hood = Neighbourhood(sites, tamper, absent=set(absent))
     log: list = []
@@ -684,3 +686,95 @@ def test_the_test_of_silence_can_fail(tmp_path):
         for at, cohort in enumerate(([1], [2]))
     ]
     assert views[0][0] != views[1][0]
+
+
+@pytest.mark.parametrize("sampler", [Everyone(), Poisson(4)])
+@pytest.mark.parametrize("method", ["pmtl", "pfeb", "mpmtl"])
+def test_shares_of_noise_make_the_sums_of_a_simulation(rows, tmp_path, method, sampler):
+    """Trust nobody: posts are those of a simulation, bit for bit, and nobody adds noise to them."""
+    made = {"pmtl": ct.PMTL, "pfeb": ct.PFEB, "mpmtl": ct.MPMTL}[method]
+    noise = SharedNoise(minimum_clients=7, corrupt=2)
+    privacy = ct.Privacy(epsilon=2.0, noise=noise)
+    plan = plan_of(method=made(model=ct.Linear()), privacy=privacy, sampler=sampler)
+    plan = resolve(plan, rows.spec)
+    lead, _, _, _ = coordinate(plan, rows, tmp_path, trust="nobody")
+    lead.run()
+    for mine, theirs in zip(lead.billboard.posts, ct.simulate(plan, rows).posts, strict=True):
+        for name in mine.value:
+            np.testing.assert_array_equal(mine.value[name], theirs.value[name])
+
+
+def test_a_round_with_fewer_shares_than_planned_is_neither_released_nor_unmasked(rows, tmp_path):
+    """Sites have 3, 3, 2 and 2 clients: without the last, eight shares are left."""
+    for least, rounds in ((8, 3), (9, 1)):
+        noise = SharedNoise(minimum_clients=least, corrupt=1)
+        plan = plan_of(privacy=ct.Privacy(epsilon=2.0, noise=noise))
+        lost = drop("masked", "site3", {1})
+        folder = tmp_path / str(least)
+        lead, hood, _, _ = coordinate(plan, rows, folder, lost, trust="nobody", patience=0)
+        if rounds == 3:
+            lead.run()
+        else:
+            with pytest.raises(IncompleteRoundError, match="9 clients that add noise"):
+                lead.run()
+        assert lead.billboard.next == rounds
+    site = next(iter(hood.sites.values()))
+    run = site._run
+    for survivors, refused in (
+        (["site0", "site1", "site2", "site3"], False),
+        (["site0", "site1", "site2"], True),
+    ):
+        if refused:
+            with pytest.raises(RefusedError, match="8 clients, expected at least 9"):
+                run._check_noise(1, survivors)
+        else:
+            run._check_noise(1, survivors)
+
+
+def test_shares_and_trust_belong_together(rows, tmp_path):
+    shares = plan_of(privacy=ct.Privacy(epsilon=2.0, noise=SharedNoise()))
+    for plan, trust in ((shares, "secure_aggregation"), (shares, "server"), (plan_of(), "nobody")):
+        federation, keys = federate(rows, SITES, trust=trust)
+        with pytest.raises(ConfigError, match="belong together"):
+            open_coordinator(plan, federation, keys, tmp_path / trust, None, [])
+
+
+@pytest.mark.parametrize("sent", ["huge", "nan", "replayed"])
+def test_a_hostile_site_costs_a_round_its_use_and_not_its_privacy(rows, tmp_path, sent):
+    """The run ends; the sum is folded into its bounds; honest sites' noise stays in it."""
+    noise = SharedNoise(minimum_clients=7, corrupt=2)
+    plan = plan_of(privacy=ct.Privacy(epsilon=2.0, noise=noise))
+    lead, hood, _, _ = coordinate(plan, rows, tmp_path, trust="nobody")
+    bad = hood.sites["site3"]
+    first = []
+    honest = SiteRun._clients_half
+
+    def hostile(run, number, shared, ids):
+        total = honest(run, number, shared, ids)
+        if run.site is not bad:
+            return total
+        first.append(total)
+        if sent == "replayed":
+            return first[0]
+        worst = np.nan if sent == "nan" else 2.0**40
+        return {name: np.full_like(leaf, worst) for name, leaf in total.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SiteRun, "_clients_half", hostile)
+        lead.run()
+    assert lead.billboard.next == 3
+    most = (
+        lead.billboard.mechanism(0)
+        .norm_bounds({n: tuple(leaf.shape) for n, leaf in lead.billboard.posts[0].value.items()})[0]
+        .step_limit(10)
+    )
+    for post in lead.billboard.posts:
+        for name, leaf in post.value.items():
+            steps = (
+                leaf.numpy()
+                / lead.billboard.mechanism(0).grid(
+                    {n: tuple(one.shape) for n, one in post.value.items()}
+                )[name]
+            )
+            assert np.isfinite(steps).all()
+            assert (np.abs(steps) <= most).all()

@@ -123,7 +123,11 @@ def test_own_choice_is_about_as_good_as_the_usual_lam_and_better_where_that_is_w
 
     With 3 rows an eighth is the price of a bias that may be free, which pays where levels differ.
     """
-    for rows, features, noise, most in ((5, 12, 0.5, 1.15), (20, 12, 1.0, 1.02), (50, 5, 0.1, 0.99)):
+    for rows, features, noise, most in (
+        (5, 12, 0.5, 1.15),
+        (20, 12, 1.0, 1.02),
+        (50, 5, 0.1, 0.99),
+    ):
         data = made(rows=rows, features=features, noise=noise, clients=150, spread=0.5)
         train, test = data.split(2 if rows == 5 else 0.25, 0)
         value = {

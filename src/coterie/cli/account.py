@@ -4,7 +4,16 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.options import JSON, VIEW, Commands, add_flags, aligned, command
+from coterie.cli.options import (
+    JSON,
+    SHARES,
+    VIEW,
+    Commands,
+    add_flags,
+    aligned,
+    check_shares,
+    command,
+)
 
 if TYPE_CHECKING:
     from coterie.privacy.events import Relation
@@ -18,6 +27,9 @@ _VIEWS = {
     "server": "server",
     "server_secure_aggregation": "server, secure aggregation",
     "outsider": "outsider",
+    "coordinator": "coordinator",
+    "coordinator_and_corrupt": "coordinator and corrupt clients",
+    "coalition_of_all_others": "all other clients together",
 }
 _STATED = ("view", "views", "epsilon_per_participation")
 
@@ -56,7 +68,7 @@ def _add(commands: Commands, name: str) -> None:
         "--noise {gaussian,local}": "added by the server (default), or by each client to its own "
         "contribution",
     }
-    add_flags(parser, flags | VIEW | JSON)
+    add_flags(parser, flags | SHARES | VIEW | JSON)
 
 
 def _print(arguments: argparse.Namespace) -> None:
@@ -91,7 +103,14 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return epsilon for the noise given, or the noise for the epsilon given."""
     _check(arguments)
     from coterie.privacy.calibrate import calibrate
-    from coterie.privacy.events import Gaussian, LocalGaussian, default_delta
+    from coterie.privacy.events import (
+        Event,
+        Gaussian,
+        LocalGaussian,
+        SharedGaussian,
+        default_delta,
+        share_counts,
+    )
     from coterie.privacy.guarantee import Guarantee
 
     clients, rounds = arguments.clients, arguments.rounds
@@ -99,7 +118,7 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
     relation: Relation = arguments.relation or "zero_out"
     sampler = make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible)
     participation = sampler.participation(clients)
-    local = getattr(arguments, "noise", None) == "local"
+    local, in_shares = arguments.noise == "local", check_shares(arguments)
     if arguments.command == "calibrate":
         noise = calibrate(
             arguments.epsilon,
@@ -110,7 +129,10 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     else:
         noise = arguments.noise_multiplier
-    event = LocalGaussian(noise) if local else Gaussian(noise)
+    event: Event = LocalGaussian(noise) if local else Gaussian(noise)
+    if in_shares:
+        counts = share_counts(clients, arguments.minimum_clients, arguments.corrupt)
+        event = SharedGaussian(noise, 2.0, *counts)
     guarantee = Guarantee(
         events=(event,) * rounds,
         participation=participation,

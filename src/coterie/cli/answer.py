@@ -42,7 +42,7 @@ from coterie.planning.advice import (
     rounds_for,
     search_limit,
 )
-from coterie.privacy.events import Relation
+from coterie.privacy.events import Relation, share_counts
 from coterie.privacy.guarantee import RELATIONS, UNIT, round_up, show_delta
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _CONCRETE = ("data", "plan", "finetune")
-_KNOWN_NOISE = ("gaussian", "local")
+_KNOWN_NOISE = ("gaussian", "shares", "local")
 _NO_BUDGET = "No verdict: epsilon = inf adds no noise, so there is nothing to weigh"
 _UNKNOWN = (
     "No verdict on {}: the rule weighs Gaussian noise against a released mean, and this plan "
@@ -203,9 +203,16 @@ def _facts(
         relation=relation,
         clip=CLIP if arguments.clip is None else arguments.clip,
         local=arguments.noise == "local",
+        shares=share_counts(clients, arguments.minimum_clients, arguments.corrupt)
+        if _in_shares(arguments)
+        else None,
         # Irrelevant under zero_out, where the advice's value saves a second calibration.
         replaced=REPLACED if relation == "zero_out" else 2.0,
     )
+
+
+def _in_shares(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.trust == "nobody" or arguments.noise == "shares")
 
 
 def _advice(
@@ -215,7 +222,8 @@ def _advice(
     relation: Relation = arguments.relation or "zero_out"
     rounds: int | None = arguments.rounds
     hidden_poisson = arguments.sampling in (None, "poisson") and not arguments.cohort_visible
-    if arguments.noise_multiplier is None and hidden_poisson and arguments.noise != "local":
+    central = arguments.noise != "local" and not _in_shares(arguments)
+    if arguments.noise_multiplier is None and hidden_poisson and central:
         assert epsilon is not None
         usual = {"delta": arguments.delta, "relation": relation, "rounds": rounds}
         advice = advise(clients, epsilon, parameters, cohort=arguments.cohort, **usual)
@@ -387,6 +395,8 @@ def _noise(found: Forecast) -> str:
     text = "standard deviation of the noise in a sum, divided by the clip"
     if math.isclose(z, summed, rel_tol=1e-3):
         return f"{z:.4g} ({text})"
+    if found.facts.shares is not None:
+        return f"{z:.4g} ({text}; with the shares of all clients: {summed:.4g})"
     return f"{z:.4g} ({text}: {summed:.4g}, as its parts share the budget)"
 
 
@@ -396,11 +406,14 @@ def _views(found: Forecast) -> list[tuple[str, str]]:
         "other_clients": "against the other clients",
         "server": "against the server",
         "server_secure_aggregation": "against the server, under secure aggregation",
+        "coordinator": "against the coordinator, which sees only sums and the cohort",
+        "coordinator_and_corrupt": "against the coordinator with the clients that may collude",
+        "coalition_of_all_others": "against all other clients together",
         "released_shared_model": "against an outsider who receives the shared model",
     }
-    values = {name: round_up(found.views[name]) for name in titles}
+    values = {name: round_up(found.views[name]) for name in titles if name in found.views}
     lines = [f"{value} {titles[name]}" for name, value in values.items()]
-    if values["server"] == "inf":
+    if values.get("server") == "inf":
         lines[1:3] = [
             "inf against the server, which observes each clipped contribution (under secure "
             "aggregation, their exact sum) and adds the noise"

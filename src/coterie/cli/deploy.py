@@ -64,8 +64,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "features": {"metavar": "N[,N]", "help": "the shape of a row"},
     "classes": {"type": int, "metavar": "N", "help": "number of classes or labels"},
     "trust": {
-        "choices": ("server", "secure_aggregation"),
-        "help": "what the coordinator observes (default server)",
+        "choices": ("server", "secure_aggregation", "nobody"),
+        "help": "what the coordinator observes: sums of sites (default server), only the sum over "
+        "sites, or only sums with noise that clients add in shares",
     },
     "deadline": {
         "type": float,
@@ -88,6 +89,7 @@ _SHOWN = 12
 VIEWS = {
     "other_clients": "the other clients, all together",
     "coordinator": "the coordinator",
+    "coordinator_and_corrupt": "the coordinator, with the corrupt clients",
     "outsider": "an outsider who observes only releases",
     "coalition_of_all_others": "a coalition of all others",
 }
@@ -210,7 +212,7 @@ def _add_demo(inner: Commands) -> None:
         inner,
         "demo",
         "run a federation on this machine: SuperLink, four SuperNodes, TLS, keys, a report",
-        "coterie deploy demo --trust secure_aggregation",
+        "coterie deploy demo --trust nobody",
         _DEMO,
     )
     parser.add_argument(

@@ -90,6 +90,10 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
         for name in _BUDGET:
             privacy.pop(name, None)
     _lay_flags(table, arguments)
+    if getattr(arguments, "trust", None) == "nobody":
+        given = {name: getattr(arguments, name) for name in ("minimum_clients", "corrupt")}
+        known = {name: value for name, value in given.items() if value is not None}
+        privacy["noise"] = {"kind": "shares", **known}
     _lay_sampler(table, arguments)
     if getattr(arguments, "no_local", False):
         table["compare_with_local"] = False

@@ -94,6 +94,15 @@ VIEW = {
     "--cohort-visible": "the adversary observes the cohort",
 }
 """The neighbouring relation and who takes part."""
+SHARES = {
+    "--trust {server,nobody}": "nobody: all clients add the noise in shares, and the coordinator "
+    "sees only sums of many clients (default server, which adds the noise)",
+    "--minimum-clients N:int": "with --trust nobody: clients in a sum, at least (default two "
+    "thirds)",
+    "--corrupt N:int": "with --trust nobody: clients that may collude with an adversary, at most "
+    "(default a tenth of the minimum)",
+}
+"""Noise in shares."""
 TRACKING = {
     "--track {mlflow,tensorboard}...": "also log the finished run there: settings, epsilon and "
     "scores by round, certificate and report; never models (may be repeated)",
@@ -136,6 +145,23 @@ def add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         },
     )
     return budget
+
+
+def check_shares(arguments: argparse.Namespace) -> bool:
+    """Return whether clients add the noise in shares; raise ValueError for flags without effect."""
+    if arguments.trust == "nobody":
+        if arguments.noise not in (None, "gaussian", "shares"):
+            raise ValueError(
+                f"--trust nobody and --noise {arguments.noise}: noise in shares is Gaussian; leave "
+                "one of them out"
+            )
+        return True
+    for name in ("minimum_clients", "corrupt"):
+        if getattr(arguments, name) is not None:
+            raise ValueError(
+                f"--{name.replace('_', '-')} goes with --trust nobody: add it, or leave this out"
+            )
+    return False
 
 
 def reword(parser: argparse.ArgumentParser, **texts: tuple[str, str]) -> None:

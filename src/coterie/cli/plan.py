@@ -5,10 +5,12 @@ import argparse
 from coterie.cli.options import (
     JSON,
     SET,
+    SHARES,
     Commands,
     add_flags,
     add_plan,
     check_flags,
+    check_shares,
     command,
     reword,
 )
@@ -61,11 +63,12 @@ def add(commands: Commands) -> None:
         "--no-plot": "no plots in the terminal",
         "--full": "also compute values that take some seconds",
     }
-    add_flags(parser, flags | SET | JSON)
+    add_flags(parser, flags | SHARES | SET | JSON)
 
 
 def _print(arguments: argparse.Namespace) -> None:
     check_flags(arguments)
+    check_shares(arguments)
     from coterie.cli.answer import answer
 
     answer(arguments)

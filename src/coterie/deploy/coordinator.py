@@ -176,7 +176,7 @@ class Coordinator:
         self.statistics = RoundStatistics()
         self.reasons: dict[str, str] = {}
         self._handshakes: set[str] = set()
-        masked = self.federation.trust == "secure_aggregation"
+        masked = self.federation.masked
         self._ask_parts = MaskedRounds(self).parts if masked else self._parts
         try:
             self.state = self._recover()
@@ -193,7 +193,7 @@ class Coordinator:
                 "give the private key that belongs to it"
             )
         check_deployable(plan, federation)
-        if federation.trust == "secure_aggregation":
+        if federation.masked:
             for mechanism in dict.fromkeys(plan.mechanisms(federation.spec.clients)):
                 mechanism.check_secure_sum()
         plan.method.check(self.agreement.spec, cohort=plan.sampler.largest(federation.spec.clients))
@@ -380,7 +380,10 @@ class Coordinator:
             for site, ids in self.federation.client_ids.items()
         }
         present, total = sum(weights[site] for site in answered), sum(weights.values())
-        relied_on = min(mechanism.honest, total)
+        if mechanism.in_shares:  # clients that are not drawn add their shares too
+            hosted = sum(len(self.federation.client_ids[site]) for site in answered)
+            return present >= self.federation.minimum * total and hosted >= mechanism.needed
+        relied_on = min(mechanism.needed, total)
         return present >= max(self.federation.minimum * total, relied_on)
 
     def log_incomplete(self, number: int, attempt: int) -> None:
@@ -390,7 +393,7 @@ class Coordinator:
 
     def incomplete(self, number: int) -> IncompleteRoundError:
         """Return an error that states what a round lacked, and what to do."""
-        relied_on = self.billboard.mechanism(number).honest
+        relied_on = self.billboard.mechanism(number).needed
         noise = f", and {relied_on} clients that add noise" if relied_on > 1 else ""
         counts = self.statistics
         why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self.reasons.items())[:3])

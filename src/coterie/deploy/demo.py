@@ -27,6 +27,7 @@ from coterie.deploy.status import read_events
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.planning.plan import Plan, Privacy
+from coterie.privacy.noise import GaussianNoise, SharedNoise
 from coterie.privacy.sampling import Everyone
 
 SITES = ("north", "south", "east", "west")
@@ -103,7 +104,10 @@ def plan_of(demo: Demo) -> Plan:
     return Plan(
         data=DataConfig(name="districts", test=DISTRICTS_TEST_ROWS),
         method=PMTL(model=Linear()),
-        privacy=Privacy(epsilon=demo.epsilon),
+        privacy=Privacy(
+            epsilon=demo.epsilon,
+            noise=SharedNoise() if demo.trust == "nobody" else GaussianNoise(),
+        ),
         sampler=Everyone(),
         rounds=demo.rounds,
         simulation_seed=demo.seed,

@@ -34,11 +34,15 @@ from coterie.evaluation.metrics import json_number
 from coterie.methods.base import Shape
 from coterie.planning.plan import Plan
 from coterie.planning.rules import resolve
-from coterie.privacy.guarantee import Guarantee, is_central, round_up
+from coterie.privacy.guarantee import Guarantee, is_central, is_in_shares, round_up
 
 PLAN, FEDERATION = "plan.toml", "federation.toml"
-Trust = Literal["server", "secure_aggregation"]
-VIEWS = {"server": "server", "secure_aggregation": "server_secure_aggregation"}
+Trust = Literal["server", "secure_aggregation", "nobody"]
+VIEWS = {
+    "server": "server",
+    "secure_aggregation": "server_secure_aggregation",
+    "nobody": "coordinator",
+}
 """The coordinator's view in a guarantee, by trust."""
 OWN_SITE = (
     "A client is not protected against the operator of its own site, which hosts its rows and its "
@@ -49,6 +53,7 @@ _SEES = {
     ("server", False): "the sum of each site, to which clients have added noise",
     ("secure_aggregation", True): "the exact sum over sites only, and adds the noise itself",
     ("secure_aggregation", False): "sums over sites only, to which clients have added noise",
+    ("nobody", False): "sums over sites only, to which all clients have added shares of the noise",
 }
 _OUTPUTS: Mapping[str, tuple[int, float]] = {
     "regression": (1, 1),
@@ -91,6 +96,8 @@ class Federation:
         coordinator: The coordinator's Ed25519 public key; sites answer no other party.
         trust: "server": the coordinator sees the clipped sum of each site and adds the noise.
             "secure_aggregation": it sees only the sum over sites and adds the noise.
+            "nobody": it sees only the sum over sites, to which all clients have added shares of
+            the noise; the plan has noise = "shares".
         deadline: Seconds to wait for answers to a request; later answers are dropped.
         minimum: The share of clients whose sites must answer before a round is released: of the
             clients asked, or of all clients where the cohort is hidden. With fewer answers the same
@@ -164,10 +171,15 @@ class Federation:
         keys = {self.coordinator, *(site.key for site in self.sites.values())}
         yield len(keys) > len(self.sites), "a key is listed twice: give each party its own key"
         yield (
-            self.trust != "secure_aggregation" or len(self.sites) >= 3,
-            f"trust = 'secure_aggregation' with {len(self.sites)} sites: expected at least 3; with "
+            not self.masked or len(self.sites) >= 3,
+            f"trust = {self.trust!r} with {len(self.sites)} sites: expected at least 3; with "
             "two, a coordinator that colludes with one site learns the other's sum",
         )
+
+    @property
+    def masked(self) -> bool:
+        """Whether the coordinator sees only sums over sites."""
+        return self.trust != "server"
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
@@ -287,6 +299,12 @@ def check_deployable(plan: Plan, federation: Federation) -> None:
             f"method {plan.method.kind} trains on all rows in one place, and in a federation rows "
             "stay at their sites: choose another method, such as pmtl"
         )
+    if (federation.trust == "nobody") != (plan.privacy.noise.kind == "shares"):
+        raise ConfigError(
+            f"trust = {federation.trust!r} and noise = {plan.privacy.noise.kind!r}: noise in "
+            'shares and trust = "nobody" belong together; set both, in plan.toml and '
+            "federation.toml, or neither"
+        )
     check_seed(plan, federation)
 
 
@@ -339,7 +357,7 @@ def deployment_facts(
     guarantee: Guarantee, federation: Federation, *, hidden: bool
 ) -> dict[str, Any]:
     """Return the public facts of a deployment, for the summary of a run."""
-    masked = federation.trust == "secure_aggregation"
+    masked = federation.masked
     settings = ("deadline", "minimum", "patience")
     return {
         "trust": federation.trust,
@@ -364,12 +382,29 @@ def _adversaries(guarantee: Guarantee, federation: Federation) -> list[tuple[str
     others = guarantee.views["other_clients"]
     cohort = ", the cohort" if guarantee.participation.visible else ""
     # The sites that stay in a masked round are listed to all, who unmask the sum for them only.
-    masked = federation.trust == "secure_aggregation"
+    masked = federation.masked
     stayed = "which sites stayed to the end of a round, " if masked else ""
+    if is_in_shares(guarantee):
+        corrupt = max(getattr(event, "corrupt", 0) for event in guarantee.events)
+        who, of_sites = f"other clients, at most {corrupt} together", " (as many clients at most)"
+        more = [
+            (
+                f"the coordinator, with {corrupt} clients",
+                f"the same, and these clients' contributions and shares of the noise{cohort}",
+                guarantee.views["coordinator_and_corrupt"],
+            ),
+            (
+                "all other clients together",
+                "every release, without the noise that they added",
+                guarantee.views["coalition_of_all_others"],
+            ),
+        ]
+    else:
+        who, of_sites, more = "other clients, all together", "", []
     return [
-        ("other clients, all together", f"every release{cohort}, and each its own model", others),
+        (who, f"every release{cohort}, and each its own model", others),
         (
-            "operators of other sites",
+            f"operators of other sites{of_sites}",
             f"every release, {stayed}and which of their own clients were drawn",
             others,
         ),
@@ -378,6 +413,7 @@ def _adversaries(guarantee: Guarantee, federation: Federation) -> list[tuple[str
             coordinator_sees(guarantee, federation),
             coordinator_epsilon(guarantee, federation),
         ),
+        *more,
         (
             "the operator of a client's own site",
             "its rows, its contributions and its model: no protection",

@@ -72,6 +72,7 @@ from coterie.deploy.secagg.member import Member
 from coterie.deploy.secagg.primitives import to_ring
 from coterie.engine.rounds import (
     RoundState,
+    absent_half,
     check_separate,
     client_half,
     no_contribution,
@@ -321,7 +322,7 @@ class SiteRun:
 
     def round(self, message: Message) -> Reply:
         """Return the sum of the drawn clients' clipped contributions."""
-        if self.site.federation.trust != "server":
+        if self.site.federation.masked:
             raise RefusedError("sums of this federation are masked: sites send no plain ones")
         total = self.contribution(message)
         return "round", {}, {SUM + name: leaf for name, leaf in total.items()}
@@ -433,6 +434,9 @@ class SiteRun:
             for error in half.errors:
                 self.site.log_error(f"round {number + 1}: {error}")
             total = half.part if total is None else total + half.part
+        shares = absent_half(state, self.site.federation.spec, ids, self.site.ids)
+        if shares is not None:
+            total = shares if total is None else total + shares
         if total is not None:
             return {name: leaf.numpy() for name, leaf in total.total.items()}
         return self._zeros(number)
@@ -481,7 +485,7 @@ class SiteRun:
 
     def keys(self, message: Message) -> Reply:
         """Begin a setup: make keys for many sessions, and advertise the public ones."""
-        if self.site.federation.trust != "secure_aggregation":
+        if not self.site.federation.masked:
             raise RefusedError("sums of this federation are not masked")
         setup, sessions = message.body.get("setup"), message.body.get("sessions")
         if type(setup) is not str or type(sessions) is not int or not 1 <= sessions <= MAX_SESSIONS:
@@ -544,7 +548,7 @@ class SiteRun:
 
     def _check_noise(self, number: int, survivors: list[str]) -> None:
         """Refuse to unmask a sum of fewer clients than those whose noise the guarantee needs."""
-        needed = self.site.mechanisms[number].honest
+        needed = self.site.mechanisms[number].needed
         sites = self.site.federation.sites
         hosted = sum(len(sites[one].clients) for one in survivors if one in sites)
         if hosted < needed:

@@ -30,13 +30,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, where_rows
 from coterie.data.federated import Clients, FederatedDataset, Spec, offsets_of
 from coterie.methods.base import Method, Shape, is_ours, is_stacked, per_row_leaves
-from coterie.privacy.billboard import Bounded, Post, Release, bound
+from coterie.privacy.billboard import Bounded, Post, Release, absent_shares, bound
 from coterie.privacy.entropy import client_entropy
 from coterie.privacy.mechanisms import Mechanism
 from coterie.solvers.sgd import Precision, computed_in
@@ -103,6 +104,19 @@ def no_contribution(state: RoundState, personal: Tree, clients: Clients) -> Clie
     noise = client_entropy(state.simulation_seed, state.round)
     part, kept = bound(state.mechanism, zeros, clients.ids, noise)
     return ClientHalf(part, personal, torch.ones_like(kept, dtype=torch.bool))
+
+
+def absent_half(
+    state: RoundState, spec: Spec, cohort: NDArray[np.int64], ids: NDArray[np.int64]
+) -> Bounded | None:
+    """Return the shares of noise of those clients who are not drawn; None if they add none."""
+    rest = np.setdiff1d(ids, cohort)
+    if not state.mechanism.in_shares or not len(rest):
+        return None
+    contribution = state.method.contribution(spec)
+    totals = state.mechanism.totals({n: tuple(leaf.shape) for n, leaf in contribution.items()})
+    noise = client_entropy(state.simulation_seed, state.round)
+    return absent_shares(state.mechanism, totals, torch.from_numpy(rest), noise)
 
 
 def personal_models(

@@ -31,6 +31,7 @@ from coterie.core.tree import Tree, add, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.engine.rounds import (
     RoundState,
+    absent_half,
     check_separate,
     client_half,
     personal_models,
@@ -418,6 +419,9 @@ class _Simulation:
             self.store.stage(block.ids.numpy(), half.personal)
             zeroed = zeroed + half.zeroed.sum().to(zeroed.device)
             self._errors = (self._errors + half.errors)[:_ERRORS]
+        shares = absent_half(state, self.data.spec, cohort, np.asarray(self.owned))
+        if shares is not None:
+            yield shares
         self._zeroed = self._zeroed + self.ranks.add({"zeroed": zeroed})["zeroed"]
         # New personal rows are on disk before the release exists: see `Store`.
         self.store.seal(number)

@@ -35,6 +35,7 @@ from coterie.privacy.events import (
     LocalGaussian,
     Participation,
     Relation,
+    SharedGaussian,
     default_delta,
 )
 from coterie.privacy.guarantee import UNIT, Guarantee, reasons, round_up, view_of
@@ -84,6 +85,7 @@ class Facts:
         epsilon: The budget; None where `noise_multiplier` is given instead.
         delta: None for the default, which falls with the number of clients.
         local: Whether clients add the noise themselves.
+        shares: Under noise in shares: fewest clients of a sum, and how many may collude.
         stretch: Noise of the released mean relative to that of one clipped sum; more than 1 where
             parts of a contribution share the budget.
         replaced: How much further a replaced client moves the sum than a zeroed one.
@@ -101,6 +103,7 @@ class Facts:
     relation: Relation = "zero_out"
     clip: float = 1.0
     local: bool = False
+    shares: tuple[int, int] | None = None
     stretch: float = 1.0
     replaced: float = 2.0
     tolerance: float = 1.0
@@ -137,6 +140,8 @@ class Facts:
         """Return the event of a release with this noise."""
         if self.local:
             return LocalGaussian(noise_multiplier)
+        if self.shares is not None:
+            return SharedGaussian(noise_multiplier, self.replaced, *self.shares)
         return Gaussian(noise_multiplier, self.replaced)
 
     def noise(self, delta: float) -> float:
@@ -158,6 +163,8 @@ class Facts:
         """Return the noise of a released mean over the clip; cohorts grow with the clients."""
         cohort = self.participation.rate * clients
         averaged = math.sqrt(cohort) if self.local else cohort  # each client's own noise adds up
+        if self.shares is not None:  # the shares of clients that need not answer add up too
+            averaged *= math.sqrt((self.shares[0] - self.shares[1]) / self.clients)
         return math.sqrt(self.parameters) * self.stretch * noise_multiplier / averaged
 
     def mu(self) -> float:

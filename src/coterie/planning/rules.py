@@ -36,6 +36,7 @@ from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.calibrate import Geometric, Power, Spending
 from coterie.privacy.events import default_delta
 from coterie.privacy.mechanisms import replaced_by
+from coterie.privacy.noise import SharedNoise
 from coterie.privacy.sampling import Poisson, Sampler
 
 NETWORK_ROUNDS = (3, 50)
@@ -151,13 +152,14 @@ def clients_times_mu(
     """
     if privacy.epsilon == math.inf:
         return math.inf
+    stretch = privacy.noise.stretch(clients)
     # A pure budget buys about as many rounds as one with a customary delta.
     delta = privacy.delta or default_delta(clients)
     if privacy.epsilon is not None:
-        return clients * mu_of(privacy.epsilon, delta, privacy.relation, replaced)
+        return clients * mu_of(privacy.epsilon, delta, privacy.relation, replaced) / stretch
     assert privacy.noise_multiplier is not None
     weights = privacy.weights(rounds) if rounds else privacy.budget or (1.0,) * ROUNDS[1]
-    return clients * math.hypot(*weights) / privacy.noise_multiplier
+    return clients * math.hypot(*weights) / privacy.noise_multiplier / stretch
 
 
 def advice_for(plan: Plan, spec: Spec) -> Advice | None:
@@ -174,7 +176,8 @@ def advice_for(plan: Plan, spec: Spec) -> Advice | None:
         return None
     parameters, share = method.rounds(spec).dimension, method.rounds(spec).share
     cohort = plan.sampler.expected(clients)
-    averaged = math.sqrt(cohort) if privacy.noise.local else 1.0  # every client's noise adds up
+    # Every client's own noise adds up.
+    averaged = math.sqrt(cohort) if privacy.noise.local else privacy.noise.stretch(clients)
     mu = share * cohort / clients / averaged * math.hypot(*(1 / z for z in multipliers))
     facts = _facts(
         plan,
@@ -212,6 +215,7 @@ def facts_of(plan: Plan, spec: Spec, advice: Advice) -> Facts | None:
 
 
 def _facts(plan: Plan, spec: Spec, **more: Any) -> Facts:
+    noise = plan.privacy.noise
     return Facts(
         clients=spec.clients,
         rounds=plan.posts,
@@ -220,6 +224,7 @@ def _facts(plan: Plan, spec: Spec, **more: Any) -> Facts:
         relation=plan.privacy.relation,
         clip=plan.clip(spec.clients),
         local=plan.privacy.noise.local,
+        shares=noise.counts(spec.clients) if isinstance(noise, SharedNoise) else None,
         **more,
     )
 

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -119,9 +120,10 @@ def bound(
     """Return the sum of the clients' clipped contributions: the last step on the client's side.
 
     Return the factor kept of each stacked row, too: it is private to the clients. Under local noise
-    each client's contribution gets noise of its own first: `ids` and `entropy`, which opens the
-    source of a client's noise (see `entropy.client_entropy`), must be given, or ValueError is
-    raised. Mechanisms with a row for each client need `ids` as well.
+    each client's contribution gets noise of its own first; under noise in shares the sum gets each
+    client's share. Then `ids` and `entropy`, which opens the source of a client's noise (see
+    `entropy.client_entropy`), must be given, or ValueError is raised. Mechanisms with a row for
+    each client need `ids` as well.
     """
     clipped, kept = mechanism.clip(rows)
     if mechanism.local:
@@ -131,7 +133,29 @@ def bound(
                 "entropy = client_entropy(seed, round)"
             )
         clipped = mechanism.perturb_rows(clipped, ids, entropy)
-    return _sealed(mechanism, mechanism.reduce(clipped, ids)), kept
+    total = mechanism.reduce(clipped, ids)
+    if mechanism.in_shares:
+        total = _with_shares(mechanism, total, ids, entropy)
+    return _sealed(mechanism, total), kept
+
+
+def absent_shares(
+    mechanism: Mechanism, template: Shapes, ids: Tensor, entropy: ClientEntropy
+) -> Bounded:
+    """Return the shares of noise of clients that are not in the cohort, as a sum of zeros."""
+    zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in template.items()}
+    return _sealed(mechanism, _with_shares(mechanism, zeros, ids, entropy))
+
+
+def _with_shares(
+    mechanism: Mechanism, total: Tree, ids: Tensor | None, entropy: ClientEntropy | None
+) -> Tree:
+    if ids is None or entropy is None:
+        raise ValueError(
+            "clients add shares of the noise under this mechanism: give their ids and "
+            "entropy = client_entropy(seed, round)"
+        )
+    return mechanism.add_shares(total, ids, entropy)
 
 
 def _sealed(mechanism: Mechanism, total: Tree) -> Bounded:

@@ -1,9 +1,9 @@
 """Events: what a plan releases, and who takes part, as the accountant needs to know it.
 
-The events are a closed vocabulary: `gaussian`, `local_gaussian`, `laplace`, `wishart` and
-`non_private`. Each class holds plain numbers and answers the accountant's questions, so that no
-other module tests its type. A mechanism of another package states one of them: `Laplace` is the
-event of every purely epsilon-DP release, `Gaussian` of every mu-GDP release.
+The events are a closed vocabulary: `gaussian`, `gaussian_shares`, `local_gaussian`, `laplace`,
+`wishart` and `non_private`. Each class holds plain numbers and answers the accountant's questions,
+so that no other module tests its type. A mechanism of another package states one of them: `Laplace`
+is the event of every purely epsilon-DP release, `Gaussian` of every mu-GDP release.
 """
 
 import itertools
@@ -87,6 +87,7 @@ class Event:
 
     Attributes:
         local: Whether clients add the noise to their own messages.
+        in_shares: Whether clients add the noise in shares, of which only sums are observed.
         impure: Why no epsilon holds at delta = 0; empty if one does.
         noise_text: The noise as text, with `{}` for the value of the field `noise_field`.
         honest: How many clients are trusted to add their noise; 0 for central noise.
@@ -96,6 +97,7 @@ class Event:
 
     name: ClassVar[str]
     local: ClassVar[bool] = False
+    in_shares: ClassVar[bool] = False
     noisy: ClassVar[bool] = True
     impure: ClassVar[str] = ""
     noise_text: ClassVar[str] = ""
@@ -111,6 +113,9 @@ class Event:
 
     def check(self, relation: Relation) -> None:
         """Raise ValueError if no account is proved under this relation."""
+
+    def check_clients(self, clients: int) -> None:
+        """Raise ValueError if the event needs more clients than there are."""
 
     def as_seen(self) -> "Event":
         """Return the event as the server and all other clients together observe it."""
@@ -189,6 +194,68 @@ class Gaussian(Event):
     def nonnegative(self) -> "Gaussian":
         """Return the event with `replaced` of at most sqrt(2)."""
         return replace(self, replaced=min(self.replaced, SQRT2))
+
+
+@dataclass(frozen=True)
+class SharedGaussian(Gaussian):
+    """One sum to which every client adds a share of the noise before anybody observes it.
+
+    Args:
+        noise_multiplier: Of the noise that `minimum_clients - corrupt` shares carry, over the
+            bound.
+        replaced: As for `Gaussian`.
+        minimum_clients: How many clients a sum has at least; with fewer it is not opened.
+        corrupt: How many clients at most collude with the adversary; their shares do not count.
+
+    **Guarantee:** as `Gaussian`, for an adversary who observes the sum and colludes with at most
+    `corrupt` clients, the coordinator among its members or not (see `coterie.privacy.shares`);
+    `tests/privacy/test_shares.py`.
+    """
+
+    name: ClassVar[str] = "gaussian_shares"
+    in_shares: ClassVar[bool] = True
+    noise_text: ClassVar[str] = "Gaussian noise of z times the bound, added in shares, z = {}"
+    minimum_clients: int = 1
+    corrupt: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("minimum_clients", 1), ("corrupt", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} = {value}: expected a whole number of at least {least}")
+        if self.corrupt >= self.minimum_clients:
+            raise ValueError(
+                f"corrupt = {self.corrupt} of at least {self.minimum_clients} clients "
+                "(minimum_clients): no honest share is left; expect fewer, or ask for more clients"
+            )
+
+    def check_clients(self, clients: int) -> None:
+        """Raise ValueError for a minimum above the number of clients."""
+        if self.minimum_clients > clients:
+            raise ValueError(
+                f"minimum_clients = {self.minimum_clients}: expected at most {clients}, the number "
+                "of clients"
+            )
+
+    def against(self, honest: int) -> Gaussian:
+        """Return the release as an adversary observes it who does not know so many shares."""
+        factor = math.sqrt(honest / (self.minimum_clients - self.corrupt))
+        return Gaussian(self.noise_multiplier * factor, self.replaced)
+
+
+def share_counts(
+    clients: int, minimum_clients: int | None = None, corrupt: int | None = None
+) -> tuple[int, int]:
+    """Return how many clients a sum has at least, and how many may collude; defaults where None.
+
+    **Guarantee:** none; a convention: two thirds of all clients, and a tenth of these.
+
+    >>> share_counts(537), share_counts(537, corrupt=0)
+    ((358, 35), (358, 0))
+    """
+    least = -(-2 * clients // 3) if minimum_clients is None else minimum_clients
+    return least, least // 10 if corrupt is None else corrupt
 
 
 @dataclass(frozen=True)
@@ -340,7 +407,8 @@ class NonPrivate(Event):
 
 
 EVENTS: dict[str, type[Event]] = {
-    kind.name: kind for kind in (Gaussian, LocalGaussian, Laplace, Wishart, NonPrivate)
+    kind.name: kind
+    for kind in (Gaussian, SharedGaussian, LocalGaussian, Laplace, Wishart, NonPrivate)
 }
 """The closed vocabulary, by name."""
 Counted = tuple[tuple[Event, int], ...]

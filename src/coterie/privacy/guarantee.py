@@ -17,6 +17,15 @@ still observes the exact sum, to which it adds the noise itself. So nothing hold
   at most its number. (No amplification by hidden sampling is claimed: an absent client takes its
   noise with it, so sums with and without it differ in variance.)
 
+**Noise in shares** (at least K clients in a sum, at most C corrupt): every adversary observes only
+opened sums, in which the shares of the clients that do not collude count.
+
+- other clients: at most C of them together; the noise of K - C shares, which is the planned noise.
+- coordinator: observes the cohort; the noise of K shares.
+- coordinator and corrupt clients: observes the cohort; the planned noise.
+- coalition of all others: only the client's own share counts. This is also the epsilon against a
+  coordinator that breaks the secure aggregation and reads the client's own message.
+
 Texts are rendered from numbers, and never parsed. This module never imports torch.
 """
 
@@ -42,6 +51,7 @@ from coterie.privacy.events import (
     NonPrivate,
     Participation,
     Relation,
+    SharedGaussian,
     check_delta,
     check_relation,
     list_runs,
@@ -78,7 +88,8 @@ class Guarantee:
     jointly the personal models of all other clients, as functions of the releases and of their own
     data (billboard lemma; Hsu, Huang, Roth, Roughgarden and Wu 2016). Assumes a server that adds
     the noise and reveals nothing else; under local noise it assumes nothing of the server, and
-    covers what the server observes.
+    covers what the server observes. Under noise in shares it assumes secure aggregation, that the
+    declared number of clients answer, and that no more than the declared number collude.
     `tests/privacy/test_accounting.py`, `tests/privacy/test_accounting_local.py`.
     """
 
@@ -100,6 +111,9 @@ class Guarantee:
         check_covered(count((e, 1) for e in self.events), self.participation, self.relation)
         for event in set(self.events):
             check_honest(event.honest, self.participation, self.clients)
+            event.check_clients(self.clients)
+        if len({event.in_shares for event in self.events}) > 1:
+            raise ValueError("noise in shares in some rounds only: no view is defined for that")
 
     def __repr__(self) -> str:
         if not self.events:
@@ -137,6 +151,8 @@ class Guarantee:
             views["server_secure_aggregation"] = math.inf if central else summed
             views["outsider"] = summed
             return views
+        if is_in_shares(self):
+            return views | _views_of_shares(self)
         views |= {"server": bare, "server_secure_aggregation": bare}
         if self.participation.kind == "fixed":
             outside = profile(self.events, self.participation, self.relation)
@@ -221,7 +237,11 @@ class Guarantee:
             "simulation": self.simulation,
             "assumed_public": list(self.assumed),
         }
-        if {event.name for event in self.events} <= {Gaussian.name, NonPrivate.name}:
+        if {event.name for event in self.events} <= {
+            Gaussian.name,
+            SharedGaussian.name,
+            NonPrivate.name,
+        }:
             noise = [getattr(event, "noise_multiplier", 0.0) for event in self.events]
             found["noise_multipliers"] = [[z, len(list(run))] for z, run in groupby(noise)]
         if self.unit:
@@ -283,7 +303,32 @@ def is_local(guarantee: Guarantee) -> bool:
 
 def is_central(guarantee: Guarantee) -> bool:
     """Return whether the server observes something without noise, in some round."""
-    return any(not event.local for event in guarantee.events)
+    return any(not (event.local or event.in_shares) for event in guarantee.events)
+
+
+def is_in_shares(guarantee: Guarantee) -> bool:
+    """Return whether clients add the noise in shares."""
+    return any(event.in_shares for event in guarantee.events)
+
+
+def _views_of_shares(guarantee: Guarantee) -> dict[str, float]:
+    """Return epsilon by adversary under noise in shares, but for the other clients.
+
+    **Guarantee:** upper bounds for the adversaries of the module docstring, each of whom knows all
+    shares but those counted; `tests/privacy/test_shares.py`.
+    """
+    shared = [event for event in guarantee.events if isinstance(event, SharedGaussian)]
+    who = guarantee.participation
+
+    def against(events: Sequence[Event], seen: Participation) -> float:
+        return profile(events, seen, guarantee.relation).epsilon(guarantee.delta)
+
+    alone = [event.against(event.minimum_clients) for event in shared]
+    return {
+        "coordinator": against(alone, who.shown),
+        "coordinator_and_corrupt": against(shared, who.shown),
+        "coalition_of_all_others": against([e.against(1) for e in shared], who.to_others),
+    }
 
 
 def summed_profile(guarantee: Guarantee) -> Profile:
@@ -304,6 +349,8 @@ def view_of(guarantee: Guarantee) -> str:
 
 def reasons(guarantee: Guarantee) -> dict[str, str]:
     """Return why a view has its epsilon, where that is not obvious."""
+    if is_in_shares(guarantee):
+        return _reasons_of_shares(guarantee)
     if is_central(guarantee):
         return dict(_CENTRAL)
     if not is_local(guarantee):
@@ -319,6 +366,23 @@ def reasons(guarantee: Guarantee) -> dict[str, str]:
         "server_secure_aggregation": f"the server observes sums, and the cohort; {trusted}",
         "outsider": f"an outsider observes only releases; {trusted}",
     }
+
+
+def _reasons_of_shares(guarantee: Guarantee) -> dict[str, str]:
+    least, corrupt = _counts(guarantee)
+    return {
+        "other_clients": f"at most {corrupt} of them collude; the shares of the others count",
+        "coordinator": f"the coordinator observes sums of at least {least} clients, and the cohort",
+        "coordinator_and_corrupt": f"the coordinator and {corrupt} clients: their shares do not "
+        "count",
+        "coalition_of_all_others": "only the client's own share of the noise counts",
+    }
+
+
+def _counts(guarantee: Guarantee) -> tuple[int, int]:
+    """Return the fewest clients of a sum, and the most that collude, under noise in shares."""
+    shared = [event for event in guarantee.events if isinstance(event, SharedGaussian)]
+    return min(e.minimum_clients for e in shared), max(e.corrupt for e in shared)
 
 
 def _fewest_honest(guarantee: Guarantee) -> int:
@@ -449,6 +513,8 @@ def state_epsilon(epsilon: float, delta: float, rounds: int, relation: Relation)
 
 
 def _uncovered(guarantee: Guarantee, server: str | None) -> str:
+    if is_in_shares(guarantee):
+        return "the noise of fewer honest clients than declared; "
     if not is_local(guarantee) or is_central(guarantee):
         return _SERVER_SEES if server is None else server
     return "an adversary who reads a client's memory before it adds noise; "
@@ -473,6 +539,8 @@ def _compare_claim(guarantee: Guarantee, claimed: float) -> str:
 
 def _adversary(guarantee: Guarantee) -> str:
     who = guarantee.participation
+    if is_in_shares(guarantee):
+        return _shared_adversary(guarantee)
     if is_local(guarantee):
         return _local_adversary(guarantee)
     if who.kind == "fixed" and who.rate < 1 and not who.visible:
@@ -485,6 +553,19 @@ def _adversary(guarantee: Guarantee) -> str:
     seen = " and observe who takes part" if who.visible else " and do not observe who takes part"
     cohort = "" if who.rate == 1 else seen
     return f"Adversary: all other clients together, who observe every release{cohort}."
+
+
+def _shared_adversary(guarantee: Guarantee) -> str:
+    (least, corrupt), views = _counts(guarantee), guarantee.views
+    return (
+        "Noise: every client adds a share, and secure aggregation opens only sums of at least "
+        f"{least} clients. Adversary: other clients, at most {corrupt} of them together, who "
+        "observe every release. For the coordinator, which observes the cohort too: epsilon = "
+        f"{round_up(views['coordinator'])}; together with {corrupt} clients: "
+        f"{round_up(views['coordinator_and_corrupt'])}. If all other clients collude, or the "
+        "coordinator reads a single client's message, one share of the noise is left: epsilon = "
+        f"{round_up(views['coalition_of_all_others'])}."
+    )
 
 
 def _local_adversary(guarantee: Guarantee) -> str:

@@ -157,14 +157,21 @@ class Mechanism(ABC):
         shapes: The shapes that it releases, for mechanisms of other packages.
         order: The norm of `bound`, l1 or l2.
         local: Whether clients add the noise themselves, in `perturb_rows`.
+        in_shares: Whether every client adds a share of the noise to the sum, in `add_shares`.
         honest: How many clients are trusted to add their noise; 0 for central noise.
     """
 
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
     order: ClassVar[Literal[1, 2]] = 2
     local: ClassVar[bool] = False
+    in_shares: ClassVar[bool] = False
     honest: int = 0
     bound: float
+
+    @property
+    def needed(self) -> int:
+        """How many clients' noise a sum must carry before it may be released."""
+        return self.honest
 
     @property
     def rows(self) -> int:
@@ -187,6 +194,10 @@ class Mechanism(ABC):
     def reduce(self, rows: Tree, ids: Tensor | None = None) -> Tree:
         """Return the sum of bounded rows over clients, exactly; additive over blocks of clients."""
         return sum_rows(rows)
+
+    def add_shares(self, total: Tree, ids: Tensor, entropy: ClientEntropy) -> Tree:
+        """Return a sum plus these clients' shares of the noise, under noise in shares."""
+        return total
 
     def totals(self, contribution: Shapes) -> Shapes:
         """Return the shapes of a release for contributions of these shapes."""

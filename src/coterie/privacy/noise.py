@@ -28,6 +28,7 @@ from coterie.privacy.events import (
     Relation,
     check_delta,
     default_delta,
+    share_counts,
 )
 from coterie.privacy.guarantee import check_honest
 from coterie.privacy.mechanisms import (
@@ -44,6 +45,7 @@ from coterie.privacy.mechanisms import (
 )
 from coterie.privacy.moments import GaussianGram, Squares, WishartGram
 from coterie.privacy.published import published_sigma, published_spending, rows_to_clients
+from coterie.privacy.shares import GaussianShares
 
 _REGISTERED: dict[str, type["_Registered"]] = {}
 M = TypeVar("M", bound=type[Mechanism])
@@ -141,6 +143,10 @@ class Noise(ABC):
     @abstractmethod
     def _make(self, request: Request) -> tuple[Mechanism, ...]: ...
 
+    def stretch(self, clients: int) -> float:
+        """Return the deviation of the noise in a sum over that which its event counts."""
+        return 1.0
+
     def usual_delta(self, clients: int) -> float:
         """Return the default delta of a budget."""
         return default_delta(clients)
@@ -162,6 +168,7 @@ class Noise(ABC):
                 register_mechanism(point.name)(found)
         built_in: tuple[type[Noise], ...] = (
             GaussianNoise,
+            SharedNoise,
             LaplaceNoise,
             WishartNoise,
             PublishedWishart,
@@ -261,6 +268,42 @@ class GaussianNoise(Noise):
         if request.shape is Shape.ROWS:
             return GaussianRows(request.clip, multiplier, request.clients)
         return GaussianSum(request.clip, multiplier)
+
+
+@dataclass(frozen=True)
+class SharedNoise(GaussianNoise):
+    """Gaussian noise that all clients add in shares: private to the coordinator too.
+
+    For secure aggregation (`trust = "nobody"`): a budget holds against the coordinator and the
+    other clients, if at most `corrupt` clients collude. See `coterie.privacy.shares`.
+
+    Attributes:
+        minimum_clients: How many clients a sum has at least; fewer answers are not released.
+            Default: two thirds of all.
+        corrupt: How many clients may collude, at most. Default: a tenth of `minimum_clients`.
+    """
+
+    kind: ClassVar[str] = "shares"
+    shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM, Shape.GRAM, Shape.SQUARES)
+    by_row: ClassVar[bool] = False
+    minimum_clients: int | None = None
+    corrupt: int | None = None
+
+    def counts(self, clients: int) -> tuple[int, int]:
+        """Return the minimum and the number of corrupt clients, of so many clients."""
+        return share_counts(clients, self.minimum_clients, self.corrupt)
+
+    def stretch(self, clients: int) -> float:
+        """Return the noise of all shares over the planned noise."""
+        least, corrupt = self.counts(clients)
+        return math.sqrt(clients / (least - corrupt))
+
+    def _make(self, request: Request) -> tuple[Mechanism, ...]:
+        least, corrupt = self.counts(request.clients)
+        return tuple(
+            GaussianShares(one, request.clients, least, corrupt)  # type: ignore[arg-type]
+            for one in super()._make(request)
+        )
 
 
 @dataclass(frozen=True)

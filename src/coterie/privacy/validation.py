@@ -202,7 +202,8 @@ def _mend(limit: NormBound, leaf: Array) -> tuple[Array, list[Why]]:
     found: list[Why] = []
     bare = np.zeros(leaf.shape, dtype=bool)
     if limit.gram:
-        np.fill_diagonal(bare, val=True)
+        # With clients' noise inside the sum a diagonal entry may be negative.
+        np.fill_diagonal(bare, val=limit.noise == 0)
         if not np.array_equal(leaf, leaf.T):
             found.append("symmetry")
             leaf = np.tril(leaf) + np.tril(leaf, -1).T

@@ -20,6 +20,7 @@ from coterie.privacy.guarantee import (
     RELATIONS,
     Guarantee,
     add_up,
+    is_in_shares,
     is_local,
     reasons,
     round_up,
@@ -651,6 +652,8 @@ VIEWS = {
     "other_clients": "all other clients together",
     "server": "the server",
     "server_secure_aggregation": "the server, with secure aggregation",
+    "coordinator": "the coordinator, which sees only sums",
+    "coordinator_and_corrupt": "the coordinator with the clients that may collude",
     "outsider": "an outsider who receives the shared model",
 }
 _OUTSIDER = (
@@ -732,9 +735,13 @@ def views(run: FinishedRun) -> list[tuple[str, float, str]]:
     # The shared model is a function of the releases: an outsider observes no more than these.
     epsilons = {"outsider": guarantee.epsilon, **guarantee.views}
     why = {**reasons(guarantee), "outsider": _OUTSIDER}
+    labels = {view: who for view, who in labels.items() if view in epsilons}
+    if is_in_shares(guarantee):
+        labels["other_clients"] = "other clients, as many as may collude"
+        labels["coalition_of_all_others"] = "all other clients together"
     if deployed:
         own = str(deployed.get("coordinator_view"))
-        labels = {view: who for view, who in VIEWS.items() if "server" not in view or view == own}
+        labels = {view: who for view, who in labels.items() if "server" not in view or view == own}
         labels[own] = "the coordinator"
         why[own] = f"it observes {deployed.get('coordinator_sees')}"
     return [(who, epsilons[view], why.get(view, "")) for view, who in labels.items()]

@@ -7,7 +7,8 @@ mechanism made them:
 
 - gaussian: a sum with noise of `noise_multiplier` times the bound; under replace it moves
   `replaced` times as far as under zero_out;
-- local_gaussian: the same noise on each client's own message, which the server sees;
+- gaussian_shares: the same noise, carried by the shares of `minimum_clients - corrupt` clients;
+- local_gaussian: the noise of `gaussian` on each client's own message, which the server sees;
 - laplace: any release that is `epsilon`-DP with delta = 0;
 - wishart: a number `ratio` plus chi-square noise of `degrees` degrees of freedom;
 - non_private: a release without noise.
@@ -123,8 +124,10 @@ def by_view(account: Account) -> dict[str, Span]:
     The server adds central noise itself, so nothing holds against it. With a cohort of fixed size
     all other clients together know from their invitations who was sampled.
     """
-    main, infinite = recompute(account), Span(math.inf, math.inf)
     kinds = {event["event"] for event, _ in account.events}
+    if "gaussian_shares" in kinds:
+        return _by_view_of_shares(account, kinds)
+    main, infinite = recompute(account), Span(math.inf, math.inf)
     if "local_gaussian" in kinds:
         sums, local = recompute(_central(account, summed=True)), kinds == {"local_gaussian"}
         server = (main, sums) if local else (infinite, infinite)
@@ -140,6 +143,38 @@ def by_view(account: Account) -> dict[str, Span]:
     return {"epsilon": views["other_clients"], **views}
 
 
+def _by_view_of_shares(account: Account, kinds: set[str]) -> dict[str, Span]:
+    """Return epsilon by view where clients add shares of the noise and only sums are opened.
+
+    Against other clients and the coordinator with the corrupt ones, K - C shares count; against the
+    coordinator alone K; against all others together the client's own. The coordinator knows the
+    cohort, and so do all clients together if its size is fixed.
+    """
+    if kinds != {"gaussian_shares"}:
+        raise ValueError("shares of the noise in some rounds only")
+    others = account.seen if account.kind == "fixed" else account
+    main = recompute(_of_shares(others, 0))
+    return {
+        "epsilon": main,
+        "other_clients": main,
+        "coordinator": recompute(_of_shares(account.seen, -1)),
+        "coordinator_and_corrupt": recompute(_of_shares(account.seen, 0)),
+        "coalition_of_all_others": recompute(_of_shares(others, 1)),
+    }
+
+
+def _of_shares(account: Account, counted: int) -> Account:
+    """Return shares as central noise: of `counted` shares, 0 for K - C and -1 for K."""
+
+    def one(event: Event) -> Event:
+        least, honest = event["minimum_clients"], event["minimum_clients"] - event["corrupt"]
+        shares = {0: honest, -1: least}.get(counted, counted)
+        noise = event["noise_multiplier"] * math.sqrt(shares / honest)
+        return {"event": "gaussian", "noise_multiplier": noise, "replaced": event["replaced"]}
+
+    return replace(account, events=tuple((one(event), n) for event, n in account.events))
+
+
 def recompute(account: Account) -> Span:
     """Return epsilon of all events together.
 
@@ -153,6 +188,8 @@ def recompute(account: Account) -> Span:
         return Span(0.0, 0.0)
     if "local_gaussian" in kinds:
         return recompute(_central(account))
+    if "gaussian_shares" in kinds:
+        return recompute(_of_shares(account, 0))
     return _gaussian(account) if kinds == {"gaussian"} else _mixed(account)
 
 

@@ -31,15 +31,18 @@ _FINEST = 2.0**-31
 """Grid step over the bound: with a finer one, sums of many clients are not exact."""
 _FIELDS: dict[str, tuple[str, ...]] = {
     "gaussian": ("noise_multiplier", "replaced"),
+    "gaussian_shares": ("noise_multiplier", "replaced", "minimum_clients", "corrupt"),
     "local_gaussian": ("noise_multiplier", "honest", "claimed"),
     "laplace": ("epsilon",),
     "wishart": ("degrees", "ratio", "claimed"),
     "non_private": (),
 }
 """The vocabulary of events."""
+_WHOLE = ("honest", "degrees", "minimum_clients", "corrupt")
 _REPRODUCTIONS = ("wishart_paper", "local_paper")
 _EVENTS = {
     "gaussian": "gaussian",
+    "shares": "gaussian_shares",
     "laplace": "laplace",
     "wishart": "wishart",
     "wishart_paper": "wishart",
@@ -47,7 +50,7 @@ _EVENTS = {
     "local_paper": "local_gaussian",
 }
 """The event of each built-in kind of noise."""
-_NORMS = {"gaussian": 2, "local_gaussian": 2, "wishart": 2, "laplace": 1}
+_NORMS = {"gaussian": 2, "gaussian_shares": 2, "local_gaussian": 2, "wishart": 2, "laplace": 1}
 _TYPES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (str, "format method shape tuning unit relation sampling cohort started finished sha256"),
     (int, "format_version clients rounds"),
@@ -230,9 +233,14 @@ def is_event(event: Any) -> bool:
     if fields is None or set(event) != {"event", "rounds", *fields} or not _counts(event):
         return False
     for name in fields:
-        if not (name == "claimed" and event[name] is None) and not is_positive(event[name]):
+        is_nothing = (name == "claimed" and event[name] is None) or (
+            name == "corrupt" and event[name] == 0
+        )
+        if not is_nothing and not is_positive(event[name]):
             return False
-    whole = all(type(event[name]) is int for name in ("honest", "degrees") if name in fields)
+    whole = all(type(event[name]) is int for name in _WHOLE if name in fields)
+    if event.get("corrupt", 0) >= event.get("minimum_clients", 1):
+        return False
     return whole and 1 <= event.get("replaced", 1) <= 2 and event.get("degrees", 2) >= 2
 
 

@@ -764,7 +764,11 @@ def read_log(folder: Path) -> str | None:
 
 # Deployments.
 
-_VIEWS = {"server": "server", "secure_aggregation": "server_secure_aggregation"}
+_VIEWS = {
+    "server": "server",
+    "secure_aggregation": "server_secure_aggregation",
+    "nobody": "coordinator",
+}
 
 
 def _deployment(folder: Path, stated: Mapping[str, Any]) -> Iterator[Check]:
