@@ -260,11 +260,7 @@ def arrange(
     One range is kept in the folder itself, several in a folder each. The old folder has its name
     until the new one is complete; a crash in between repeats the work.
     """
-    before, partial = (personal.with_name(f"personal.{name}") for name in ("before", "partial"))
-    if before.exists() and not personal.exists():
-        before.replace(personal)
-    for left in (before, partial):
-        shutil.rmtree(left, ignore_errors=True)
+    before, partial = _undo_crash(personal)
     held = _ranges_in(personal)
     if held == list(ranges):
         return
@@ -285,6 +281,16 @@ def arrange(
     partial.replace(personal)
     sync_folder(personal.parent)
     shutil.rmtree(before, ignore_errors=True)
+
+
+def _undo_crash(personal: Path) -> tuple[Path, Path]:
+    """Put the old folder back if a crash left none, and return the names of old and new folder."""
+    before, partial = (personal.with_name(f"personal.{name}") for name in ("before", "partial"))
+    if before.exists() and not personal.exists():
+        before.replace(personal)
+    for left in (before, partial):
+        shutil.rmtree(left, ignore_errors=True)
+    return before, partial
 
 
 def _fill(store: Store, sources: Sequence[Store]) -> None:
