@@ -46,4 +46,4 @@ def test_the_seal_has_one_home(found):
 def test_the_root_holds_the_python_face_theory_and_tracking():
     root = Path(__file__).parent.parent / "src" / "coterie"
     names = {path.name for path in root.glob("*.py")}
-    assert names == {"__init__.py", "api.py", "theory.py", "tracking.py"}
+    assert names == {"__init__.py", "__main__.py", "api.py", "theory.py", "tracking.py"}

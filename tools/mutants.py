@@ -265,8 +265,8 @@ MUTANTS = (
     Mutant(
         "one client's noise for the whole block",
         "privacy/mechanisms.py",
-        "normals(entropy(client), numbers)",
-        "normals(entropy(clients[0]), numbers)",
+        "[entropy(client) for client in clients], numbers)",
+        "[entropy(clients[0]) for client in clients], numbers)",
         "tests/statistics/test_local.py",
     ),
     Mutant(

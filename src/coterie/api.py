@@ -287,7 +287,7 @@ def plan(
         parameters: Shared parameters, such as features + 1; without data.
         features: Instead of parameters: features of a linear model without data; of data, which.
         full: Whether to compute values that take some seconds too.
-        settings: Without data `rounds`, `cohort`, `delta`, `relation`, `clip` and
+        settings: Without data `rounds`, `cohort`, `delta`, `relation`, `clip`, `trust` and
             `noise_multiplier`; with data the settings of `run`.
     """
     if data is None:
@@ -310,6 +310,7 @@ def _facts(given: Mapping[str, Any], settings: Mapping[str, Any]) -> argparse.Na
     known = {
         **dict.fromkeys(("rounds", "cohort", "delta", "relation", "clip", "noise_multiplier")),
         **dict.fromkeys(("sampling", "noise", "classes", "task")),
+        **dict.fromkeys(("trust", "minimum_clients", "corrupt")),
         "cohort_visible": False,
     }
     for name in settings:

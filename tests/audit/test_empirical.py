@@ -13,6 +13,7 @@ from coterie.engine import rounds
 from coterie.methods.base import registered
 from coterie.models import MLP
 from coterie.planning.plan import Plan, Privacy
+from coterie.privacy import mechanisms
 from coterie.privacy.billboard import Billboard, Release
 from coterie.privacy.entropy import SeededEntropy
 from coterie.privacy.mechanisms import GaussianSum
@@ -76,6 +77,8 @@ def halve_noise(monkeypatch):
     monkeypatch.setattr(
         GaussianSum, "on_grid", lambda self, drawn, step: on_grid(self, drawn / 2, step)
     )
+    drawn = mechanisms.normals_on  # by clients that add their own
+    monkeypatch.setattr(mechanisms, "normals_on", lambda *given: drawn(*given) / 2)
 
 
 def weigh_by_rows(monkeypatch):

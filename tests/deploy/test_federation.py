@@ -86,7 +86,7 @@ MISTAKES = {
     "a private key": ({"coordinator": "-----BEGIN PRIVATE KEY-----"}, "64 hexadecimal digits"),
     "a number for a key": ({"coordinator": 7}, "64 hexadecimal digits"),
     "another task": ({"task": "ranking"}, "expected one of regression"),
-    "another trust": ({"trust": "nobody"}, "expected server or secure_aggregation"),
+    "another trust": ({"trust": "all"}, "expected server or secure_aggregation or nobody"),
     "no shape": ({"shape": ()}, "positive"),
     "a shape of zero": ({"shape": (0, 3)}, "positive"),
     "no outputs": ({"outputs": 0}, "positive"),

@@ -30,6 +30,7 @@ from coterie.privacy.noise import (
     PublishedLocal,
     PublishedWishart,
     Request,
+    SharedNoise,
     WishartNoise,
     register_mechanism,
 )
@@ -295,6 +296,7 @@ def test_kinds_are_known_by_name():
         "wishart": WishartNoise,
         "wishart_paper": PublishedWishart,
         "local": LocalNoise,
+        "shares": SharedNoise,
         "local_paper": PublishedLocal,
     }
     assert GaussianNoise().usual_delta(10) == WishartNoise().usual_delta(10) == 1e-5

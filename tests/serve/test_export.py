@@ -235,6 +235,11 @@ def write_stays(path):
     return path
 
 
+def read_csv(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
 def test_an_onnx_program_takes_the_columns_of_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = write_stays(tmp_path / "stays.csv")
@@ -256,7 +261,7 @@ def test_an_onnx_program_takes_the_columns_of_a_table(tmp_path, monkeypatch, cap
     assert main(["predict", "run", "--data", "stays.csv", "--out", "all.csv"]) == 0
     assert main(["export", "run", "--client", "w3", "--format", "onnx", "--out", "w3.onnx"]) == 0
     capsys.readouterr()
-    rows, predicted = (list(csv.DictReader(one.open())) for one in (file, Path("all.csv")))
+    rows, predicted = (read_csv(one) for one in (file, Path("all.csv")))
     own = [at for at, row in enumerate(rows) if row["ward"] == "w3"]
     columns = {name: np.array([[rows[at][name]] for at in own], object) for name in rows[0]}
     age = np.array([[float(value or "nan")] for (value,) in columns["age"]])

@@ -270,11 +270,12 @@ def test_drawing_ahead_gives_the_same_post_to_the_bit(name):
     expected = mechanism.perturb(total, plain)
     count = mechanism.draws(shapes)
     if count:
-        # One call of `normals`, of exactly that size: two words a number.
-        assert plain.asked == [count, count]
+        # One key for all normals: those drawn ahead are used, and they are enough.
+        assert plain.asked == [4]
         ahead = Counted()
-        found = mechanism.perturb(total, DrawnAhead(ahead, count))
-        assert ahead.asked == [count, count], "numbers drawn ahead were not used, or not enough"
+        drawn = DrawnAhead(ahead, count)
+        found = mechanism.perturb(total, drawn)
+        assert ahead.asked == [4] and drawn._used == count
         assert all(torch.equal(found[key], leaf) for key, leaf in expected.items())
     else:
         assert set(plain.asked) == {64}

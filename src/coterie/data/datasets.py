@@ -42,15 +42,15 @@ DISTRICTS_TEST_ROWS = 2
 _SYNTHETIC = "coterie.data.synthetic:"
 _KINDS = ("mean", "low_rank", "group_sparse", "clusters", "shift_scale")
 _SITUATIONS = {
-    "nonlinear": "generated: nonlinear truth, client effects",
-    "clusters": "generated: three clusters of clients",
-    "rank2": "generated: client effects in a plane",
-    "heavy_tails": "generated: 4 to 3,000 rows per client",
-    "outliers": "generated: noise with heavy tails",
-    "unrelated": "generated: clients that share nothing",
-    "opposed": "generated: half of the clients have the opposite model",
-    "skewed_classes": "generated: 20 classes, own frequencies per client",
-    "wide": "generated: 200 columns, 15 to 30 rows per client",
+    "mixed:nonlinear": "generated: nonlinear truth, client effects",
+    "mixed:clusters": "generated: three clusters of clients",
+    "mixed:rank2": "generated: client effects in a plane",
+    "mixed:heavy_tails": "generated: 4 to 3,000 rows per client",
+    "mixed:outliers": "generated: noise with heavy tails",
+    "mixed:unrelated": "generated: clients that share nothing",
+    "mixed:opposed": "generated: half of the clients have the opposite model",
+    "mixed:skewed_classes": "generated: 20 classes, own frequencies per client",
+    "mixed:wide": "generated: 200 columns, 15 to 30 rows per client",
 }
 DATASETS: dict[str, Dataset] = {
     "districts": Dataset(
@@ -74,8 +74,10 @@ DATASETS: dict[str, Dataset] = {
         f"{_SYNTHETIC}mtlsvm_regression", "simulation of Ponomarenko-Timofeev et al."
     ),
     **{
-        f"mixed:{kind}": Dataset(f"{_SYNTHETIC}mixed", description, fixed={"kind": kind})
-        for kind, description in _SITUATIONS.items()
+        name: Dataset(
+            f"{_SYNTHETIC}mixed", description, fixed={"kind": name.removeprefix("mixed:")}
+        )
+        for name, description in _SITUATIONS.items()
     },
 }
 NAMES: tuple[str, ...] = tuple(DATASETS)

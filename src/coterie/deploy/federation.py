@@ -377,6 +377,22 @@ def deployment_facts(
     }
 
 
+def _coalitions(guarantee: Guarantee, corrupt: int, cohort: str) -> list[tuple[str, str, float]]:
+    """Return the adversaries who know shares of the noise."""
+    return [
+        (
+            f"the coordinator, with {corrupt} clients",
+            f"the same, and these clients' contributions and shares of the noise{cohort}",
+            guarantee.views["coordinator_and_corrupt"],
+        ),
+        (
+            "all other clients together",
+            "every release, without the noise that they added",
+            guarantee.views["coalition_of_all_others"],
+        ),
+    ]
+
+
 def _adversaries(guarantee: Guarantee, federation: Federation) -> list[tuple[str, str, float]]:
     """Return each adversary, what it sees, and epsilon against it."""
     others = guarantee.views["other_clients"]
@@ -384,23 +400,11 @@ def _adversaries(guarantee: Guarantee, federation: Federation) -> list[tuple[str
     # The sites that stay in a masked round are listed to all, who unmask the sum for them only.
     masked = federation.masked
     stayed = "which sites stayed to the end of a round, " if masked else ""
+    who, of_sites, more = "other clients, all together", "", []
     if is_in_shares(guarantee):
         corrupt = max(getattr(event, "corrupt", 0) for event in guarantee.events)
         who, of_sites = f"other clients, at most {corrupt} together", " (as many clients at most)"
-        more = [
-            (
-                f"the coordinator, with {corrupt} clients",
-                f"the same, and these clients' contributions and shares of the noise{cohort}",
-                guarantee.views["coordinator_and_corrupt"],
-            ),
-            (
-                "all other clients together",
-                "every release, without the noise that they added",
-                guarantee.views["coalition_of_all_others"],
-            ),
-        ]
-    else:
-        who, of_sites, more = "other clients, all together", "", []
+        more = _coalitions(guarantee, corrupt, cohort)
     return [
         (who, f"every release{cohort}, and each its own model", others),
         (

@@ -384,7 +384,7 @@ class GaussianSum(Mechanism):
 
     def on_grid(self, drawn: Array, step: float) -> Array:
         """Return noise from standard normals, rounded to the grid of sums."""
-        found = np.multiply(drawn, self.deviation / step)
+        found = np.asarray(np.multiply(drawn, self.deviation / step))  # of a scalar too
         np.rint(found, out=found)
         found *= step
         return found

@@ -245,6 +245,12 @@ def _set_clock(plan: Plan, clock: Stragglers, train: FederatedDataset) -> Plan:
     return replace(plan, stragglers=calibrate_clock(clock, plan.method, train))
 
 
+def _share(plan: Plan, folder: Path | None, train: FederatedDataset, ranks: Ranks) -> None:
+    """Tell the other processes of this run, where there are any, what they work on."""
+    if ranks.size > 1:
+        ranks.share((to_toml(plan.to_table()), folder, train.fingerprint()))
+
+
 def _train(
     plan: Plan,
     data: Parts,
@@ -257,8 +263,7 @@ def _train(
     (train, test, _), (observer, scoring) = data, watching
     opened = observer(plan, train) if observer is not None else None
     watch, past, log = _observe(plan, train, test, folder, opened, alone=ranks.size == 1)
-    if ranks.size > 1:
-        ranks.share((to_toml(plan.to_table()), folder, train.fingerprint()))
+    _share(plan, folder, train, ranks)
     outcome = simulate(
         plan,
         train,
