@@ -19,11 +19,15 @@ from tests.deploy.federations import (
     federate,
     open_coordinator,
     open_sites,
+    rows_of,
 )
 
 import coterie as ct
 from coterie.core.config import ConfigError
+from coterie.data.config import DataConfig
+from coterie.data.effects import Effects
 from coterie.deploy.coordinator import IncompleteRoundError
+from coterie.deploy.federation import Agreement
 from coterie.deploy.messages import Expected, Message, RefusedError, peek, sign, verify
 from coterie.deploy.secagg.primitives import from_ring
 from coterie.deploy.secagg.unmask import unmask_sum
@@ -31,6 +35,7 @@ from coterie.deploy.site import (
     MASKED,
     SHARED,
     SUM,
+    Site,
     SiteRun,
     mask_context,
 )
@@ -700,6 +705,30 @@ def test_shares_of_noise_make_the_sums_of_a_simulation(rows, tmp_path, method, s
     lead, _, _, _ = coordinate(plan, rows, tmp_path, trust="nobody")
     lead.run()
     for mine, theirs in zip(lead.billboard.posts, ct.simulate(plan, rows).posts, strict=True):
+        for name in mine.value:
+            np.testing.assert_array_equal(mine.value[name], theirs.value[name])
+
+
+def test_clients_that_are_not_drawn_add_shares_for_every_column_of_the_effects(rows, tmp_path):
+    privacy = ct.Privacy(epsilon=50.0, noise=SharedNoise(minimum_clients=7, corrupt=2))
+    data = DataConfig(name="rows.csv", effects=Effects(basis="spline"))
+    plan = plan_of(privacy=privacy, sampler=Poisson(4), data=data)
+    wide = data.effects.expand(rows)
+    federation, keys = federate(rows, SITES, trust="nobody")
+    agreement = Agreement(plan, federation)
+    sites = {
+        name: Site(
+            name=name,
+            agreement=agreement,
+            rows=data.effects.expand(rows_of(rows, federation, name)),
+            folder=tmp_path / name,
+            key=keys.sites[name],
+        )
+        for name in federation.sites
+    }
+    lead = open_coordinator(plan, federation, keys, tmp_path / "run", Neighbourhood(sites), [])
+    lead.run()
+    for mine, theirs in zip(lead.billboard.posts, ct.simulate(plan, wide).posts, strict=True):
         for name in mine.value:
             np.testing.assert_array_equal(mine.value[name], theirs.value[name])
 

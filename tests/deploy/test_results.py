@@ -4,6 +4,7 @@ Oracles: `coterie verify`, which computes every epsilon anew; a simulation of th
 posts and models a deployment must have; and the files as they were before a crash.
 """
 
+import hashlib
 import json
 import re
 import shutil
@@ -30,6 +31,7 @@ from coterie.privacy.sampling import Everyone
 from coterie.report.page import write_report
 from coterie.runs.run import execute
 from coterie.verification import verify
+from coterie.verification.certificate import seal
 
 pytestmark = pytest.mark.full
 PUBLIC = ("plan.toml", "federation.toml", "ledger.jsonl", "posts.npz", "shared.npz")
@@ -125,6 +127,24 @@ def test_tampering_is_found(copy, name, old, new, check):
     assert check != "deployment" or "deployment" in failed
 
 
+@pytest.mark.parametrize("trust", ["nobody", "elsewhere"])
+def test_trust_that_the_noise_does_not_have_is_found(copy, trust):
+    """Every hash is made anew, so nothing but the noise contradicts the claim."""
+    path = copy / "federation.toml"
+    path.write_text(path.read_text().replace('trust = "server"', f'trust = "{trust}"'))
+    told = strict(copy / "guarantee.json")
+    told["deployment"] |= {
+        "trust": trust,
+        "federation": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "coordinator_view": {"nobody": "coordinator"}.get(trust),
+        "epsilon_coordinator": None,
+    }
+    told["sha256"] = seal(told)
+    (copy / "guarantee.json").write_text(json.dumps(told, indent=2))
+    (copy / "log.jsonl").unlink(missing_ok=True)
+    assert [one.name for one in verify(copy).checks if one.status == "FAILED"] == ["deployment"]
+
+
 def test_a_lost_federation_and_an_undeclared_one_are_found(copy, simulated, tmp_path):
     (copy / "federation.toml").unlink()
     assert "deployment" in {one.name for one in verify(copy).checks if one.status == "FAILED"}
@@ -160,6 +180,7 @@ def test_the_summary_has_the_keys_of_a_simulated_run(done, simulated):
         ("secure_aggregation", "gaussian", "server_secure_aggregation", False),
         ("server", "local", "server", True),
         ("secure_aggregation", "local", "server_secure_aggregation", True),
+        ("nobody", "shares", "coordinator", True),
     ],
 )
 def test_the_view_that_applies_is_said(tmp_path, trust, noise, view, finite):

@@ -9,7 +9,14 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.optimize import brentq
 from tests.privacy.oracles import gaussian_delta
 
-from coterie.privacy.events import Gaussian, Laplace, NonPrivate, Participation, Wishart
+from coterie.privacy.events import (
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    Participation,
+    SharedGaussian,
+    Wishart,
+)
 from coterie.privacy.guarantee import (
     Guarantee,
     add_up,
@@ -126,6 +133,20 @@ def test_runs_of_one_sampling_are_composed_once_each():
     halves = losses(3.0, 6, 0.1).get_epsilon_for_delta(5e-6)
     epsilon, delta = add_up(runs, 1e-5)
     assert delta == 1e-5 and epsilon == pytest.approx(closed(mu, 5e-6) + halves, rel=1e-3)
+
+
+def test_noise_in_shares_beside_central_noise_counts_as_the_noise_of_its_honest_shares():
+    shares = one(SharedGaussian(4.0, 2.0, 8, 3), 9)
+    runs = [one(Gaussian(8.0), 4), shares]
+    epsilon, delta = add_up(runs)
+    mu = math.sqrt(4 / 64 + 9 / 16)
+    assert (epsilon, delta) == (pytest.approx(closed(mu, 1e-5), rel=1e-6), 1e-5)
+    assert add_up(runs, 1e-6)[0] > epsilon
+    # Of two runs in shares, no more clients may collude than the stricter one declares.
+    fewer = one(SharedGaussian(4.0, 2.0, 9, 1), 9)
+    (both,) = compose([shares, fewer])
+    assert "at most 1 of them together" in both.statement()
+    assert "at least 8 clients" in both.statement()
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.9])

@@ -37,7 +37,7 @@ from coterie.privacy.calibrate import Geometric, Power
 from coterie.privacy.events import Gaussian
 from coterie.privacy.ledger import Ledger, LedgerError
 from coterie.privacy.mechanisms import GaussianSum
-from coterie.privacy.noise import GaussianNoise, LocalNoise, Noise
+from coterie.privacy.noise import GaussianNoise, LocalNoise, Noise, SharedNoise
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 from coterie.runs.run import execute
 from coterie.verification import UnreadableError, verify
@@ -706,6 +706,23 @@ def test_events_that_the_plan_would_not_have_made_are_found(run, name):
     recounted(told)
     store_wholly(run, told)
     assert "budget" in failed(run)
+
+
+@pytest.mark.parametrize("counts", [(1208, 1200), (12, 4), (8, 7)])
+@pytest.mark.parametrize("declared", [False, True])
+def test_shares_of_other_clients_than_the_plan_counts_on_are_found(tmp_path, counts, declared):
+    """Of 12 clients 8 answer, by default, and none colludes."""
+    noise = SharedNoise(*((8, 0) if declared else ()))
+    run = run_into(tmp_path / "run", privacy=Privacy(epsilon=2.0, noise=noise))
+    told = certificate(run)
+    store_wholly(run, told)
+    assert absent_or_ok(run)
+    for event in told["events"]:
+        event["minimum_clients"], event["corrupt"] = counts
+    recounted(told)
+    store_wholly(run, told)
+    wrong = failed(run)
+    assert "budget" in wrong and ("clients" in wrong) is (counts[0] > 12)
 
 
 def test_no_events_of_a_method_that_posts_are_found(run):

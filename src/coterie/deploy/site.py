@@ -434,7 +434,7 @@ class SiteRun:
             for error in half.errors:
                 self.site.log_error(f"round {number + 1}: {error}")
             total = half.part if total is None else total + half.part
-        shares = absent_half(state, self.site.federation.spec, ids, self.site.ids)
+        shares = absent_half(state, self.site.agreement.spec, ids, self.site.ids)
         if shares is not None:
             total = shares if total is None else total + shares
         if total is not None:

@@ -125,6 +125,10 @@ class Event:
         """Return the event for an adversary who observes only sums over clients."""
         return self
 
+    def as_central(self) -> "Event":
+        """Return the event for other clients, as if a server had added the noise."""
+        return self
+
     def nonnegative(self) -> "Event":
         """Return the event for contributions without negative entries."""
         return self
@@ -237,6 +241,10 @@ class SharedGaussian(Gaussian):
                 f"minimum_clients = {self.minimum_clients}: expected at most {clients}, the number "
                 "of clients"
             )
+
+    def as_central(self) -> Gaussian:
+        """Return central noise of the honest shares."""
+        return self.against(self.minimum_clients - self.corrupt)
 
     def against(self, honest: int) -> Gaussian:
         """Return the release as an adversary observes it who does not know so many shares."""

@@ -380,9 +380,9 @@ def _reasons_of_shares(guarantee: Guarantee) -> dict[str, str]:
 
 
 def _counts(guarantee: Guarantee) -> tuple[int, int]:
-    """Return the fewest clients of a sum, and the most that collude, under noise in shares."""
+    """Return the fewest clients of a sum, and how many may collude in every round, under shares."""
     shared = [event for event in guarantee.events if isinstance(event, SharedGaussian)]
-    return min(e.minimum_clients for e in shared), max(e.corrupt for e in shared)
+    return min(e.minimum_clients for e in shared), min(e.corrupt for e in shared)
 
 
 def _fewest_honest(guarantee: Guarantee) -> int:
@@ -613,7 +613,8 @@ def compose(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
 
     **Guarantee:** each is that of a single run with the releases of these runs, at the largest of
     their deltas, for a client of all of them: a release may depend on earlier ones, also of other
-    runs. `tests/privacy/test_guarantee.py`.
+    runs. Noise in shares beside other noise counts as central noise, which it is for other clients
+    of whom no more collude than each of these runs declares. `tests/privacy/test_guarantee.py`.
     """
     alike: dict[tuple[Participation, Relation], list[Guarantee]] = {}
     for one in guarantees:
@@ -622,12 +623,19 @@ def compose(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
     return [
         replace(
             runs[0],
-            events=tuple(event for one in runs for event in one.events),
+            events=_without_some_in_shares([event for one in runs for event in one.events]),
             delta=max(one.delta for one in runs),  # a pure run has none by itself
             clients=max(one.clients for one in runs),  # only limits how many may be honest
         )
         for runs in alike.values()
     ]
+
+
+def _without_some_in_shares(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Return events; if only some have noise in shares, these as central noise."""
+    if len({event.in_shares for event in events}) < 2:
+        return tuple(events)
+    return tuple(event.as_central() for event in events)
 
 
 def add_up(guarantees: Sequence[Guarantee], delta: float | None = None) -> tuple[float, float]:

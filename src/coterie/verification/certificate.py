@@ -450,6 +450,9 @@ def _wrong_noise(privacy: Mapping[str, Any], stated: Mapping[str, Any]) -> list[
     kind = noise["kind"]
     wanted = {key: value for key, value in noise.items() if key != "kind"}
     wanted |= {"event": _EVENTS[kind]} if kind in _EVENTS else {}
+    if kind == "shares":  # two thirds of all clients answer, and a tenth of these may collude
+        least = int(_number(wanted.setdefault("minimum_clients", -(-2 * stated["clients"] // 3))))
+        wanted.setdefault("corrupt", least // 10)
     found = [
         f"{key} of an event is {event[key]!r}, of the plan's noise {value!r}"
         for event in stated["events"]

@@ -338,6 +338,11 @@ class _Run:
             for event in self.stated["events"]
             if event.get("honest", 1) > self._fewest()
         ]
+        wrong += [
+            f"sums of at least {event['minimum_clients']} clients"
+            for event in self.stated["events"]
+            if event.get("minimum_clients", 1) > clients
+        ]
         if named is None and not wrong:
             return Check("clients", "not here", "models/ is private", f"{clients} clients")
         if named is not None:
@@ -800,6 +805,8 @@ def _wrong_deployment(
         "coordinator_view": view,
         "epsilon_coordinator": stated["views"].get(view),
     }
+    if view not in stated["views"]:
+        yield f"trust = {trust!r}: the views of the noise are {', '.join(sorted(stated['views']))}"
     for name, value in expected.items():
         if deployment.get(name) != value:
             yield f"{name}: certificate {deployment.get(name)!r}, federation.toml {value!r}"
