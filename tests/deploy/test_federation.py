@@ -8,9 +8,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.core.config import ConfigError, from_table, to_table, to_toml
-from coterie.deploy.federation import Federation, SiteEntry, load_federation, make_agreement
+from coterie.deploy.federation import (
+    Federation,
+    SiteEntry,
+    colluding_sites,
+    load_federation,
+    make_agreement,
+)
 from coterie.deploy.messages import public_hex
 from coterie.planning.plan import Plan
+from coterie.privacy.events import Participation, SharedGaussian
+from coterie.privacy.guarantee import Guarantee
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(5)]
 HEX = [public_hex(key) for key in KEYS]
@@ -202,3 +210,31 @@ def test_more_clients_than_sites_may_be_many():
     assert federation.client_ids["north"][-1] == 9_999
     with pytest.raises(ValueError, match="'client 7' is listed twice"):
         replace(federation, sites={"north": SiteEntry(clients=(*names, "client 7"), key=HEX[1])})
+
+
+@pytest.mark.parametrize(
+    "sizes, corrupt, threshold, expected",
+    [
+        ((2, 2, 2, 2), 0, 2 / 3, 0),
+        ((2, 2, 2, 2), 1, 2 / 3, 0),  # less than a site
+        ((2, 2, 2, 2), 2, 2 / 3, 1),
+        ((4, 1, 1, 1), 3, 2 / 3, 0),  # the largest site may be the one that colludes
+        ((1, 1, 1, 1, 1), 4, 0.6, 2),  # 2 t > n + c, t = 4
+        ((1, 1, 1, 1, 1), 4, 1.0, 4),
+    ],
+)
+def test_sites_that_may_collude_bring_all_their_clients(sizes, corrupt, threshold, expected):
+    names = iter("abcdefghijklmno")
+    made = [Ed25519PrivateKey.from_private_bytes(bytes([9 + i]) * 32) for i in range(len(sizes))]
+    sites = {
+        f"s{at}": entry([next(names) for _ in range(size)], 4) for at, size in enumerate(sizes)
+    }
+    sites = {
+        name: replace(one, key=public_hex(key))
+        for (name, one), key in zip(sites.items(), made, strict=True)
+    }
+    federation = make(sites=sites, trust="nobody", threshold=threshold)
+    guarantee = Guarantee(
+        (SharedGaussian(9.0, 2.0, 5, corrupt),), Participation("everyone"), "zero_out", 1e-5, 8
+    )
+    assert colluding_sites(guarantee, federation) == expected

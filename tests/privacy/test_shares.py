@@ -68,12 +68,24 @@ def ct_gaussian(mu):
 
 
 def test_a_hidden_cohort_amplifies_against_other_clients_only():
+    """A coordinator that is not trusted could draw one client in every round."""
     hidden = guarantee(who=Participation("poisson", 0.2))
     central = replace(hidden, events=(Gaussian(20.0),) * 25)
-    shown = replace(central, participation=Participation("poisson", 0.2, visible=True))
     assert hidden.views["other_clients"] == central.views["other_clients"]
-    assert hidden.views["coordinator_and_corrupt"] == shown.views["other_clients"]
+    for view in ("coordinator", "coordinator_and_corrupt"):
+        assert hidden.views[view] == guarantee().views[view]
     assert hidden.views["other_clients"] < hidden.views["coordinator"]
+
+
+@pytest.mark.parametrize("sampler", [ct.Poisson(4), ct.FixedSize(4), ct.Everyone()])
+def test_a_budget_holds_against_a_coordinator_that_draws_as_it_likes(sampler):
+    noise = SharedNoise(minimum_clients=10, corrupt=2)
+    relation = "replace" if isinstance(sampler, ct.FixedSize) else "zero_out"
+    privacy = ct.Privacy(epsilon=3.0, noise=noise, relation=relation)
+    plan = ct.Plan(method=ct.PMTL(), privacy=privacy, rounds=6, sampler=sampler)
+    views = plan.guarantee(12).views
+    assert views["coordinator_and_corrupt"] == pytest.approx(3.0, rel=1e-3)
+    assert views["other_clients"] <= 3.0
 
 
 @pytest.mark.parametrize(

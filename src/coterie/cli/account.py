@@ -113,19 +113,17 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     from coterie.privacy.guarantee import Guarantee
 
-    clients, rounds = arguments.clients, arguments.rounds
-    delta = default_delta(clients) if arguments.delta is None else arguments.delta
+    clients, rounds, delta = arguments.clients, arguments.rounds, arguments.delta
+    delta = default_delta(clients) if delta is None else delta
     relation: Relation = arguments.relation or "zero_out"
     sampler = make_sampler(arguments.sampling, arguments.cohort, arguments.cohort_visible)
     participation = sampler.participation(clients)
     local, in_shares = arguments.noise == "local", check_shares(arguments)
+    seen = participation.shown if local else participation.to_others
+    seen = participation.always if in_shares else seen
     if arguments.command == "calibrate":
         noise = calibrate(
-            arguments.epsilon,
-            delta,
-            weights=(1.0,) * rounds,
-            participation=participation.shown if local else participation.to_others,
-            relation=relation,
+            arguments.epsilon, delta, weights=(1.0,) * rounds, participation=seen, relation=relation
         )
     else:
         noise = arguments.noise_multiplier

@@ -27,7 +27,7 @@ from coterie.deploy.status import read_events
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.planning.plan import Plan, Privacy
-from coterie.privacy.noise import GaussianNoise, SharedNoise
+from coterie.privacy.noise import GaussianNoise, Noise, SharedNoise
 from coterie.privacy.sampling import Everyone
 
 SITES = ("north", "south", "east", "west")
@@ -87,7 +87,7 @@ def write_demo(demo: Demo, data: FederatedDataset) -> App:
         sites[site] = [data.names[i] for i in part]
         write_rows(demo.folder / f"{site}.parquet", data, int(part[0]), int(part[-1]) + 1)
     plan = demo.folder / "plan.toml"
-    plan.write_text(to_toml(to_table(plan_of(demo))), encoding="utf-8")
+    plan.write_text(to_toml(to_table(plan_of(demo, len(data)))), encoding="utf-8")
     settings = {
         "task": data.spec.task,
         "shape": data.spec.shape,
@@ -99,14 +99,21 @@ def write_demo(demo: Demo, data: FederatedDataset) -> App:
     return init_app(demo.folder / "app", plan, sites, settings)
 
 
-def plan_of(demo: Demo) -> Plan:
-    """Return the plan; the same plan can be simulated."""
+def plan_of(demo: Demo, clients: int) -> Plan:
+    """Return the plan; the same plan can be simulated.
+
+    Under trust = "nobody" one of the sites may be absent, and one may collude.
+    """
+    noise: Noise = GaussianNoise()
+    if demo.trust == "nobody":
+        largest = -(-clients // len(SITES))
+        noise = SharedNoise(minimum_clients=clients - largest, corrupt=largest)
     return Plan(
         data=DataConfig(name="districts", test=DISTRICTS_TEST_ROWS),
         method=PMTL(model=Linear()),
         privacy=Privacy(
             epsilon=demo.epsilon,
-            noise=SharedNoise() if demo.trust == "nobody" else GaussianNoise(),
+            noise=noise,
         ),
         sampler=Everyone(),
         rounds=demo.rounds,

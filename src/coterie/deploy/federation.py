@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -97,7 +97,8 @@ class Federation:
         trust: "server": the coordinator sees the clipped sum of each site and adds the noise.
             "secure_aggregation": it sees only the sum over sites and adds the noise.
             "nobody": it sees only the sum over sites, to which all clients have added shares of
-            the noise; the plan has noise = "shares".
+            the noise; the plan has noise = "shares". `corrupt` of the plan counts clients: choose
+            at least the clients of the largest site, so that a site may collude.
         deadline: Seconds to wait for answers to a request; later answers are dropped.
         minimum: The share of clients whose sites must answer before a round is released: of the
             clients asked, or of all clients where the cohort is hidden. With fewer answers the same
@@ -323,6 +324,18 @@ def coordinator_epsilon(guarantee: Guarantee, federation: Federation) -> float:
     return guarantee.views[VIEWS[federation.trust]]
 
 
+def colluding_sites(guarantee: Guarantee, federation: Federation) -> int:
+    """Return how many sites may collude with the coordinator, under noise in shares.
+
+    A site that colludes knows the shares of all its clients, so the largest sites that collude must
+    not host more than `corrupt` clients. Unmasking must take an honest site: see `sites_needed`.
+    """
+    corrupt = min((getattr(event, "corrupt", 0) for event in guarantee.events), default=0)
+    sizes = sorted((len(site.clients) for site in federation.sites.values()), reverse=True)
+    hosted = sum(total <= corrupt for total in accumulate(sizes))
+    return min(hosted, 2 * federation.sites_needed - len(sizes) - 1)
+
+
 def epsilon_by_view(guarantee: Guarantee, federation: Federation) -> dict[str, float]:
     """Return epsilon by adversary; the coordinator is `coordinator`, whichever view applies."""
     views = {
@@ -366,6 +379,9 @@ def deployment_facts(
         **{name: getattr(federation, name) for name in settings},
         "threshold": federation.threshold if masked else None,
         "sites_needed": federation.sites_needed if masked else None,
+        "colluding_sites": colluding_sites(guarantee, federation)
+        if is_in_shares(guarantee)
+        else None,
         "hidden_cohort": hidden,
         "coordinator_view": VIEWS[federation.trust],
         "coordinator_sees": coordinator_sees(guarantee, federation),
@@ -377,11 +393,14 @@ def deployment_facts(
     }
 
 
-def _coalitions(guarantee: Guarantee, corrupt: int, cohort: str) -> list[tuple[str, str, float]]:
+def _coalitions(
+    guarantee: Guarantee, corrupt: int, sites: int, cohort: str
+) -> list[tuple[str, str, float]]:
     """Return the adversaries who know shares of the noise."""
+    whole = {0: "no whole site", 1: "one whole site"}.get(sites, f"{sites} whole sites")
     return [
         (
-            f"the coordinator, with {corrupt} clients",
+            f"the coordinator, with {corrupt} clients ({whole})",
             f"the same, and these clients' contributions and shares of the noise{cohort}",
             guarantee.views["coordinator_and_corrupt"],
         ),
@@ -404,7 +423,8 @@ def _adversaries(guarantee: Guarantee, federation: Federation) -> list[tuple[str
     if is_in_shares(guarantee):
         corrupt = max(getattr(event, "corrupt", 0) for event in guarantee.events)
         who, of_sites = f"other clients, at most {corrupt} together", " (as many clients at most)"
-        more = _coalitions(guarantee, corrupt, cohort)
+        sites = colluding_sites(guarantee, federation)
+        more = _coalitions(guarantee, corrupt, sites, cohort)
     return [
         (who, f"every release{cohort}, and each its own model", others),
         (

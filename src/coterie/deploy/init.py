@@ -29,6 +29,7 @@ from coterie.deploy.federation import (
     Federation,
     SiteEntry,
     check_deployable,
+    colluding_sites,
     epsilon_by_view,
     load_federation,
     make_agreement,
@@ -181,7 +182,25 @@ class App:
 
     @property
     def notices(self) -> list[str]:
-        """Problems that a site would meet later: the default hook does not infer classes."""
+        """Problems that would be met later."""
+        return [*self._of_collusion(), *self._of_classes()]
+
+    def _of_collusion(self) -> list[str]:
+        """Return a notice if no site may collude, although the guarantee permits some clients."""
+        agreement, federation = self.agreement, self.agreement.federation
+        if federation.trust != "nobody":
+            return []
+        if sites := colluding_sites(agreement.guarantee, federation):
+            return [f"the epsilons hold if at most {sites} of the other sites collude"]
+        largest = max(len(site.clients) for site in federation.sites.values())
+        return [
+            "the epsilons hold only if no other site colludes: for one that may, set corrupt = "
+            f"{largest} or more in [privacy.noise] of the plan (the largest site has so many "
+            "clients)"
+        ]
+
+    def _of_classes(self) -> list[str]:
+        """Return a notice if the default hook would have to infer classes."""
         data, spec = self.agreement.plan.data, self.agreement.federation.spec
         source = data.source
         guessed = source.task is None and spec.task == "binary" and not source.positives

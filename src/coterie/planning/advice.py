@@ -150,11 +150,12 @@ class Facts:
             return self.noise_multiplier
         assert self.epsilon is not None
         who = self.participation
+        seen = who.shown if self.local else who.to_others
         return calibrate(
             self.epsilon,
             delta,
             weights=(1.0,) * self.rounds,
-            participation=who.shown if self.local else who.to_others,
+            participation=seen if self.shares is None else who.always,
             relation=self.relation,
             replaced=2.0 if self.local else self.replaced,
         )

@@ -69,6 +69,11 @@ class Participation:
         """
         return self.shown if self.kind == "fixed" else self
 
+    @property
+    def always(self) -> "Participation":
+        """A client in every round: what a coordinator that draws the cohorts can arrange."""
+        return Participation("everyone", visible=True)
+
     def to_json(self) -> dict[str, Any]:
         """Return the sampling as the fields of a certificate."""
         cohort = "visible" if self.visible else "hidden"

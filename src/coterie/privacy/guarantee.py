@@ -21,8 +21,9 @@ still observes the exact sum, to which it adds the noise itself. So nothing hold
 opened sums, in which the shares of the clients that do not collude count.
 
 - other clients: at most C of them together; the noise of K - C shares, which is the planned noise.
-- coordinator: observes the cohort; the noise of K shares.
-- coordinator and corrupt clients: observes the cohort; the planned noise.
+- coordinator: it draws the cohorts, and could draw the client in every round; sampling counts for
+  nothing. The noise of K shares.
+- coordinator and corrupt clients: the same with the planned noise.
 - coalition of all others: only the client's own share counts. This is also the epsilon against a
   coordinator that breaks the secure aggregation and reads the client's own message.
 
@@ -325,8 +326,8 @@ def _views_of_shares(guarantee: Guarantee) -> dict[str, float]:
 
     alone = [event.against(event.minimum_clients) for event in shared]
     return {
-        "coordinator": against(alone, who.shown),
-        "coordinator_and_corrupt": against(shared, who.shown),
+        "coordinator": against(alone, who.always),
+        "coordinator_and_corrupt": against(shared, who.always),
         "coalition_of_all_others": against([e.against(1) for e in shared], who.to_others),
     }
 
@@ -372,7 +373,8 @@ def _reasons_of_shares(guarantee: Guarantee) -> dict[str, str]:
     least, corrupt = _counts(guarantee)
     return {
         "other_clients": f"at most {corrupt} of them collude; the shares of the others count",
-        "coordinator": f"the coordinator observes sums of at least {least} clients, and the cohort",
+        "coordinator": f"the coordinator observes sums of at least {least} clients, and may draw "
+        "the client in every round",
         "coordinator_and_corrupt": f"the coordinator and {corrupt} clients: their shares do not "
         "count",
         "coalition_of_all_others": "only the client's own share of the noise counts",
@@ -560,8 +562,8 @@ def _shared_adversary(guarantee: Guarantee) -> str:
     return (
         "Noise: every client adds a share, and secure aggregation opens only sums of at least "
         f"{least} clients. Adversary: other clients, at most {corrupt} of them together, who "
-        "observe every release. For the coordinator, which observes the cohort too: epsilon = "
-        f"{round_up(views['coordinator'])}; together with {corrupt} clients: "
+        "observe every release. For the coordinator, which may draw a client in every round: "
+        f"epsilon = {round_up(views['coordinator'])}; together with {corrupt} clients: "
         f"{round_up(views['coordinator_and_corrupt'])}. If all other clients collude, or the "
         "coordinator reads a single client's message, one share of the noise is left: epsilon = "
         f"{round_up(views['coalition_of_all_others'])}."

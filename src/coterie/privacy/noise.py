@@ -8,7 +8,7 @@ kinds below and those of other packages: see `register_mechanism`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -275,7 +275,8 @@ class SharedNoise(GaussianNoise):
     """Gaussian noise that all clients add in shares: private to the coordinator too.
 
     For secure aggregation (`trust = "nobody"`): a budget holds against the coordinator and the
-    other clients, if at most `corrupt` clients collude. See `coterie.privacy.shares`.
+    other clients, if at most `corrupt` clients collude. See `coterie.privacy.shares`. Sampling
+    reduces no noise, because the coordinator could draw a client in every round.
 
     Attributes:
         minimum_clients: How many clients a sum has at least; fewer answers are not released.
@@ -302,7 +303,7 @@ class SharedNoise(GaussianNoise):
         least, corrupt = self.counts(request.clients)
         return tuple(
             GaussianShares(one, request.clients, least, corrupt)  # type: ignore[arg-type]
-            for one in super()._make(request)
+            for one in super()._make(replace(request, participation=request.participation.always))
         )
 
 

@@ -16,9 +16,10 @@ discrete Gaussians, but on grids as fine as ours they are a Gaussian release up 
 float can hold, by the argument below. So the account is that of central Gaussian noise, exactly.
 
 **Guarantee:** an opened sum is as private as `GaussianSum`, `BlockSum`, `GaussianGram` or `Squares`
-with the planned noise, against any adversary who observes the sum, knows the cohort and the shares
-of all but h = K - C clients of the sum, among them the protected client. Each number's privacy loss
-grows by less than 1e-136.
+with the planned noise, against any adversary who observes the sum, chooses the cohort and knows the
+shares of all but h = K - C clients of the sum, among them the protected client. Each number's
+privacy loss grows by less than 1e-136, and delta by less than 1e-113 for each number of a share,
+because the sampler cuts the tails (`discrete`): float64 holds neither next to an epsilon or delta.
 
 Let f_s(x) = exp(-x^2 / (2 s^2)) and e(s) = 2 sum_{j >= 1} exp(-2 pi^2 s^2 j^2). By Poisson
 summation, for every real c,
@@ -44,7 +45,10 @@ summation, for every real c,
 4. *Dropouts.* Sites open one sum of a round, of the survivors that all of them agree on, and only
    if these host at least K clients (`deploy.site`). More answers carry more noise.
 5. *Absence.* A client that is not drawn adds its share as well, so noise does not depend on the
-   cohort: hidden cohorts amplify against other clients, who do not see who is drawn.
+   cohort: hidden cohorts amplify against other clients, who do not see who is drawn. Against the
+   coordinator nothing amplifies: it draws the cohorts, and is counted as drawing the client always.
+6. *Sites.* A dishonest site knows the shares of all its clients: C counts them all
+   (`deploy.federation.colluding_sites`).
 
 Assumes that `entropy` returns independent uniform words that nobody else learns, that a client adds
 one share per round, and the security of the aggregation (`deploy.secagg`). Against all other

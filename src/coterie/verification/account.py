@@ -147,18 +147,20 @@ def _by_view_of_shares(account: Account, kinds: set[str]) -> dict[str, Span]:
     """Return epsilon by view where clients add shares of the noise and only sums are opened.
 
     Against other clients and the coordinator with the corrupt ones, K - C shares count; against the
-    coordinator alone K; against all others together the client's own. The coordinator knows the
-    cohort, and so do all clients together if its size is fixed.
+    coordinator alone K; against all others together the client's own. The coordinator draws the
+    cohort, so it could draw one client in every round; all clients together know a cohort of fixed
+    size.
     """
     if kinds != {"gaussian_shares"}:
         raise ValueError("shares of the noise in some rounds only")
     others = account.seen if account.kind == "fixed" else account
+    always = replace(account.seen, kind="everyone", rate=1.0)
     main = recompute(_of_shares(others, 0))
     return {
         "epsilon": main,
         "other_clients": main,
-        "coordinator": recompute(_of_shares(account.seen, -1)),
-        "coordinator_and_corrupt": recompute(_of_shares(account.seen, 0)),
+        "coordinator": recompute(_of_shares(always, -1)),
+        "coordinator_and_corrupt": recompute(_of_shares(always, 0)),
         "coalition_of_all_others": recompute(_of_shares(others, 1)),
     }
 
