@@ -187,7 +187,8 @@ def test_a_verdict_against_joining_spends_nothing(tmp_path, capsys):
     assert main([*few, "--out", str(tmp_path / "auto"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["method"] in ("local", "single") and found["epsilon"] == 0
-    assert "without the budget" in found["chosen"]
+    assert found["verdict"]["verdict"] == "learn alone" and "learn alone" in found["chosen"]
+    assert found["verdict"]["epsilon"] == 1  # what was asked for, and was not spent
     assert main([*few, "--anyway", "--out", str(tmp_path / "anyway"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["method"] == "pfeb" and found["epsilon"] == pytest.approx(1)

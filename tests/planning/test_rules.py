@@ -199,6 +199,17 @@ def test_too_many_rounds_are_pointed_out():
     assert "affords 3, and 25" in " ".join(advise(65, 1.0, 8, rounds=25).remedies)
 
 
+def test_a_plan_that_heeds_the_verdict_keeps_it():
+    spec, asked = Spec((9,), 1, "regression", 12), Plan(method=Auto(), privacy=Privacy(epsilon=0.5))
+    joined = resolve(asked, spec)
+    alone = rules.heed_verdict(asked, joined, spec)
+    assert alone.method.kind == "local" and alone.guarantee(12).epsilon == 0 and alone.heeded
+    assert rules.advice_for(alone, spec) == rules.advice_for(joined, spec)
+    assert Plan.from_table(alone.to_table()) == alone
+    named = Plan(method=PFEB(), privacy=Privacy(epsilon=0.5))
+    assert rules.heed_verdict(named, resolve(named, spec), spec).method.kind == "pfeb"
+
+
 def test_words_of_verdicts():
     assert [verdict_of(worth) for worth in (0.99, 1.0, 3.99, 4.0)] == [
         "learn alone",

@@ -64,6 +64,17 @@ def test_noise_is_described_beside_releases_without_any():
     assert describe_noise([NonPrivate(), Laplace(0.5), Laplace(0.25)]).endswith("e = 0.25 to 0.5")
 
 
+def test_a_run_without_releases_describes_none():
+    lines = Guarantee(
+        events=(), participation=Participation("everyone"), relation="zero_out", delta=1e-5,
+        clients=20,
+    ).statement()  # fmt: skip
+    assert lines.startswith("epsilon = 0: nothing is released")
+    for untrue in ("take part", "observe every release", "before noise", "1 times"):
+        assert untrue not in lines
+    assert "one client" in lines and "Not covered: metrics" in lines
+
+
 def number(text):
     return float(text.split("epsilon = ")[1].split()[0])
 

@@ -152,7 +152,7 @@ def _several(arguments: argparse.Namespace) -> int:
     members = {"local": replace(base, method=local, privacy=free, rounds=None), **plans}
     if math.inf not in budgets:
         members[_BASELINE] = replace(base, method=last, privacy=free)
-    _check_totals({folder / name: plan for name, plan in members.items()})
+    _check_totals({folder / name: plan for name, plan in members.items()}, anyway=arguments.anyway)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(
         folder / MEMBERS,
@@ -161,12 +161,12 @@ def _several(arguments: argparse.Namespace) -> int:
     return _run_members(folder, arguments)
 
 
-def _check_totals(plans: Mapping[Path, Plan]) -> None:
+def _check_totals(plans: Mapping[Path, Plan], *, anyway: bool) -> None:
     """Raise ValueError if runs that are not begun would exceed a total, all of them together."""
     begun = {folder for folder in plans if (folder / "plan.toml").exists()}
     new = [plan for folder, plan in plans.items() if plan.private and folder not in begun]
     if new and counted().has_totals:
-        counted().check(*foresee(new))
+        counted().check(*foresee(new, anyway=anyway))
 
 
 def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
@@ -175,7 +175,7 @@ def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         with naming(folder / MEMBERS):
             plans = {folder / name: Plan.from_table(table) for name, table in tables.items()}
-        _check_totals(plans)
+        _check_totals(plans, anyway=arguments.anyway)
     shown: set[str] = set()
     try:
         with stoppable(partial(_last_line, folder)):
@@ -223,14 +223,22 @@ def _train(
     """Run a member unless it is finished; return whether it is. Add to `shown` what is printed."""
     if (part / "result.json").exists():
         return True
+    begun = (part / "plan.toml").exists()  # such a run keeps its method
     with naming(part.parent / MEMBERS):
-        plan = Plan.from_table(table)
+        plan = Plan.load(part / "plan.toml") if begun else Plan.from_table(table)
     if not arguments.quiet:
         print(f"training {plan.method.kind} ({part.name}) ...", file=sys.stderr)
     try:
         with Watch(quiet=arguments.quiet, brief=True) as watch:
             scoring = None if arguments.json else watch.scoring
-            execute(plan, folder=part, observer=watch.open, scoring=scoring, budget=counted())
+            execute(
+                plan,
+                folder=part,
+                observer=watch.open,
+                scoring=scoring,
+                budget=counted(),
+                anyway=arguments.anyway or begun,
+            )
         shown |= watch.shown
     except (ValueError, RuntimeError) as error:
         if part.name != _BASELINE:
@@ -333,7 +341,7 @@ def demo(arguments: argparse.Namespace) -> int:
     plans = {kind: _demo_plan({"kind": kind}, given, arguments) for kind in _DEMO}
     if arguments.data == "districts":
         plans |= {one["kind"]: _demo_plan(one, data, arguments) for one, data in _SYSTEMS}
-    _check_totals({out / method: plan for method, plan in plans.items()})
+    _check_totals({out / method: plan for method, plan in plans.items()}, anyway=True)
     for method, plan in plans.items():
         print(f"training {method} on {plan.data.name} ...", file=sys.stderr)
         with Watch(quiet=False) as watch:

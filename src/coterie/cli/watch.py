@@ -69,7 +69,7 @@ class Watch:
         self._marks = self._spend()
         self._bar = progress_bar()
         register("numba:compile", self._compiling)  # type: ignore[no-untyped-call]
-        self._task = self._bar.add_task(plan.method.kind, total=plan.posts)
+        self._task = self._bar.add_task(plan.method.kind, total=plan.posts, visible=plan.posts > 0)
         return self
 
     def __call__(self, progress: Progress) -> None:

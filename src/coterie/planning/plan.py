@@ -184,6 +184,7 @@ class Plan:
         history: Whether every round is scored on test rows; None: where that is cheap.
         newcomers: Clients held out of training and onboarded afterwards: a share, or a number.
         chosen: Why the method was chosen, where that was left to rules.
+        heeded: Whether that is local training because of the verdict on joining.
         about: What the owner declares: the unit, the operator, public inputs. It changes nothing.
     """
 
@@ -202,6 +203,7 @@ class Plan:
     history: bool | None = None
     newcomers: int | float | None = None
     chosen: str = ""
+    heeded: bool = False
     about: About | None = None
     _mechanisms: dict[int, tuple[Mechanism, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False

@@ -41,6 +41,9 @@ from coterie.privacy.sampling import Poisson, Sampler
 
 NETWORK_ROUNDS = (3, 50)
 NETWORK_ERROR = 20.0
+_HEEDED = (
+    "local training, which spends nothing, because the verdict is to learn alone; --anyway joins"
+)
 
 
 def plan_for(
@@ -109,8 +112,8 @@ def heed_verdict(plan: Plan, resolved: Plan, spec: Spec) -> Plan:
         return resolved
     known = resolved.method.baselines().local
     local = Local(model=resolved.method.model) if known is None else known
-    chosen = f"local training, without the budget: {advice.reason} --anyway joins all the same."
-    return replace(resolve(replace(plan, method=local), spec), chosen=chosen)
+    found = resolve(replace(plan, method=local, privacy=resolved.privacy), spec)
+    return replace(found, chosen=_HEEDED, heeded=True)
 
 
 def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
@@ -166,8 +169,11 @@ def advice_for(plan: Plan, spec: Spec) -> Advice | None:
     """Return whether joining pays under a resolved plan, by the noise of its rounds.
 
     None for methods that release no mean, for runs without privacy, and for noise that is not
-    Gaussian: the rule does not apply to them.
+    Gaussian: the rule does not apply to them. A plan that heeds a verdict has that verdict.
     """
+    if plan.heeded:
+        joined = replace(plan, method=Auto(model=plan.method.model), heeded=False, chosen="")
+        return advice_for(resolve(replace(joined, rounds=None), spec), spec)
     method, privacy = plan.method, plan.privacy
     if method.shape is not Shape.SUM or not plan.private:
         return None

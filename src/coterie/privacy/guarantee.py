@@ -69,6 +69,10 @@ RELATIONS = {
 }
 UNIT = "one client, with its whole data and state"
 _SERVER_SEES = "the server, which observes each clipped contribution before noise; "
+_RESULTS = (
+    "metrics, losses and row counts in the output; settings that were chosen by results; a "
+    "personal model that its client shares."
+)
 _CENTRAL = {
     "server": "the server observes each clipped contribution before noise",
     "server_secure_aggregation": "the server adds the noise itself and observes the exact sum",
@@ -473,14 +477,21 @@ def state(
     """
     own = epsilon is None
     spent = guarantee.epsilon if epsilon is None else epsilon
+    whole = f"Protected: {protected(guarantee)}."
+    if not guarantee.events:
+        return [
+            "epsilon = 0: nothing is released, so nothing that an adversary can observe depends on "
+            "a client's data.",
+            whole,
+            f"Not covered: {_RESULTS}",
+        ]
     lines = [
         state_epsilon(spent, guarantee.delta, len(guarantee.events), guarantee.relation),
-        f"Protected: {protected(guarantee)}. In neighbouring runs {RELATIONS[guarantee.relation]}.",
+        f"{whole} In neighbouring runs {RELATIONS[guarantee.relation]}.",
         adversary or _adversary(guarantee),
         f"Sampling: {_sampling(guarantee)}",
         accountant or f"Accountant: {guarantee.profile.accountant}.",
-        f"Not covered: {_uncovered(guarantee, server)}metrics, losses and row counts in the "
-        "output; settings that were chosen by results; a personal model that its client shares.",
+        f"Not covered: {_uncovered(guarantee, server)}{_RESULTS}",
     ]
     if guarantee.assumed:
         lines.append(f"Assumed public: {'; '.join(guarantee.assumed)}.")
