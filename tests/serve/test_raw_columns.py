@@ -10,6 +10,7 @@ from onnxruntime import InferenceSession
 
 from coterie.data.config import Source
 from coterie.data.frames import open_frame
+from coterie.data.inspect import FORMATS
 from coterie.data.tables import Unread, open_columns
 from coterie.serve.raw_columns import OPSETS, append_results, has_columns, prepend_columns
 
@@ -19,6 +20,9 @@ DATES = [
     *("2023-1-5", "0001-01-01", "9999-12-31", "1969-12-31", "1970-01-01", "2023-13-01"),
     *("2023-05-06 10:30", "2023-05-06T23:59:59+02:00", "05/11/2023", "5/1/2023 01:02 AM", "x"),
     *("31.12.2020", "", "NA", "?", "2023-00-10", "2023-10-00", "20230105", "2023/05/06"),
+    *("31/01/68", "01/02/69", "1/2/99 10:30", "31/02/20", "1/2/2020", "20230231", "20230105 10:15"),
+    *("5 Jan 2020", "05 JAN 2020", "5 january 2021", "31 Feb 2020", "5 Okt 2020", "15-Oct-1999"),
+    *("5-Sep-2020T10:15", "Oct 7, 2020", "October 31, 2019 01:02 PM", "OCT 7,2020", "7 Sept 2020"),
 ]
 DATES += [str(date(1903, 1, 1) + timedelta(days=97 * at)) for at in range(400)]
 
@@ -51,12 +55,18 @@ def features_of(source, columns):
     return wanted, session.run(None, given)[0]
 
 
-@pytest.mark.parametrize("form", ["", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%Y/%m/%d", "%d %b %Y"])
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("more", [{}, {"indicators": ("day",)}, {"gaps": {"day": ("9999-12-31",)}}])
 def test_dates_are_read_as_the_reader_reads_them(form, more):
     dates = {"day": f"2020-01-01 {form}".strip()}
     source = Source(features=("day",), dates=dates, **FILLED, **more)
     np.testing.assert_array_equal(*features_of(source, {"day": DATES}))
+
+
+def test_dates_that_no_program_reads_are_refused():
+    source = Source(features=("day",), dates={"day": "2020-01-01 %j %Y"}, **FILLED)
+    with pytest.raises(ValueError, match="'%j %Y' cannot be read by an ONNX program; choose"):
+        features_of(source, {"day": DATES})
 
 
 @pytest.mark.parametrize("levels", [("north", "South", "NA", "other"), ("north", "South", "1")])

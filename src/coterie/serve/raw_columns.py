@@ -2,8 +2,7 @@
 
 A program with them has one input per column, (rows, 1): text for categories and dates, float64 for
 numbers. Text is read as it stands, without spaces around it; dates are ISO, or in the declared
-format if that is made of numbers (%d/%m/%Y). What cannot be read is a gap. The nodes need opset 20
-of ONNX and opset 4 of ai.onnx.ml.
+format. What cannot be read is a gap. The nodes need opset 20 of ONNX and opset 4 of ai.onnx.ml.
 """
 
 import re
@@ -24,8 +23,27 @@ OPSETS = {"": 20, "ai.onnx.ml": 4}
 _OURS = "columns/"
 _RESULTS = ("outputs", "probability", "prediction")
 _DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_PARTS = {"%d": r"[0-9]{1,2}", "%m": r"[0-9]{1,2}", "%Y": r"[0-9]{4}"}
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
+    *("October", "November", "December"),
+)
+_SPELLED = {
+    form(name): at
+    for at, month in enumerate(_MONTHS, start=1)
+    for name in (month, month[:3])
+    for form in (str.title, str.lower, str.upper)
+}
+"""The month of each spelling of its name."""
+_PARTS = {
+    **{"%d": r"[0-9]{1,2}", "%m": r"[0-9]{1,2}", "%Y": r"[0-9]{4}", "%y": r"[0-9]{2}"},
+    "%b": f"({'|'.join(name for name in _SPELLED if len(name) == 3)})",
+    "%B": f"({'|'.join(_SPELLED)})",
+}
+_KINDS = {"%y": "%Y", "%b": "%m", "%B": "%m"}
+_EXAMPLES = {"%Y": "1970", "%y": "70", "%m": "01", "%b": "Jan", "%B": "Jan", "%d": "01"}
+_PLAIN = "%Y%m%d"  # a number
 _CLOCK = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
+_CENTURY = 69  # years of two digits from here on are those of 19..
 
 
 def has_columns(source: Source, names: Sequence[str]) -> bool:
@@ -211,8 +229,6 @@ def _dates(graph: Graph, given: str, column: str, source: Source) -> tuple[str, 
     first, _, form = source.dates[column].partition(" ")
     year = month = day = fits = ""
     for one in dict.fromkeys((form or ISO, ISO)):
-        if _pattern(one) is None:
-            continue
         found = _parsed(graph, given, one)
         if not fits:
             fits, year, month, day = found
@@ -234,34 +250,93 @@ def _dates(graph: Graph, given: str, column: str, source: Source) -> tuple[str, 
     return graph.gapped(graph.doubles(graph.add("Concat", *parts, axis=1)), gaps), gaps
 
 
-def _pattern(form: str) -> str | None:
-    """Return the regular expression of a format of numbers and one kind of separator."""
-    pieces = re.fullmatch(r"(%[dmY])([-/.])(%[dmY])\2(%[dmY])", form)
-    if pieces is None or {pieces[1], pieces[3], pieces[4]} != set(_PARTS):
-        return None
-    return f"[{pieces[2]}]".join(_PARTS[pieces[at]] for at in (1, 3, 4)) + _CLOCK
+def _pieces(form: str) -> tuple[list[str], list[str]]:
+    """Return the parts of a format of dates, and what separates them; raise ValueError for others.
+
+    >>> _pieces("%b %d, %Y")
+    (['%b', '%d', '%Y'], [' ', ', '])
+    """
+    first, *cut = re.split(r"(%.)", form)
+    parts, marks, last = cut[::2], cut[1:-1:2], cut[-1:]
+    kinds = sorted(_KINDS.get(part, part) for part in parts)
+    apart = all(marks) and not re.search(r"[\w%]", "".join(marks))
+    if kinds != ["%Y", "%d", "%m"] or first or last != [""] or not (apart or form == _PLAIN):
+        raise ValueError(
+            f"dates in the format {form!r} cannot be read by an ONNX program; choose --format "
+            "safetensors, or train with dates in ISO form, such as 2024-01-31"
+        )
+    return parts, marks
+
+
+def _pattern(form: str) -> str:
+    """Return the regular expression of a format, with a time of day after it."""
+    parts, marks = _pieces(form)
+    wanted = {**_PARTS, "%m": r"[0-9]{2}", "%d": r"[0-9]{2}"} if form == _PLAIN else _PARTS
+    marks = [re.escape(mark) for mark in marks]
+    return "".join(wanted[p] + m for p, m in zip(parts, [*marks, ""], strict=True)) + _CLOCK
 
 
 def _parsed(graph: Graph, given: str, form: str) -> tuple[str, str, str, str]:
     """Return which texts have a format, and their year, month and day."""
+    parts, marks = _pieces(form)
     fits = graph.add("RegexFullMatch", given, pattern=_pattern(form))
-    mark, order = form[2], [form[at : at + 2] for at in (0, 3, 6)]
-    never = mark.join({"%Y": "1970", "%m": "01", "%d": "01"}[part] for part in order)
-    text = graph.add("Where", fits, given, graph.hold(np.array(never, dtype=object)))
-    for delimiter in ("T", " "):  # the time of day comes after it
-        text = _piece(graph, text, delimiter, 0)
-    found = {
-        part: graph.add("Cast", _piece(graph, text, mark, at), to=TensorProto.INT64)
-        for at, part in enumerate(order)
+    example = "".join(_EXAMPLES[p] + m for p, m in zip(parts, [*marks, ""], strict=True))
+    rest = graph.add("Where", fits, given, graph.hold(np.array(example, dtype=object)))
+    if form == _PLAIN:
+        number = graph.add("Cast", _date_alone(graph, rest), to=TensorProto.INT64)
+        days = graph.add("Div", number, graph.whole(100))
+        found = [
+            graph.add("Div", number, graph.whole(10000)),
+            graph.add("Mod", days, graph.whole(100)),
+            graph.add("Mod", number, graph.whole(100)),
+        ]
+        return fits, found[0], found[1], found[2]
+    texts = []
+    for mark in marks:
+        split = _split(graph, rest, mark)
+        first, rest = (graph.add("Gather", split, graph.whole(at), axis=-1) for at in (0, 1))
+        texts.append(first)
+    texts.append(_date_alone(graph, rest))
+    values = {
+        _KINDS.get(part, part): _part(graph, text, part)
+        for part, text in zip(parts, texts, strict=True)
     }
-    return fits, found["%Y"], found["%m"], found["%d"]
+    return fits, values["%Y"], values["%m"], values["%d"]
 
 
-def _piece(graph: Graph, text: str, delimiter: str, at: int) -> str:
-    """Return one of the pieces that a delimiter separates."""
+def _part(graph: Graph, text: str, part: str) -> str:
+    """Return a year, month or day as a number."""
+    if part in ("%b", "%B"):
+        return graph.add(
+            "LabelEncoder",
+            text,
+            domain="ai.onnx.ml",
+            keys_strings=list(_SPELLED),
+            values_int64s=list(_SPELLED.values()),
+            default_int64=0,
+        )
+    number = graph.add("Cast", text, to=TensorProto.INT64)
+    if part != "%y":
+        return number
+    late = graph.add("Less", number, graph.whole(_CENTURY))
+    century = graph.add("Where", late, graph.whole(2000), graph.whole(1900))
+    return graph.add("Add", number, century)
+
+
+def _date_alone(graph: Graph, text: str) -> str:
+    """Return texts without a time of day."""
+    for delimiter in ("T", " "):
+        split = _split(graph, text, delimiter)
+        text = graph.add("Gather", split, graph.whole(0), axis=-1)
+    return text
+
+
+def _split(graph: Graph, text: str, delimiter: str) -> str:
+    """Return the text before a delimiter and, where there is one, the text after it."""
     name, count = (f"{_OURS}{len(graph.nodes)}{end}" for end in ("", "count"))
-    graph.nodes.append(helper.make_node("StringSplit", [text], [name, count], delimiter=delimiter))
-    return graph.add("Gather", name, graph.whole(at), axis=-1)
+    node = helper.make_node("StringSplit", [text], [name, count], delimiter=delimiter, maxsplit=1)
+    graph.nodes.append(node)
+    return name
 
 
 def _is_real(graph: Graph, year: str, month: str, day: str) -> str:
