@@ -22,7 +22,14 @@ DATES = [
     *("31.12.2020", "", "NA", "?", "2023-00-10", "2023-10-00", "20230105", "2023/05/06"),
     *("31/01/68", "01/02/69", "1/2/99 10:30", "31/02/20", "1/2/2020", "20230231", "20230105 10:15"),
     *("5 Jan 2020", "05 JAN 2020", "5 january 2021", "31 Feb 2020", "5 Okt 2020", "15-Oct-1999"),
-    *("5-Sep-2020T10:15", "Oct 7, 2020", "October 31, 2019 01:02 PM", "OCT 7,2020", "7 Sept 2020"),
+    *(
+        "5-Sep-2020T10:15",
+        "Oct 7, 2020",
+        "October 31, 2019 01:02 PM",
+        "OCT 7,2020",
+        "7 Sept 2020",
+        "2020-01-02 ",
+    ),
 ]
 DATES += [str(date(1903, 1, 1) + timedelta(days=97 * at)) for at in range(400)]
 
@@ -75,6 +82,10 @@ def test_dates_that_no_program_reads_are_refused():
 def test_levels_are_read_as_the_reader_reads_them(levels, how, gaps):
     values = [
         "north",
+        " north ",
+        "NORTH ",
+        " NA",
+        " unknown",
         "NORTH",
         "South",
         "south",

@@ -1,12 +1,13 @@
 """ONNX nodes that turn the columns of a table into features, as the reader of tables does.
 
 A program with them has one input per column, (rows, 1): text for categories and dates, float64 for
-numbers. Text is read as it stands, without spaces around it; dates are ISO, or in the declared
-format. What cannot be read is a gap. The nodes need opset 20 of ONNX and opset 4 of ai.onnx.ml.
+numbers. Text may have a space before and after it; dates are ISO, or in the declared format, and
+may have spaces after them. What cannot be read is a gap. The nodes need opset 20 of ONNX and opset
+4 of ai.onnx.ml.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -42,7 +43,7 @@ _PARTS = {
 _KINDS = {"%y": "%Y", "%b": "%m", "%B": "%m"}
 _EXAMPLES = {"%Y": "1970", "%y": "70", "%m": "01", "%b": "Jan", "%B": "Jan", "%d": "01"}
 _PLAIN = "%Y%m%d"  # a number
-_CLOCK = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
+_CLOCK = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)? *"
 _CENTURY = 69  # years of two digits from here on are those of 19..
 
 
@@ -78,11 +79,12 @@ class Graph:
 
     def flags(self, text: str, words: Sequence[str]) -> str:
         """Return which texts are among some words."""
+        words = list(_padded(dict.fromkeys(words, 1)))
         codes = self.add(
             "LabelEncoder",
             text,
             domain="ai.onnx.ml",
-            keys_strings=list(words),
+            keys_strings=words,
             values_int64s=[1] * len(words),
             default_int64=0,
         )
@@ -183,6 +185,12 @@ def append_results(program: Any, task: str, classes: Sequence[str], *, odds: boo
         program.graph.output.append(helper.make_tensor_value_info(name, kind, size))
 
 
+def _padded(codes: Mapping[str, int]) -> dict[str, int]:
+    """Return the codes of texts also for these with a space before or after them."""
+    pads = (("", ""), (" ", ""), ("", " "), (" ", " "))
+    return {f"{a}{text}{b}": code for a, b in pads for text, code in codes.items()}
+
+
 def _words(column: str, source: Source) -> list[str]:
     return [*GAPS, *source.gaps.get(column, ())]
 
@@ -208,7 +216,7 @@ def _category(graph: Graph, given: str, column: str, source: Source) -> tuple[st
     known = {text: code for text, code in spellings(levels).items() if text not in declared}
     other = levels.index(OTHER) if OTHER in levels else -1
     gap = other if source.fills else -1
-    codes = dict.fromkeys(words, gap) | known
+    codes = _padded(dict.fromkeys(words, gap) | known)
     code = graph.add(
         "LabelEncoder",
         given,
