@@ -149,3 +149,77 @@ def test_neither_torch_nor_scipy_is_loaded(table):
         "import sys; assert 'torch' not in sys.modules, 'torch'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def written(path, columns, size=300):
+    """Write a table of clients, targets and other columns, each value by the number of its row."""
+    columns = {"h": lambda at: f"H{at % 5}", "y": lambda at: at * 7 % 2, **columns}
+    lines = [
+        ",".join(columns),
+        *(",".join(str(f(at)) for f in columns.values()) for at in range(size)),
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("none", ["None", "none"])
+def test_none_is_a_level_and_a_class_where_many_rows_have_it(tmp_path, none):
+    words = (none, "mild", "severe")
+    path = written(
+        tmp_path / "t.csv", {"y": lambda at: words[at % 3], "pain": lambda at: words[at * 7 % 3]}
+    )
+    found = inspect(path, client="h", target="y")
+    assert set(found.source.classes) == set(words)
+    assert set(found.source.levels["pain"]) == {*words, "other"}
+    assert any(f"{none!r} is read as a class; if" in text for text in found.problems)
+    assert len(load(path, found.source).targets) == 300
+    few = {"pain": lambda at: none if at % 60 == 0 else "mild"}
+    few = written(tmp_path / "f.csv", few)
+    assert not any("class" in text for text in inspect(few, client="h", target="y").problems)
+
+
+def test_numbers_that_are_codes_by_name_are_categories(tmp_path):
+    path = written(
+        tmp_path / "t.csv",
+        {
+            "gender": lambda at: at % 3,
+            "zip_code": lambda at: 10000 + at % 60,
+            "visits": lambda at: at % 4,
+            "dose": lambda at: at % 40,
+        },
+    )
+    found = inspect(path, client="h", target="y")
+    assert found.source.levels == {"gender": ("0", "1", "2", "other")}
+    assert found.source.features == ("gender", "visits", "dose")
+    assert any(text.endswith("give --categories visits") for text in found.problems)
+    wished = inspect(path, client="h", target="y", categories=("zip_code", "visits"))
+    assert len(wished.source.levels["zip_code"]) == 31
+    assert wished.source.levels["visits"] == ("0", "1", "2", "3", "other")
+    data = load(path, wished.source)
+    assert data.features.shape == (300, 41) and set(data.features[:, :4].unique().tolist()) == {
+        0,
+        1,
+    }
+
+
+def test_columns_and_task_can_be_given(tmp_path):
+    path = written(tmp_path / "t.csv", {"id": lambda at: at, "b": lambda at: at % 9, "c": str})
+    found = inspect(path, client="h", target="b", task="regression", features=("id",))
+    assert (found.source.task, found.source.features) == ("regression", ("id",))
+    assert not found.blocking
+    assert inspect(path, client="h", target="b").source.task == "multiclass"
+    wrong = inspect(path, client="h", target="b", task="binary").blocking
+    assert any("has 9 values" in text and "--positive" in text for text in wrong)
+    for wish in ({"features": ("nn",)}, {"categories": ("idd",)}, {"features": ("h",)}):
+        with pytest.raises(DataError, match=r"no such column|is both --client and --features"):
+            inspect(path, client="h", target="y", **wish)
+
+
+def test_gaps_are_filled_for_numbers_and_levels_for_categories(table):
+    text = "\n".join(inspect(table).problems)
+    assert "gaps in age (10%): filled with the median" in text
+    path = table.with_name("t.csv")
+    found = inspect(
+        written(path, {"x": lambda at: "" if at % 9 == 0 else "ab"[at % 2]}), client="h"
+    )
+    assert any(text == "gaps in x (11%): read as the level 'other'" for text in found.problems)

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from coterie.cli.options import JSON, Commands, aligned, check_file, command
 from coterie.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from coterie.data.inspect import Look, Proposal
+    from coterie.data.inspect import Look, Proposal, Wishes
 
 _MORE = """\
 It reads CSV, TSV, Parquet and folders of Parquet, without training anything. It prints all problems
@@ -34,6 +35,10 @@ def add(commands: Commands) -> None:
         flags={
             "--client/--client-column COLUMN": "column that names the client (default: guessed)",
             "--target COLUMN": "column to predict (default: guessed)",
+            "--features COLUMN,COLUMN": "columns to predict from (default: all that can be used)",
+            "--categories COLUMN,COLUMN": "read these as categories, such as codes that are "
+            "numbers",
+            "--task {regression,binary,multiclass}": "type of the target (default: by its values)",
             "--out FILE": "the plan to write (default plan.toml)",
             "--yes": "accept all proposals; ask nothing",
             **JSON,
@@ -59,11 +64,17 @@ def init(arguments: argparse.Namespace) -> int:
 
 
 def _propose(path: Path, out: Path, arguments: argparse.Namespace) -> int:
-    from coterie.data.inspect import Look, look
+    from coterie.data.inspect import Look, Wishes, look
 
     asks = not arguments.yes and not arguments.json and sys.stdin.isatty()
-    seen = look(path)
-    proposal = (_asked if asks else Look.propose)(seen, arguments.client, arguments.target)
+    wishes = Wishes(
+        client=arguments.client,
+        target=arguments.target,
+        task=arguments.task,
+        features=_listed(arguments.features),
+        categories=_listed(arguments.categories),
+    )
+    proposal = (_asked if asks else Look.propose)(look(path), wishes)
     if not arguments.json:
         _show(path, proposal)
     accepted = not proposal.blocking and (arguments.yes or (asks and _accepts()))
@@ -85,13 +96,20 @@ def _propose(path: Path, out: Path, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(seen: "Look", client: str | None, target: str | None) -> "Proposal":
+def _listed(text: str | None) -> tuple[str, ...]:
+    """Return the columns of a flag."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _asked(seen: "Look", wishes: "Wishes") -> "Proposal":
     """Return a proposal with the columns that are answered on a terminal."""
-    first = seen.propose(client, target)
-    client = client or _ask("client column", first.source.client, seen.columns)
-    first = seen.propose(client, target)
-    target = target or _ask("column to predict", str(first.source.target), seen.columns)
-    return seen.propose(client, target)
+    if wishes.client is None:
+        client = _ask("client column", seen.propose(wishes).source.client, seen.columns)
+        wishes = replace(wishes, client=client)
+    if wishes.target is None:
+        target = _ask("column to predict", str(seen.propose(wishes).source.target), seen.columns)
+        wishes = replace(wishes, target=target)
+    return seen.propose(wishes)
 
 
 def _print_json(path: Path, out: Path | None, proposal: "Proposal") -> None:
@@ -131,7 +149,8 @@ def _input(question: str) -> str:
 
 
 def _show(path: Path, proposal: "Proposal") -> None:
-    print(f"{path}: {proposal.rows:,} rows of {proposal.clients:,} clients\n")
+    clients = f"{proposal.clients:,} client{'' if proposal.clients == 1 else 's'}"
+    print(f"{path}: {proposal.rows:,} rows of {clients}\n")
     for line in aligned([*proposal.columns.items()]):
         print(f"  {line}")
     problems = (*proposal.blocking, *proposal.problems)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from functools import cached_property
 from html import escape
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +42,9 @@ from coterie.data.tables import DATE_PARTS, feature_names, is_number, is_text
 
 READ_OFF = " read off the rows and accepted as public"
 """How a fact that was read off the rows ends."""
-Kind = Literal["number", "category", "date", "id", "constant", "empty", "text", "mixed", "other"]
+Kind = Literal[
+    "number", "category", "date", "id", "constant", "empty", "text", "code", "mixed", "other"
+]
 FORMATS = (
     *(ISO, "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
     *("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%Y%m%d", "%d %b %Y", "%d-%b-%Y", "%d %B %Y"),
@@ -54,7 +57,9 @@ _SAMPLED = 1 << 18  # values of a column whose quantiles are taken
 _MERGED = 200  # different values of a column whose spellings are looked at
 _ODD = 1000  # different values that are no numbers, or no dates, that are counted
 _CLASSES = 20
+_FEW = 6  # different whole numbers that may be codes
 _TYPED = 0.9  # share of numbers, or of dates, from which a column is one of them
+_NONE, _OFTEN = "None", 0.05  # a level if this share of the rows has it, else a gap
 _HINTED, _MOSTLY = 0.1, 0.4  # shares of them in its first rows below which a column is none
 _SEEN = 20_000  # rows from which the larger of both holds
 _CODES = (-9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0, 99999.0, 999999.0)
@@ -77,6 +82,13 @@ _YES = (
     *("1", "yes", "true", "positive", "case", "died", "dead", "y", "t"),
     *("ja", "j", "oui", "o", "si", "sí", "sì", "sim", "tak", "wahr", "vrai"),
 )
+_NO = ("0", "no", "none", "never", "absent", "negative", "nein", "non", "nee", "nie", "não")
+_CODED = re.compile(
+    r"(^|[\W_\d])((zip|post|postal)?_?code|zip|plz|postleitzahl|icd|sex|gender|geschlecht|sexe"
+    r"|race|ethnicity|type|kind|category|kategorie|group|gruppe|status|region|ward|unit|department"
+    r"|dept|specialty|speciality|diagnosis)([\W_\d]|$)",
+    re.IGNORECASE,
+)
 _ID = re.compile(
     r"(^|[\W_])(id|uid|uuid|guid|key|index|idx|nr|no|number|code)([\W_]|$)|[a-z]I[Dd]$"
 )
@@ -90,6 +102,7 @@ class Column:
     name: str
     rows: int = 0
     gaps: int = 0
+    nones: int = 0  # gaps that are written "None", which may be a level
     numbers: int = 0
     commas: int = 0  # numbers with a decimal comma, and with a decimal point
     points: int = 0
@@ -114,6 +127,7 @@ class Column:
         gap = is_gap(text)
         found = text.filter(pc.invert(gap))
         self.gaps += len(text) - len(found)
+        self.nones += pc.sum(pc.equal(text, _NONE)).as_py() or 0
         if not len(found):
             return
         texts, counts = found, np.ones(len(found), dtype=np.int64)
@@ -308,6 +322,8 @@ def _number_facts(column: Column, common: dict[str, Any]) -> Facts | None:
     if not unit and not _is_typed(column, typed, odd):
         return None
     numbers, wrong = read_numbers(_sampled(column), commas=common["commas"], unit=unit)
+    if not unit and _is_coded(column):
+        return None
     if unit:  # the sample stands for the column
         odd = Counter(value for value in column.odd if not _is_number(value, unit))
         typed = round(column.known * (1 - wrong.mean()))
@@ -321,6 +337,13 @@ def _number_facts(column: Column, common: dict[str, Any]) -> Facts | None:
     missing = {*odd, *(f"{code:.0f}" for code in codes)}
     found = _with_gaps(column, "number", numbers, missing, {**common, "unit": unit})
     return replace(found, kind="id") if found.kind == "number" and _is_id(column, found) else found
+
+
+def _is_coded(column: Column) -> bool:
+    """Return whether whole numbers are codes by their column's name, such as "zip" or "sex"."""
+    values = [value.removesuffix(".0") for value in column.values]
+    whole = all(value.isdecimal() for value in values) and len(set(values)) > 2
+    return whole and not column.overflowed and _CODED.search(column.name) is not None
 
 
 def _unit(odd: Counter[str]) -> str:
@@ -339,6 +362,7 @@ def _is_number(value: str, unit: str) -> bool:
 
 def _text_facts(column: Column, common: dict[str, Any]) -> Facts:
     """Return the facts of any other column."""
+    column = _with_none(column)
     codes = {
         value
         for value in column.values
@@ -351,11 +375,21 @@ def _text_facts(column: Column, common: dict[str, Any]) -> Facts:
     kind: Kind = "category" if len(found.values) <= 2 * _CLASSES else "text"
     if kind == "text" and 2 * most >= found.known and len(found.values) < found.known / 2:
         kind = "category"
+    if _is_coded(column) and len(found.values) > _CLASSES:
+        kind = "code"
     if column.numbers > column.known / 2 and _digits(column.odd):
         kind = "mixed"
     elif len(column.values) == column.known > FEW_ROWS and column.type == "text":
         kind = "id"
     return replace(found, kind=kind)
+
+
+def _with_none(column: Column) -> Column:
+    """Return a column of text with "None" as a value, where it is as frequent as one."""
+    if column.type != "text" or column.nones < _OFTEN * (column.known + column.nones):
+        return column
+    values = column.values + Counter({_NONE: column.nones})
+    return replace(column, values=values, gaps=column.gaps - column.nones)
 
 
 def _with_gaps(
@@ -506,9 +540,28 @@ class Proposal:
         return f"<p>{self.rows:,} rows of {self.clients:,} clients</p><table>{table}</table>{parts}"
 
 
-def inspect(given: Path | Any, *, client: str | None = None, target: str | None = None) -> Proposal:
-    """Return a proposal for a file or frame; None for `client` and `target` guesses the column."""
-    return look(given).propose(client, target)
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user decides instead of the proposal.
+
+    Attributes:
+        client: The client column; None guesses it.
+        target: The target column; None guesses it.
+        task: The task; None takes it from the target.
+        features: The columns to predict from; () is all that can be used.
+        categories: Columns that are read as categories, such as codes that are numbers.
+    """
+
+    client: str | None = None
+    target: str | None = None
+    task: Literal["regression", "binary", "multiclass"] | None = None
+    features: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+
+
+def inspect(given: Path | Any, **wishes: Any) -> Proposal:
+    """Return a proposal for a file or frame; the arguments are those of `Wishes`."""
+    return look(given).propose(Wishes(**wishes))
 
 
 @dataclass(frozen=True)
@@ -520,29 +573,41 @@ class Look:
     columns: Mapping[str, Facts]
     notes: tuple[str, ...] = ()
 
-    def propose(self, client: str | None = None, target: str | None = None) -> Proposal:
-        """Return a proposal with these columns; None guesses them. Problems do not stop it."""
-        blocking = [
-            f"{flag} {name}: no such column; {did_you_mean(name, list(self.columns))}"
-            for flag, name in (("--client", client), ("--target", target))
-            if name is not None and name not in self.columns
-        ]
-        if client is not None and client == target:
-            blocking.append(f"column {client!r} is both the client and the target: name another")
-        if blocking:
-            raise DataError(f"{self.where}: {'; '.join(blocking)}")
-        named = (client, target)
-        client = client or guess_client(self.columns, target)
-        target = target or guess_target(self.columns, client)
+    def propose(self, wishes: Wishes) -> Proposal:
+        """Return a proposal; problems do not stop it. Raise DataError for an unknown column."""
+        self._check(wishes)
+        client = wishes.client or guess_client(self.columns, wishes.target)
+        target = wishes.target or guess_target(self.columns, client)
         guessed = tuple(
-            f"the {what} column {name!r} is a guess: give another with {flag}"
-            for given, what, name, flag in zip(
-                named, ("client", "target"), (client, target), ("--client", "--target"), strict=True
+            f"the {what} column {name!r} is a guess: give another with --{what}"
+            for what, given, name in (
+                ("client", wishes.client, client),
+                ("target", wishes.target, target),
             )
             if given is None and name is not None
         )
-        found = _propose(self, client, target)
+        found = _propose(self, replace(wishes, client=client, target=target))
         return replace(found, problems=(*guessed, *found.problems))
+
+    def _check(self, wishes: Wishes) -> None:
+        """Raise DataError for columns that do not exist, or are given two parts to play."""
+        parts: dict[str, set[str]] = {
+            "client": set() if wishes.client is None else {wishes.client},
+            "target": set() if wishes.target is None else {wishes.target},
+            "features": {*wishes.features},
+        }
+        wrong = [
+            f"--{flag} {name}: no such column; {did_you_mean(name, list(self.columns))}"
+            for flag, names in (*parts.items(), ("categories", {*wishes.categories}))
+            for name in sorted(names - self.columns.keys())
+        ]
+        wrong += [
+            f"column {name!r} is both --{one} and --{other}: name another"
+            for one, other in combinations(parts, 2)
+            for name in sorted(parts[one] & parts[other])
+        ]
+        if wrong:
+            raise DataError(f"{self.where}: {'; '.join(wrong)}")
 
 
 def look(given: Path | Any) -> Look:
@@ -600,13 +665,18 @@ def _spellings(columns: Sequence[Facts]) -> dict[str, Any]:
     }
 
 
-def _propose(seen: Look, client: str | None, target: str | None) -> Proposal:
-    columns = seen.columns
+def _propose(seen: Look, wishes: Wishes) -> Proposal:
+    client, target = wishes.client, wishes.target
+    columns = {
+        name: _as_category(column) if name in wishes.categories else column
+        for name, column in seen.columns.items()
+    }
     others = {n: c for n, c in columns.items() if n not in (client, target)}
     split, others = _split(others)
+    others = _wished(others, wishes.features)
     features, left_out = _features(others)
     aim = _without_markers(columns.get(target or ""))
-    options, text, blocking = _target(aim)
+    options, text, blocking = _target(aim, wishes.task)
     used = [others[name] for name in features]
     levels = {c.name: _levels(c) for c in used if c.kind == "category"}
     dates = {c.name: _origin(c) for c in used if c.kind == "date"}
@@ -627,7 +697,10 @@ def _propose(seen: Look, client: str | None, target: str | None) -> Proposal:
         "indicators": tuple(c.name for c in used if c.gaps > c.rows / 20),
     }
     if not features:
-        blocking.append("no column is left to predict from: see the columns left out")
+        blocking.append(
+            "no column is left to predict from: see the columns left out, or name some with "
+            "--features"
+        )
     more, problems = _client_problems(columns, client)
     read = tuple(_read_facts(options, dates)) if target else ()
     texts = {n: t for n, t in ((client, "client"), (target, text)) if n is not None}
@@ -637,10 +710,41 @@ def _propose(seen: Look, client: str | None, target: str | None) -> Proposal:
         clients=len(columns[client].plain) if client else 0,
         columns=texts | {c.name: _text(c) for c in used},
         left_out=left_out,
-        problems=(*seen.notes, *problems, *_problems(seen, aim, options, left_out)),
+        problems=(
+            *seen.notes,
+            *problems,
+            *(_SPLIT for name in columns if name == split),
+            *_problems(others, aim, options, left_out),
+        ),
         blocking=(*more, *blocking),
         read=read,
     )
+
+
+def _as_category(column: Facts) -> Facts:
+    """Return a column of numbers or text as one of categories."""
+    if column.kind not in ("number", "id", "text", "code", "mixed"):
+        return column
+    return replace(column, kind="category", commas=False, unit="", forms=())
+
+
+def _wished(others: dict[str, Facts], features: Sequence[str]) -> dict[str, Facts]:
+    """Return the columns that the user wants to use; what looks like an id is used too."""
+    if not features:
+        return others
+    numbers = {name: c.kind == "id" and len(c.numbers) > 0 for name, c in others.items()}
+    return {
+        name: replace(c, kind="number")
+        if numbers[name]
+        else _as_category(c)
+        if c.kind != "number"
+        else c
+        for name, c in others.items()
+        if name in features
+    }
+
+
+_SPLIT = "column 'split' is taken for the split into training and test rows"
 
 
 def _split(others: dict[str, Facts]) -> tuple[str, dict[str, Facts]]:
@@ -682,7 +786,8 @@ _REASONS = {
     "id": "every value is different: an id",
     "constant": "only one value",
     "empty": "no values",
-    "text": f"text with more than {2 * _CLASSES} different values, most of them rare",
+    "text": f"more than {2 * _CLASSES} different values, most of them rare",
+    "code": f"codes with more than {_CLASSES} different values; --categories takes the common ones",
     "mixed": "some values are no numbers",
     "other": "neither numbers, text nor dates",
 }
@@ -692,7 +797,12 @@ def _without_markers(column: Facts | None) -> Facts | None:
     """Return the facts of a target with words such as "unknown" as gaps, not as a class."""
     if column is None or column.kind != "category":
         return column
-    marked = {value for value in column.values if value.lower() in _MARKERS}
+    # "none" may be the class of those who have nothing, if many rows have it
+    marked = {
+        value
+        for value, count in column.values.items()
+        if value.lower() in _MARKERS and (value.title() != _NONE or count < _OFTEN * column.known)
+    }
     if not marked or len(column.values) - len(marked) < 2:
         return column
     return replace(
@@ -703,34 +813,49 @@ def _without_markers(column: Facts | None) -> Facts | None:
     )
 
 
-def _target(column: Facts | None) -> tuple[dict[str, Any], str, list[str]]:
+def _target(column: Facts | None, task: str | None) -> tuple[dict[str, Any], str, list[str]]:
     """Return the options of the target, what it is in words, and blocking problems."""
-    if column is None:
-        text = "no column looks like the one to predict: give it with --target"
-        return {"task": "regression"}, "target", [text]
-    values = sorted(column.values)
-    number = column.kind in ("number", "id") and len(column.numbers) > 0
-    if number and not (column.whole and len(values) <= _CLASSES):
-        return {"task": "regression"}, "target: a number (regression)", []
-    if column.kind in ("empty", "constant") or len(values) < 2:
-        return {"task": "regression"}, "target", [f"the target {column.name!r} never varies"]
-    if column.kind not in ("number", "category"):
-        text = f"the target {column.name!r} holds {_HELD[column.kind]}: give another with --target"
-        return {"task": "regression"}, "target", [text]
+    number = column is not None and column.kind in ("number", "id") and len(column.numbers) > 0
+    if column is not None and number:
+        classes = column.whole and len(column.values) <= _CLASSES
+        if task == "regression" or (task is None and not classes):
+            return {"task": "regression"}, "target: a number (regression)", []
+    if wrong := _target_problem(column, task):
+        return {"task": "regression"}, "target", [wrong]
+    values = sorted(column.values if column is not None else ())
     if number:
-        values = sorted(values, key=lambda value: float(read_numbers(pa.array([value]))[0][0]))
+        values.sort(key=lambda value: float(read_numbers(pa.array([value]))[0][0]))
     if len(values) == 2:
-        values.sort(key=lambda value: value.lower() in _YES)
+        values.sort(key=lambda value: (value.lower() in _YES) - (value.lower() in _NO))
         text = f"target: {values[1]!r} against {values[0]!r} (binary)"
         return {"task": "binary", "classes": tuple(values)}, text, []
     text = f"target: {len(values)} classes (multiclass)"
     return {"task": "multiclass", "classes": tuple(values)}, text, []
 
 
+def _target_problem(column: Facts | None, task: str | None) -> str:
+    """Return why a column has no classes to predict; "" if it has."""
+    if column is None:
+        return "no column looks like the one to predict: give it with --target"
+    if column.kind in ("empty", "constant") or len(column.values) < 2:
+        return f"the target {column.name!r} never varies"
+    if task == "regression":
+        return f"the target {column.name!r} holds no numbers: leave --task regression out"
+    if task == "binary" and len(column.values) > 2:
+        text = "name the classes that count as 1 by `coterie run --positive`, or give a column of 2"
+        return f"the target {column.name!r} has {len(column.values)} values: {text}"
+    known: tuple[Kind, ...] = ("number", "category", "code")
+    known = known if task is None else (*known, "id", "text")
+    if column.kind not in known:
+        return f"the target {column.name!r} holds {_HELD[column.kind]}: give another with --target"
+    return ""
+
+
 _HELD = {
     "date": "dates",
     "id": "a different value in every row",
     "text": "text with many different values",
+    "code": "codes",
     "mixed": "numbers and other values",
     "other": "neither numbers nor text",
 }
@@ -822,15 +947,15 @@ def _many(count: int, noun: str) -> str:
 
 
 def _problems(
-    seen: Look, target: Facts | None, options: Mapping[str, Any], left_out: Mapping[str, str]
+    columns: Mapping[str, Facts],
+    target: Facts | None,
+    options: Mapping[str, Any],
+    left_out: Mapping[str, str],
 ) -> Iterator[str]:
-    columns = seen.columns
     used = [columns[name] for name in options["features"]]
-    if target is not None and target.gaps:
-        yield f"{_many(target.gaps, 'row')} without a target: left out of training"
-    if options["split"] == "split" and "split" in columns:
-        yield "column 'split' is taken for the split into training and test rows"
+    yield from () if target is None else _target_problems(target, options)
     yield from _gap_problems(used, target)
+    yield from _code_problems(used)
     for name, reason in left_out.items():
         odd = columns[name].odd
         more = f", such as {odd!r}: remove units and marks" if columns[name].kind == "mixed" else ""
@@ -841,24 +966,51 @@ def _problems(
         yield f"numbers are read with a decimal comma in {', '.join(options['decimal_commas'])}"
     for name, unit in options["units"].items():
         yield f"column {name!r}: numbers are read without the unit {unit!r}"
-    if options["task"] == "multiclass" and target is not None and target.kind == "number":
+
+
+def _target_problems(target: Facts, options: Mapping[str, Any]) -> Iterator[str]:
+    if target.gaps:
+        yield f"{_many(target.gaps, 'row')} without a target: left out of training"
+    classes = options.get("classes", ())
+    if none := [name for name in classes if name.title() == _NONE]:
         yield (
-            f"the target {target.name!r} is read as {len(options['classes'])} classes; to predict "
-            'it as a number, set task = "regression" in the plan, and leave classes out'
+            f"the target {target.name!r}: {none[0]!r} is read as a class; if it stands for a gap, "
+            f"list it in the plan, under data.source.gaps"
+        )
+    if options["task"] == "multiclass" and target.kind == "number":
+        yield (
+            f"the target {target.name!r} is read as {len(classes)} classes; to predict it as a "
+            "number, give --task regression"
         )
 
 
 def _column_problems(column: Facts) -> Iterator[str]:
+    if column.kind == "category" and all(value.isdecimal() for value in column.values):
+        yield f"column {column.name!r}: its numbers are read as categories"
     if column.kind == "category" and len(column.values) > _LEVELS:
         yield f"column {column.name!r}: the {_LEVELS} most common levels are declared, then other"
     if column.kind == "date" and len(column.forms) > 1:
         yield f"column {column.name!r}: dates are read as {column.forms[0]}: check the order"
 
 
+def _code_problems(used: Sequence[Facts]) -> Iterator[str]:
+    """Yield the columns of few whole numbers, which may be codes."""
+    few = [c.name for c in used if c.kind == "number" and c.whole and 2 < len(c.values) <= _FEW]
+    if few:
+        yield (
+            f"{', '.join(few)}: whole numbers, {_FEW} different ones at most; if they are codes, "
+            f"give --categories {','.join(few)}"
+        )
+
+
 def _gap_problems(used: Sequence[Facts], target: Facts | None) -> Iterator[str]:
-    gaps = [f"{column.name} ({column.share})" for column in used if column.gaps]
-    if gaps:
-        yield f"gaps in {', '.join(gaps)}: filled with the median of the client's own rows"
+    for levels, text in (
+        (False, "filled with the median of the client's own rows"),
+        (True, f"read as the level {OTHER!r}"),
+    ):
+        found = [c for c in used if c.gaps and (c.kind == "category") == levels]
+        if found:
+            yield f"gaps in {', '.join(f'{c.name} ({c.share})' for c in found)}: {text}"
     for column in (*used, *(() if target is None else (target,))):
         if column.missing:
             listed = ", ".join(map(repr, column.missing[:5]))
@@ -868,7 +1020,7 @@ def _gap_problems(used: Sequence[Facts], target: Facts | None) -> Iterator[str]:
 
 def _text(column: Facts) -> str:
     if column.kind == "category":
-        return f"{len(_levels(column)) - 1} levels, and other"
+        return f"{_many(len(_levels(column)) - 1, 'level')}, and other"
     if column.kind == "date":
         first, last = _ends(column)
         return f"date, from {first.year} to {last.year}"
