@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from coterie.cli.main import main
+from coterie.data.inspect import READ_OFF
 from coterie.planning.plan import Plan
 
 HOSPITALS = 24
@@ -77,7 +78,8 @@ def test_the_plan_declares_what_was_proposed(story):
     assert source["levels"] == {"ward": ["cardiology", "oncology", "surgery", "other"]}
     assert source["features"] == ["age", "ward", "admitted"]
     assert source["missing"] == "client-median" and source["indicators"] == ["age"]
-    assert len(source["accepted"]) == 4
+    assert len(source["accepted"]) == 5
+    assert source["accepted"][0] == f"choice and format of columns{READ_OFF}"
 
 
 def test_rows_with_gaps_and_new_categories_are_predicted_like_all_others(story):

@@ -991,11 +991,14 @@ def test_classes_read_off_the_rows_are_said_wherever_epsilon_is(coterie, pages, 
     )
     loud = coterie("run --anyway --data l.csv --rounds 2 --json --out r")
     assert "classes taken" in loud.err
-    assert "classes taken" in loud.json["assumed_public"][0]
+    assert [text.split(" by ")[0].split(" from ")[0] for text in loud.json["assumed_public"]] == [
+        "columns taken",
+        "classes taken",
+    ]
     assert "Assumed public" in coterie("run --resume r").out
     assert "classes taken" in Path("r/report.html").read_text()
     declared = coterie(
-        "run --anyway --data l.csv --classes 3 --rounds 2 --json --quiet --out d"
+        "run --anyway --data l.csv --classes 3 --features x --rounds 2 --json --quiet --out d"
     ).json
     assert declared["assumed_public"] == []
 

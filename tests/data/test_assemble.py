@@ -17,6 +17,7 @@ from coterie.data.config import DataConfig
 from coterie.data.federated import DataError
 from coterie.data.load import Source, from_arrays, from_targets, load
 from coterie.data.scaling import find_zero_rows, one_class_clients, refuse_labels
+from coterie.data.tables import UNDECLARED_COLUMNS
 
 pytestmark = pytest.mark.full
 
@@ -76,7 +77,7 @@ def test_in_every_format(
     assert (data.spec.task, data.spec.outputs, len(data)) == ("binary", 1, 2)
     assert data.targets.dtype == torch.float32
     np.testing.assert_array_equal(data.targets, np.isin(LABELS, wanted))
-    assert data.assumed == ()
+    assert data.assumed == ((UNDECLARED_COLUMNS,) if write is write_csv else ())
     assert any("read as 1, every other class as 0" in note for note in data.notes)
 
 

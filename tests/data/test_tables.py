@@ -2,6 +2,7 @@ import datetime
 import gzip
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy import sparse
 from coterie.data import delimited
 from coterie.data.federated import DataError
 from coterie.data.load import Source, load
+from coterie.data.tables import UNDECLARED_COLUMNS
 
 TEXT = """client,age,city,y,dose
 b,30,rome,1.5,0.1
@@ -333,9 +335,22 @@ def test_whole_numbers_in_text_are_classes_only_if_they_are_few(tmp_path, highes
     data = load(path)
     assert data.spec.task == task
     kind = "task" if task == "regression" else "classes"
-    assert [note.split(" taken")[0] for note in data.assumed] == [kind]
-    declared = load(path, Source(task="regression"))
+    assert [note.split(" taken")[0] for note in data.assumed] == ["columns", kind]
+    declared = load(path, Source(task="regression", features=data.columns))
     assert declared.spec.task == "regression" and not declared.assumed
+
+
+def test_columns_that_one_clients_cells_decide_are_stated(tmp_path) -> None:
+    path, found = tmp_path / "rows.csv", []
+    for cell in ("", "text"):  # of client a; the others have gaps there
+        rows = [f"{name},{at}.5,{cell if name == 'a' else ''},1.5" for at, name in enumerate("abc")]
+        path.write_text("client,x,z,y\n" + "\n".join(rows) + "\n")
+        source = Source(task="regression", missing="constant")
+        found.append(load(path, source))
+        declared = load(path, replace(source, features=("x",)))
+        assert declared.spec.shape == (1,) and declared.assumed == ()
+    assert [data.spec.shape for data in found] == [(2,), (1,)]
+    assert all(data.assumed == (UNDECLARED_COLUMNS,) for data in found)
 
 
 def odd_table(path: Path, **columns) -> Path:

@@ -8,7 +8,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.core.config import ConfigError, from_table, to_table, to_toml
+from coterie.data.config import DataConfig, Source
 from coterie.deploy.federation import (
+    Agreement,
     Federation,
     SiteEntry,
     colluding_sites,
@@ -16,7 +18,8 @@ from coterie.deploy.federation import (
     make_agreement,
 )
 from coterie.deploy.messages import public_hex
-from coterie.planning.plan import Plan
+from coterie.methods.pmtl import PMTL
+from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.events import Participation, SharedGaussian
 from coterie.privacy.guarantee import Guarantee
 
@@ -59,6 +62,19 @@ def test_it_is_written_and_read_as_it_is(tmp_path):
     assert load_federation(path) == federation
     assert load_federation(path).digest() == federation.digest()
     assert list(load_federation(path).sites) == ["north", "south", "east"]
+
+
+def test_what_was_read_off_rows_is_assumed_of_a_deployment_too():
+    source = Source(accepted=("levels of ward", "the units"))
+    plan = Plan(
+        method=PMTL(),
+        privacy=Privacy(epsilon=2.0),
+        rounds=2,
+        data=DataConfig(name="rows.csv", source=source),
+    )
+    agreement = Agreement(plan, make(assumed=("the units",)))
+    assert agreement.guarantee.assumed[:-1] == ("levels of ward", "the units")
+    assert "rows of a client" in agreement.guarantee.assumed[-1]
 
 
 def test_keys_verify_what_their_owners_signed():

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from coterie.cli.main import main
 from coterie.core.tree import map_arrays
-from coterie.data.config import DataConfig
+from coterie.data.config import DataConfig, Source
 from coterie.methods import base
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
@@ -760,6 +760,17 @@ def test_a_plan_that_was_forged_with_its_certificate_is_found(run, name):
     shutil.rmtree(run / "models")
     store_skilfully(run, told)
     assert "ledger" in failed(run)
+
+
+def test_a_condition_that_the_plan_states_and_the_certificate_does_not_is_found(tmp_path):
+    rows = [f"c{at % 9},{at % 7}.5,{at % 5}.5" for at in range(90)]
+    (tmp_path / "rows.csv").write_text("client,x,y\n" + "\n".join(rows) + "\n")
+    source = Source(task="regression", features=("x",), accepted=("ranges of x",))
+    data = DataConfig(name=str(tmp_path / "rows.csv"), source=source)
+    run = run_into(tmp_path / "run", data=data)
+    assert failed(run) == [] and certificate(run)["assumed_public"] == ["ranges of x"]
+    store_skilfully(run, certificate(run) | {"assumed_public": []})
+    assert "plan" in failed(run)
 
 
 def test_a_ledger_that_names_no_plan_is_refused_clearly(run):

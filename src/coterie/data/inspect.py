@@ -1031,6 +1031,8 @@ def _text(column: Facts) -> str:
 def _read_facts(options: Mapping[str, Any], dates: Mapping[str, Any]) -> Iterator[str]:
     """Yield what was read off the rows, one sentence per kind of fact."""
     tail = READ_OFF.strip()
+    if options["features"]:
+        yield f"choice and format of columns {tail}"
     if options["levels"]:
         yield f"levels of {', '.join(options['levels'])} {tail}"
     numbers = [name for name in options["ranges"] if name.rsplit(".", 1)[0] not in dates]

@@ -127,6 +127,13 @@ class Columns:
         return np.concatenate(parts, axis=1)
 
 
+UNDECLARED_COLUMNS = (
+    "columns taken by the file's values: declare the features to make this public knowledge "
+    "explicit"
+)
+"""What is assumed where the columns of features are chosen by what is in them."""
+
+
 @dataclass(frozen=True)
 class Table:
     """A source as batches that can be read twice; `where` is its name for messages."""
@@ -141,6 +148,7 @@ class Table:
     guessed: bool = False  # integers are recognised by their text only, as in CSV
     lost: str = ""  # why the reader leaves rows out
     left_out: tuple[str, ...] = ()  # columns that are not used
+    assumed: tuple[str, ...] = ()  # as `ClientArrays.assumed`
     declared: Source | None = None  # the options, with what the source's own layout declares
 
     def error(self, batch: Batch, row: int, found: str) -> DataError:
@@ -540,8 +548,9 @@ def open_columns(file: File, source: Source, unread: Unread | None = None) -> Ta
     if coder is not None:
         features, notes = coder.columns, coder.notes
         columns, shape = coder_columns(coder, source, file.where), coder.shape
+        assumed: tuple[str, ...] = ()
     else:
-        features, notes = _chosen(file, source, others)
+        features, notes, assumed = _chosen(file, source, others)
         columns = plan_columns(features, source, where=file.where, numbered=False)
         shape = (len(columns.names),)
     return Table(
@@ -555,6 +564,7 @@ def open_columns(file: File, source: Source, unread: Unread | None = None) -> Ta
         guessed=coder is None and file.guessed,
         lost="without a client" if tags is None else "without a known tag",
         left_out=tuple(name for name in others if name not in features),
+        assumed=assumed,
         declared=source,
     )
 
@@ -599,17 +609,17 @@ def _other_columns(file: File, source: Source) -> list[str]:
 
 def _chosen(
     file: File, source: Source, others: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the columns of numbers and levels, with a note on those left out."""
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the columns of numbers and levels, notes on those left out, and what is assumed."""
     if absent := [name for name in source.features if name not in others]:
         meant = hint(absent[0], others) if len(absent) == 1 else ""
         raise DataError(
             f"{file.where}: no column{'s' if len(absent) > 1 else ''} {_short(absent)}{meant}; the "
             f"columns are {_short(others)}"
         )
-    features, left_out = list(source.features), dict[str, str]()
+    features, left_out, assumed = list(source.features), dict[str, str](), False
     if not features:
-        features, left_out = _numeric(file, others, source)
+        features, left_out, assumed = _numeric(file, others, source)
     if not features:
         raise DataError(
             f"{file.where}: no numeric column for features; declare features= or levels="
@@ -620,34 +630,41 @@ def _chosen(
         f"text columns without declared levels left out: {text}": text,
         f"columns that are neither numbers nor text left out: {rest}": rest,
     }
-    return tuple(features), tuple(note for note, listed in notes.items() if listed)
+    listed = tuple(note for note, listed in notes.items() if listed)
+    return tuple(features), listed, (UNDECLARED_COLUMNS,) if assumed else ()
 
 
-def _numeric(file: File, names: Sequence[str], source: Source) -> tuple[list[str], dict[str, str]]:
+def _numeric(
+    file: File, names: Sequence[str], source: Source
+) -> tuple[list[str], dict[str, str], bool]:
     """Return the columns to take, by the first batch, and the others with their types.
 
-    A column in which some values are numbers is taken, so that its other values are errors.
+    A column in which some values are numbers is taken, so that its other values are errors. Also
+    return whether values decided, and not the types of the columns alone: a single client's, if all
+    others have gaps there, or if it fills the first batch.
     """
     first = next(file.batches(names), None) if names else None
     if first is None:
-        return list(names), {}
+        return list(names), {}, False
     taken: list[str] = []
     left_out: dict[str, str] = {}
+    by_values = False
     for name in names:
         column = first[1].columns[name]
         if isinstance(column, list):
-            left_out[name] = "values of several kinds"
+            left_out[name], by_values = "values of several kinds", True
             continue
         column = _decoded(column)
         usable = name in source.levels or name in source.dates or is_number(column.type)
         if not usable and is_text(column.type):
+            by_values = True
             numbers, wrong = read_numbers(column)
             usable = not wrong.any() or not np.isnan(numbers).all()
         if usable:
             taken.append(name)
         else:
             left_out[name] = "" if is_text(column.type) else str(column.type)
-    return taken, left_out
+    return taken, left_out, by_values
 
 
 def _array_coder(file: File, source: Source, others: Sequence[str]) -> Coder | None:

@@ -253,7 +253,8 @@ class Agreement:
             f"{self.plan.data.most_rows} rows of a client are used)"
         )
         guarantee = self.plan.guarantee(federation.spec.clients)
-        return replace(guarantee, assumed=(*federation.assumed, answers))
+        accepted = dict.fromkeys((*self.plan.data.source.accepted, *federation.assumed))
+        return replace(guarantee, assumed=(*accepted, answers))
 
 
 def load_agreement(app: Path) -> Agreement:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset, Spec, offsets_of
 from coterie.data.scaling import scaling_hint
+from coterie.data.tables import UNDECLARED_COLUMNS
 from coterie.deploy.federation import Agreement, Federation, load_agreement
 
 _SHOWN = 12
@@ -58,7 +59,8 @@ def read_rows(config: Mapping[str, Any]) -> FederatedDataset:
     data = replace(agreement.plan.data, name=str(path), clients=None).open()
     _check_spec(data, federation, str(path))
     accepted = agreement.plan.data.source.accepted  # declared for all sites
-    inferred = [fact for fact in data.assumed if fact not in accepted]
+    known = {*accepted, UNDECLARED_COLUMNS}  # the spec of columns is checked above
+    inferred = [fact for fact in data.assumed if fact not in known]
     if inferred and data.spec.task in ("binary", "multiclass") and path not in NAMES:
         # Inferred from the rows of one site, a value could mean another class than elsewhere.
         raise DataError(

@@ -349,6 +349,12 @@ def disagreements(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[st
         for key, value in numbers.items()
         if not math.isclose(stated[key], value, rel_tol=_NEAR)
     ]
+    accepted = _table(_table(plan, "data"), "source").get("accepted", [])
+    found += [
+        f"accepted as public, and not stated: {text!r}"
+        for text in (accepted if isinstance(accepted, list) else ["accepted is no list"])
+        if text not in stated["assumed_public"]
+    ]
     charged, chosen = "charged" in plan, "selection" in stated
     return found + [f"a selection: certificate {chosen}, plan {charged}"] * (charged != chosen)
 
