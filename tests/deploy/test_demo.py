@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,8 +21,9 @@ class Stub:
     lines: tuple = ()
     error: Exception | None = None
 
-    def __init__(self, folder, keys, nodes):
+    def __init__(self, folder, keys, nodes, *, patience):
         type(self).given = (folder, keys, nodes)
+        self.folder = folder
 
     def __enter__(self):
         return self
@@ -88,3 +90,30 @@ def test_a_fault_of_ours_still_is_one(stub):
     stub.error = RuntimeError("a fault")
     with pytest.raises(RuntimeError, match="a fault"):
         main(["deploy", "demo", "--out", "out"])
+
+
+def test_a_run_that_does_not_begin_ends_with_a_cause(stub, capsys, monkeypatch):
+    """As on a starved machine: Flower restarts the ServerApp again and again."""
+    stub.status = "running"
+    log = Path("out/flower/logs/superlink.log")
+
+    def sleep(seconds):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            file.write("Runtime task-token authentication failed\n")
+        now[0] += 20 * seconds
+
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(demo, "time", clock)
+    assert main(["deploy", "demo", "--out", "out", "--limit", "130"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("nothing for 60 s: the load of this machine" in line for line in lines) == 2
+    assert (
+        "did not end within the limit" in lines[-1] and "apps that Flower had given up" in lines[-1]
+    )
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "nan"])
+def test_a_limit_is_a_time(stub, limit):
+    assert main(["deploy", "demo", "--limit", limit]) == 2

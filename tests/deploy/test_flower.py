@@ -330,9 +330,20 @@ def test_a_node_that_fails_is_no_stranger_and_is_greeted_again_until_it_answers(
 def test_a_node_that_never_answers_is_told_of_and_left_behind(carry):
     found, street, log, seconds = carry({1: 0, 2: -1}, 2)
     assert found == {"north"} and seconds >= 60
-    assert 5 <= street.greeted.count(2) <= 25
-    whys = {facts["reason"] for event, facts in log if event == "node_error"}
-    assert whys == {"flower: error 8"}
+    assert 4 <= street.greeted.count(2) <= 8  # ever longer pauses
+    told = [facts for event, facts in log if event == "node_error"]
+    assert {facts["reason"] for facts in told} == {"flower: error 8"}
+    assert [facts["times"] for facts in told] == [1, 1, 2]  # the first, second and fourth
+
+
+def test_errors_in_a_row_are_summed_up_and_begin_anew_after_an_answer():
+    log = []
+    errors = flower._NodeErrors(lambda event, **facts: log.append(facts))
+    waits = [errors.note("north", reason="x") for _ in range(100)]
+    assert waits[:7] == [3, 3, 6, 12, 24, 30, 30] and max(waits) == 30
+    assert len(log) == 7 and sum(facts["times"] for facts in log) == 64
+    errors.answered("north")
+    assert errors.note("north", reason="x") == 3 and log[-1]["times"] == 1
 
 
 def test_a_node_that_is_nobodys_is_a_stranger(carry):

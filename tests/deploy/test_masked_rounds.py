@@ -760,6 +760,30 @@ def test_a_round_with_fewer_shares_than_planned_is_neither_released_nor_unmasked
             run._check_noise(1, survivors)
 
 
+@pytest.mark.parametrize(
+    "gone, minimum, text",
+    [
+        (("site3",), 0.5, None),
+        (("site2", "site3"), 0.5, r"2 of 4 sites; expected 3 of 4 sites to unmask .*threshold\)\."),
+        (("site0", "site1"), 0.5, r"at least 50% .*\(minimum\), and 3 of 4 sites"),
+        (("site3",), 0.9, r"3 of 4 sites; expected sites with at least 90% .*\(minimum\)\."),
+    ],
+)
+def test_a_round_that_is_too_short_names_what_is_missing(rows, tmp_path, gone, minimum, text):
+    """Sites have 3, 3, 2 and 2 clients, and three of them unmask a sum."""
+
+    def lost(name, question, answer):
+        asked = peek(question)
+        return None if name in gone and (asked.kind, asked.round) == ("masked", 1) else answer
+
+    lead, _, _, _ = coordinate(plan_of(), rows, tmp_path, lost, patience=0, minimum=minimum)
+    if text is None:
+        lead.run()
+    else:
+        with pytest.raises(IncompleteRoundError, match=text):
+            lead.run()
+
+
 def test_shares_and_trust_belong_together(rows, tmp_path):
     shares = plan_of(privacy=ct.Privacy(epsilon=2.0, noise=SharedNoise()))
     for plan, trust in ((shares, "secure_aggregation"), (shares, "server"), (plan_of(), "nobody")):

@@ -18,9 +18,11 @@ from tests.deploy.deployed import deploy
 
 import coterie as ct
 from coterie.cli.deploy import _add_status, rendered
+from coterie.cli.main import main
+from coterie.deploy import status
 from coterie.deploy.coordinator import IncompleteRoundError
 from coterie.deploy.messages import Envelope, peek, sign
-from coterie.deploy.status import is_locked, read_events, status_of
+from coterie.deploy.status import is_locked, read_events, status_of, wait_for
 from coterie.privacy.sampling import Everyone
 
 pytestmark = pytest.mark.full
@@ -280,6 +282,7 @@ def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(done, t
         {"time": "2026-01-02T03:04:05Z", "event": "connected", "site": "site1"},
         {"time": "2026-01-02T03:04:06Z", "event": "connected", "site": "another"},
         *({"time": "2026", "event": "node_error", "reason": "flower: error 8"} for _ in range(3)),
+        {"time": "2026", "event": "node_error", "reason": "flower: error 8", "times": 4},
         {"time": "2026", "event": "node_error", "site": "site2", "reason": "flower: error 2"},
     ]
     text = "".join([*kept, *(json.dumps(one) + "\n" for one in more)])
@@ -287,12 +290,12 @@ def test_sites_that_came_late_were_met_and_nodes_that_failed_are_told_of(done, t
     stated = status_of(run)
     assert stated["sites"]["site1"]["connected"] == "2026-01-02T03:04:05Z"
     assert stated["sites"]["site0"]["connected"] is None
-    assert (stated["node_errors"], stated["unknown_nodes"]) == (3, 0)
+    assert (stated["node_errors"], stated["unknown_nodes"]) == (7, 0)
     assert stated["sites"]["site2"]["errors"] == 1
     shown = command(str(run))
     assert shown.action(shown) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "failed 3 times" in said and "worker.log" in said
+    assert "failed 7 times" in said and "worker.log" in said
 
 
 def test_a_site_whose_worker_fails_is_told_its_last_words(tmp_path, capsys):
@@ -329,3 +332,59 @@ def test_an_account_that_cannot_be_read_never_says_less_than_was_spent(done):
         assert stated["epsilon"]["spent"] == stated["epsilon"]["planned"], damaged
         assert stated["ledger"] != "sound" and "restore" in stated["next"], damaged
     path.write_bytes(whole)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only sleeping advances; `at` has what happens when."""
+    now, at = [0.0], {}
+
+    def sleep(seconds):
+        now[0] += seconds
+        for moment in [one for one in at if one <= now[0]]:
+            at.pop(moment)()
+
+    monkeypatch.setattr(status, "time", argparse.Namespace(monotonic=lambda: now[0], sleep=sleep))
+    return now, at
+
+
+def note(folder, *events):
+    folder.mkdir(exist_ok=True)
+    with (folder / "log.jsonl").open("a") as file:
+        for event in events:
+            file.write(json.dumps({"time": "2026", "event": event}) + "\n")
+
+
+def test_waiting_ends_with_the_run(tmp_path, clock):
+    now, at = clock
+    run = tmp_path / "run"
+    at[20] = lambda: note(run, "started")  # the ServerApp needs a while
+    at[30] = lambda: note(run, "failed")
+    assert wait_for(run) in ("failed", "stopped") and 20 <= now[0] <= 32
+
+
+def test_an_old_end_counts_when_nothing_follows(tmp_path, clock):
+    now, at = clock
+    note(tmp_path, "started", "failed")
+    assert wait_for(tmp_path, grace=60) == "failed" and 60 <= now[0] <= 62
+    at[now[0] + 10] = lambda: (tmp_path / "result.json").write_text("{}")
+    assert wait_for(tmp_path, grace=60) == "finished"
+
+
+def test_waiting_has_a_limit_and_needs_a_run(tmp_path, clock):
+    now, _ = clock
+    assert wait_for(tmp_path / "run", seconds=7) == "running" and 7 <= now[0] <= 8
+    with pytest.raises(FileNotFoundError, match="no run after 300 s"):
+        wait_for(tmp_path / "run")
+
+
+def test_the_exit_status_is_the_outcome(done, tmp_path, clock, capsys):
+    assert main(["deploy", "wait", str(done.run)]) == 0
+    assert "coterie verify" in capsys.readouterr().out
+    short = shutil.copytree(done.run, tmp_path / "short")
+    (short / "result.json").unlink()
+    note(short, "failed")
+    assert main(["deploy", "wait", str(short), "--limit", "5"]) == 124
+    assert main(["deploy", "wait", str(short)]) == 1
+    assert "submit the app again" in capsys.readouterr().err
+    assert main(["deploy", "wait", str(short), "--limit", "0"]) == 2

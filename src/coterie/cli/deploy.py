@@ -44,6 +44,16 @@ also while the run continues. Who answered a round is private: protect the outpu
 charged, released, ledger, epsilon (spent, planned, delta, relation, simulation), by_round, sites,
 unknown_nodes, node_errors, delivered, failure, next, private. Site: kind, folder, site, runs,
 errors, worker, spent."""
+_WAIT = """\
+`flwr run` ends with 0 when the run was submitted, and `flwr run --stream` also when it failed.
+This command ends with
+
+  0    the run is finished: its certificate is written
+  1    it failed or was interrupted; stderr has the reason and the next step
+  124  it had not ended within --limit seconds
+
+The folder may not exist yet. An end before this command began counts after a minute in which
+nothing happened, because the run may have been submitted again."""
 _DEMO = """\
 Four sites with a file of rows each (school districts of Michigan), a SuperLink and four SuperNodes
 over TLS with keys, PMTL, epsilon by adversary, a report. All processes end. The folder has the app,
@@ -86,6 +96,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 """Options of `init` that go with --sites."""
 _INTERVAL = 2.0
 _SHOWN = 12
+_TIMED_OUT = 124  # as of timeout(1)
 VIEWS = {
     "other_clients": "the other clients, all together",
     "coordinator": "the coordinator",
@@ -116,7 +127,14 @@ def add(commands: Commands) -> None:
         _MORE,
     )
     inner = parser.add_subparsers(dest="deploy_command", required=True, metavar="COMMAND")
-    for add_one in (_add_certificates, _add_init, _add_superlink, _add_status, _add_demo):
+    for add_one in (
+        _add_certificates,
+        _add_init,
+        _add_superlink,
+        _add_status,
+        _add_wait,
+        _add_demo,
+    ):
         add_one(inner)
 
 
@@ -207,6 +225,21 @@ def _add_status(inner: Commands) -> None:
     parser.set_defaults(action=status)
 
 
+def _add_wait(inner: Commands) -> None:
+    parser = command(
+        inner,
+        "wait",
+        "wait until a run has ended; the exit status is its outcome",
+        "flwr run . ward && coterie deploy wait runs/ward --limit 3600",
+        _WAIT,
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="folder of the coordinator's run")
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help="wait no longer (default: no limit)"
+    )
+    parser.set_defaults(action=wait)
+
+
 def _add_demo(inner: Commands) -> None:
     parser = command(
         inner,
@@ -224,6 +257,13 @@ def _add_demo(inner: Commands) -> None:
     parser.add_argument("--epsilon", type=float, default=1.0, help="the budget (default 1)")
     parser.add_argument("--rounds", type=int, default=8, help="number of rounds (default 8)")
     parser.add_argument("--trust", **{**_SETTINGS["trust"], "default": "server"})
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=1200.0,
+        metavar="SECONDS",
+        help="fail after so many seconds, and say why (default 1200)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(action=demo)
 
@@ -301,6 +341,26 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def wait(arguments: argparse.Namespace) -> int:
+    """Run `coterie deploy wait`."""
+    need_flower()
+    from coterie.deploy.status import status_of, wait_for
+
+    folder = Path(arguments.folder)
+    limit = math.inf if arguments.limit is None else arguments.limit
+    if not limit > 0:
+        raise ValueError(f"--limit {limit}: expected seconds above 0")
+    state = wait_for(folder, limit)
+    if state == "finished":
+        print(f"finished: coterie verify {folder}")
+        return 0
+    if state == "running":
+        print(f"{folder}: not ended after {limit:g} s", file=sys.stderr)
+        return _TIMED_OUT
+    print(f"{state}: {status_of(folder)['next']}", file=sys.stderr)
+    return 1
+
+
 def demo(arguments: argparse.Namespace) -> None:
     """Run `coterie deploy demo`."""
     need_flower()
@@ -311,13 +371,15 @@ def demo(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--epsilon {arguments.epsilon}: expected a number above 0")
     if arguments.rounds < 1:
         raise ValueError(f"--rounds {arguments.rounds}: expected at least 1")
+    if not arguments.limit > 0:
+        raise ValueError(f"--limit {arguments.limit}: expected seconds above 0")
     out, started = Path(arguments.out), time.monotonic()
     _remove_demo(out)
 
     def report(text: str) -> None:
         print(f"{time.monotonic() - started:5.0f} s  {text}", file=sys.stderr, flush=True)
 
-    settings = {"epsilon": arguments.epsilon, "rounds": arguments.rounds}
+    settings = {name: getattr(arguments, name) for name in ("epsilon", "rounds", "limit")}
     summary = run_demo(Demo(folder=out, trust=arguments.trust, **settings), report)
     page = out / "run" / "report.html"
     write_report([out / "run"], page)

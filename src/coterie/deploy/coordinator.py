@@ -304,8 +304,10 @@ class Coordinator:
         if not found:
             raise IncompleteRoundError(
                 f"none of {wanted} sites answered within {seconds:g} s; start their SuperNodes, "
-                "check keys and plan (see log.jsonl, and worker.log at each site), and run again: "
-                "the run resumes"
+                "check keys and plan, and run again: the run resumes. See log.jsonl here, and "
+                "worker.log in a site's folder. A site without worker.log received no request: see "
+                "the output of its SuperNode. On a machine with less than a fifth of a core for "
+                "each site Flower restarts its apps before they begin"
             )
 
     def _cohort(self, number: int) -> Ids:
@@ -354,7 +356,7 @@ class Coordinator:
                 break
             self.log_incomplete(number, attempt)
         else:
-            raise self.incomplete(number)
+            raise self.incomplete(number, answered, cohort)
         self.set_pending(sorted(answered))
 
     def _admit(self, site: str, mechanism: Mechanism, arrays: Arrays, ids: Ids) -> Bounded:
@@ -374,33 +376,46 @@ class Coordinator:
         those drawn. Where clients add the noise, a round needs as many clients as the guarantee
         relies on: an adversary who sees only sums would otherwise see them through less noise.
         """
-        drawn = self.drawn(cohort)
+        return not any(self._lacks(mechanism, answered, cohort))
+
+    def _lacks(self, mechanism: Mechanism, answered: Collection[str], cohort: Ids) -> Iterator[str]:
+        """Yield what the answers of these sites lack to complete a round."""
+        federation, drawn = self.federation, self.drawn(cohort)
         weights = {
             site: len(ids) if self.is_hidden else len(drawn.get(site, ()))
-            for site, ids in self.federation.client_ids.items()
+            for site, ids in federation.client_ids.items()
         }
         present, total = sum(weights[site] for site in answered), sum(weights.values())
+        if present < federation.minimum * total:
+            yield f"sites with at least {federation.minimum:.0%} of the clients (minimum)"
+        if federation.masked and len(answered) < federation.sites_needed:
+            yield (
+                f"{federation.sites_needed} of {len(federation.sites)} sites to unmask a sum "
+                "(threshold)"
+            )
+        noisy, least = present, min(mechanism.needed, total)
         if mechanism.in_shares:  # clients that are not drawn add their shares too
-            hosted = sum(len(self.federation.client_ids[site]) for site in answered)
-            return present >= self.federation.minimum * total and hosted >= mechanism.needed
-        relied_on = min(mechanism.needed, total)
-        return present >= max(self.federation.minimum * total, relied_on)
+            noisy, least = sum(len(federation.client_ids[s]) for s in answered), mechanism.needed
+        if noisy < least:
+            name = " (minimum_clients)" if mechanism.in_shares else ""
+            yield f"{least} clients that add noise{name}, and these sites have {noisy}"
 
     def log_incomplete(self, number: int, attempt: int) -> None:
         """Log an attempt at a round that too few answered."""
         counts = self.statistics.counts()
         self.log("incomplete", round=number + 1, attempt=attempt, **counts)
 
-    def incomplete(self, number: int) -> IncompleteRoundError:
+    def incomplete(
+        self, number: int, answered: Collection[str], cohort: Ids
+    ) -> IncompleteRoundError:
         """Return an error that states what a round lacked, and what to do."""
-        relied_on = self.billboard.mechanism(number).needed
-        noise = f", and {relied_on} clients that add noise" if relied_on > 1 else ""
+        lacks = ", and ".join(self._lacks(self.billboard.mechanism(number), answered, cohort))
         counts = self.statistics
         why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self.reasons.items())[:3])
         declined = f" Sites declined: {why}." if why else ""
         return IncompleteRoundError(
-            f"round {number + 1}: {counts.answered} of {counts.asked} clients answered; expected "
-            f"sites with at least {self.federation.minimum:.0%} of the clients (minimum){noise}. "
+            f"round {number + 1}: {counts.answered} of {counts.asked} clients answered, of "
+            f"{len(answered)} of {len(self.federation.sites)} sites; expected {lacks}. "
             f"The round is charged and not released.{declined} Start the missing sites and "
             "run again: the run resumes with this round, which is not charged twice"
         )
@@ -483,7 +498,7 @@ class MaskedRounds:
     def parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
         """Yield the sum of a round once it is unmasked; nothing if the round is void."""
         lead = self._lead
-        drawn = lead.drawn(cohort)
+        drawn, vectors = lead.drawn(cohort), dict[str, NDArray[np.uint64]]()
         lead.statistics.asked = len(cohort)
         for attempt in range(lead.federation.patience + 1):
             lead.statistics.new_attempt()
@@ -495,11 +510,11 @@ class MaskedRounds:
             vectors = self._collect(number, session, drawn)
             lead.statistics.answered = sum(len(drawn.get(site, ())) for site in vectors)
             mechanism = lead.billboard.mechanism(number)
-            if len(vectors) >= self._needed and lead.is_enough(mechanism, vectors, cohort):
+            if lead.is_enough(mechanism, vectors, cohort):
                 yield from self._unmask(number, session, vectors)
                 return
             lead.log_incomplete(number, attempt)
-        raise lead.incomplete(number)
+        raise lead.incomplete(number, vectors, cohort)
 
     def _set_up(self, number: int) -> bool:
         """Have sites make keys and share them; return whether enough did.

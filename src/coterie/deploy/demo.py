@@ -6,6 +6,7 @@ over TLS, with keys. The run's folder and the sites' folders remain; the process
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,13 +35,16 @@ SITES = ("north", "south", "east", "west")
 MARK = ".coterie-demo"
 """Marks the folder of a demo, which another demo may remove."""
 Report = Callable[[str], None]
+_SILENCE = 60.0
+_UNCLAIMED = "token authentication failed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
     """The settings of a demo in a folder; a seed makes the noise known, None protects.
 
-    A round over Flower takes seconds; after `limit` seconds the demo fails.
+    A round over Flower takes seconds; the demo fails after `limit` seconds, of which processes may
+    take half to start.
     """
 
     folder: Path
@@ -48,7 +52,7 @@ class Demo:
     rounds: int = 8
     trust: Trust = "server"
     seed: int | None = None
-    limit: float = 1800.0
+    limit: float = 1200.0
 
 
 def run_demo(demo: Demo, report: Report) -> dict[str, Any]:
@@ -61,12 +65,13 @@ def run_demo(demo: Demo, report: Report) -> dict[str, Any]:
     report(f"{len(SITES)} sites, {len(data)} clients, PMTL, {demo.rounds} rounds, {demo.trust}")
     nodes = {site: site_config(demo.folder, app, site) for site in SITES}
     assert app.keys is not None
-    with LocalFederation(demo.folder / "flower", app.keys, nodes) as federation:
+    place, patience = demo.folder / "flower", demo.limit / 2
+    with LocalFederation(place, app.keys, nodes, patience=patience) as federation:
         report(f"SuperLink and {len(SITES)} SuperNodes are up, {_since(started)}")
         number = federation.submit(
             app.folder, {"folder": str(run), "key": str(app.keys / "coordinator.key")}
         )
-        status = _follow(federation, number, run, demo, report)
+        status = _follow(federation, number, run, replace(demo, limit=_left(demo, started)), report)
     report(f"all processes have ended, {_since(started)}")
     if status != "finished:completed" or not (run / "result.json").exists():
         raise FederationError(
@@ -154,19 +159,46 @@ def site_scores(folder: Path) -> dict[str, Any]:
 
 def _follow(federation: LocalFederation, number: int, run: Path, demo: Demo, report: Report) -> str:
     """Wait for a run and report its events; return its status."""
-    seen, end = 0, time.monotonic() + demo.limit
+    seen, end, heard = 0, time.monotonic() + demo.limit, time.monotonic()
     while True:
         status = federation.run_status(number)
         events = list(read_events(run / "log.jsonl"))
         for event in events[seen:]:
             if event["event"] in _LINES:
                 report(_LINES[event["event"]](event, demo))
-        seen = len(events)
+        if len(events) > seen:
+            seen, heard = len(events), time.monotonic()
+        elif time.monotonic() - heard > _SILENCE:
+            heard = time.monotonic()
+            report(f"nothing for {_SILENCE:g} s: {cause(federation.folder)}")
         if status.startswith("finished"):
             return status
         if time.monotonic() > end:
-            raise FederationError(f"the run did not end within {demo.limit:g} s: it is {status}")
+            raise FederationError(
+                f"the run did not end within the limit and is {status}: {cause(federation.folder)}"
+            )
         time.sleep(0.5)
+
+
+def cause(folder: Path) -> str:
+    """Return why a federation on this machine may be slow, from its logs and the system's load."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    logs = "".join(path.read_text(errors="replace") for path in folder.glob("logs/*.log"))
+    refused = logs.count(_UNCLAIMED)
+    found = [f"the load of this machine is {load:.1f} on {cores} cores"]
+    if refused:
+        found.append(
+            f"{refused} requests came from apps that Flower had given up, because they did not "
+            "begin within 30 s"
+        )
+    return (
+        f"{', and '.join(found)}. Every message starts a process that needs about 3 s of a core: "
+        f"end other work, or raise --limit. Logs are in {folder / 'logs'}"
+    )
+
+
+def _left(demo: Demo, started: float) -> float:
+    return demo.limit - (time.monotonic() - started)
 
 
 _LINES: Mapping[str, Callable[[Mapping[str, Any], Demo], str]] = {

@@ -11,7 +11,7 @@ Flower starts a new process of the ClientApp for every message.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeGuard
 
@@ -28,8 +28,9 @@ _ENVELOPE, _ARRAYS, _RAW = "envelope", "arrays", "coterie.raw"
 _ERROR = "flower: "
 _PAUSE = 0.25
 """Seconds between polls for answers; Flower's own loop waits 3."""
-_RETRY = 3.0
-"""Seconds until a site whose node failed is asked again, and between handshakes with new nodes."""
+_RETRY, _LONGEST_RETRY = 3.0, 30.0
+"""Seconds until a site whose node failed is asked again, doubled with every failure after
+the second, up to the longest; the first also between handshakes with new nodes."""
 _SPARE = 5.0
 """Seconds that a message outlives its deadline, for clocks that differ."""
 
@@ -124,6 +125,28 @@ def _raw(array: Array) -> RawArray:
     return RawArray(array.dtype, shape, array.data)
 
 
+class _NodeErrors:
+    """Errors of nodes in a row: when to ask again, and lines of the log that sum them up."""
+
+    def __init__(self, log: Callable[..., None]) -> None:
+        self._log = log
+        self._counts: dict[Hashable, int] = {}
+
+    def note(self, node: Hashable, **facts: str) -> float:
+        """Count an error; return the seconds until the node is to be asked again.
+
+        The 1st, 2nd, 4th, 8th, ... in a row are logged: `times` is how many since the last line.
+        """
+        count = self._counts[node] = self._counts.get(node, 0) + 1
+        if count & (count - 1) == 0:
+            self._log("node_error", **facts, times=max(count // 2, 1))
+        return float(min(_RETRY * 2 ** max(count - 2, 0), _LONGEST_RETRY))
+
+    def answered(self, node: Hashable) -> None:
+        """Begin a new row."""
+        self._counts.pop(node, None)
+
+
 class GridTransport:
     """Carries envelopes over a Flower grid.
 
@@ -132,7 +155,7 @@ class GridTransport:
     """
 
     def __init__(self, grid: Grid, log: Callable[..., None]) -> None:
-        self._grid, self._log = grid, log
+        self._grid, self._log, self._errors = grid, log, _NodeErrors(log)
         self._nodes: dict[str, int] = {}
         self._next_handshake: dict[int, float] = {}
         self._handshakes: dict[str, int] = {}
@@ -172,10 +195,11 @@ class GridTransport:
                 if site is None:  # a duplicate, or a reply to something else
                     continue
                 if _is_node_error(answer):
-                    self._log("node_error", site=site, reason=answer)
-                    unsent[site] = time.monotonic() + _RETRY
+                    wait = self._errors.note(site, site=site, reason=answer)
+                    unsent[site] = time.monotonic() + wait
                     errors[site] = answer
                 else:
+                    self._errors.answered(site)
                     yield site, answer
             if unsent or waiting:
                 time.sleep(_PAUSE)
@@ -226,8 +250,8 @@ class GridTransport:
                 continue
             if _is_node_error(answer):
                 # Its site is not known. The node may recover, so it soon gets another handshake.
-                self._log("node_error", reason=answer)
-                self._next_handshake[node] = time.monotonic() + _RETRY
+                wait = self._errors.note(node, reason=answer)
+                self._next_handshake[node] = time.monotonic() + wait
                 continue
             try:
                 if isinstance(answer, str):

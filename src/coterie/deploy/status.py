@@ -7,7 +7,9 @@ which is private.
 """
 
 import json
+import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -32,6 +34,7 @@ _TROUBLE = {
 _LOCKS = Path("/proc/locks")
 _SPENT = "upper bound over all runs of this site, against other clients who observe all releases"
 _LONGEST = 500
+_PAUSE = 1.0
 Events = list[dict[str, Any]]
 
 
@@ -58,6 +61,38 @@ def status_of(folder: Path) -> dict[str, Any]:
     )
 
 
+def wait_for(folder: Path, seconds: float = math.inf, grace: float = 60.0) -> str:
+    """Wait for the run in a folder to end; return its state, "running" if `seconds` pass before.
+
+    The folder may not exist yet, because a ServerApp makes it some seconds after its app was
+    submitted. A run that stopped before may have been submitted again, so an end that is found at
+    the beginning counts only if nothing happens for `grace` seconds.
+
+    Raises:
+        FileNotFoundError: If there is no run after five times `grace`.
+    """
+    begun = time.monotonic()
+    before = _size(folder / "log.jsonl")
+    while True:
+        state, passed = "running", time.monotonic() - begun
+        if (folder / "log.jsonl").exists():
+            state = _state(folder, list(read_events(folder / "log.jsonl")))
+        is_new = _size(folder / "log.jsonl") != before or passed >= grace
+        if state == "finished" or (state != "running" and is_new):
+            return state
+        if passed >= seconds:
+            return "running"
+        if passed >= 5 * grace and not (folder / "log.jsonl").exists():
+            raise FileNotFoundError(
+                f"{folder}: no run after {5 * grace:g} s; check the path, and `flwr log` of the run"
+            )
+        time.sleep(min(_PAUSE, max(seconds - passed, 0.0)))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def _run_status(folder: Path) -> dict[str, Any]:
     agreement = load_agreement(folder)
     events = list(read_events(folder / "log.jsonl"))
@@ -81,7 +116,9 @@ def _run_status(folder: Path) -> dict[str, Any]:
         "by_round": _by_round(events),
         "sites": _sites(folder, agreement, events),
         "unknown_nodes": sum(one["event"] == "unknown_node" for one in events),
-        "node_errors": sum(one["event"] == "node_error" and "site" not in one for one in events),
+        "node_errors": sum(
+            _times(one) for one in events if one["event"] == "node_error" and "site" not in one
+        ),
         "delivered": _delivered(events),
         "failure": _failure(events) if state == "failed" else None,
         "private": PRIVATE,
@@ -172,10 +209,16 @@ def _sites(folder: Path, agreement: Agreement, events: Events) -> dict[str, dict
             if kind in ("handshake", "connected"):
                 site["connected"] = event["time"]
             if kind in _TROUBLE:
-                site[_TROUBLE[kind]] += 1
+                site[_TROUBLE[kind]] += _times(event)
                 reason = str(event.get("reason", ""))
                 site["last_trouble"] = {"time": event["time"], "reason": reason}
     return found
+
+
+def _times(event: Mapping[str, Any]) -> int:
+    """Return how many occurrences a line of the log stands for."""
+    times = event.get("times", 1)
+    return times if type(times) is int else 1
 
 
 def _state(folder: Path, events: Events) -> str:
