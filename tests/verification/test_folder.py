@@ -708,6 +708,18 @@ def test_events_that_the_plan_would_not_have_made_are_found(run, name):
     assert "budget" in failed(run)
 
 
+@pytest.mark.parametrize("sampler", [Poisson(6), FixedSize(6)])
+def test_noise_in_shares_is_made_for_the_coordinator_whoever_is_drawn(tmp_path, sampler):
+    privacy = Privacy(epsilon=2.0, noise=SharedNoise(), relation="replace")
+    run = run_into(tmp_path / "run", privacy=privacy, sampler=sampler)
+    views = certificate(run)["views"]
+    assert views["coordinator_and_corrupt"] == pytest.approx(2.0)
+    assert views["other_clients"] < 1.9 and failed(run) == []
+    replan(run, ("epsilon = 2.0", f"epsilon = {views['other_clients']}"))
+    store_wholly(run, certificate(run))
+    assert failed(run)[0] == "budget"
+
+
 @pytest.mark.parametrize("counts", [(1208, 1200), (12, 4), (8, 7)])
 @pytest.mark.parametrize("declared", [False, True])
 def test_shares_of_other_clients_than_the_plan_counts_on_are_found(tmp_path, counts, declared):

@@ -489,7 +489,8 @@ def _wrong_amount(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[st
         base = _converted(float(asked), stated, weights)
         return _wrong_rounds(stated["events"], weights, base)
     found = _wrong_rounds(stated["events"], weights, None)
-    spent = stated["epsilon"]  # the budget holds against the other clients
+    # The budget holds against the other clients; with noise in shares, the coordinator among them.
+    spent = stated["views"].get("coordinator_and_corrupt", stated["epsilon"])
     good = is_positive(spent) and _SPENT * asked <= spent <= asked * (1 + 1e-6)
     return found + [f"epsilon {spent}, the noise was made for {asked}"] * (not good)
 
