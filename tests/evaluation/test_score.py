@@ -483,7 +483,8 @@ def test_a_run_shows_what_is_each_clients_own(kept: Callable[[str], Kept], task:
         assert told == pytest.approx([known.mean(), error, 30 - len(known)])
         assert len(known) < 30
         assert f"test {title}" in page and f"{told[0]:.3g} \u00b1 {told[1]:.2g}" in page
-        assert f"{title} is not defined for {told[2]} clients without {metric.needs}" in page
+        said = f"{title[0].upper()}{title[1:]} is not defined for {told[2]} clients"
+        assert f"{said} without {metric.needs}" in page
 
 
 def test_a_run_says_how_its_clients_fare(kept: Callable[[str], Kept]) -> None:

@@ -337,7 +337,7 @@ def test_metrics_of_each_client_have_columns_where_they_apply(tmp_path: Path) ->
     assert "AUC" not in text and "R\u00b2" not in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count('<td data-label="test balanced accuracy">\u2013</td>') == 2
-    note = "balanced accuracy is not defined for 60 clients without test rows of two classes."
+    note = "Balanced accuracy is not defined for 60 clients without test rows of two classes."
     assert note in text
 
 

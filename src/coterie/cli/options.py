@@ -475,7 +475,7 @@ def names() -> Mapping[str, list[str]]:
     """Return the names of methods, models and data, read from source: importing is slow."""
     data = _sources("data")
     kinds = re.search(r"^Kind = Literal\[(.*?)\]", data["synthetic.py"], re.S | re.M)
-    found = re.findall(r'^    "([a-z_:]+)":', data["datasets.py"], re.M)
+    found = re.findall(r'^    "([a-z0-9_:]+)":', data["datasets.py"], re.M)
     found += [f"synthetic:{kind}" for kind in re.findall(r'"(\w+)"', kinds[1] if kinds else "")]
     plugins = {point.name for point in entry_points(group="coterie.methods")}
     models = "".join(_sources("models").values())

@@ -292,8 +292,7 @@ def _train(
     summary |= _add_facts(plan, outcome, others.to_json(score), others.missing)
     summary["data_used"] = _data_used(train, test)
     summary["caveats"] += [] if plan.stragglers is None else [_LATE]
-    summary["run"] = None if folder is None else str(folder)
-    summary["register"] = spent
+    summary |= {"run": None if folder is None else str(folder), "register": spent}
     if folder is not None:
         for part in (past, joined):
             if part is not None:
