@@ -1,15 +1,16 @@
-"""What two papers print for their noise beside what is true.
+"""What three papers print for their noise beside what is true.
 
 `dpfedmtl` (default): the settings of Wu et al., "A Theoretical Perspective on Differentially
 Private Federated Multi-Task Learning": CelebA (20 of 9343 clients, 400 steps), FEMNIST (3 of 174,
 1000 steps), delta = 1e-5, and the noise that would be needed. `pmtl`: those of Hu, Wu and Smith,
 "Private Multi-Task Learning": Figure 2's epsilon by round for three data sets (100 clients in a
-round, delta = 1/m), and the noise of Theorem 1. All numbers are this library's own; what each
-column means stands in `coterie.privacy.published`. Bounds are rounded up, approximations and claims
-to the nearest. Markdown tables are printed, and with --out kept as CSV beside them, with curves;
-some seconds.
+round, delta = 1/m), and the noise of Theorem 1. `mpmtl`: the Wishart noise of Liang et al.,
+"Model-Protected Multi-Task Learning", by clip K, sensitivity s and iterations. All numbers are this
+library's own; what each column means is in `coterie.privacy.published`. Bounds are rounded up,
+approximations and claims to the nearest. Markdown tables are printed, and with --out kept as CSV
+beside them, with curves; some seconds.
 
-    python benchmarks/claims.py [dpfedmtl|pmtl] [--out docs/methods/neural]
+    python benchmarks/claims.py [dpfedmtl|pmtl|mpmtl] [--out docs/methods/neural]
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from coterie.methods.mpmtl import MPMTL
 from coterie.privacy.calibrate import calibrate
 from coterie.privacy.events import Gaussian, Participation
 from coterie.privacy.guarantee import Guarantee, gdp_approximation, round_up
@@ -111,6 +113,37 @@ def theorem_1(clients=205, rounds=1000, gamma=0.2):
         )  # fmt: skip
         needed = z * gamma / clients
         found.append({"epsilon": epsilon, "sigma": sigma, "other_clients": true, "needed": needed})
+    return found
+
+
+WISHART = {
+    "algorithm": "algorithm",
+    "clip": "K",
+    "sensitivity": "s",
+    "rounds": "iterations",
+    "claimed_epsilon": "claimed epsilon",
+    "delta": "at delta",
+    "true_delta": "true delta at that epsilon",
+    "true_epsilon": "true epsilon at that delta",
+}
+
+
+def wishart(epsilon=1.0, clients=320):
+    """Claimed and true guarantees of MP-MTL's noise, zero_out, against the other clients."""
+    delta, found = 1 / (clients * math.log(clients)), []
+    for algorithm, clip, sensitivity, rounds in (
+        (1, 0.5, "K^2", 1), (1, 8.0, "K^2", 1), (2, 0.5, "2K", 1), (2, 2.0, "2K", 1),
+        (2, 8.0, "2K", 1), (2, 8.0, "2K", 20), (2, 32.0, "2K", 20), (3, 8.0, "2K", 20),
+    ):  # fmt: skip
+        plan = MPMTL.published(
+            algorithm, epsilon=epsilon, delta=delta, clip=clip, rounds=rounds, lam=0.1
+        )
+        stated = plan.guarantee(clients).to_json()
+        found.append({
+            "algorithm": str(algorithm), "clip": clip, "sensitivity": sensitivity,
+            "rounds": rounds, "claimed_epsilon": stated["claimed_epsilon"], "delta": delta,
+            "true_delta": stated["true_delta_at_claimed"], "true_epsilon": stated["epsilon"],
+        })  # fmt: skip
     return found
 
 
@@ -233,7 +266,9 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("paper", nargs="?", choices=("dpfedmtl", "pmtl"), default="dpfedmtl")
+    parser.add_argument(
+        "paper", nargs="?", choices=("dpfedmtl", "pmtl", "mpmtl"), default="dpfedmtl"
+    )
     parser.add_argument("--out", type=Path, help="a folder for the CSVs and curves")
     parser.add_argument("--quick", action="store_true", help="fewer points of the curves")
     given = parser.parse_args()
@@ -241,6 +276,8 @@ def main():
     if mine:
         means = figure_2(2 if given.quick else POINTS)
         tables = {"figure-2": (means, MEANS), "theorem-1": (theorem_1(), THEOREM_1)}
+    elif given.paper == "mpmtl":
+        tables = {"wishart": (wishart(), WISHART)}
     else:
         tables = {"claims": (claimed(), HEADS), "needed": (needed(), NEEDED)}
     for name, (rows, heads) in tables.items():
@@ -250,7 +287,7 @@ def main():
             keep(out / f"{name}.csv", rows)
     if out is not None and mine:
         draw_figure_2(means, out / "figure-2.svg")
-    elif out is not None:
+    elif out is not None and given.paper == "dpfedmtl":
         rows = curves()
         keep(out / "tradeoff.csv", rows)
         draw(rows, out / "tradeoff.svg")

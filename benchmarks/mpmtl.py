@@ -27,7 +27,7 @@ import math
 import os
 import re
 import tempfile
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numba
@@ -64,6 +64,8 @@ METHODS = {
     "dpaggr": DPAggr,
 }
 SIMULATIONS = {"low_rank": mpmtl_low_rank, "group_sparse": mpmtl_group_sparse}
+# The scale of the paper's low-rank simulation: see `mpmtl_low_rank`.
+SCALED = SIMULATIONS | {"low_rank, paper": partial(mpmtl_low_rank, noise=0.22)}
 PRIVACY = ("clip", "spend", "noise")
 
 
@@ -79,7 +81,7 @@ def federation(name, seed, clients=320):
     """Training and test rows of one seed."""
     if name == "school":
         return school().split(0.7, seed)
-    return SIMULATIONS[name](clients=clients, seed=seed).data.split_by_source()
+    return SCALED[name](clients=clients, seed=seed).data.split_by_source()
 
 
 @lru_cache(maxsize=1)

@@ -2,10 +2,12 @@
 
     python benchmarks/mtlsvm.py [PART ...] [--seeds 5] [--quick] [--out FOLDER]
 
-Parts: clock, constants, fig5 .. fig12, ends, private; all by default. Figures are numbered as in
-Ponomarenko-Timofeev et al. Each part writes a CSV, and figures an SVG. A part that was interrupted
-goes on where it stood (`*.csv.part`); one that is complete is made anew. `ends` is made from the
-tables of the figures. `--quick` takes two seeds and fewer rounds, and writes to a temporary folder.
+Parts: clock, constants, fig5 .. fig12, published, ends, seconds, private; all by default. Figures
+are numbered as in Ponomarenko-Timofeev et al. Each part writes a CSV, and figures an SVG. A part
+that was interrupted goes on where it stood (`*.csv.part`); one that is complete is made anew.
+`published` runs the paper's steps as published and draws them into the figures; `ends` is made from
+the tables of the figures; `seconds` times MTL-SVM and MOCHA, 64 times each. `--quick` takes two
+seeds and fewer rounds, and writes to a temporary folder.
 
 HAR ($COTERIE_DATA, or shared/data beside the repository) is sitting against the rest, the first 20
 of 30 subjects, 70 % of the rows for training, a seed deciding the split; "light" keeps 100 of each
@@ -24,6 +26,7 @@ import csv
 import math
 import os
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -447,6 +450,97 @@ def fig12(given):
     masks(given, "fig12", "beta")
 
 
+# ---- the steps as published ---------------------------------------------------------------------
+
+PANELS = {
+    "har": ("fig5", "fig6", "fig7", "fig11a", "fig12a"),
+    "har light": ("fig11b", "fig12b"),
+    "regression": ("fig8",),
+    "regression unequal": ("fig9", "fig10"),
+}
+
+
+def published(given):
+    """Steps (13), (14) and (27), sums and line 15 as published: rounds, scores, norm of w."""
+    runs, rows = Runs(given, "published"), []
+    for name in DATA if not given.quick else DATA[:1]:
+        for update in ("replace", "add"):
+            c2 = chosen(given, name, "mtlsvm")["c2"]
+            plan = MTLSVM.published(rounds=HORIZON, update=update, c2=c2)
+            found = [
+                runs.get(f"{name} {update}", seed, lambda p=plan, n=name, s=seed: grown(p, n, s))
+                for seed in range(given.seeds)
+            ]
+            for at in range(min(len(one["value"]) for one in found)):
+                row = {"data": name, "update": update, "round": at + 1}
+                row["norm"] = float(np.mean([one["norm"][at] for one in found]))
+                row["seconds"] = float(np.mean([one["seconds"][at] for one in found]))
+                rows.append(row | summary([one["value"][at] for one in found]))
+    runs.finish(rows)
+    for name, figures in PANELS.items():
+        for path in (given.out / f"{figure}.csv" for figure in figures):
+            if path.exists():
+                plot(path, name, {"": list(curves_of(path))})
+
+
+def curves_of(path):
+    """Return the names of the curves of a figure, in order."""
+    rows = [row for row in read(path) if row["curve"] not in ("Local", "Global")]
+    return dict.fromkeys(row["curve"] for row in rows)
+
+
+def grown(plan, name, seed):
+    """Return the score, the norm of w and the virtual seconds of every round until it diverges."""
+    train, test = federation(name, seed)
+    history, norms = History(plan.method, train, test), []
+
+    def watch(progress):
+        history(progress)
+        norms.append(float(progress.shared["weight"].norm()))
+
+    simulate(replace(plan, simulation_seed=seed), train, observe=watch, stragglers=Stragglers())
+    column = "balanced_accuracy" if train.spec.task == "binary" else "r2"
+    return {
+        "value": [line[column] for line in history.lines],
+        "seconds": [line["seconds"] for line in history.lines],
+        "norm": norms,
+    }
+
+
+def seconds(given):
+    """Time MTL-SVM and MOCHA on HAR to a relative gap of .1, in seconds of one CPU core."""
+    runs, rows, own = Runs(given, "seconds"), [], mtlsvm(given, "har")
+    methods = {
+        "MTL-SVM": replace(own, epochs=20, stop=0.1),
+        "MOCHA, mean": MOCHA(model=PLAIN, c1=own.c1, c2=own.c2, epochs=20, stop=0.1),
+    }
+    for name, method in methods.items():
+        simulate(plan_of(method, 2, 0), federation("har", 0)[0])  # compiles
+        found = [
+            runs.get(name, seed, lambda m=method, s=seed: timed(m, s))
+            for seed in range(2 if given.quick else 64)
+        ]
+        for what in ("seconds", "rounds", "gap"):
+            values = np.array([one[what][0] for one in found])
+            deviation = float(values.std(ddof=1))
+            rows.append({"method": name, "what": what, "mean": float(values.mean()),
+                         "sd": deviation, "repetitions": len(values)})  # fmt: skip
+    runs.finish(rows)
+    for row in rows:
+        print("  ", *map(cell, row.values()))
+
+
+def timed(method, seed):
+    """Return the CPU seconds of a training on the split of a seed, its rounds and its gap."""
+    train, _ = federation("har", seed % 5)
+    started = time.process_time()
+    outcome = simulate(plan_of(method, 1000, seed), train)
+    taken = time.process_time() - started
+    return {"seconds": [taken], "rounds": [len(outcome.posts)], "gap": [outcome.gap]}
+
+
+# ---- ends ---------------------------------------------------------------------------------------
+
 EARLY = 20  # the share of a figure's time at which curves are compared early on: one over this
 
 
@@ -583,6 +677,7 @@ def plot(table, name, panels):
             printed = curve.endswith("as printed")
             look = {"color": COLOURS[at - 2 if printed else at], "linewidth": 1.2}
             draw(axis, rows, curve, column, look | {"linestyle": "--" if printed else "-"})
+        drawn_as_published(axis, table, name, column)
         lines = [row for row in rows if row["curve"] in ("Global", "Local")]
         for row, line in zip(lines, ("--", ":"), strict=False):
             look = {"color": "0.35", "linestyle": line, "linewidth": 1}
@@ -598,6 +693,16 @@ def plot(table, name, panels):
         else:
             axis.legend(fontsize=7, loc="lower right")
     save(figure, table.with_suffix(".svg"))
+
+
+def drawn_as_published(axis, table, name, column):
+    """Draw the paper's steps until they diverge, if they were run."""
+    path = table.with_name("published.csv")
+    rows = read(path) if path.exists() else []
+    mine = [row for row in rows if (row["data"], row["update"]) == (name, "replace")]
+    if mine:
+        x, y = ([float(row[c]) for row in mine] for c in (column, "value"))
+        axis.plot(x, y, ":", color="black", linewidth=1.4, label="as published (diverges)")
 
 
 def draw(axis, rows, curve, column, look):
@@ -620,7 +725,9 @@ PARTS = {
     "fig10": fig10,
     "fig11": fig11,
     "fig12": fig12,
+    "published": published,
     "ends": ends,
+    "seconds": seconds,
     "private": private,
 }
 

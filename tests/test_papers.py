@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import coterie as ct
 from coterie.cli.main import main
 from coterie.papers import Item, read_papers
 
@@ -91,3 +92,22 @@ def test_as_published_names_what_is_missing(capsys: pytest.CaptureFixture[str]) 
     assert "expected clients=...,cohort=...,rounds=...,gamma=..." in capsys.readouterr().err
     assert main([*run, "--method", "fedavg", "--as-published"]) == 2
     assert "dpfedmtl, mpmtl, mtlsvm, pmtl" in capsys.readouterr().err
+
+
+def test_published_plans_say_that_they_are_no_guarantee() -> None:
+    given = {"epsilon": 1.0, "delta": 1e-3, "clip": 2.0, "lam": 0.1}
+    plans = [
+        ct.PMTL.published(clients=50, cohort=10, rounds=2, gamma=0.5, sigma=0.1),
+        ct.DPFedMTL.published(cohort=3, rounds=2, sigma=0.65, every_step=50),
+        ct.MTLSVM.published(),
+        ct.MTLSVM.published(update="add", mask="paper"),
+    ]
+    for plan in plans:
+        (first, *_) = plan.method.notes(private=plan.private).caveats
+        assert first.startswith("As published") and "not a guarantee" in first
+    for number in (1, 2, 3):
+        plan = ct.MPMTL.published(number, rounds=2, **given)  # type: ignore[arg-type]
+        assert "NOT A GUARANTEE" in plan.guarantee(50).statement()
+    plan = ct.DPFedMTL.published(cohort=3, rounds=2, sigma=0.65)
+    assert "NOT A GUARANTEE" in plan.guarantee(50).statement()
+    assert ct.MTLSVM().notes().caveats == ct.PMTL().notes().caveats == ()

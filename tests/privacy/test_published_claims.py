@@ -8,8 +8,10 @@ printed Theorem 4.2 at FEMNIST, sigma = .65 has no entry: the tables' tool overf
 
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting import pld
 from tests.privacy.oracles import golden
 
 from coterie.privacy.accounting import profile
@@ -151,6 +153,13 @@ def test_the_published_noise_of_pmtl(clients, rounds, sigma, gamma, zero_out, un
     assert found.noise_multiplier == 100 * sigma / gamma
     assert found.zero_out == pytest.approx(zero_out, abs=1e-3)
     assert found.replace == pytest.approx(under_replace, abs=1e-3)
+    # Other people's account of the same steps
+    steps = dp_accounting.PoissonSampledDpEvent(
+        100 / clients, dp_accounting.GaussianDpEvent(100 * sigma / gamma)
+    )
+    other = pld.PLDAccountant(value_discretization_interval=1e-3)
+    other.compose(dp_accounting.SelfComposedDpEvent(steps, rounds))
+    assert found.zero_out == pytest.approx(other.get_epsilon(1 / clients), rel=1e-3)
     # Renyi accounts are looser than the exact one of the same cohorts
     assert found.zero_out < found.claimed < 1.15 * found.zero_out
     # Whoever knows the cohort gains nothing from sampling: mu = 2 sqrt(T) / z, in every round

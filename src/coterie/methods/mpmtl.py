@@ -51,6 +51,7 @@ from coterie.solvers.structured import Lift, OwnUnits, Spectrum, apply, lift
 
 if TYPE_CHECKING:
     from coterie.planning.plan import Plan
+    from coterie.privacy.calibrate import Spending
 
 _LIFTS = {"flat": 1.2, "floor": 0.1, "add": 1.5}
 _MOST_FEATURES = 4096  # rows of a released matrix
@@ -146,7 +147,6 @@ class MPMTL(SecondMoment):
         beside the true delta. `settings` are those of the method (acceleration, mu, ...).
         """
         from coterie.planning.plan import Plan, Privacy
-        from coterie.privacy.calibrate import Even, Theorem
         from coterie.privacy.noise import PublishedWishart
 
         if algorithm not in (1, 2, 3):
@@ -159,14 +159,19 @@ class MPMTL(SecondMoment):
         if algorithm == 3:
             usual |= {"structure": "group_sparse", "whole": True}
         noise = PublishedWishart(sensitivity or ("K^2" if algorithm == 1 else "2K"))
+        method = cls(**{**usual, **settings})
         privacy = Privacy(
-            epsilon=epsilon,
-            delta=delta,
-            clip=clip,
-            noise=noise,
-            spend=Even() if algorithm == 1 else Theorem(),
+            epsilon=epsilon, delta=delta, clip=clip, noise=noise, spend=method._published_spend()
         )
-        return Plan(method=cls(**{**usual, **settings}), privacy=privacy, rounds=rounds)
+        return Plan(method=method, privacy=privacy, rounds=rounds)
+
+    def _published_spend(self) -> "Spending":
+        """Return the budget over steps by Theorem 6; with mu it depends on the task of the data."""
+        from coterie.privacy.calibrate import Even, Power, Theorem
+
+        if self.solver == "solve":
+            return Even()
+        return Theorem() if self.mu else Power(0.4 if self.acceleration == "on" else 0.0)
 
     @property
     def shape(self) -> Shape:
@@ -197,13 +202,15 @@ class MPMTL(SecondMoment):
 
     def rounds(self, spec: Spec) -> Rounds:
         """Return the rule for rounds, with an error of 0.25."""
-        return replace(super().rounds(spec), error=0.25, spending=self._theorem_6(spec))
+        return replace(
+            super().rounds(spec), error=0.25, spending=self._theorem_6(spec.task == "binary")
+        )
 
-    def _theorem_6(self, spec: Spec) -> tuple[Literal["power", "geometric"], float] | None:
+    def _theorem_6(self, binary: bool) -> tuple[Literal["power", "geometric"], float] | None:
         """Return the budget over steps that Theorem 6 recommends; None for solves."""
         if self.solver == "solve":
             return None
-        ratio = self.mu / self._curvature(spec.task == "binary")
+        ratio = self.mu / self._curvature(binary)
         if self.acceleration == "strong":
             return "geometric", (1 - math.sqrt(ratio)) ** (1 / 5)
         if self.acceleration == "on":

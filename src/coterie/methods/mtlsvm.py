@@ -239,7 +239,7 @@ class MTLSVM(Machines):
                 "about 1.",
             ),
             data=() if data is None else tuple(self._data_notes(data)),
-            caveats=self._mask_caveats(private),
+            caveats=(*self._as_published(private), *self._mask_caveats(private)),
         )
 
     def _data_notes(self, data: FederatedDataset) -> Iterator[str]:
@@ -250,6 +250,12 @@ class MTLSVM(Machines):
         if data.spec.task in ("binary", "multiclass") and len(found := one_class_clients(data)):
             who = "1 client has" if len(found) == 1 else f"{len(found)} clients have"
             yield f"{who} rows of one class only"
+
+    def _as_published(self, private: bool) -> tuple[str, ...]:
+        if self.steps != "published":
+            return ()
+        kind = "" if private else "; not a guarantee: nothing is noised"
+        return (f"As published{kind}. The steps have no box, and the run may diverge.",)
 
     def _mask_caveats(self, private: bool) -> tuple[str, ...]:
         if self.mask == "none":

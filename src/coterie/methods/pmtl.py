@@ -93,6 +93,11 @@ BEGUN = "begun"
 """A leaf of the personal state: 1 where a client has taken part. For clients that start from public
 models of their own, which are not known when their state is made."""
 
+_AS_PUBLISHED = (
+    "As published: the epsilon that the paper claims for this noise is not a guarantee "
+    "(`coterie.privacy.published.published_mean`). The epsilon stated here is our account of it."
+)
+
 
 @register("pmtl", releases="a clipped, noised mean change")
 @dataclass(frozen=True, kw_only=True)
@@ -211,15 +216,17 @@ class PMTL(Proximal):
             )
 
     def notes(self, **run: Any) -> Notes:
-        """Return what clusters mean for the guarantee."""
+        """Return what clusters mean for the guarantee, and what is as published."""
+        caveats = (_AS_PUBLISHED,) if self.change_from == "own" and self.loss == "sum" else ()
         if not self.clusters:
-            return Notes()
+            return Notes(caveats=caveats)
         return Notes(
+            caveats=caveats,
             settings=(
                 f"There are {max(self.clusters) + 1} public clusters. The mean of each cluster is "
                 "released to all clients, and a client contributes to its own cluster only. So "
                 "noise, rounds and epsilon are those of a run of its cluster only.",
-            )
+            ),
         )
 
     def check(self, spec: Spec, **given: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add
 from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Post, Shape, check_numbers
+from coterie.methods.base import Method, Notes, Post, Shape, check_numbers
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
 
@@ -50,6 +50,17 @@ class Proximal(Method):
         """Return the problem that every client solves after the last round, which is free."""
         problem = self.problem()
         return replace(problem, sgd=replace(problem.sgd, epochs=self.last_epochs, steps=None))
+
+    def notes(self, **run: Any) -> Notes:
+        """Return what the noise of published steps is not."""
+        if not self.step_noise:
+            return super().notes(**run)
+        return Notes(
+            caveats=(
+                "As published; not a guarantee: local gradients have noise but are not clipped, so "
+                "this noise has no epsilon.",
+            )
+        )
 
     def noisy_steps(
         self, models: Tree, layers: tuple[str, ...], clients: Clients, rng: Rng, round: int
