@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two workers on two cores: a thread each, or they wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
-.PHONY: papers papers-gpu coverage mutants fuzz docs setup dev run demo-flower test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
+.PHONY: examples papers papers-gpu coverage mutants fuzz docs setup dev run demo-flower test fast test-slow test-gpu lint type imports fmt bench study-mpmtl study-mtlsvm study-pfeb check clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -104,6 +104,10 @@ papers: dev    ## remake every item of the four papers that 2 CPU cores can, wit
 
 papers-gpu: dev ## remake the items that need CUDA
 	$(BIN)/python tools/papers.py run --machine gpu
+
+examples: dev  ## write what commands and notebooks of the documentation print today; read the diff
+	COTERIE_REWRITE=1 $(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 tests/test_docs.py -k test_examples_run
+	$(BIN)/python tools/notebooks.py
 
 docs: dev      ## build the site into site/ without warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
