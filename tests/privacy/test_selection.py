@@ -19,6 +19,7 @@ from coterie.privacy.events import (
     LocalGaussian,
     NonPrivate,
     Participation,
+    SharedGaussian,
     Wishart,
 )
 from coterie.privacy.guarantee import Guarantee
@@ -172,7 +173,7 @@ def test_a_log_moment_by_quadrature():
 
 
 @pytest.mark.parametrize(
-    "event", [Laplace(0.5), Wishart(12, 0.5), LocalGaussian(3.0), NonPrivate()]
+    "event", [Laplace(0.5), Wishart(12, 0.5), LocalGaussian(3.0), SharedGaussian(3.0), NonPrivate()]
 )
 def test_other_noise_is_refused(event):
     with pytest.raises(ValueError, match=f"{type(event).__name__} noise.*gaussian"):

@@ -310,6 +310,7 @@ def test_no_score_beyond_those_drawn_is_posted():
         ({}, {"method.lam": [-1.0]}, "lam"),
         ({"privacy": {"epsilon": 2.0, "noise": {"kind": "local"}}}, GRID, "LocalGaussian"),
         ({"privacy": {"epsilon": 2.0, "noise": {"kind": "laplace"}}}, GRID, "Laplace"),
+        ({"privacy": {"epsilon": 2.0, "noise": {"kind": "shares"}}}, GRID, "SharedGaussian"),
     ],
 )
 def test_what_cannot_be_charged_is_refused_before_anything_is_spent(changes, grid, told):

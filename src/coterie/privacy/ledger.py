@@ -9,7 +9,7 @@ disk before a release is computed, `release` records that it exists. After a cra
 
 **Guarantee:** at every moment the events charged include every release that exists. Assumes that
 the file system keeps what `fsync` acknowledged. Tests: tests/privacy/test_ledger.py,
-tests/test_kill.py.
+tests/runs/test_kill.py.
 """
 
 import fcntl

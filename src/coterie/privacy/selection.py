@@ -163,7 +163,7 @@ def renyi(events: Sequence[Event], participation: Participation, relation: Relat
     check_relation(relation)
     total = np.zeros_like(ORDERS)
     for event in set(events):
-        if event.gaussian_noise(relation) is None:
+        if event.in_shares or event.gaussian_noise(relation) is None:  # scores have central noise
             raise ValueError(
                 f"{type(event).__name__} noise in a run: no Renyi bound of selection is offered "
                 "for it; choose settings among runs with Gaussian noise that the server adds "
