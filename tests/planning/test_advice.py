@@ -227,6 +227,19 @@ def test_curves_pass_through_the_plan_itself():
         assert error == pytest.approx(found.error * 300 / clients)
 
 
+@pytest.mark.parametrize("sampler", [Poisson(50), FixedSize(50)])
+def test_noise_in_shares_is_planned_as_if_each_client_were_drawn_in_every_round(sampler):
+    """The coordinator draws: what sampling hides, it hides from other clients only."""
+    usual = {"clients": 537, "parameters": 10, "rounds": 20, "epsilon": 1.0}
+    usual |= {"shares": (358, 35), "relation": "replace"}
+    found, always = (forecast(Facts(**usual, sampler=who)) for who in (sampler, Everyone()))
+    assert found.noise_multiplier == pytest.approx(always.noise_multiplier, rel=1e-9)
+    assert found.views["coordinator_and_corrupt"] == pytest.approx(1.0)
+    assert found.views["other_clients"] < 0.9
+    assert dict(epsilon_by_rounds(found))[20.0] == pytest.approx(1.0)
+    assert found.within["rounds"] < always.within["rounds"]
+
+
 def test_answers_that_take_long_are_left_out_unless_asked_for():
     facts = Facts(
         clients=10_000, parameters=10, rounds=1000, noise_multiplier=0.7249, delta=DELTA,

@@ -178,6 +178,12 @@ def test_the_command_states_all_views(capsys):
     )  # fmt: skip
     more = plan["error"]["over_clip"] / trusted["error"]["over_clip"]
     assert more == pytest.approx(math.sqrt(537 / 460), rel=1e-3)
+    sampled = printed(
+        capsys, "plan", "--clients", "537", "--rounds", "25", "--epsilon", "1", "--parameters",
+        "14", "--cohort", "50", *shares, "--json",
+    )  # fmt: skip
+    assert sampled["noise_multiplier"] == pytest.approx(plan["noise_multiplier"], rel=1e-3)
+    assert [row["epsilon"] for row in sampled["by_epsilon"]] == [0.5, 1, 2, 4, 8]
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,14 @@ class Facts:
         """Return the delta for a number of clients."""
         return default_delta(clients) if self.delta is None else self.delta
 
+    @property
+    def counted(self) -> Participation:
+        """The sampling as the budget counts it, against whoever observes or arranges most of it."""
+        who = self.participation
+        if self.shares is not None:
+            return who.always
+        return who.shown if self.local else who.to_others
+
     def event(self, noise_multiplier: float) -> Event:
         """Return the event of a release with this noise."""
         if self.local:
@@ -149,13 +157,11 @@ class Facts:
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.epsilon is not None
-        who = self.participation
-        seen = who.shown if self.local else who.to_others
         return calibrate(
             self.epsilon,
             delta,
             weights=(1.0,) * self.rounds,
-            participation=seen if self.shares is None else who.always,
+            participation=self.counted,
             relation=self.relation,
             replaced=2.0 if self.local else self.replaced,
         )
@@ -179,7 +185,7 @@ class Facts:
         if noise_multiplier < 1e-5:
             return math.inf
         counted = ((self.event(noise_multiplier), rounds),)
-        found = profile_of(counted, self.participation.to_others, self.relation)
+        found = profile_of(counted, self.counted, self.relation)
         return found.epsilon(self.delta_of(self.clients))
 
 
@@ -618,7 +624,7 @@ def forecast(facts: Facts, *, epsilon_limit: float | None = None, full: bool = T
         delta=delta,
         clients=facts.clients,
     )
-    grid = grid_of(guarantee.profile)
+    grid = 0 if facts.shares is not None else grid_of(guarantee.profile)
     most = None
     if epsilon_limit is not None and facts.epsilon is None:
         most = most_rounds(facts, z, epsilon_limit, facts.rounds)
@@ -717,7 +723,7 @@ def clients_within(facts: Facts, limit: float) -> int | None:
     >>> clients_within(Facts(clients=30, parameters=10, rounds=3, epsilon=1.0), 0.3)
     69
     """
-    rate = facts.participation.rate
+    rate = facts.counted.rate
     log_never = -math.inf if rate == 1 else facts.rounds * math.log1p(-rate)
 
     def enough(clients: int) -> float | None:
@@ -760,8 +766,7 @@ def _noise_near(facts: Facts, noise_multiplier: float, epsilon: float) -> float:
         return 1 / math.sqrt(math.log1p(mu**2 / (rate**2 * rounds)))
 
     def reached(z: float) -> float:
-        who = facts.participation.to_others
-        found = profile_of(((facts.event(z), rounds),), who, facts.relation)
+        found = profile_of(((facts.event(z), rounds),), facts.counted, facts.relation)
         return gaussian_mu(epsilon, min(max(found.delta(epsilon), 1e-300), 1 - 1e-9))
 
     goal = gaussian_mu(epsilon, delta)
