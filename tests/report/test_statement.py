@@ -22,6 +22,7 @@ from coterie.methods.pmtl import PMTL
 from coterie.planning.about import About, PublicInput
 from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.events import LocalGaussian, NonPrivate, Participation
+from coterie.privacy.noise import SharedNoise
 from coterie.report.statement import FIXED, GROWS, write_statement
 from coterie.runs.run import execute
 
@@ -326,6 +327,25 @@ def test_an_entry_fits_the_schema(run, tmp_path, capsys):
     year = parts["basic"]["publication_date"][:4]
     slug = f"personal-models-for-synthetic-consortium-of-the-north-{year}"
     assert (tmp_path / "entry.yaml").read_text().startswith(f"url_slug: {slug}\n")
+
+
+def test_an_entry_says_who_adds_the_noise_and_how_much_of_it_is_in_a_sum(tmp_path):
+    """Of 12 clients at least 8 answer: a sum has the noise of all, sqrt(12 / 8) of the planned."""
+    plan = Plan(
+        method=PMTL(),
+        privacy=Privacy(epsilon=2.0, noise=SharedNoise()),
+        data=DataConfig(name="synthetic", options={"clients": 12, "rows": [4, 8], "features": 3}),
+        rounds=3,
+    )
+    execute(plan, folder=tmp_path / "run", budget=None)
+    model = entry_of(tmp_path / "run", tmp_path)["deployment"]["deployment_model"]
+    assert "All clients together add the noise, in shares." in model["model_name_details"]
+    assert "server" not in model["model_name_details"]
+    told = json.loads((tmp_path / "run" / "result.json").read_text())["reviewer"]["releases"]
+    ((part,),) = (one["parts"] for one in told)
+    certificate = json.loads((tmp_path / "run" / "guarantee.json").read_text())
+    planned = certificate["events"][0]["noise_multiplier"] * part["bound"]
+    assert part["noise"] == pytest.approx(planned * math.sqrt(12 / 8))
 
 
 def test_an_entry_has_the_numbers_of_the_result(run, tmp_path):

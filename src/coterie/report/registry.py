@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.files import write_atomically
-from coterie.privacy.guarantee import RELATIONS, UNIT, describe_noise, is_local
+from coterie.privacy.guarantee import RELATIONS, UNIT, describe_noise, is_in_shares, is_local
 from coterie.report import statement
 from coterie.report.read import FinishedRun
 
@@ -139,12 +139,14 @@ def _loss(run: FinishedRun, facts: _Facts) -> dict[str, Any]:
 def _model(run: FinishedRun, facts: _Facts) -> dict[str, Any]:
     local, sites = is_local(run.guarantee), run.deployment.get("sites")
     deployed = f"Rows stay at {sites} sites." if sites else statement.ONE_PLACE
-    who = "Each client" if local else "The server"
+    who = "Each client adds the noise" if local else "The server adds the noise"
+    if is_in_shares(run.guarantee):
+        who = "All clients together add the noise, in shares"
     actors = [f"- {who}: epsilon = {own} ({why or 'observes every release'})"
               for who, own, _, why in facts["adversaries"]]  # fmt: skip
     return {
         "model_name": "Central" if not sites else "Local" if local else "Federated",
-        "model_name_details": f"{deployed} {who} adds the noise.",
+        "model_name_details": f"{deployed} {who}.",
         "actors": "\n".join(actors),
         "release_type": "One release",
         "release_type_details": f"One run with {len(run.guarantee.events)} rounds; clients observe "

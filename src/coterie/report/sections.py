@@ -731,11 +731,21 @@ def has_blocks(guarantee: Guarantee) -> bool:
 
 def views(run: FinishedRun) -> list[tuple[str, float, str]]:
     """Return adversary, epsilon and reason; for a deployment, its own adversaries."""
-    guarantee, deployed, labels = run.guarantee, run.deployment, dict(VIEWS)
+    guarantee, deployed = run.guarantee, run.deployment
     # The shared model is a function of the releases: an outsider observes no more than these.
     epsilons = {"outsider": guarantee.epsilon, **guarantee.views}
     why = {**reasons(guarantee), "outsider": _OUTSIDER}
-    labels = {view: who for view, who in labels.items() if view in epsilons}
+    if deployed:
+        own = str(deployed.get("coordinator_view"))
+        why[own] = f"it observes {deployed.get('coordinator_sees')}"
+    return [(who, epsilons[view], why.get(view, "")) for view, who in adversaries(run).items()]
+
+
+def adversaries(run: FinishedRun) -> dict[str, str]:
+    """Return the name of each adversary, by view; for a deployment, its own adversaries."""
+    guarantee, deployed = run.guarantee, run.deployment
+    known = {"outsider", *guarantee.views}
+    labels = {view: who for view, who in VIEWS.items() if view in known}
     if is_in_shares(guarantee):
         labels["other_clients"] = "other clients, as many as may collude"
         labels["coalition_of_all_others"] = "all other clients together"
@@ -743,8 +753,7 @@ def views(run: FinishedRun) -> list[tuple[str, float, str]]:
         own = str(deployed.get("coordinator_view"))
         labels = {view: who for view, who in labels.items() if "server" not in view or view == own}
         labels[own] = "the coordinator"
-        why[own] = f"it observes {deployed.get('coordinator_sees')}"
-    return [(who, epsilons[view], why.get(view, "")) for view, who in labels.items()]
+    return labels
 
 
 def attack_bounds(guarantee: Guarantee) -> tuple[list[str], list[list[str]]]:

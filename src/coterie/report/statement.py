@@ -206,8 +206,7 @@ def _adversaries(run: FinishedRun) -> Iterator[list[str]]:
         yield [CHOSEN_ONLY, round_up(run.epsilon), DASH, ""]
         yield ["all other clients together", "not stated", DASH, FOR_OTHERS]
         return
-    own = str(run.deployment.get("coordinator_view"))
-    names = {who: view for view, who in sections.VIEWS.items()} | {"the coordinator": own}
+    names = {who: view for view, who in sections.adversaries(run).items()}
     other = _views(run.guarantee, _OTHER[run.guarantee.relation])
     for who, epsilon, why in sections.views(run):
         bound = other.get(names[who])

@@ -186,7 +186,8 @@ def _by_release(
 
 
 def _noise(mechanism: Mechanism, totals: Shapes) -> list[dict[str, Any]]:
-    deviations = mechanism.of_message().standard_deviations(totals)
+    seen = mechanism.of_message() if mechanism.local else mechanism
+    deviations = seen.standard_deviations(totals)
     return [
         {
             "leaves": part["leaves"],
